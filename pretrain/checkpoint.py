@@ -1,0 +1,160 @@
+"""Checkpoints that cannot be half-written, silently damaged, or executed.
+
+A checkpoint is a folder ``step-00001000``: ``model.safetensors`` and ``optimizer.safetensors`` under plain parameter
+names (so one process, DDP and sharded runs read each other's), ``state.json``, and ``manifest.json`` with every
+file's size and SHA-256, written last. It is made under another name and renamed when all of it is on disk. No pickle.
+There is no generator state to save: order and dropout are functions of (seed, step, micro_step, rank).
+"""
+
+import json
+import re
+import shutil
+import uuid
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from . import files
+from .errors import BadInput
+
+NAME = re.compile(r"step-(\d{8})")
+PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+TIED = "lm_head.weight"  # the same tensor as transformer.wte.weight, which is the name that is saved
+OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+
+
+def save(
+    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, *, is_main: bool, keep: int
+) -> Path:
+    """Save the state after ``step`` updates as ``folder/step-XXXXXXXX``; every process calls, the main one writes.
+
+    Args:
+        model: the bare Transformers model, not a wrapper of it.
+        state: what else a resumed run needs, JSON.
+        keep: checkpoints to leave (0 = all); older ones go only after the new one was read back and verified.
+
+    Raises OSError (disk full, say) with the older checkpoints untouched and nothing half-made.
+    """
+    weights = get_model_state_dict(model, options=OPTIONS)
+    moments = get_optimizer_state_dict(model, optimizer, options=OPTIONS)
+    path = folder / f"step-{step:08d}"
+    if not is_main or path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".step-{step:08d}.tmp-{uuid.uuid4().hex[:8]}"
+    aside.mkdir()
+    try:
+        _write_tensors({k: v for k, v in weights.items() if k != TIED}, aside / MODEL)
+        _write_tensors({k: v for k, v in moments.items() if isinstance(v, torch.Tensor)}, aside / OPTIMIZER)
+        settings = {k: v for k, v in moments.items() if not isinstance(v, torch.Tensor)}
+        files.write_json(aside / STATE, {"step": step, **state, "optimizer": settings})
+        rows = {
+            name: {"size": (aside / name).stat().st_size, "sha256": files.sha256(aside / name)}
+            for name in (MODEL, OPTIMIZER, STATE)
+        }
+        files.write_json(aside / MANIFEST, {"step": step, "files": rows})
+        files.fsync(aside)
+        aside.rename(path)
+        files.fsync(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    if fault := find_fault(path):
+        raise OSError(f"{path}: does not read back as written: {fault}")
+    if keep:
+        for old in list_checkpoints(folder)[keep:]:
+            shutil.rmtree(old)
+    return path
+
+
+def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    files.fsync(path)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoint folders by name, newest first, whether they verify or not."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir()), reverse=True)
+
+
+def find_fault(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint, file first, or None when every byte is as it was written."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        rows, step = manifest["files"], manifest["step"]
+        expected = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    if path.name != f"step-{step:08d}":
+        return f"{MANIFEST} is of step {step}"
+    for name in (MODEL, OPTIMIZER, STATE):
+        if name not in expected:
+            return f"{MANIFEST} does not name {name}"
+    for name, (size, digest) in expected.items():
+        file = path / name
+        if not file.is_file() or file.is_symlink():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, should have {size}"
+        if files.sha256(file) != digest:
+            return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
+    return None
+
+
+def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that verifies, and one line for each newer one that does not.
+
+    Raises BadInput when there are checkpoints and none verifies: a run must not begin again over them.
+    """
+    skipped = []
+    for path in list_checkpoints(folder):
+        fault = find_fault(path)
+        if fault is None:
+            return path, skipped
+        skipped.append(f"{path}: {fault}")
+    if skipped:
+        raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
+    return None, []
+
+
+def clear_partial(folder: Path) -> None:
+    """Remove what killed saves left behind. Only for the holder of the run folder's lock."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if PARTIAL.fullmatch(path.name) and not path.is_symlink():
+            shutil.rmtree(path)
+
+
+def read_state(path: Path) -> dict:
+    """Return a verified checkpoint's ``state.json``. Raises BadInput when the checkpoint does not verify."""
+    if not path.is_dir():
+        raise BadInput(f"resume_from_checkpoint = {path}: no such checkpoint; give auto, none or a step-XXXXXXXX folder")
+    if fault := find_fault(path):
+        raise BadInput(f"resume_from_checkpoint = {path}: {fault}")
+    return json.loads((path / STATE).read_text(encoding="utf-8"))
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Load a verified checkpoint into the model (and the optimizer, unless None) in place."""
+    weights = load_file(path / MODEL)
+    weights[TIED] = weights["transformer.wte.weight"]
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    if optimizer is None:
+        return
+    settings = json.loads((path / STATE).read_text(encoding="utf-8"))["optimizer"]
+    moments = load_file(path / OPTIMIZER) | settings
+    options = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+    set_optimizer_state_dict(model, optimizer, moments, options=options)

@@ -1,0 +1,398 @@
+"""The recipe: every number of a run, from a YAML file and flags, checked as a whole before anything is written.
+
+A recipe is one flat mapping. Its science has no defaults: the file states it. Places, cadence and reports have
+the defaults seen below. A flag ``--key value`` wins over the file.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import BadInput
+
+ABSENT = dataclasses.MISSING
+SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
+RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+def key(help: str, *, default: Any = ABSENT, kind: str = "science", low=None, high=None, choices=None) -> Any:
+    """Describe one recipe key. ``kind``: science (fixed for a run), data (fixed by its contents), run (may change)."""
+    about = {"help": help, "kind": kind, "low": low, "high": high, "choices": choices}
+    return dataclasses.field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One run. Keys keep the order of meaning: data, model, batch, optimizer, schedule, looking, saving."""
+
+    # Data: `data_dir`, else `data_files`, else `dataset_name`.
+    dataset_name: str | None = key(
+        "python_stdlib (the running Python's own source), or a data set's name", default=None, kind="data"
+    )
+    dataset_config_name: str | None = key(
+        "subset of the data set, for example sample-10BT", default=None, kind="data"
+    )
+    data_files: list[str] | None = key(
+        "text files (UTF-8): paths, globs or https URLs; each file is one document", default=None, kind="data"
+    )
+    validation_files: list[str] | None = key(
+        "text files that are the validation split; else the last validation_fraction", default=None, kind="data"
+    )
+    validation_fraction: float = key(
+        "share of the text kept for validation", default=0.1, kind="data", low=0.0, high=0.9
+    )
+    data_dir: str | None = key("folder of token shards (ours, or llm.c's .bin files)", default=None, kind="data")
+    tokenizer: str = key("bpe or characters (made from the text), or a Hub id or folder", kind="data")
+    tokenizer_vocab_size: int = key(
+        "size of the bpe made from the text", default=4096, kind="data", low=257, high=1_000_000
+    )
+    # Model: GPT2Config's own names.
+    n_layer: int = key("blocks", low=1, high=1000)
+    n_head: int = key("attention heads", low=1, high=1000)
+    n_embd: int = key("width", low=1, high=100_000)
+    vocab_size: int = key("rows of the embedding: the tokenizer's size, padded for speed", low=2, high=10_000_000)
+    sequence_length: int = key("context, in tokens (n_positions)", low=1, high=1_000_000)
+    resid_pdrop: float = key("dropout after attention and MLP", low=0.0, high=0.99)
+    embd_pdrop: float = key("dropout after the embeddings", low=0.0, high=0.99)
+    attn_pdrop: float = key("dropout of attention weights", low=0.0, high=0.99)
+    init_from: str | None = key("start from this model's weights (folder or Hub id), not from noise", default=None)
+    # Batch.
+    tokens_per_step: int = key("tokens in one update, over all processes", low=1, high=2**40)
+    max_steps: int = key("updates", low=1, high=10**9)
+    per_device_train_batch_size: int = key(
+        "ceiling for the sequences of one micro-batch", kind="run", low=1, high=2**20
+    )
+    # Optimizer and schedule.
+    learning_rate: float = key("peak learning rate", low=0.0, high=10.0)
+    min_lr_ratio: float = key("last learning rate / peak", low=0.0, high=1.0)
+    warmup_steps: int = key("updates of linear warm-up", low=0, high=10**9)
+    lr_scheduler_type: str = key("shape after the warm-up", choices=("cosine", "linear", "constant"))
+    weight_decay: float = key("AdamW's, on tensors of two or more dimensions only", low=0.0, high=10.0)
+    adam_beta1: float = key("AdamW's beta1", low=0.0, high=0.9999999)
+    adam_beta2: float = key("AdamW's beta2", low=0.0, high=0.9999999)
+    adam_epsilon: float = key("AdamW's epsilon", low=0.0, high=1.0)
+    max_grad_norm: float = key("clip the gradient's norm here; 0 = no clipping", low=0.0, high=1e9)
+    seed: int = key("weights and dropout", low=0, high=2**31 - 1)
+    data_seed: int = key("order of the windows", low=0, high=2**31 - 1)
+    # Looking: every so many steps; 0 = never.
+    logging_steps: int = key("steps between metrics rows", default=10, kind="run", low=0, high=10**9)
+    eval_steps: int = key("steps between validations", default=250, kind="run", low=0, high=10**9)
+    eval_tokens: int = key("tokens of a validation; 0 = the whole split", default=0, kind="run", low=0, high=2**40)
+    sample_steps: int = key("steps between samples", default=0, kind="run", low=0, high=10**9)
+    sample_prompts: list[str] = key("what the samples go on from", default=(), kind="run")
+    sample_tokens: int = key("new tokens of a sample", default=100, kind="run", low=1, high=10**6)
+    # Saving.
+    save_steps: int = key("steps between checkpoints", default=1000, kind="run", low=0, high=10**9)
+    save_total_limit: int = key(
+        "checkpoints kept: 0 = all, else 2 or more", default=2, kind="run", low=0, high=10**6
+    )
+    output_dir: str | None = key("run folder; default runs/<run_name>", default=None, kind="run")
+    run_name: str | None = key("name of the run folder; default the recipe's", default=None, kind="run")
+    resume_from_checkpoint: str = key("auto, none, or a checkpoint's path", default="auto", kind="run")
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
+TYPES = typing.get_type_hints(Recipe)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one step of ``tokens_per_step`` is shared: derived from recipe and machine, printed, never set."""
+
+    num_processes: int
+    sequences_per_step: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice (PyYAML keeps the last one silently)."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = {}
+        for key_node, _ in node.value:
+            name = self.construct_object(key_node, deep=True)
+            if not isinstance(name, typing.Hashable):
+                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: a key must be a plain word")
+            if name in seen:
+                raise yaml.YAMLError(
+                    f"line {key_node.start_mark.line + 1}: {name} stands twice (first in line {seen[name]}); "
+                    f"keep one of them"
+                )
+            seen[name] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+def parse_command(argv: Sequence[str], description: str, switches: dict[str, str]) -> tuple[Recipe, set[str]]:
+    """Read ``--recipe FILE --key value ...``: the file, then the flags over it.
+
+    Args:
+        argv: the words after the script's name.
+        description: first line of ``--help``.
+        switches: names and help of flags without a value that are not recipe keys.
+
+    Returns: the checked recipe (``run_name`` and ``output_dir`` filled in) and the switches given.
+    Raises BadInput with every fault found.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
+    for name, help in switches.items():
+        parser.add_argument(f"--{name}", action="store_true", default=False, help=help)
+    for name, field in FIELDS.items():
+        many = {"nargs": "+"} if _is_list(TYPES[name]) else {}
+        default = "" if field.default is ABSENT else f" (default: {_shown(field.default)})"
+        help = (field.metadata["help"] + default).replace("%", "%%")
+        parser.add_argument(f"--{name}", metavar=_type_name(TYPES[name]).upper(), help=help, **many)
+    parser.error = _refuse
+    known, unknown = parser.parse_known_args(list(argv))
+    given = vars(known)
+    if unknown:
+        names = ["recipe", *switches, *FIELDS]
+        raise BadInput(
+            f"{word}: no such flag{_nearest(word.lstrip('-').split('=')[0], names, '--')}" for word in unknown
+        )
+    path = Path(given.pop("recipe"))
+    chosen = {name for name in switches if given.pop(name)}
+    return load_recipe(path, given), chosen
+
+
+def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
+    """Read a recipe file, lay ``flags`` (as typed, text) over it, and check the whole.
+
+    Raises BadInput with every fault found: file, key, value, rule, remedy.
+    """
+    values, faults = _read_file(path)
+    for name, text in (flags or {}).items():
+        try:
+            values[name] = _from_text(text, TYPES[name])
+        except ValueError:
+            faults.append(f"--{name} {_shown(text)}: must be {_type_name(TYPES[name])}")
+    for name in values:
+        if name not in FIELDS:
+            secret = "; secrets come from the environment or a login only" if SECRET.search(str(name)) else ""
+            faults.append(f"{path}: {name}: no such key{secret or _nearest(str(name), FIELDS)}")
+    for name, field in FIELDS.items():
+        if name not in values and field.default is ABSENT:
+            faults.append(f"{path}: {name} is missing: {field.metadata['help']}. It has no default; state it")
+        elif name in values:
+            faults += _field_faults(path, name, values[name])
+    if faults:
+        raise BadInput(faults)
+    for name, value in values.items():
+        if TYPES[name] is float:
+            values[name] = float(value)
+    recipe = Recipe(**values)
+    if faults := _cross_faults(path, recipe):
+        raise BadInput(faults)
+    run_name = recipe.run_name or path.stem
+    return dataclasses.replace(recipe, run_name=run_name, output_dir=recipe.output_dir or f"runs/{run_name}")
+
+
+def make_plan(recipe: Recipe, num_processes: int) -> Plan:
+    """Share a step over the processes: the largest micro-batch at or below the ceiling that divides it.
+
+    Raises BadInput with the process counts and token counts that work when none does.
+    """
+    sequences = recipe.tokens_per_step // recipe.sequence_length
+    if sequences % num_processes:
+        counts = [n for n in range(1, 65) if sequences % n == 0]
+        step = recipe.sequence_length * num_processes
+        nearest = max(1, round(recipe.tokens_per_step / step)) * step
+        raise BadInput(
+            f"tokens_per_step = {recipe.tokens_per_step} is {sequences} sequences of {recipe.sequence_length} "
+            f"tokens, which {num_processes} processes cannot share equally. Use {_or(counts)} processes, or "
+            f"--tokens_per_step {nearest}"
+        )
+    share = sequences // num_processes
+    ceiling = min(recipe.per_device_train_batch_size, share)
+    micro_batch = next(size for size in range(ceiling, 0, -1) if share % size == 0)
+    return Plan(num_processes, sequences, micro_batch, share // micro_batch)
+
+
+def as_yaml(recipe: Recipe) -> str:
+    """Return the recipe as a YAML file that ``load_recipe`` reads back to the same values."""
+    values = {name: _plain(getattr(recipe, name)) for name in FIELDS}
+    return yaml.safe_dump(
+        {name: value for name, value in values.items() if value is not None}, sort_keys=False, allow_unicode=True
+    )
+
+
+def science(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys that may not change within a run (data is compared by its contents instead)."""
+    return {name: getattr(recipe, name) for name, field in FIELDS.items() if field.metadata["kind"] == "science"}
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        raise BadInput(f"{path}: no such recipe{_nearest(str(path), near)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read as text: {error}") from None
+    try:
+        values = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
+        raise BadInput(f"{path}: not a recipe: {where}") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")
+    return values, []
+
+
+def _field_faults(path: Path, name: str, value: Any) -> list[str]:
+    field, wanted = FIELDS[name].metadata, TYPES[name]
+    where = f"{path}: {name} = {_shown(value)}"
+    if value is None and _is_optional(wanted):
+        return []
+    if not _fits(value, wanted):
+        hint = ""
+        if isinstance(value, str) and _bare(wanted) in (int, float):
+            try:
+                number = float(value)
+                hint = f"; YAML reads this as text, write {_number_text(number, _bare(wanted))}"
+            except ValueError:
+                pass
+        return [f"{where}: must be {_type_name(wanted)}, is {_type_name(type(value))}{hint}"]
+    if field["choices"] and value not in field["choices"]:
+        return [f"{where}: must be {_or(field['choices'])}{_nearest(value, field['choices'])}"]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        low, high = field["low"], field["high"]
+        if not math.isfinite(value) or not low <= value <= high:
+            return [f"{where}: must lie between {low} and {high} ({field['help']})"]
+    return []
+
+
+def _cross_faults(path: Path, r: Recipe) -> list[str]:
+    faults = []
+    if r.tokens_per_step % r.sequence_length:
+        nearest = max(1, round(r.tokens_per_step / r.sequence_length)) * r.sequence_length
+        faults.append(
+            f"{path}: tokens_per_step = {r.tokens_per_step} must be a multiple of sequence_length = "
+            f"{r.sequence_length}; the nearest is {nearest}"
+        )
+    if r.n_embd % r.n_head:
+        heads = [n for n in range(1, r.n_embd + 1) if r.n_embd % n == 0]
+        near = min(heads, key=lambda n: abs(n - r.n_head))
+        faults.append(f"{path}: n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; n_head {near} is")
+    if r.warmup_steps > r.max_steps:
+        faults.append(
+            f"{path}: warmup_steps = {r.warmup_steps} is more than max_steps = {r.max_steps}: the peak would "
+            f"never be reached. Use --warmup_steps {max(1, r.max_steps // 20)}"
+        )
+    if r.save_total_limit == 1:
+        faults.append(
+            f"{path}: save_total_limit = 1: two checkpoints are the least that survive damage to the newest one. "
+            f"Use 2 or more, or 0 for all"
+        )
+    if r.sample_steps and not r.sample_prompts:
+        faults.append(f"{path}: sample_steps = {r.sample_steps} needs sample_prompts: at least one text")
+    if not (r.data_dir or r.data_files or r.dataset_name):
+        faults.append(f"{path}: no data: give --data_files FILE..., --data_dir FOLDER or dataset_name")
+    if r.data_files and not r.validation_files and r.validation_fraction <= 0 and not r.data_dir:
+        faults.append(
+            f"{path}: validation_fraction = {r.validation_fraction}: there would be nothing to validate on. Give "
+            f"a share such as 0.1, or --validation_files FILE"
+        )
+    if r.run_name is not None and not RUN_NAME.fullmatch(r.run_name):
+        faults.append(
+            f"{path}: run_name = {r.run_name!r}: letters, digits and . _ - only, no leading dot, at most 64"
+        )
+    return faults
+
+
+def _refuse(message: str) -> typing.NoReturn:
+    raise BadInput(message)
+
+
+def _bare(wanted: Any) -> Any:
+    """``int`` of ``int | None``."""
+    if isinstance(wanted, types.UnionType):
+        return next(arg for arg in typing.get_args(wanted) if arg is not type(None))
+    return wanted
+
+
+def _is_optional(wanted: Any) -> bool:
+    return isinstance(wanted, types.UnionType)
+
+
+def _is_list(wanted: Any) -> bool:
+    return typing.get_origin(_bare(wanted)) is list
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    wanted = _bare(wanted)
+    if _is_list(wanted):
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if wanted is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+
+
+def _from_text(text: str | list[str], wanted: Any) -> Any:
+    """Read a flag's text; raises ValueError where it is not of the wanted type."""
+    bare = _bare(wanted)
+    if _is_list(wanted):
+        return text
+    if _is_optional(wanted) and text in ("null", "none"):
+        return None
+    if bare is bool:
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    return bare(text)
+
+
+def _type_name(wanted: Any) -> str:
+    if _is_list(wanted):
+        return "a list of texts"
+    names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    return names.get(_bare(wanted), getattr(wanted, "__name__", str(wanted)))
+
+
+def _number_text(number: float, wanted: type) -> str:
+    if wanted is int:
+        return str(int(number)) if number.is_integer() else "a whole number"
+    text = repr(number)
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    return text
+
+
+def _nearest(word: str, names, prefix: str = "") -> str:
+    match = difflib.get_close_matches(str(word), list(names), n=1)
+    return f"; did you mean {prefix}{match[0]}?" if match else ""
+
+
+def _or(values: Sequence) -> str:
+    texts = [str(value) for value in values]
+    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def tokenizer_identity(recipe: Recipe) -> dict[str, Any]:
+    """Return what decides the ids of a text: part of the name of its folder of shards."""
+    size = recipe.tokenizer_vocab_size if recipe.tokenizer == "bpe" else None
+    return {"tokenizer": recipe.tokenizer, "size": size}

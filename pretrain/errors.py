@@ -1,0 +1,37 @@
+"""Bad input: what the user can mend, said in the user's words, one line each, and exit status 2."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable
+
+
+class BadInput(ValueError):
+    """One or more things the user can mend; ``lines`` holds one message each (file, key, value, rule, remedy)."""
+
+    def __init__(self, lines: str | Iterable[str]):
+        self.lines = [lines] if isinstance(lines, str) else list(lines)
+        super().__init__("\n".join(self.lines))
+
+
+class TrainingStopped(RuntimeError):
+    """The run cannot go on through no fault of the input (three bad updates in a row, say); exit status 1."""
+
+
+def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
+    """Wrap a script's ``main``: BadInput prints its lines and returns 2, TrainingStopped returns 1.
+
+    Every process of a launch finds the same fault; only the first one says it.
+    """
+
+    @functools.wraps(main)
+    def wrapper(*args, **kwargs) -> int:
+        try:
+            return main(*args, **kwargs) or 0
+        except (BadInput, TrainingStopped) as error:
+            if os.environ.get("RANK", "0") == "0":
+                for line in getattr(error, "lines", [str(error)]):
+                    print(f"error: {line}", file=sys.stderr, flush=True)
+            return 2 if isinstance(error, BadInput) else 1
+
+    return wrapper

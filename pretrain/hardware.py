@@ -1,0 +1,90 @@
+"""What this machine is and can do: name, precision, compiler, peak FLOP/s; and the Accelerator that uses it."""
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+
+from .errors import BadInput
+
+# Dense bf16/fp16 tensor peaks with fp32 accumulate, TFLOP/s, from NVIDIA's data sheets (GeForce Ampere and Ada run that
+# at half of the headline rate, which is for fp16 accumulate). Longer names stand before the shorter ones they contain.
+TENSOR_PEAKS = {
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "RTX A6000": 154.8,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+}
+
+
+def make_accelerator() -> Accelerator:
+    """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
+
+    Raises BadInput when the YAML asks for a precision that the device cannot do, with the remedy.
+    """
+    launched = "ACCELERATE_MIXED_PRECISION" in os.environ
+    wanted = os.environ.get("ACCELERATE_MIXED_PRECISION", "no") if launched else best_precision()
+    cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "false").lower() != "true"
+    if wanted == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise BadInput(
+            f"mixed_precision: bf16: {torch.cuda.get_device_name()} has no bf16; write mixed_precision: fp16 in the "
+            f"accelerate YAML"
+        )
+    if wanted == "fp16" and not cuda:
+        raise BadInput('mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML')
+    if int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != 1:
+        raise BadInput(
+            "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the accelerate YAML, or "
+            "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        )
+    backend = None
+    if not launched and cuda:
+        backend = "inductor"
+    # No buffer of GPT-2 changes in training, so there is nothing to broadcast at each forward.
+    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    return Accelerator(mixed_precision=wanted, dynamo_backend=backend, kwargs_handlers=[ddp])
+
+
+def best_precision() -> str:
+    """Return bf16 where the card has it, else fp16 on a card, else no (fp32)."""
+    if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true":
+        return "no"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def device_name(device: torch.device) -> str:
+    """Return the card's or the processor's name, with what limits it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        return f"CPU ({processor_name()}), {torch.get_num_threads()} threads"
+    return str(device)
+
+
+def processor_name() -> str:
+    """Return the processor's name as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Return one device's dense peak in FLOP/s at this precision, or None where it is not known."""
+    if device.type != "cuda" or precision not in ("bf16", "fp16"):
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak * 1e12 for known, peak in TENSOR_PEAKS.items() if known in name), None)
+
+
+def peak_memory_bytes(device: torch.device) -> int | None:
+    """Return the most device memory that was allocated at once, or None where it is not counted."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

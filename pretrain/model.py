@@ -1,0 +1,191 @@
+"""Stock GPT-2 of Transformers, the causal attention it trains with, its loss, its size, its export.
+
+Legend: B sequences, T tokens, E width, V vocabulary.
+"""
+
+import shutil
+import uuid
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from . import files
+from .errors import BadInput
+
+CAUSAL = "ursa_causal"
+# One fused kernel for the same function as GPT-2's gelu_new, which is eight elementwise ones outside a compiler.
+TRAINING_ACTIVATION, STOCK_ACTIVATION = "gelu_pytorch_tanh", "gelu_new"
+
+
+def register_causal_attention() -> None:
+    """Teach Transformers an attention that tells SDPA "causal" instead of handing it a mask.
+
+    Under torch.compile, Transformers' own path builds a (B, 1, T, T) mask (its packed-sequence check cannot skip while
+    tracing: masking_utils.py, create_causal_mask), and a mask rules out the flash kernel. Padding and a cache do need
+    a mask: there both functions hand over to Transformers' own.
+    """
+    AttentionInterface.register(CAUSAL, _causal_attention)
+    AttentionMaskInterface.register(CAUSAL, _causal_mask)
+
+
+def _causal_mask(*, q_length: int, kv_length: int, attention_mask=None, **kwargs) -> torch.Tensor | None:
+    if attention_mask is None and q_length == kv_length:
+        return None
+    return sdpa_mask(q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, **kwargs)
+
+
+def _causal_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
+    """Attend over (B, heads, T, E/heads); return (B, T, heads, E/heads) and no weights, as Transformers expects."""
+    if attention_mask is not None or query.shape[2] != key.shape[2]:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    out = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scaling)
+    return out.transpose(1, 2), None
+
+
+def build(
+    *,
+    n_layer: int,
+    n_head: int,
+    n_embd: int,
+    vocab_size: int,
+    sequence_length: int,
+    resid_pdrop: float,
+    embd_pdrop: float,
+    attn_pdrop: float,
+    eos_token_id: int,
+    seed: int,
+    init_from: str | None = None,
+) -> GPT2LMHeadModel:
+    """Build GPT-2 in fp32 with seeded random weights, or with those of ``init_from`` (a folder or Hub id).
+
+    Raises BadInput when ``init_from`` cannot be loaded or has another shape.
+    """
+    register_causal_attention()
+    config = GPT2Config(
+        n_layer=n_layer,
+        n_head=n_head,
+        n_embd=n_embd,
+        vocab_size=vocab_size,
+        n_positions=sequence_length,
+        resid_pdrop=resid_pdrop,
+        embd_pdrop=embd_pdrop,
+        attn_pdrop=attn_pdrop,
+        activation_function=TRAINING_ACTIVATION,
+        bos_token_id=eos_token_id,
+        eos_token_id=eos_token_id,
+        use_cache=False,
+        attn_implementation=CAUSAL,
+    )
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(config)
+    if init_from is not None:
+        _copy_weights(model, init_from)
+    return model
+
+
+def _copy_weights(model: GPT2LMHeadModel, name: str) -> None:
+    """Copy a source model's weights; rows of our vocabulary beyond its own start at the mean of its rows."""
+    try:
+        source = GPT2LMHeadModel.from_pretrained(name, dtype=torch.float32, trust_remote_code=False)
+    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(f"init_from = {name}: cannot be loaded as a GPT-2 ({reason})") from None
+    if source.config.activation_function not in (TRAINING_ACTIVATION, STOCK_ACTIVATION):
+        raise BadInput(f"init_from = {name}: activation_function = {source.config.activation_function}: not GPT-2's")
+    state = source.state_dict()
+    embedding_VE = state["transformer.wte.weight"]
+    if extra := model.config.vocab_size - len(embedding_VE):
+        if extra < 0:
+            raise BadInput(
+                f"init_from = {name}: has {len(embedding_VE)} vocabulary rows, vocab_size = "
+                f"{model.config.vocab_size}; use --vocab_size {-(-len(embedding_VE) // 64) * 64}"
+            )
+        padding = embedding_VE.mean(0, keepdim=True).expand(extra, -1)
+        embedding_VE = torch.cat([embedding_VE, padding])
+    state["transformer.wte.weight"] = state["lm_head.weight"] = embedding_VE
+    context = model.config.n_positions
+    if len(state["transformer.wpe.weight"]) > context:
+        state["transformer.wpe.weight"] = state["transformer.wpe.weight"][:context]
+    keys = ("n_layer", "n_head", "n_embd", "n_positions")
+    differ = [key for key in keys if getattr(source.config, key) != getattr(model.config, key)]
+    if source.config.n_positions > context:
+        differ.remove("n_positions")
+    if differ:
+        values = ", ".join(f"{key} = {getattr(source.config, key)}" for key in differ)
+        raise BadInput(f"init_from = {name}: its {values} must stand in the recipe too (sequence_length: n_positions)")
+    model.load_state_dict(state)
+
+
+class NextTokenLoss(nn.Module):
+    """A model and its loss as one module, so that a compiler sees both and DDP wraps both."""
+
+    # In evaluation nothing is kept for a backward pass, so fp32 logits of this many rows are all that is ever whole.
+    eval_rows = 4096
+
+    def __init__(self, model: GPT2LMHeadModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss, a fp32 scalar in nats per token; inputs and targets are (B, T) int64."""
+        hidden = self.model.transformer(inputs_BT, use_cache=False).last_hidden_state.flatten(0, 1)
+        targets = targets_BT.flatten()
+        if torch.is_grad_enabled():
+            return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
+        parts = zip(hidden.split(self.eval_rows), targets.split(self.eval_rows), strict=True)
+        sums = [F.cross_entropy(self.model.lm_head(rows).float(), ids, reduction="sum") for rows, ids in parts]
+        return torch.stack(sums).sum() / targets.numel()
+
+
+def count_parameters(model: GPT2LMHeadModel) -> int:
+    """Return the number of weights, each tied one once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def flops_per_token(*, num_parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:
+    """Return the FLOPs of forward and backward per token: 6 N + 12 L d T, N without position embeddings.
+
+    The usual estimate (PaLM, appendix B): 6 per weight, and the attention products counted as if not causal.
+    """
+    weights = num_parameters - n_embd * sequence_length
+    return 6 * weights + 12 * n_layer * n_embd * sequence_length
+
+
+def export(model: GPT2LMHeadModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write ``folder`` as any program of the ecosystem loads it: a stock GPT-2 in fp32 and its tokenizer.
+
+    Vocabulary rows beyond the tokenizer's are padding: generation_config forbids them. The folder is made aside
+    and takes its place in one rename, so a reader never sees half of it.
+    """
+    config = GPT2Config.from_dict(model.config.to_dict() | {"activation_function": STOCK_ACTIVATION})
+    config.use_cache = True
+    config.architectures = ["GPT2LMHeadModel"]
+    config.dtype = torch.float32
+    with torch.device("meta"):
+        stock = GPT2LMHeadModel(config)
+    padding = list(range(len(tokenizer), config.vocab_size))
+    stock.generation_config = GenerationConfig(
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.eos_token_id,
+        suppress_tokens=padding or None,
+    )
+    aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+    tokenizer.model_max_length = config.n_positions
+    tokenizer.save_pretrained(aside)
+    stock.save_pretrained(aside, state_dict={k: v.detach().cpu() for k, v in model.state_dict().items()})
+    for path in [*aside.iterdir(), aside]:
+        files.fsync(path)
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}.old-{uuid.uuid4().hex[:8]}")
+        folder.rename(old)
+        aside.rename(folder)
+        shutil.rmtree(old)
+    else:
+        aside.rename(folder)
+    files.fsync(folder.parent)

@@ -1,0 +1,99 @@
+"""The learning rate as a function of the step, AdamW, and one update that a bad gradient cannot poison."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+def lr_at(
+    step: int, *, peak: float, warmup_steps: int, max_steps: int, min_ratio: float, shape: str = "cosine"
+) -> float:
+    """Return the learning rate of the update that follows ``step`` updates.
+
+    It rises linearly over ``warmup_steps`` updates (the first is peak / warmup_steps, never 0), then falls to
+    ``peak * min_ratio`` exactly at the last update, step max_steps - 1. ``shape``: cosine, linear or constant.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if shape == "constant":
+        return peak
+    falling = max_steps - 1 - warmup_steps
+    progress = min(1.0, (step - warmup_steps) / falling) if falling > 0 else 1.0
+    share = 1.0 - progress if shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak * (min_ratio + (1.0 - min_ratio) * share)
+
+
+def adamw(
+    model: nn.Module, *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """Build AdamW; weight decay acts on tensors of two or more dimensions only (not on biases and norms)."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of one attempted update, the same on all processes."""
+
+    loss: float  # nats per token, mean over the step and all processes
+    grad_norm: float  # before clipping
+    applied: bool
+    overflow: bool  # not applied because fp16 gradients overflowed: the scale was lowered, the model is sound
+
+    @property
+    def reason(self) -> str:
+        """Why it was not applied."""
+        if self.overflow:
+            return "fp16 overflow; the loss scale was lowered"
+        return f"loss {self.loss}, gradient norm {self.grad_norm}: not finite"
+
+
+def update(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    loss: torch.Tensor,
+    *,
+    max_grad_norm: float,
+    scaler: torch.amp.GradScaler | None,
+    reduce_mean: Callable[[torch.Tensor], torch.Tensor],
+) -> Update:
+    """Clip and apply the gradients, or skip them all when loss or norm is not finite on any process.
+
+    Args:
+        loss: this process's mean over the step, scalar, nats per token.
+        max_grad_norm: 0 = measure only.
+        scaler: the gradient scaler under fp16, else None.
+        reduce_mean: mean of a tensor over the processes; one infinite or NaN part makes it so everywhere.
+
+    The one place of a step where the host waits for the device.
+    """
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
+    mean_loss, grad_norm = reduce_mean(torch.stack([loss.float(), norm.float()])).tolist()
+    applied = math.isfinite(mean_loss) and math.isfinite(grad_norm)
+    overflow = False
+    if scaler is None:
+        if applied:
+            optimizer.step()
+    else:
+        # At a scale of 1 or less there is nothing left to lower: what still overflows is the model, not the format.
+        overflow = not applied and math.isfinite(mean_loss) and scaler.get_scale() > 1.0
+        if applied:
+            scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return Update(mean_loss, grad_norm, applied, overflow)

@@ -1,0 +1,192 @@
+"""What a run says: the terminal, metrics.jsonl, samples.txt, and the meter of speed.
+
+On a terminal there is a progress bar; in a file or a pipe there is one line every few seconds instead.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from . import files
+
+
+class Meter:
+    """A clock of training time: looking (validation, samples, saving) pauses it.
+
+    Args:
+        flops_per_token: forward and backward.
+        peak_flops: of all devices together, FLOP/s; None = unknown, then MFU is too.
+        elapsed: seconds of training before this process.
+    """
+
+    def __init__(self, flops_per_token: int, peak_flops: float | None, elapsed: float = 0.0):
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self._before, self._since = elapsed, time.perf_counter()
+        self._window_tokens, self._window_start = 0, elapsed
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training so far, also before a resume."""
+        return self._before + (time.perf_counter() - self._since)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock inside the block."""
+        self._before = self.elapsed
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+
+    def count(self, tokens: int) -> None:
+        """Add tokens trained on."""
+        self._window_tokens += tokens
+
+    def read(self) -> dict[str, float]:
+        """Return speed since the last read: ``tokens_per_second``, and ``mfu`` (a fraction) where the peak is known."""
+        now = self.elapsed
+        speed = self._window_tokens / max(now - self._window_start, 1e-9)
+        self._window_tokens, self._window_start = 0, now
+        result = {"tokens_per_second": speed}
+        if self.peak_flops:
+            result["mfu"] = speed * self.flops_per_token / self.peak_flops
+        return result
+
+
+class Report:
+    """Writes a run's metrics and samples and speaks to the terminal; on other processes it is silent.
+
+    Args:
+        first_step: where this process begins. Rows of later looks and updates are of a future that the checkpoint
+            does not know: they are dropped, with a torn last line, and written again as the run gets there.
+    """
+
+    def __init__(self, run_dir: Path, *, first_step: int, max_steps: int, tokens_per_step: int, is_main: bool):
+        self.first_step, self.max_steps, self.tokens_per_step = first_step, max_steps, tokens_per_step
+        self.is_main = is_main
+        self.metrics_path, self.samples_path = run_dir / "metrics.jsonl", run_dir / "samples.txt"
+        if not is_main:
+            return
+        rows = [row for row in read_metrics(self.metrics_path) if _is_past(row, first_step)]
+        files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._metrics = open(self.metrics_path, "a", encoding="utf-8")
+        files.write_text(self.samples_path, _samples_before(self.samples_path, first_step))
+        self._bar = None
+        self._last_line = -1e9
+        self._started: tuple[int, float] | None = None
+        self._told = False
+
+    def start_progress(self) -> None:
+        """Show the progress bar (on a terminal)."""
+        if self.is_main and sys.stderr.isatty():
+            self._bar = tqdm(total=self.max_steps, initial=self.first_step, unit="step", dynamic_ncols=True)
+
+    def say(self, text: str) -> None:
+        """Print a line, beside the bar where there is one."""
+        if not self.is_main:
+            return
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Append a row to metrics.jsonl: step, tokens, values. On disk before this returns to the loop."""
+        if self.is_main:
+            row = {"step": step, "tokens": step * self.tokens_per_step, **values}
+            self._metrics.write(json.dumps(row) + "\n")
+            self._metrics.flush()
+
+    def progress(self, step: int, values: dict[str, float]) -> None:
+        """Show a row of an update: the bar moves; without a terminal a line at most every five seconds, and the last."""
+        if not self.is_main:
+            return
+        elapsed = values["elapsed_seconds"]
+        left = "?"
+        if self._started is None:
+            self._started = (step, elapsed)
+        elif step > self._started[0]:
+            per_step = (elapsed - self._started[1]) / (step - self._started[0])
+            left = duration((self.max_steps - step) * per_step)
+            if not self._told:
+                self._told = True
+                self.say(f"expected training time {duration((self.max_steps - self.first_step) * per_step)}")
+        mfu = f"{100 * values['mfu']:.1f}%" if "mfu" in values else "n/a"
+        shown = {"loss": f"{values['train/loss']:.3f}", "tok/s": f"{values['tokens_per_second']:,.0f}", "MFU": mfu}
+        if self._bar is not None:
+            self._bar.set_postfix(shown, refresh=False)
+            self._bar.update(step - self._bar.n)
+            return
+        if time.monotonic() - self._last_line < 5 and step < self.max_steps:
+            return
+        self._last_line = time.monotonic()
+        width = len(str(self.max_steps))
+        words = "  ".join(f"{name} {value}" for name, value in shown.items())
+        self.say(f"step {step:{width}d}/{self.max_steps}  {words}  left {left}")
+
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        """Append a sample to samples.txt."""
+        if self.is_main:
+            with open(self.samples_path, "a", encoding="utf-8") as out:
+                out.write(f"{_heading(step)}prompt {prompt!r} ====\n{prompt}{text}\n\n")
+
+    def close(self) -> None:
+        """Let the bar and the file go."""
+        if self.is_main:
+            if self._bar is not None:
+                self._bar.close()
+                self._bar = None
+            self._metrics.close()
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """Return the rows of a metrics.jsonl; a torn last line (a kill while writing) is left out."""
+    rows = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+    return rows
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people read them: 12 s, 3 min 20 s, 5 h 04 min, 2 d 03 h."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    if seconds < 2 * 86400:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return f"{seconds // 86400} d {seconds % 86400 // 3600:02d} h"
+
+
+def due(step: int, interval: int, last: bool = False) -> bool:
+    """Whether something that happens every ``interval`` steps (0 = never) happens at this visit; also at the last."""
+    return interval > 0 and (last or step % interval == 0)
+
+
+def _is_past(row: dict, first_step: int) -> bool:
+    # A row of an update belongs to the past of the step that it ended; a look at `first_step` is done again.
+    step = row.get("step", 0)
+    return step < first_step or (step == first_step and "train/loss" in row)
+
+
+def _heading(step: int) -> str:
+    return f"==== step {step} · "
+
+
+def _samples_before(path: Path, first_step: int) -> str:
+    if not path.is_file():
+        return ""
+    kept: list[str] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        if line.startswith("==== step ") and int(line.split()[2]) >= first_step:
+            break
+        kept.append(line)
+    return "".join(kept)

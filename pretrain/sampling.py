@@ -1,0 +1,84 @@
+"""Text from a model, with Transformers' generate, beyond the model's context and never from the padding."""
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+
+@torch.inference_mode()
+def sample(
+    model: PreTrainedModel,
+    prompt_ids: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    streamer: BaseStreamer | None = None,
+) -> list[int]:
+    """Return new ids that go on from ``prompt_ids``, up to and without the end of text.
+
+    Args:
+        temperature: 0 takes the likeliest id each time.
+        top_k: choose among this many likeliest ids; 0 = all.
+        top_p: choose among the fewest likeliest ids that hold this probability; 1.0 = all.
+        streamer: gets the new ids as they come.
+
+    Text longer than the context is continued from a sliding window: its last half, whenever the context is full.
+    The global random state is left as it was.
+    """
+    context = model.config.n_positions
+    choose = (
+        {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        if temperature > 0
+        else {"do_sample": False}
+    )
+    padding = list(range(len(tokenizer), model.config.vocab_size))
+    ids, made = list(prompt_ids), 0
+    was_training = model.training
+    model.eval()
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        while made < max_new_tokens:
+            keep = context - 1 if made == 0 else max(1, context // 2)
+            window = torch.tensor([ids[-keep:]], device=model.device)
+            room = min(max_new_tokens - made, context - window.shape[1])
+            out = model.generate(
+                window,
+                attention_mask=torch.ones_like(window),
+                max_new_tokens=room,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.eos_token_id,
+                suppress_tokens=padding or None,
+                use_cache=True,
+                streamer=_NewOnly(streamer) if streamer else None,
+                **choose,
+            )
+            new = out[0, window.shape[1] :].tolist()
+            ids += new
+            made += len(new)
+            if new[-1] == tokenizer.eos_token_id:
+                ids.pop()
+                break
+    model.train(was_training)
+    if streamer:
+        streamer.end()
+    return ids[len(prompt_ids) :]
+
+
+class _NewOnly:
+    """Passes on the ids that generate makes, not the window that it begins each round with, nor each round's end."""
+
+    def __init__(self, streamer: BaseStreamer):
+        self.streamer, self.is_window = streamer, True
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self.is_window:
+            self.streamer.put(value)
+        self.is_window = False
+
+    def end(self) -> None:
+        pass

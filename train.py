@@ -1,0 +1,561 @@
+"""Pre-train GPT-2: read the recipe, build, loop. Everything that is decided per step stands in ``train``.
+
+    accelerate launch --config_file accelerate_configs/cpu.yaml train.py --recipe recipes/quickstart.yaml
+    python train.py --recipe recipes/own_text.yaml --data_files my.txt --max_steps 500
+
+The same command goes on where a stopped or killed run was.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pretrain import (
+    checkpoint,
+    config,
+    evaluation,
+    files,
+    hardware,
+    optim,
+    plots,
+    sampling,
+    shards,
+    stream,
+    tokenization,
+)
+from pretrain import model as gpt2
+from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
+from pretrain.report import Meter, Report, due, duration, read_metrics
+from pretrain.stopping import StopRequest
+
+SWITCHES = {"eval_only": "score the newest checkpoint (or init_from) on the validation split and stop"}
+BAD_UPDATES_IN_A_ROW = 3
+LOCK = ".lock"
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit status: 0 done, 2 bad input, 1 cannot go on, 128 + n for signal n."""
+    argv = sys.argv[1:] if argv is None else argv
+    recipe, switches = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", SWITCHES)
+    config.make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # refuse before anything is written
+    run_dir = Path(recipe.output_dir)
+    refuse_foreign_run(recipe, run_dir)
+    accelerator = hardware.make_accelerator()
+    corpus = open_corpus(recipe, prepared_data(recipe, argv))
+    if "eval_only" in switches:
+        return evaluate(recipe, corpus, run_dir, accelerator)
+    with run_folder(recipe, run_dir, accelerator):
+        return train(recipe, corpus, run_dir, accelerator)
+
+
+def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: Accelerator) -> int:
+    """Train to ``max_steps``, from the newest checkpoint where there is one; return the exit status."""
+    plan = config.make_plan(recipe, accelerator.num_processes)
+    device, rank = accelerator.device, accelerator.process_index
+
+    # Which windows a step reads is a pure function of recipe and step: there is no reader's state to save.
+    order = shards.TrainOrder(
+        num_windows=corpus.splits["train"].num_windows,
+        sequence_length=recipe.sequence_length,
+        sequences_per_step=plan.sequences_per_step,
+        micro_batch_size=plan.per_device_train_batch_size,
+        num_processes=plan.num_processes,
+        seed=recipe.data_seed,
+    )
+
+    # Accelerate moves, wraps (DDP), compiles and autocasts the module that returns the loss. `model` stays the bare
+    # GPT2LMHeadModel that shares its weights: it is what is saved, evaluated, sampled and exported.
+    model = build_model(recipe, corpus)
+    loss_module = gpt2.NextTokenLoss(model)
+    training_module = accelerator.prepare(loss_module)
+    optimizer = optim.adamw(
+        model,
+        learning_rate=recipe.learning_rate,
+        beta1=recipe.adam_beta1,
+        beta2=recipe.adam_beta2,
+        epsilon=recipe.adam_epsilon,
+        weight_decay=recipe.weight_decay,
+    )
+    state, notes = resume(recipe, corpus, run_dir, model, optimizer, accelerator)
+    first_step, bad_in_a_row, skipped = state["step"], state["bad_in_a_row"], state["skipped_updates"]
+
+    flops = gpt2.flops_per_token(
+        num_parameters=gpt2.count_parameters(model),
+        n_layer=recipe.n_layer,
+        n_embd=recipe.n_embd,
+        sequence_length=recipe.sequence_length,
+    )
+    peak = hardware.peak_flops(device, accelerator.mixed_precision)
+    meter = Meter(flops, peak * plan.num_processes if peak else None, state["elapsed_seconds"])
+    report = Report(
+        run_dir,
+        first_step=first_step,
+        max_steps=recipe.max_steps,
+        tokens_per_step=recipe.tokens_per_step,
+        is_main=accelerator.is_main_process,
+    )
+    for line in [*header(recipe, plan, corpus, model, flops, accelerator), *notes]:
+        report.say(line)
+    report.start_progress()
+    stop = StopRequest()
+
+    def look(step: int, split: str) -> None:
+        """Evaluate one split and report it, unless a request to stop abandons it."""
+        result = validation_loss(recipe, plan, corpus, split, loss_module, accelerator, lambda: stop.requested)
+        if result is not None:
+            prefix = "eval" if split == "validation" else split
+            report.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
+            report.say(f"step {step}: {describe_loss(split, result)}")
+
+    def save(step: int) -> None:
+        counters = {"skipped_updates": skipped, "bad_in_a_row": bad_in_a_row, "elapsed_seconds": meter.elapsed}
+        save_checkpoint(recipe, corpus, run_dir, step, counters, model, optimizer, accelerator, report)
+
+    # `step` = updates attempted. max_steps updates take max_steps + 1 visits: the last one only looks and saves.
+    for step in range(first_step, recipe.max_steps + 1):
+        last = step == recipe.max_steps
+
+        with meter.paused():  # looking is not training: it never counts as time
+            if due(step, recipe.eval_steps, last):
+                look(step, "validation")
+            if due(step, recipe.sample_steps, last):
+                write_samples(recipe, corpus, report, step, model, show=last)
+            if due(step, recipe.save_steps, last) and step > first_step:
+                save(step)
+        if last:
+            stopping = stop.agreed()
+            break
+
+        lr = learning_rate(recipe, step)
+        optim.set_lr(optimizer, lr)
+
+        loss = torch.zeros((), device=device)  # nats per token, mean over this process's share of the step
+        for micro_step in range(plan.gradient_accumulation_steps):
+            if stopping := stop.agreed():
+                break  # the partial step is abandoned: a resumed run does it again, to the bit
+            inputs_BT, targets_BT = corpus.splits["train"].batch(order.windows(step, micro_step, rank))
+            seed_dropout(recipe.seed, step, micro_step, rank)
+            with gradient_exchange(accelerator, training_module, micro_step + 1 == plan.gradient_accumulation_steps):
+                micro_loss = training_module(inputs_BT.to(device), targets_BT.to(device))
+                accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
+            loss += micro_loss.detach() / plan.gradient_accumulation_steps
+        if stopping:
+            break
+
+        outcome = optim.update(
+            optimizer,
+            list(model.parameters()),
+            loss,
+            max_grad_norm=recipe.max_grad_norm,
+            scaler=accelerator.scaler,
+            reduce_mean=lambda tensor: accelerator.reduce(tensor, "mean"),
+        )
+        meter.count(recipe.tokens_per_step)
+
+        if not outcome.applied:  # the weights are as before; an fp16 overflow is no fault of theirs
+            skipped, bad_in_a_row = skipped + 1, bad_in_a_row + (not outcome.overflow)
+            report.say(f"step {step + 1}: update skipped: {outcome.reason}")
+            if bad_in_a_row == BAD_UPDATES_IN_A_ROW:
+                bad_in_a_row = 0  # so that a resumed run, which goes on after these windows, has its own three
+                save(step + 1)
+                raise TrainingStopped(diverged(run_dir, step + 1, outcome.reason))
+        else:
+            bad_in_a_row = 0
+        if due(step + 1, recipe.logging_steps, step + 1 == recipe.max_steps):
+            row = {"train/loss": outcome.loss, "train/grad_norm": outcome.grad_norm, "train/lr": lr}
+            row |= {"skipped_updates": skipped, "elapsed_seconds": meter.elapsed, **meter.read()}
+            report.log(step + 1, row)
+            report.progress(step + 1, row)
+
+    if stopping:
+        if step > first_step:
+            save(step)
+        report.say(f"stopped by {stop.signal.name} after {step} steps; the same command goes on from there")
+    else:
+        finish(recipe, corpus, run_dir, model, report, meter, look, accelerator)
+    report.close()
+    if accelerator.is_main_process:
+        plots.draw_curves(read_metrics(run_dir / "metrics.jsonl"), run_dir / "curves.png", recipe.run_name)
+    accelerator.wait_for_everyone()
+    return stop.exit_code if stopping else 0
+
+
+# What the story above calls, in its order. Each knows the recipe and hands plain values to a leaf.
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The opened data of a run."""
+
+    splits: dict[str, shards.TokenShards]
+    tokenizer: PreTrainedTokenizerFast
+    tokenizer_files: Path | None  # None: shards of others, whose tokenizer is the recipe's
+    bytes_per_token: np.ndarray
+    fingerprint: str  # of the train split's contents: a run resumes on the same data or not at all
+
+
+def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
+    """Raise BadInput when the run folder holds another recipe's run, or is no run folder."""
+    old = run_dir / "recipe.yaml"
+    if run_dir.exists() and not run_dir.is_dir():
+        raise BadInput(f"output_dir = {run_dir}: is a file; give another --run_name or --output_dir")
+    if not old.is_file():
+        if run_dir.is_dir() and any(path.name != LOCK for path in run_dir.iterdir()):
+            raise BadInput(f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours")
+        return
+    before, now = config.science(config.load_recipe(old)), config.science(recipe)
+    faults = [
+        f"{old}: {name} = {before[name]}, asked for {now[name]}: fixed for a run. Give another --run_name, or set it back"
+        for name in now
+        if now[name] != before[name]
+    ]
+    if faults:
+        raise BadInput(faults)
+    if recipe.resume_from_checkpoint == "none" and checkpoint.list_checkpoints(run_dir / "checkpoints"):
+        raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
+
+
+def prepared_data(recipe: config.Recipe, argv: list[str]) -> Path:
+    """Return the folder of token shards; prepare_data.py makes it, as a process of its own, when it is not there."""
+    if recipe.data_dir:
+        return Path(recipe.data_dir)
+    source = stream.find_source(
+        dataset_name=recipe.dataset_name,
+        data_files=recipe.data_files,
+        validation_files=recipe.validation_files,
+        validation_fraction=recipe.validation_fraction,
+        tokenizer=config.tokenizer_identity(recipe),
+        download_dir=Path("data/downloads"),
+    )
+    folder = Path("data") / source.folder_name
+    script = Path(__file__).with_name("prepare_data.py")
+    words = [word for word in argv if word.lstrip("-") not in SWITCHES]
+    while shards.read_manifest(folder) is None:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(0.5)  # the first process of this machine prepares
+            continue
+        done = subprocess.run([sys.executable, str(script), *words], stdout=subprocess.DEVNULL)
+        if done.returncode:
+            raise BadInput("the data could not be prepared (see above)")
+    return folder
+
+
+def open_corpus(recipe: config.Recipe, data_dir: Path) -> Corpus:
+    """Open the shards and the tokenizer that they belong to. Raises BadInput when they do not fit."""
+    manifest = shards.describe_folder(data_dir)
+    own = data_dir / "tokenizer"
+    tokenizer = tokenization.load(str(own) if own.is_dir() else recipe.tokenizer)
+    made = manifest["tokenizer"]
+    if made and made["fingerprint"] != tokenization.fingerprint(tokenizer):
+        raise BadInput(f"{data_dir}: the shards were made with another tokenizer than {own}; delete it and prepare again")
+    if own.is_dir() and recipe.tokenizer not in ("bpe", "characters"):
+        wanted = tokenization.fingerprint(tokenization.load(recipe.tokenizer))
+        if wanted != made["fingerprint"]:
+            raise BadInput(f"tokenizer = {recipe.tokenizer}: the shards in {data_dir} were made with another one")
+    if len(tokenizer) > recipe.vocab_size:
+        fits = -(-len(tokenizer) // 64) * 64
+        raise BadInput(
+            f"vocab_size = {recipe.vocab_size}: the tokenizer has {len(tokenizer)} ids; use --vocab_size {fits}"
+        )
+    splits = {
+        split: shards.TokenShards(data_dir, rows, recipe.sequence_length, recipe.vocab_size, check_ids=made is None)
+        for split, rows in manifest["splits"].items()
+    }
+    table = np.zeros(recipe.vocab_size, dtype=np.int64)
+    table[: len(tokenizer)] = tokenization.token_bytes(tokenizer)
+    fingerprint = shards.fingerprint(manifest["splits"]["train"])
+    return Corpus(splits, tokenizer, own if own.is_dir() else None, table, fingerprint)
+
+
+@contextlib.contextmanager
+def run_folder(recipe: config.Recipe, run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
+    """Make the run folder and hold it: one trainer a folder."""
+    if not accelerator.is_main_process:
+        accelerator.wait_for_everyone()
+        yield
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
+    with files.locked(run_dir / LOCK, busy):
+        checkpoint.clear_partial(run_dir / "checkpoints")
+        files.write_text(run_dir / "recipe.yaml", config.as_yaml(recipe))
+        accelerator.wait_for_everyone()
+        yield
+
+
+def build_model(recipe: config.Recipe, corpus: Corpus) -> PreTrainedModel:
+    """Build the recipe's GPT-2, on the CPU in fp32."""
+    return gpt2.build(
+        n_layer=recipe.n_layer,
+        n_head=recipe.n_head,
+        n_embd=recipe.n_embd,
+        vocab_size=recipe.vocab_size,
+        sequence_length=recipe.sequence_length,
+        resid_pdrop=recipe.resid_pdrop,
+        embd_pdrop=recipe.embd_pdrop,
+        attn_pdrop=recipe.attn_pdrop,
+        eos_token_id=corpus.tokenizer.eos_token_id,
+        seed=recipe.seed,
+        init_from=recipe.init_from,
+    )
+
+
+def find_checkpoint(recipe: config.Recipe, run_dir: Path, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint to go on from, the same on all processes, and a line for each newer one that is damaged."""
+    asked = recipe.resume_from_checkpoint
+    if asked == "none":
+        return None, []
+    if asked != "auto":
+        return Path(asked), []
+    found: list = [None, [], None]
+    if accelerator.is_main_process:
+        try:
+            found[:2] = checkpoint.find_newest(run_dir / "checkpoints")
+        except BadInput as error:
+            found[2] = error.lines
+    broadcast_object_list(found)
+    if found[2]:
+        raise BadInput(found[2])
+    return found[0], found[1]
+
+
+def resume(
+    recipe: config.Recipe,
+    corpus: Corpus,
+    run_dir: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    accelerator: Accelerator,
+) -> tuple[dict, list[str]]:
+    """Load the newest checkpoint that verifies, if any; return its counters and what to tell the user."""
+    path, damaged = find_checkpoint(recipe, run_dir, accelerator)
+    notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
+    if path is None:
+        return {"step": 0, "skipped_updates": 0, "bad_in_a_row": 0, "elapsed_seconds": 0.0}, notes
+    state = checkpoint.read_state(path)
+    if state["data"] != corpus.fingerprint:
+        raise BadInput(f"{path}: was trained on other data than this; give the same text, or another --run_name")
+    if state["step"] > recipe.max_steps:
+        raise BadInput(f"{path}: is past max_steps = {recipe.max_steps}")
+    checkpoint.load(path, model, optimizer)
+    if accelerator.scaler is not None and state["scaler"]:
+        accelerator.scaler.load_state_dict(state["scaler"])
+    notes.append(f"resumed from {path}")
+    if state["threads"] != torch.get_num_threads():
+        notes.append(f"note: it ran with {state['threads']} threads; bits may differ with {torch.get_num_threads()}")
+    return state, notes
+
+
+def header(
+    recipe: config.Recipe,
+    plan: config.Plan,
+    corpus: Corpus,
+    model: PreTrainedModel,
+    flops: int,
+    accelerator: Accelerator,
+) -> list[str]:
+    """Return the lines that say what this run is."""
+    tokens = recipe.max_steps * recipe.tokens_per_step
+    train = corpus.splits["train"]
+    compiled = accelerator.state.dynamo_plugin.backend.value.lower()
+    return [
+        f"run      {recipe.run_name} in {recipe.output_dir}",
+        f"model    GPT-2, {gpt2.count_parameters(model) / 1e6:.1f}M parameters: {recipe.n_layer} layers, "
+        f"{recipe.n_head} heads, {recipe.n_embd} wide, context {recipe.sequence_length}, vocabulary "
+        f"{recipe.vocab_size} ({len(corpus.tokenizer)} used)",
+        f"data     {train.num_tokens:,} train tokens; the run reads {tokens:,} ({tokens / train.num_tokens:.2f} epochs)",
+        f"step     {recipe.tokens_per_step:,} tokens = {plan.num_processes} process(es) x "
+        f"{plan.gradient_accumulation_steps} micro-batch(es) x {plan.per_device_train_batch_size} sequences x "
+        f"{recipe.sequence_length} tokens",
+        f"device   {hardware.device_name(accelerator.device)}, precision "
+        f"{accelerator.mixed_precision if accelerator.mixed_precision != 'no' else 'fp32'}, compile {compiled}",
+        f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the "
+        f"first steps",
+    ]
+
+
+def validation_loss(
+    recipe: config.Recipe,
+    plan: config.Plan,
+    corpus: Corpus,
+    split: str,
+    loss_module: torch.nn.Module,
+    accelerator: Accelerator,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Return the loss of a split over all processes (None when stopped): nats per token and bits per byte."""
+    batches = shards.eval_batches(
+        corpus.splits[split],
+        max_tokens=recipe.eval_tokens,
+        batch_size=plan.per_device_train_batch_size,
+        rank=accelerator.process_index,
+        num_processes=plan.num_processes,
+    )
+    return evaluation.validation_loss(
+        loss_module,
+        batches,
+        device=accelerator.device,
+        reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
+        bytes_per_token=corpus.bytes_per_token,
+        stop=stop,
+    )
+
+
+def describe_loss(split: str, result: dict[str, float]) -> str:
+    """Say a validation result in one line."""
+    bits = f", {result['bits_per_byte']:.3f} bits per byte" if "bits_per_byte" in result else ""
+    return f"{split} loss {result['loss']:.4f} nats per token{bits}"
+
+
+def save_checkpoint(
+    recipe: config.Recipe,
+    corpus: Corpus,
+    run_dir: Path,
+    step: int,
+    counters: dict,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    accelerator: Accelerator,
+    report: Report,
+) -> None:
+    """Save a checkpoint; a full disk is said and survived, for the older checkpoints still stand."""
+    state = {
+        **counters,
+        "tokens": step * recipe.tokens_per_step,
+        "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
+        "data": corpus.fingerprint,
+        "threads": torch.get_num_threads(),
+        "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
+    }
+    try:
+        checkpoint.save(
+            run_dir / "checkpoints",
+            step,
+            model,
+            optimizer,
+            state,
+            is_main=accelerator.is_main_process,
+            keep=recipe.save_total_limit,
+        )
+    except (OSError, SafetensorError) as error:
+        report.say(f"error: no checkpoint at step {step}: {error}. Free some space; the run goes on")
+    accelerator.wait_for_everyone()
+
+
+def write_samples(
+    recipe: config.Recipe, corpus: Corpus, report: Report, step: int, model: PreTrainedModel, *, show: bool
+) -> None:
+    """Sample from each prompt into samples.txt, and onto the terminal where ``show``; the main process does it."""
+    if not report.is_main:
+        return
+    for number, prompt in enumerate(recipe.sample_prompts):
+        ids = sampling.sample(
+            model,
+            tokenization.encode_prompt(corpus.tokenizer, prompt),
+            corpus.tokenizer,
+            max_new_tokens=recipe.sample_tokens,
+            temperature=0.8,
+            top_k=200,
+            top_p=1.0,
+            seed=recipe.seed + number,
+        )
+        text = corpus.tokenizer.decode(ids, skip_special_tokens=True)
+        report.sample(step, prompt, text)
+        if show:
+            report.say(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
+
+
+def learning_rate(recipe: config.Recipe, step: int) -> float:
+    """Return the recipe's learning rate for the update after ``step``: a pure function, no scheduler's state."""
+    return optim.lr_at(
+        step,
+        peak=recipe.learning_rate,
+        warmup_steps=recipe.warmup_steps,
+        max_steps=recipe.max_steps,
+        min_ratio=recipe.min_lr_ratio,
+        shape=recipe.lr_scheduler_type,
+    )
+
+
+def seed_dropout(seed: int, step: int, micro_step: int, rank: int) -> None:
+    """Make dropout a function of where the run is, so that no generator's state needs to be saved."""
+    mixed = np.random.SeedSequence([seed, step, micro_step, rank]).generate_state(1, np.uint64)[0]
+    torch.manual_seed(int(mixed >> np.uint64(1)))
+
+
+def gradient_exchange(accelerator: Accelerator, module: torch.nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
+    """Exchange gradients between processes in this backward pass, or leave them for a later one."""
+    return contextlib.nullcontext() if wanted else accelerator.no_sync(module)
+
+
+def diverged(run_dir: Path, step: int, reason: str) -> str:
+    """Say why the run stopped and what stands."""
+    newest = next(iter(checkpoint.list_checkpoints(run_dir / "checkpoints")), "none")
+    return (
+        f"{BAD_UPDATES_IN_A_ROW} updates in a row were skipped, the last at step {step}: {reason}. The weights are those "
+        f"of the last good update, in {newest}. Lower learning_rate or look at the data; the same command goes on"
+    )
+
+
+def finish(
+    recipe: config.Recipe,
+    corpus: Corpus,
+    run_dir: Path,
+    model: PreTrainedModel,
+    report: Report,
+    meter: Meter,
+    look: Callable[[int, str], None],
+    accelerator: Accelerator,
+) -> None:
+    """Score the test split where there is one, write ``model/``, and say where everything lies."""
+    if "test" in corpus.splits:
+        look(recipe.max_steps, "test")
+    if accelerator.is_main_process:
+        gpt2.export(model, run_dir / "model", corpus.tokenizer)
+    report.say(f"trained for {duration(meter.elapsed)} (looking and saving not counted)")
+    for name, what in {
+        "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model",
+        "metrics.jsonl": "every number above",
+        "curves.png": "loss, learning rate, speed",
+        "samples.txt": "text on the way",
+        "checkpoints": "to resume from",
+    }.items():
+        report.say(f"{str(run_dir / name) + ('/' if '.' not in name else ''):32} {what}")
+
+
+def evaluate(recipe: config.Recipe, corpus: Corpus, run_dir: Path, accelerator: Accelerator) -> int:
+    """Score the run's newest checkpoint, or ``init_from``, on the validation split; print one JSON line."""
+    plan = config.make_plan(recipe, accelerator.num_processes)
+    model = build_model(recipe, corpus)
+    path = None if recipe.init_from else find_checkpoint(recipe, run_dir, accelerator)[0]
+    if path is None and not recipe.init_from:
+        raise BadInput(f"eval_only: {run_dir} holds no checkpoint; train first, or give --init_from MODEL")
+    if path is not None:
+        checkpoint.read_state(path)
+        checkpoint.load(path, model, None)
+    loss_module = gpt2.NextTokenLoss(model)
+    accelerator.prepare(loss_module)
+    result = validation_loss(recipe, plan, corpus, "validation", loss_module, accelerator)
+    if accelerator.is_main_process:
+        result = {"model": recipe.init_from or str(path)} | {f"eval/{name}": value for name, value in result.items()}
+        print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
