@@ -23,6 +23,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from pretrain import (
     checkpoint,
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     config.make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # refuse before anything is written
     run_dir = Path(recipe.output_dir)
     refuse_foreign_run(recipe, run_dir)
+    disable_progress_bar()  # Transformers' own bars, over saving and loading one file
     accelerator = hardware.make_accelerator()
     corpus = open_corpus(recipe, prepared_data(recipe, argv))
     if "eval_only" in switches:

@@ -30,7 +30,7 @@ NAME = re.compile(r"step-(\d{8})")
 PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 TIED = "lm_head.weight"  # the same tensor as transformer.wte.weight, which is the name that is saved
-OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def save(
@@ -45,8 +45,8 @@ def save(
 
     Raises OSError (disk full, say) with the older checkpoints untouched and nothing half-made.
     """
-    weights = get_model_state_dict(model, options=OPTIONS)
-    moments = get_optimizer_state_dict(model, optimizer, options=OPTIONS)
+    weights = get_model_state_dict(model, options=FULL)
+    moments = get_optimizer_state_dict(model, optimizer, options=FULL)["state"]
     path = folder / f"step-{step:08d}"
     if not is_main or path.exists():
         return path
@@ -55,9 +55,8 @@ def save(
     aside.mkdir()
     try:
         _write_tensors({k: v for k, v in weights.items() if k != TIED}, aside / MODEL)
-        _write_tensors({k: v for k, v in moments.items() if isinstance(v, torch.Tensor)}, aside / OPTIMIZER)
-        settings = {k: v for k, v in moments.items() if not isinstance(v, torch.Tensor)}
-        files.write_json(aside / STATE, {"step": step, **state, "optimizer": settings})
+        _write_tensors({f"{k}/{kind}": v for k, kinds in moments.items() for kind, v in kinds.items()}, aside / OPTIMIZER)
+        files.write_json(aside / STATE, {"step": step, **state})
         rows = {
             name: {"size": (aside / name).stat().st_size, "sha256": files.sha256(aside / name)}
             for name in (MODEL, OPTIMIZER, STATE)
@@ -154,7 +153,10 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) 
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
     if optimizer is None:
         return
-    settings = json.loads((path / STATE).read_text(encoding="utf-8"))["optimizer"]
-    moments = load_file(path / OPTIMIZER) | settings
-    options = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
-    set_optimizer_state_dict(model, optimizer, moments, options=options)
+    # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
+    moments = get_optimizer_state_dict(model, optimizer, options=FULL)
+    moments["state"] = {}
+    for name, tensor in load_file(path / OPTIMIZER).items():
+        parameter, kind = name.split("/")
+        moments["state"].setdefault(parameter, {})[kind] = tensor
+    set_optimizer_state_dict(model, optimizer, moments, options=StateDictOptions(full_state_dict=True))

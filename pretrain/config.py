@@ -300,8 +300,6 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
         )
     if r.sample_steps and not r.sample_prompts:
         faults.append(f"{path}: sample_steps = {r.sample_steps} needs sample_prompts: at least one text")
-    if not (r.data_dir or r.data_files or r.dataset_name):
-        faults.append(f"{path}: no data: give --data_files FILE..., --data_dir FOLDER or dataset_name")
     if r.data_files and not r.validation_files and r.validation_fraction <= 0 and not r.data_dir:
         faults.append(
             f"{path}: validation_fraction = {r.validation_fraction}: there would be nothing to validate on. Give "

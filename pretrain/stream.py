@@ -92,6 +92,8 @@ def find_source(
         split_files = stdlib_files(validation_fraction)
         identity["files"] = [[split, p.name, files.sha256(p)] for split, ps in split_files.items() for p in ps]
         return Source(STDLIB, identity, split_files)
+    if not dataset_name:
+        raise BadInput("no data: give --data_files FILE... (text) or --data_dir FOLDER (token shards)")
     raise BadInput(
         f"dataset_name = {dataset_name}: this version reads no data set from the Hub yet, and no shards or text were "
         f"given. Use --data_dir FOLDER (token shards, ours or llm.c's fineweb_train_*.bin), --data_files FILE... "

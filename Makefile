@@ -1,0 +1,50 @@
+# Needs Python 3.11 or newer and make. `make` alone tells what there is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CARD := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+# The YAML for this machine: a named card's own, else the one for any single card, else the CPU's.
+ACCELERATE_CONFIG ?= accelerate_configs/$(if $(CARD),$(if $(findstring H200,$(CARD)),h200,$(if $(findstring A6000,$(CARD)),a6000,single_gpu)),cpu).yaml
+RECIPE ?= recipes/quickstart.yaml
+FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help environment train test test-slow check format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+environment: $(VENV)/.installed ## make .venv and install requirements.txt
+
+train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
+	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) train.py --recipe $(RECIPE) $(FLAGS)
+
+test: $(VENV)/.installed-dev ## the tests, under 6 minutes on 2 cores
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.installed-dev ## campaigns of kills and parities
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.installed-dev ## format, lint, layout rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest tests/test_layout.py
+
+format: $(VENV)/.installed-dev ## rewrite the files as `make check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove .venv; data/ and runs/ stay
+	rm -rf $(VENV)
+
+# torch goes first and alone, so that no other package's range chooses its build.
+$(VENV)/.installed: requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=python3.12 ..." or 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@

@@ -1,0 +1,133 @@
+"""What every test shares: one thread, so that bits match; no network; small corpora and recipes of their own."""
+
+import importlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = """
+validation_fraction: 0.1
+tokenizer: characters
+n_layer: 2
+n_head: 2
+n_embd: 32
+vocab_size: 64
+sequence_length: 16
+resid_pdrop: 0.1
+embd_pdrop: 0.1
+attn_pdrop: 0.1
+tokens_per_step: 128
+max_steps: 12
+per_device_train_batch_size: 2
+learning_rate: 3.0e-3
+min_lr_ratio: 0.1
+warmup_steps: 3
+lr_scheduler_type: cosine
+weight_decay: 0.1
+adam_beta1: 0.9
+adam_beta2: 0.95
+adam_epsilon: 1.0e-8
+max_grad_norm: 1.0
+seed: 1
+data_seed: 2
+logging_steps: 1
+eval_steps: 4
+sample_steps: 6
+sample_prompts: ["the "]
+sample_tokens: 20
+save_steps: 3
+"""
+
+
+WORDS = "the cat sat on the mat and the dog ate a red hat while rain fell on old town".split()
+TEXT = " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(2500))
+
+
+@dataclass
+class Done:
+    """What came of a run."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """A folder with tiny.yaml, text.txt and their shards, made once by the real prepare_data.py."""
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "tiny.yaml").write_text("data_files: [text.txt]\n" + RECIPE, encoding="utf-8")
+    command = [sys.executable, str(ROOT / "prepare_data.py"), "--recipe", "tiny.yaml"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def workplace(prepared, tmp_path, monkeypatch) -> Path:
+    """A folder of one's own to run scripts in, with tiny.yaml (8 sequences a step, 4 micro-batches) and text.txt."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **environment: str) -> Done:
+    """Run a script in processes of its own; ``processes`` > 1 talk over gloo, as torchrun starts them.
+
+    A process is a fork of this one, which has imported torch and Transformers already (seconds each) and must
+    therefore not have trained itself: autograd's threads do not survive a fork.
+    """
+    environment |= {"ACCELERATE_USE_CPU": "true"}
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment |= {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environment |= {"TORCHELASTIC_RUN_ID": "test"}
+    children = []
+    for rank in range(processes):
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+        children.append(fork(script, flags, environment | ranks))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _, _ in children]
+    out, err = ["".join(Path(child[i]).read_text() for child in children) for i in (1, 2)]
+    if expect is not None:
+        assert set(codes) == {expect}, f"exit {codes}\n{out}\n{err}"
+    return Done(codes[0], out, err)
+
+
+def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
+    """Start ``main(flags)`` of a script in a fork; return its pid and the files that hold what it prints."""
+    import train  # noqa: F401  (before the fork, once)
+
+    out, err = (tempfile.mkstemp(dir=".", prefix=".out-")[1] for _ in range(2))
+    pid = os.fork()
+    if pid:
+        return pid, out, err
+    code = 70
+    try:
+        os.environ.update(environment)
+        for number, name in ((1, out), (2, err)):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        path = Path(script) if os.path.isabs(script) else ROOT / script
+        code = importlib.import_module(path.stem).main(list(flags))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

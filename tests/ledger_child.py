@@ -1,0 +1,82 @@
+"""train.py with a witness: each micro-batch's (step, micro_step, rank, windows) is written before it is trained on.
+
+Environment: LEDGER = file to append to; KILL_AT = "step:N" or "save:STAGE:N" kills this process with SIGKILL at the N-th
+update or at a stage of the N-th save; STOP_AT = "N" sends it SIGTERM before micro-batch N.
+"""
+
+import os
+import signal
+import sys
+import types
+
+import train
+from pretrain import checkpoint, files, optim, shards
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(module, name, when) -> None:
+    """Replace a function by itself followed by ``when(arguments)``."""
+    real = getattr(module, name)
+
+    def replaced(*args, **kwargs):
+        result = real(*args, **kwargs)
+        when(args)
+        return result
+
+    setattr(module, name, replaced)
+
+
+class Witness(shards.TrainOrder):
+    """Writes down what is asked for."""
+
+    def windows(self, step, micro_step, rank):
+        windows = super().windows(step, micro_step, rank)
+        with open(os.environ["LEDGER"], "a") as ledger:
+            ledger.write(f"{step} {micro_step} {rank} {' '.join(map(str, windows))}\n")
+        if os.environ.get("STOP_AT") == f"{step}:{micro_step}":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return windows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train under the eyes of a witness."""
+    train.shards.TrainOrder = Witness
+    what, *where = os.environ.get("KILL_AT", "").split(":")
+    if what == "step":
+        updates = []
+        after(optim, "update", lambda args: (updates.append(1), len(updates) == int(where[0]) and die()))
+    elif what == "save":
+        kill_in_save(where[0], int(where[1]))
+    return train.main(argv)
+
+
+def kill_in_save(stage: str, number: int) -> None:
+    """Arrange for death after the named stage of the ``number``-th save that has it."""
+    seen = []
+
+    def at(stage_now: str) -> None:
+        if stage_now == stage:
+            seen.append(1)
+            if len(seen) == number:
+                die()
+
+    after(checkpoint, "_write_tensors", lambda args: at("model" if args[1].name == checkpoint.MODEL else "optimizer"))
+    stages = {checkpoint.STATE: "state", checkpoint.MANIFEST: "manifest"}
+    after(files, "write_json", lambda args: at(stages.get(args[0].name, "")))
+    after(checkpoint, "find_fault", lambda args: at("rename"))
+    remove = checkpoint.shutil.rmtree
+
+    def half_removed(path, *args, **kwargs):
+        if stage == "rotate" and path.parent.name == "checkpoints":
+            (path / checkpoint.MODEL).unlink(missing_ok=True)
+            at("rotate")
+        return remove(path, *args, **kwargs)
+
+    checkpoint.shutil = types.SimpleNamespace(rmtree=half_removed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Bad input is said in the user's words, one line each, and becomes an exit status."""
+
+import pytest
+
+from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
+
+
+def raising(error):
+    @exit_on_bad_input
+    def main():
+        raise error
+
+    return main
+
+
+def test_bad_input_prints_each_line_and_exits_2(capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert raising(BadInput(["one", "two"]))() == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "error: one\nerror: two\n")
+
+
+def test_stopped_training_exits_1_with_its_words(capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert raising(TrainingStopped("diverged"))() == 1
+    assert capsys.readouterr().err == "error: diverged\n"
+
+
+def test_only_the_first_process_says_it_and_all_exit_alike(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert raising(BadInput("one"))() == 2
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RANK", "0")
+    assert raising(BadInput("one"))() == 2
+    assert capsys.readouterr().err == "error: one\n"
+
+
+def test_our_own_faults_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError):
+        raising(ZeroDivisionError())()
+
+
+def test_exit_status_of_main_is_passed_on_with_its_arguments():
+    assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42
+    assert exit_on_bad_input(lambda: None)() == 0
+
+
+def test_bad_input_is_a_value_error_that_holds_all_lines():
+    error = BadInput(line for line in ("a", "b"))
+    assert isinstance(error, ValueError) and error.lines == ["a", "b"] and str(error) == "a\nb"
+    assert BadInput("alone").lines == ["alone"]

@@ -1,0 +1,87 @@
+"""Validation loss is the mean over tokens, whatever the batches and processes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pretrain.evaluation import validation_loss
+
+CPU = torch.device("cpu")
+
+
+class FirstTarget(nn.Module):
+    """A loss that can be computed by hand: the mean of the target ids; it remembers how it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.modes = []
+
+    def forward(self, inputs_BT, targets_BT):
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return targets_BT.float().mean()
+
+
+def batch(*rows):
+    ids = torch.tensor(rows)
+    return ids, ids
+
+
+UNEVEN = [batch([1, 2], [3, 4], [5, 6]), batch([9, 10])]
+
+
+def score(module=None, batches=UNEVEN, bytes_per_token=None, reduce_sum=lambda tensor: tensor, **more):
+    return validation_loss(
+        module or FirstTarget(), batches, device=CPU, reduce_sum=reduce_sum, bytes_per_token=bytes_per_token, **more
+    )
+
+
+def test_loss_is_weighted_by_tokens_not_by_batches():
+    assert score() == {"loss": pytest.approx((1 + 2 + 3 + 4 + 5 + 6 + 9 + 10) / 8)}
+
+
+def test_bits_per_byte_divides_all_nats_by_the_bytes_of_the_targets():
+    table = np.arange(11, dtype=np.int64) % 4
+    nats, text_bytes = 40, sum(i % 4 for i in (1, 2, 3, 4, 5, 6, 9, 10))
+    assert score(bytes_per_token=table)["bits_per_byte"] == pytest.approx(nats / math.log(2) / text_bytes)
+
+
+def test_bytes_are_counted_of_targets_not_of_inputs():
+    pair = [(torch.tensor([[0, 1]]), torch.tensor([[1, 2]]))]
+    got = score(batches=pair, bytes_per_token=np.array([1000, 1, 2]))
+    assert got["bits_per_byte"] == pytest.approx(3 / math.log(2) / 3)
+
+
+def test_processes_sum_nats_tokens_and_bytes_before_dividing():
+    sums = []
+    score(batches=UNEVEN[:1], bytes_per_token=np.ones(11, dtype=np.int64), reduce_sum=lambda t: sums.append(t) or t)
+    both = score(
+        batches=UNEVEN[1:], bytes_per_token=np.ones(11, dtype=np.int64), reduce_sum=lambda tensor: tensor + sums[0]
+    )
+    assert sums[0].dtype == torch.float64
+    assert both == {"loss": pytest.approx(5.0), "bits_per_byte": pytest.approx(5.0 / math.log(2))}
+
+
+def test_a_process_without_batches_still_joins_the_sum():
+    others = torch.tensor([12.0, 4.0, 0.0, 0.0], dtype=torch.float64)
+    assert score(batches=[], reduce_sum=lambda tensor: tensor + others) == {"loss": 3.0}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_and_gradients_are_off_and_the_mode_comes_back(training):
+    module = FirstTarget().train(training)
+    score(module)
+    assert module.modes == [(False, False)] * 2 and module.training is training
+
+
+def test_stop_abandons_the_look_and_restores_the_mode():
+    module, asked = FirstTarget().train(), []
+    assert score(module, stop=lambda: len(asked.append(1) or asked) > 1) is None
+    assert len(module.modes) == 1 and module.training
+
+
+def test_stop_of_another_process_abandons_it_here_too():
+    stopped = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    assert score(reduce_sum=lambda tensor: tensor + stopped) is None

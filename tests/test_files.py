@@ -1,0 +1,95 @@
+"""Durable files: whole or old, and locks that die with their holder."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrain import files
+from pretrain.errors import BadInput
+
+ROOT = Path(__file__).parent.parent
+HOLD = """
+import sys
+from pathlib import Path
+from pretrain import files
+from pretrain.errors import BadInput
+try:
+    with files.locked(Path(sys.argv[1]), "held by {pid}"):
+        print("held", flush=True)
+        sys.stdin.read()
+except BadInput as error:
+    print(error, flush=True)
+"""
+
+
+def other_process(lock):
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+def test_replacing_takes_the_place_of_the_old_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    with files.replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old" and temporary.parent == path.parent
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_replacing_leaves_the_old_file_and_no_litter_on_error(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), files.replacing(path) as temporary:
+        temporary.write_text("half")
+        raise ZeroDivisionError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_replacing_syncs_the_bytes_before_and_the_folder_after_the_rename(tmp_path, monkeypatch):
+    done = []
+    real = os.replace
+    monkeypatch.setattr(files, "fsync", lambda path: done.append(("fsync", path)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append(("replace", a)), real(a, b)))
+    with files.replacing(tmp_path / "a") as temporary:
+        temporary.write_text("x")
+    assert done == [("fsync", temporary), ("replace", temporary), ("fsync", tmp_path)]
+
+
+def test_text_and_json_are_utf8(tmp_path):
+    files.write_text(tmp_path / "t", "é中\n")
+    assert (tmp_path / "t").read_bytes() == "é中\n".encode()
+    files.write_json(tmp_path / "j", {"é": [1]})
+    assert json.loads((tmp_path / "j").read_bytes()) == {"é": [1]} and "é".encode() in (tmp_path / "j").read_bytes()
+
+
+def test_sha256_is_that_of_the_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc" * 1000)
+    assert files.sha256(tmp_path / "a") == hashlib.sha256(b"abc" * 1000).hexdigest()
+
+
+def test_a_second_process_is_refused_with_the_holders_pid(tmp_path):
+    with files.locked(tmp_path / "lock", "{pid}"):
+        second = other_process(tmp_path / "lock")
+        out, _ = second.communicate(timeout=20)
+    assert out == f"held by {os.getpid()}\n"
+
+
+def test_lock_is_free_after_the_block_and_after_kill_9(tmp_path):
+    lock = tmp_path / "lock"
+    holder = other_process(lock)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BadInput, match=f"busy with {holder.pid}$"), files.locked(lock, "busy with {pid}"):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    for _ in range(2):
+        with files.locked(lock, "busy"):
+            assert lock.read_text() == f"{os.getpid()}\n"

@@ -1,0 +1,105 @@
+"""What the machine is said to be, and what it is refused."""
+
+import pytest
+import torch
+
+from pretrain import hardware
+from pretrain.errors import BadInput
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Call it with a name to pretend that the machine has that card."""
+
+    def pretend(name, bf16=True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+
+    return pretend
+
+
+@pytest.fixture(autouse=True)
+def not_launched(monkeypatch):
+    for name in ("MIXED_PRECISION", "USE_CPU", "GRADIENT_ACCUMULATION_STEPS"):
+        monkeypatch.delenv(f"ACCELERATE_{name}", raising=False)
+
+
+@pytest.mark.parametrize(
+    "name, teraflops",
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA RTX A6000", 154.8),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 3090", 71.0),
+        ("Some Card 9000", None),
+    ],
+)
+def test_peak_is_the_named_cards(card, name, teraflops):
+    card(name)
+    wanted = None if teraflops is None else pytest.approx(teraflops * 1e12)
+    assert hardware.peak_flops(CUDA, "bf16") == wanted == hardware.peak_flops(CUDA, "fp16")
+    assert hardware.peak_flops(CUDA, "no") is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D"]
+    + ["NVIDIA GeForce RTX 3090 Ti", "NVIDIA H100 NVL"],
+)
+def test_a_card_whose_name_only_begins_alike_has_no_borrowed_peak(card, name):
+    card(name)
+    borrowed = {peak * 1e12 for peak in hardware.TENSOR_PEAKS.values()}
+    assert hardware.peak_flops(CUDA, "bf16") is None or hardware.peak_flops(CUDA, "bf16") not in borrowed
+
+
+def test_cpu_has_no_peak_and_no_counted_memory():
+    assert hardware.peak_flops(torch.device("cpu"), "bf16") is None
+    assert hardware.peak_memory_bytes(torch.device("cpu")) is None
+
+
+def test_best_precision_of_a_cpu_is_fp32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert hardware.best_precision() == "no"
+
+
+def test_best_precision_is_what_the_card_can(card, monkeypatch):
+    card("NVIDIA A100")
+    assert hardware.best_precision() == "bf16"
+    card("Tesla T4", bf16=False)
+    assert hardware.best_precision() == "fp16"
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert hardware.best_precision() == "no"
+
+
+def test_fp16_without_a_gpu_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(BadInput, match='mixed_precision: fp16 needs a GPU; write mixed_precision: "no"'):
+        hardware.make_accelerator()
+
+
+def test_bf16_on_a_card_without_it_is_refused_with_the_remedy(card, monkeypatch):
+    card("Tesla T4", bf16=False)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(BadInput, match="Tesla T4 has no bf16; write mixed_precision: fp16"):
+        hardware.make_accelerator()
+
+
+@pytest.mark.parametrize("value", ["4", "auto"])
+def test_accumulation_in_the_accelerate_yaml_is_refused(monkeypatch, value):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", value)
+    with pytest.raises(BadInput, match="gradient_accumulation_steps is derived here"):
+        hardware.make_accelerator()
+
+
+def test_cpu_is_named_with_its_threads():
+    name = hardware.device_name(torch.device("cpu"))
+    assert name.startswith("CPU (") and name.endswith(f"{torch.get_num_threads()} threads")
+    assert hardware.processor_name() in name and hardware.processor_name()

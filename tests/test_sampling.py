@@ -1,0 +1,121 @@
+"""Samples: never padding, beyond the context, seeded, and without a trace on the run."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.generation.streamers import BaseStreamer
+
+from pretrain.sampling import sample
+
+CONTEXT, USED, ROWS, END = 8, 12, 32, 11
+
+
+class Tokenizer:
+    """The two things that sampling asks of a tokenizer."""
+
+    eos_token_id = END
+
+    def __len__(self):
+        return USED
+
+
+class Ids(BaseStreamer):
+    def __init__(self):
+        self.ids, self.ended = [], 0
+
+    def put(self, value):
+        self.ids += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(3)
+    config = GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=ROWS, n_positions=CONTEXT, bos_token_id=END, eos_token_id=END
+    )
+    made = GPT2LMHeadModel(config).train()
+    favour(made, {END: -20.0})
+    return made
+
+
+def favour(model, logits):
+    """Add a constant to some ids' logits, with nothing else changed (GPT-2's head has no bias of its own)."""
+    bias = torch.zeros(ROWS)
+    for i, value in logits.items():
+        bias[i] = value
+    model.lm_head.register_forward_hook(lambda module, args, out: out + bias)
+
+
+def go(model, prompt=(1, 2), n=6, **changes):
+    known = dict(temperature=1.0, top_k=0, top_p=1.0, seed=5)
+    return sample(model, list(prompt), Tokenizer(), max_new_tokens=n, **(known | changes))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_padding_is_never_sampled_however_likely(model, temperature):
+    favour(model, dict.fromkeys(range(USED, ROWS), 50.0))
+    ids = go(model, n=40, temperature=temperature)
+    assert len(ids) == 40 and max(ids) < USED
+
+
+@pytest.mark.parametrize("length", [1, CONTEXT - 1, CONTEXT, CONTEXT + 1, 5 * CONTEXT])
+def test_any_prompt_goes_on_far_beyond_the_context(model, length):
+    ids = go(model, prompt=[i % USED for i in range(length)], n=3 * CONTEXT)
+    assert len(ids) == 3 * CONTEXT
+
+
+@pytest.mark.parametrize("n", [0, 1, CONTEXT])
+def test_as_many_ids_as_asked(model, n):
+    assert len(go(model, n=n)) == n
+
+
+def test_within_the_context_greedy_ids_are_the_models_own(model):
+    ids = [1, 2]
+    for _ in range(CONTEXT - 2):
+        with torch.no_grad():
+            ids.append(int(model.eval()(torch.tensor([ids])).logits[0, -1, :USED].argmax()))
+    assert go(model, temperature=0.0, n=CONTEXT - 2) == ids[2:]
+
+
+def test_a_long_prompt_is_read_from_its_end(model):
+    tail = [3, 1, 4, 1, 5, 9, 2]
+    assert go(model, prompt=[7] * 30 + tail) == go(model, prompt=tail)
+
+
+def test_seed_reproduces_and_another_seed_differs(model):
+    assert go(model, n=20) == go(model, n=20) != go(model, n=20, seed=6)
+
+
+def test_global_random_state_and_mode_are_left_as_they_were(model):
+    for training in (True, False):
+        model.train(training)
+        before = torch.get_rng_state()
+        go(model, n=20)
+        assert torch.equal(torch.get_rng_state(), before) and model.training is training
+
+
+def test_dropout_is_off(model):
+    model.config.attn_pdrop = 0.9
+    model.train()
+    assert go(model, temperature=0.0, n=20) == go(model, temperature=0.0, n=20, seed=99)
+
+
+def test_top_k_and_top_p_restrict_the_choice(model):
+    greedy = go(model, temperature=0.0, n=20)
+    assert go(model, n=20, top_k=1) == greedy and go(model, n=20, top_p=1e-6) == greedy != go(model, n=20)
+
+
+def test_end_of_text_ends_the_sample_and_is_not_in_it(model):
+    favour(model, {END: 100.0})
+    streamer = Ids()
+    assert go(model, n=20, streamer=streamer) == [] and streamer.ended == 1
+
+
+@pytest.mark.parametrize("n", [3, 3 * CONTEXT])
+def test_streamer_gets_exactly_the_new_ids_and_one_end(model, n):
+    streamer = Ids()
+    assert streamer.ids == [] and go(model, prompt=[1, 2, 3], n=n, streamer=streamer) == streamer.ids
+    assert len(streamer.ids) == n and streamer.ended == 1

@@ -1,0 +1,389 @@
+"""End to end: what a run promises, through the real script, on a small character model with dropout."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, run
+from safetensors.torch import load_file
+
+import train
+from pretrain import checkpoint, config, shards
+from pretrain.report import read_metrics
+
+CHILD = str(ROOT / "tests" / "ledger_child.py")
+TINY = ("--recipe", "tiny.yaml")
+
+
+def rows(run_name: str) -> list[dict]:
+    return read_metrics(Path("runs") / run_name / "metrics.jsonl")
+
+
+def losses(run_name: str) -> dict[int, float]:
+    return {row["step"]: row["train/loss"] for row in rows(run_name) if "train/loss" in row}
+
+
+def final_state(run_name: str, step: int = 12) -> dict:
+    """Everything of a checkpoint that must not depend on interruptions."""
+    path = Path("runs") / run_name / "checkpoints" / f"step-{step:08d}"
+    assert checkpoint.find_fault(path) is None
+    state = json.loads((path / "state.json").read_text())
+    state.pop("elapsed_seconds")
+    manifest = json.loads((path / "manifest.json").read_text())["files"]
+    return {"state": state} | {name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
+
+
+def ledger(path: Path, until: int = 12) -> dict[tuple, str]:
+    """The last reading of each (step, micro_step, rank); a step done again must have read the same."""
+    read: dict[tuple, str] = {}
+    for line in path.read_text().splitlines():
+        step, micro_step, rank, windows = line.split(" ", 3)
+        key = (int(step), int(micro_step), int(rank))
+        assert read.setdefault(key, windows) == windows, f"{key} read other windows after a restart"
+    return {key: value for key, value in read.items() if key[0] < until}
+
+
+@pytest.fixture(scope="session")
+def whole_run(prepared, tmp_path_factory):
+    """The run that nothing interrupted, made once."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        run(CHILD, *TINY, "--run_name", "whole", LEDGER="whole.ledger")
+    return folder
+
+
+@pytest.fixture
+def uninterrupted(whole_run, tmp_path, monkeypatch):
+    """A folder of one's own that holds that run, as runs/whole."""
+    shutil.copytree(whole_run, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_leaves_everything_that_the_readme_names(workplace):
+    done = run("train.py", *TINY, "--run_name", "r")
+    folder = Path("runs/r")
+    for name in ("recipe.yaml", "metrics.jsonl", "curves.png", "samples.txt", "model/config.json"):
+        assert (folder / name).stat().st_size > 0, name
+    steps = [row["step"] for row in rows("r") if "train/loss" in row]
+    assert steps == list(range(1, 13))
+    assert [row["step"] for row in rows("r") if "eval/loss" in row] == [0, 4, 8, 12]
+    assert all("eval/bits_per_byte" in row for row in rows("r") if "eval/loss" in row)
+    assert "runs/r/model/" in done.stderr
+    assert "bits per byte" in done.stderr
+    assert config.load_recipe(folder / "recipe.yaml").run_name == "r"
+    assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
+
+
+def test_first_update_has_a_learning_rate_and_the_last_is_the_floor(workplace):
+    run("train.py", *TINY, "--run_name", "r", "--eval_steps", "0", "--sample_steps", "0")
+    rates = [row["train/lr"] for row in rows("r")]
+    assert rates[0] == pytest.approx(1e-3)
+    assert max(rates) == pytest.approx(3e-3)
+    assert rates[-1] == pytest.approx(3e-4)
+
+
+@pytest.mark.parametrize("stage", ["model", "optimizer", "state", "manifest", "rename", "rotate"])
+def test_killed_inside_a_save_and_resumed_equals_uninterrupted(uninterrupted, stage):
+    run(CHILD, *TINY, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT=f"save:{stage}:1")
+    run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
+    assert final_state("k") == final_state("whole")
+    assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
+    assert losses("k") == losses("whole")
+    assert not list(Path("runs/k/checkpoints").glob(".step-*"))
+
+
+def test_killed_at_random_steps_and_resumed_equals_uninterrupted(uninterrupted):
+    for updates in (2, 4, 5):
+        run(CHILD, *TINY, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT=f"step:{updates}")
+    run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
+    assert final_state("k") == final_state("whole")
+    assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
+    kept = [{k: v for k, v in row.items() if k not in TIMES} for row in rows("k")]
+    assert kept == [{k: v for k, v in row.items() if k not in TIMES} for row in rows("whole")]
+    assert Path("runs/k/samples.txt").read_text() == Path("runs/whole/samples.txt").read_text()
+
+
+TIMES = ("elapsed_seconds", "tokens_per_second")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_any_moment_and_resumed_equals_uninterrupted(uninterrupted, seed):
+    chance = random.Random(seed)
+    command = [sys.executable, CHILD, *TINY, "--run_name", "k"]
+    env = {**os.environ, "LEDGER": "k.ledger", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+    for _ in range(3):
+        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        for line in process.stderr:  # the header is out: from here on any moment will do
+            if line.startswith("compute"):
+                break
+        time.sleep(chance.uniform(0.0, 1.5))
+        process.kill()
+        process.communicate()
+    run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
+    assert final_state("k") == final_state("whole")
+    assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
+
+
+def test_sigterm_abandons_the_partial_step_saves_and_resumes_exactly(uninterrupted):
+    done = run(CHILD, *TINY, "--run_name", "k", expect=143, LEDGER="k.ledger", STOP_AT="7:2")
+    assert "stopped by SIGTERM after 7 steps" in done.stderr
+    assert checkpoint.list_checkpoints(Path("runs/k/checkpoints"))[0].name == "step-00000007"
+    run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
+    assert final_state("k") == final_state("whole")
+    assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
+
+
+@pytest.mark.parametrize(("number", "launched"), [("SIGINT", False), ("SIGTERM", True), ("SIGINT", True)])
+def test_a_signal_to_trainer_or_launcher_saves_and_frees_the_folder(workplace, number, launched):
+    script = [str(ROOT / "train.py"), *TINY, "--run_name", "s", "--max_steps", "100000", "--eval_steps", "0"]
+    config_file = str(ROOT / "accelerate_configs" / "cpu.yaml")
+    launch = ["-m", "accelerate.commands.launch", "--config_file", config_file]
+    command = [sys.executable, *(launch if launched else []), *script, "--save_steps", "0", "--sample_steps", "0"]
+    # The pipe is held by the trainer too: it ends when the trainer has, also when its launcher went first.
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    for line in process.stderr:
+        if "/100000" in line:
+            break
+    process.send_signal(getattr(signal, number))
+    sent = time.monotonic()
+    rest = process.stderr.read()
+    assert time.monotonic() - sent < 10
+    process.wait()
+    if not launched:
+        assert process.returncode == 130
+    assert "the same command goes on" in rest
+    (path,) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
+    assert checkpoint.find_fault(path) is None
+
+
+def test_one_process_equals_two_processes_and_resumes_across_them(workplace):
+    plain = (*TINY, "--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0", "--sample_steps", "0")
+    run(CHILD, *plain, "--run_name", "one", LEDGER="one.ledger")
+    run(CHILD, *plain, "--run_name", "two", processes=2, LEDGER="two.ledger")
+    # 1 -> 2 -> 1: the stop is heard by the first process of two and agreed on.
+    run(CHILD, *plain, "--run_name", "mixed", expect=143, LEDGER="mixed.ledger", STOP_AT="3:1")
+    run(CHILD, *plain, "--run_name", "mixed", processes=2, expect=None, LEDGER="mixed.ledger", STOP_AT="8:0")
+    assert checkpoint.list_checkpoints(Path("runs/mixed/checkpoints"))[0].name == "step-00000008"
+    run(CHILD, *plain, "--run_name", "mixed", LEDGER="mixed.ledger")
+    windows = {}
+    for name in ("one", "two", "mixed"):
+        steps: dict[int, list[int]] = {}
+        for line in set(Path(f"{name}.ledger").read_text().splitlines()):
+            step, _, _, *ids = map(int, line.split())
+            steps.setdefault(step, []).extend(ids)
+        windows[name] = {step: sorted(set(ids)) for step, ids in steps.items()}
+    assert windows["one"] == windows["two"] == windows["mixed"]
+    for name in ("two", "mixed"):
+        assert [row["train/lr"] for row in rows(name) if "train/lr" in row] == [
+            row["train/lr"] for row in rows("one") if "train/lr" in row
+        ]
+        assert losses(name) == pytest.approx(losses("one"), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_one_process_equals_two_processes_over_300_steps(workplace):
+    plain = (*TINY, "--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0", "--sample_steps", "0")
+    plain = (*plain, "--max_steps", "300", "--save_steps", "0", "--eval_steps", "0", "--learning_rate", "1e-3")
+    run("train.py", *plain, "--run_name", "one")
+    run("train.py", *plain, "--run_name", "two", processes=2)
+    assert len(losses("one")) == 300
+    assert losses("two") == pytest.approx(losses("one"), abs=1e-5)
+
+
+def test_accumulation_equals_one_large_batch(workplace):
+    plain = (*TINY, "--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0", "--sample_steps", "0")
+    for schedule in ("cosine", "linear"):
+        same = (*plain, "--lr_scheduler_type", schedule)
+        run("train.py", *same, "--run_name", f"many-{schedule}", "--per_device_train_batch_size", "1")
+        run("train.py", *same, "--run_name", f"whole-{schedule}", "--per_device_train_batch_size", "8")
+        assert losses(f"many-{schedule}") == pytest.approx(losses(f"whole-{schedule}"), abs=1e-5)
+
+
+def test_damaged_newest_checkpoint_is_named_and_the_one_before_is_taken(uninterrupted):
+    (path,) = Path("runs/whole/checkpoints/step-00000012").glob("optimizer.safetensors")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    before = path.read_bytes()
+    done = run("train.py", *TINY, "--run_name", "whole")
+    assert "step-00000012: optimizer.safetensors is damaged" in done.stderr
+    assert "resumed from runs/whole/checkpoints/step-00000009" in done.stderr
+    assert checkpoint.find_fault(path.parent) is None
+    assert path.read_bytes() != before
+
+
+def test_no_checkpoint_verifies_is_an_error_that_loses_nothing(uninterrupted):
+    for path in checkpoint.list_checkpoints(Path("runs/whole/checkpoints")):
+        (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-1])
+    done = run("train.py", *TINY, "--run_name", "whole", expect=2)
+    assert "no checkpoint verifies" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(checkpoint.list_checkpoints(Path("runs/whole/checkpoints"))) == 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(workplace, monkeypatch, bad):
+    real = train.gpt2.NextTokenLoss.forward
+    calls = []
+
+    def poisoned(self, inputs_BT, targets_BT):
+        loss = real(self, inputs_BT, targets_BT)
+        calls.append(torch.is_grad_enabled())
+        return loss * bad if sum(calls) in (2, 18, 22, 26) and torch.is_grad_enabled() else loss
+
+    monkeypatch.setattr(train.gpt2.NextTokenLoss, "forward", poisoned)
+    # 4 micro-batches a step: micro-batch 2 is step 1 (skipped alone), 18, 22 and 26 are steps 5, 6 and 7.
+    run("train.py", *TINY, "--run_name", "n", "--eval_steps", "0", "--sample_steps", "0", expect=1)
+    skipped = {row["step"]: row["skipped_updates"] for row in rows("n")}
+    assert skipped == {1: 1, 2: 1, 3: 1, 4: 1, 5: 2, 6: 3}
+    newest = checkpoint.list_checkpoints(Path("runs/n/checkpoints"))[0]
+    assert newest.name == "step-00000007"
+    assert json.loads((newest / "state.json").read_text())["skipped_updates"] == 4
+    for tensor in [*load_file(newest / "model.safetensors").values(), *load_file(newest / "optimizer.safetensors").values()]:
+        assert torch.isfinite(tensor).all()
+
+
+def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
+    real = train.gpt2.NextTokenLoss.forward
+    calls = []
+
+    def poisoned(self, inputs_BT, targets_BT):
+        loss = real(self, inputs_BT, targets_BT)
+        calls.append(torch.is_grad_enabled())
+        bad = sum(calls) == 5 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
+        return loss * float("inf") if bad else loss
+
+    monkeypatch.setattr(train.gpt2.NextTokenLoss, "forward", poisoned)
+    run("train.py", *TINY, "--run_name", "p", processes=2)
+    assert [row["skipped_updates"] for row in rows("p") if "skipped_updates" in row] == [0, 0] + [1] * 10
+
+
+def test_eval_only_scores_the_newest_checkpoint_and_writes_nothing(uninterrupted):
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in Path("runs").rglob("*"))
+    done = run("train.py", *TINY, "--run_name", "whole", "--eval_only")
+    scored = json.loads(done.stdout.splitlines()[-1])
+    last = [row for row in rows("whole") if "eval/loss" in row][-1]
+    assert scored["eval/loss"] == last["eval/loss"]
+    assert scored["eval/bits_per_byte"] == last["eval/bits_per_byte"]
+    assert sorted((str(p), p.stat().st_mtime_ns) for p in Path("runs").rglob("*")) == before
+
+
+def test_starting_from_an_export_begins_at_its_loss(uninterrupted):
+    done = run("train.py", *TINY, "--run_name", "fresh", "--eval_only", "--init_from", "runs/whole/model")
+    last = [row for row in rows("whole") if "eval/loss" in row][-1]
+    assert json.loads(done.stdout.splitlines()[-1])["eval/loss"] == pytest.approx(last["eval/loss"], abs=1e-5)
+    wider = run("train.py", *TINY, "--eval_only", "--init_from", "runs/whole/model", "--n_embd", "64", expect=2)
+    assert "n_embd = 32" in wider.stderr
+
+
+def test_looking_never_changes_training(workplace):
+    run("train.py", *TINY, "--run_name", "looks")
+    run("train.py", *TINY, "--run_name", "blind", "--eval_steps", "0", "--sample_steps", "0", "--save_steps", "12")
+    assert losses("looks") == losses("blind")
+    assert final_state("looks") == final_state("blind")
+
+
+@pytest.mark.parametrize("length", [64, 256, 1024, 2048])
+def test_sequence_length_sets_the_context(workplace, length):
+    text = Path("text.txt").read_text()
+    Path("long.txt").write_text(text * 3)
+    flags = ["--data_files", "long.txt", "--sequence_length", str(length), "--tokens_per_step", str(length)]
+    flags += ["--max_steps", "1", "--warmup_steps", "1", "--sample_steps", "0", "--run_name", f"r{length}"]
+    run("train.py", *TINY, *flags)
+    assert json.loads(Path(f"runs/r{length}/model/config.json").read_text())["n_positions"] == length
+
+
+def bad_inputs() -> dict[str, tuple[list[str], str]]:
+    return {
+        "misspelt flag": (["--max_step", "3"], "did you mean --max_steps"),
+        "no such recipe": (["--recipe", "tinny.yaml"], "did you mean tiny.yaml"),
+        "missing text": (["--data_files", "nothere.txt"], "nothere.txt: no such file"),
+        "empty text": (["--data_files", "empty.txt"], "empty.txt: is empty"),
+        "not UTF-8": (["--data_files", "latin1.txt"], "latin1.txt: offset 3: byte 0xe9 is not UTF-8"),
+        "short text": (["--data_files", "short.txt"], "fewer than one window"),
+        "vocabulary too small": (["--vocab_size", "8"], "use --vocab_size 64"),
+        "step that does not divide": (["--tokens_per_step", "100"], "the nearest is 96"),
+        "no such folder": (["--data_dir", "nowhere"], "no such folder"),
+        "run name": (["--run_name", "../x"], "letters, digits"),
+        "Hub data set": (["--data_files", "none", "--dataset_name", "owner/name"], "--data_dir FOLDER"),
+        "no such checkpoint": (["--resume_from_checkpoint", "runs/x"], "no such checkpoint"),
+        "no such tokenizer": (["--tokenizer", "./nowhere"], "tokenizer = ./nowhere: cannot be loaded"),
+    }
+
+
+@pytest.mark.parametrize("case", bad_inputs())
+def test_bad_input_is_one_error_with_a_remedy_and_writes_nothing(workplace, case):
+    flags, words = bad_inputs()[case]
+    Path("empty.txt").touch()
+    Path("latin1.txt").write_bytes("abcé".encode("latin-1") * 100)
+    Path("short.txt").write_text("too short to fill a window")
+    said = run("train.py", *TINY, *flags, expect=2).stderr
+    assert words in said
+    assert "Traceback" not in said
+    assert not Path("runs").exists()
+
+
+def test_run_folder_of_another_recipe_is_refused_with_the_difference(uninterrupted):
+    before = final_state("whole")
+    done = run("train.py", *TINY, "--run_name", "whole", "--learning_rate", "0.5", "--n_layer", "3", expect=2)
+    assert "learning_rate = 0.003, asked for 0.5" in done.stderr
+    assert "n_layer = 2, asked for 3" in done.stderr
+    assert final_state("whole") == before
+
+
+def test_resuming_on_other_text_is_refused(uninterrupted):
+    Path("other.txt").write_text(Path("text.txt").read_text().replace("cat", "tac"))
+    done = run("train.py", *TINY, "--run_name", "whole", "--data_files", "other.txt", expect=2)
+    assert "other data" in done.stderr
+
+
+def test_folder_that_is_no_run_folder_is_refused(workplace):
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("x")
+    done = run("train.py", *TINY, "--output_dir", "mine", expect=2)
+    assert "not a run folder" in done.stderr
+    assert os.listdir("mine") == ["thesis.txt"]
+
+
+def test_second_trainer_in_a_run_folder_is_refused_with_the_pid_of_the_first(workplace):
+    Path("runs/r").mkdir(parents=True)
+    with train.files.locked(Path("runs/r/.lock"), ""):
+        done = run("train.py", *TINY, "--run_name", "r", expect=2)
+    assert f"process {os.getpid()} is training there" in done.stderr
+
+
+def test_shards_of_another_tokenizer_are_refused(uninterrupted):
+    (folder,) = Path("data").glob("text-*")
+    manifest = json.loads((folder / shards.MANIFEST).read_text())
+    manifest["tokenizer"]["fingerprint"] = "0" * 64
+    (folder / shards.MANIFEST).write_text(json.dumps(manifest))
+    done = run("train.py", *TINY, "--run_name", "t", expect=2)
+    assert "another tokenizer" in done.stderr
+
+
+def test_full_disk_at_a_save_is_said_and_survived(workplace, monkeypatch):
+    real = checkpoint._write_tensors
+
+    def full(tensors, path):
+        if ".step-00000006" in str(path) and path.name == checkpoint.OPTIMIZER:
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        real(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "_write_tensors", full)
+    done = run("train.py", *TINY, "--run_name", "f")
+    assert "no checkpoint at step 6" in done.stderr
+    names = sorted(os.listdir("runs/f/checkpoints"))
+    assert names == ["step-00000009", "step-00000012"]
