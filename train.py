@@ -214,6 +214,8 @@ class Corpus:
 def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is no run folder."""
     old = run_dir / "recipe.yaml"
+    if recipe.resume_from_checkpoint not in ("auto", "none"):
+        checkpoint.read_state(Path(recipe.resume_from_checkpoint))
     if run_dir.exists() and not run_dir.is_dir():
         raise BadInput(f"output_dir = {run_dir}: is a file; give another --run_name or --output_dir")
     if not old.is_file():

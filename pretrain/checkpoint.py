@@ -46,16 +46,16 @@ def save(
     Raises OSError (disk full, say) with the older checkpoints untouched and nothing half-made.
     """
     weights = get_model_state_dict(model, options=FULL)
-    moments = get_optimizer_state_dict(model, optimizer, options=FULL)["state"]
+    moments = get_optimizer_state_dict(model, optimizer, options=FULL)  # empty on all processes but the first
     path = folder / f"step-{step:08d}"
-    if not is_main or path.exists():
+    if not is_main or find_fault(path) is None:
         return path
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".step-{step:08d}.tmp-{uuid.uuid4().hex[:8]}"
     aside.mkdir()
     try:
         _write_tensors({k: v for k, v in weights.items() if k != TIED}, aside / MODEL)
-        _write_tensors({f"{k}/{kind}": v for k, kinds in moments.items() for kind, v in kinds.items()}, aside / OPTIMIZER)
+        _write_tensors({f"{k}/{kind}": v for k, kinds in moments["state"].items() for kind, v in kinds.items()}, aside / OPTIMIZER)
         files.write_json(aside / STATE, {"step": step, **state})
         rows = {
             name: {"size": (aside / name).stat().st_size, "sha256": files.sha256(aside / name)}
@@ -63,6 +63,8 @@ def save(
         }
         files.write_json(aside / MANIFEST, {"step": step, "files": rows})
         files.fsync(aside)
+        if path.exists():  # a damaged one of this step, which the run did not resume from
+            path.rename(aside.with_name(aside.name[:-8] + uuid.uuid4().hex[:8]))
         aside.rename(path)
         files.fsync(folder)
     except BaseException:
@@ -70,8 +72,9 @@ def save(
         raise
     if fault := find_fault(path):
         raise OSError(f"{path}: does not read back as written: {fault}")
+    clear_partial(folder)
     if keep:
-        for old in list_checkpoints(folder)[keep:]:
+        for old in [other for other in list_checkpoints(folder) if other.name <= path.name][keep:]:
             shutil.rmtree(old)
     return path
 
@@ -150,13 +153,14 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) 
     """Load a verified checkpoint into the model (and the optimizer, unless None) in place."""
     weights = load_file(path / MODEL)
     weights[TIED] = weights["transformer.wte.weight"]
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, weights, options=options)
     if optimizer is None:
         return
     # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
-    moments = get_optimizer_state_dict(model, optimizer, options=FULL)
+    moments = get_optimizer_state_dict(model, optimizer, options=options)
     moments["state"] = {}
     for name, tensor in load_file(path / OPTIMIZER).items():
         parameter, kind = name.split("/")
         moments["state"].setdefault(parameter, {})[kind] = tensor
-    set_optimizer_state_dict(model, optimizer, moments, options=StateDictOptions(full_state_dict=True))
+    set_optimizer_state_dict(model, optimizer, moments, options=options)

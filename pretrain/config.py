@@ -343,10 +343,10 @@ def _fits(value: Any, wanted: Any) -> bool:
 def _from_text(text: str | list[str], wanted: Any) -> Any:
     """Read a flag's text; raises ValueError where it is not of the wanted type."""
     bare = _bare(wanted)
+    if _is_optional(wanted) and text in ("null", "none", ["null"], ["none"]):
+        return None
     if _is_list(wanted):
         return text
-    if _is_optional(wanted) and text in ("null", "none"):
-        return None
     if bare is bool:
         if text not in ("true", "false"):
             raise ValueError(text)

