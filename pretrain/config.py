@@ -5,6 +5,7 @@ the defaults seen below. A flag ``--key value`` wins over the file.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -61,7 +62,7 @@ class Recipe:
     n_head: int = key("attention heads", low=1, high=1000)
     n_embd: int = key("width", low=1, high=100_000)
     vocab_size: int = key("rows of the embedding: the tokenizer's size, padded for speed", low=2, high=10_000_000)
-    sequence_length: int = key("context, in tokens (n_positions)", low=1, high=1_000_000)
+    sequence_length: int = key("context, in tokens (n_positions)", low=2, high=1_000_000)
     resid_pdrop: float = key("dropout after attention and MLP", low=0.0, high=0.99)
     embd_pdrop: float = key("dropout after the embeddings", low=0.0, high=0.99)
     attn_pdrop: float = key("dropout of attention weights", low=0.0, high=0.99)
@@ -160,8 +161,10 @@ def parse_command(argv: Sequence[str], description: str, switches: dict[str, str
     given = vars(known)
     if unknown:
         names = ["recipe", *switches, *FIELDS]
+        flags = [word.split("=")[0] for word in unknown if word.startswith("-")]  # their values may be secrets
         raise BadInput(
-            f"{word}: no such flag{_nearest(word.lstrip('-').split('=')[0], names, '--')}" for word in unknown
+            [f"{flag}: no such flag{_nearest(flag.lstrip('-'), names, '--')}" for flag in flags]
+            or f"{unknown[0]}: is no flag; every value follows a --key"
         )
     path = Path(given.pop("recipe"))
     chosen = {name for name in switches if given.pop(name)}
@@ -196,7 +199,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     recipe = Recipe(**values)
     if faults := _cross_faults(path, recipe):
         raise BadInput(faults)
-    run_name = recipe.run_name or path.stem
+    run_name = path.stem if recipe.run_name is None else recipe.run_name
     return dataclasses.replace(recipe, run_name=run_name, output_dir=recipe.output_dir or f"runs/{run_name}")
 
 
@@ -244,7 +247,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise BadInput(f"{path}: cannot be read as text: {error}") from None
     try:
         values = yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
         raise BadInput(f"{path}: not a recipe: {where}") from None
@@ -261,17 +264,15 @@ def _field_faults(path: Path, name: str, value: Any) -> list[str]:
     if not _fits(value, wanted):
         hint = ""
         if isinstance(value, str) and _bare(wanted) in (int, float):
-            try:
-                number = float(value)
-                hint = f"; YAML reads this as text, write {_number_text(number, _bare(wanted))}"
-            except ValueError:
-                pass
+            with contextlib.suppress(ValueError):
+                if math.isfinite(number := float(value)):
+                    hint = f"; YAML reads this as text, write {_number_text(number, _bare(wanted))}"
         return [f"{where}: must be {_type_name(wanted)}, is {_type_name(type(value))}{hint}"]
     if field["choices"] and value not in field["choices"]:
         return [f"{where}: must be {_or(field['choices'])}{_nearest(value, field['choices'])}"]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         low, high = field["low"], field["high"]
-        if not math.isfinite(value) or not low <= value <= high:
+        if not low <= value <= high:  # NaN lies between nothing
             return [f"{where}: must lie between {low} and {high} ({field['help']})"]
     return []
 
@@ -300,15 +301,14 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
         )
     if r.sample_steps and not r.sample_prompts:
         faults.append(f"{path}: sample_steps = {r.sample_steps} needs sample_prompts: at least one text")
-    if r.data_files and not r.validation_files and r.validation_fraction <= 0 and not r.data_dir:
+    if (r.data_files or r.dataset_name) and not (r.validation_files or r.validation_fraction or r.data_dir):
         faults.append(
             f"{path}: validation_fraction = {r.validation_fraction}: there would be nothing to validate on. Give "
             f"a share such as 0.1, or --validation_files FILE"
         )
-    if r.run_name is not None and not RUN_NAME.fullmatch(r.run_name):
-        faults.append(
-            f"{path}: run_name = {r.run_name!r}: letters, digits and . _ - only, no leading dot, at most 64"
-        )
+    run_name = path.stem if r.run_name is None else r.run_name
+    if not RUN_NAME.fullmatch(run_name):
+        faults.append(f"{path}: run_name = {run_name!r}: letters, digits and . _ - only, no leading dot, at most 64")
     return faults
 
 

@@ -30,15 +30,17 @@ def validation_loss(
     was_training = loss_module.training
     loss_module.eval()
     nats, tokens, text_bytes, stopped = 0.0, 0, 0, False
-    for inputs_BT, targets_BT in batches:
-        if stopped := stop():
-            break
-        mean = loss_module(inputs_BT.to(device), targets_BT.to(device))
-        nats += mean.item() * targets_BT.numel()
-        tokens += targets_BT.numel()
-        if bytes_per_token is not None:
-            text_bytes += int(bytes_per_token[targets_BT.numpy()].sum())
-    loss_module.train(was_training)
+    try:
+        for inputs_BT, targets_BT in batches:
+            if stopped := stop():
+                break
+            mean = loss_module(inputs_BT.to(device), targets_BT.to(device))
+            nats += mean.item() * targets_BT.numel()
+            tokens += targets_BT.numel()
+            if bytes_per_token is not None:
+                text_bytes += int(bytes_per_token[targets_BT.numpy()].sum())
+    finally:
+        loss_module.train(was_training)
     sums = reduce_sum(torch.tensor([nats, tokens, text_bytes, stopped], dtype=torch.float64, device=device)).tolist()
     if sums[3]:
         return None

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from pathlib import Path
 
 import torch
@@ -11,17 +12,16 @@ from accelerate.utils import DistributedDataParallelKwargs
 from .errors import BadInput
 
 # Dense bf16/fp16 tensor peaks with fp32 accumulate, TFLOP/s, from NVIDIA's data sheets (GeForce Ampere and Ada run that
-# at half of the headline rate, which is for fp16 accumulate). Longer names stand before the shorter ones they contain.
+# at half of the headline rate, which is for fp16 accumulate), by the whole name that the driver gives.
 TENSOR_PEAKS = {
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "RTX A6000": 154.8,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
+    r"NVIDIA H200": 989.0,
+    r"NVIDIA H100 80GB HBM3|NVIDIA H100 SXM.*": 989.0,
+    r"NVIDIA H100 PCIe": 756.0,
+    r"NVIDIA A100[- ].*": 312.0,
+    r"NVIDIA RTX A6000": 154.8,
+    r"NVIDIA GeForce RTX 4090": 165.2,
+    r"NVIDIA GeForce RTX 3090": 71.0,
 }
-
 
 def make_accelerator() -> Accelerator:
     """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
@@ -38,7 +38,7 @@ def make_accelerator() -> Accelerator:
         )
     if wanted == "fp16" and not cuda:
         raise BadInput('mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML')
-    if int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != 1:
+    if os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1":
         raise BadInput(
             "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the accelerate YAML, or "
             "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
@@ -82,7 +82,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     if device.type != "cuda" or precision not in ("bf16", "fp16"):
         return None
     name = torch.cuda.get_device_name(device)
-    return next((peak * 1e12 for known, peak in TENSOR_PEAKS.items() if known in name), None)
+    return next((peak * 1e12 for known, peak in TENSOR_PEAKS.items() if re.fullmatch(known, name)), None)
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:

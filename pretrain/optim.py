@@ -90,10 +90,11 @@ def update(
         if applied:
             optimizer.step()
     else:
-        # At a scale of 1 or less there is nothing left to lower: what still overflows is the model, not the format.
-        overflow = not applied and math.isfinite(mean_loss) and scaler.get_scale() > 1.0
+        before = scaler.get_scale()
         if applied:
             scaler.step(optimizer)
         scaler.update()
+        # At a scale of 1 or less there is nothing left to lower: what still overflows is the model, not the format.
+        overflow = math.isfinite(mean_loss) and 1.0 < before > scaler.get_scale()
     optimizer.zero_grad(set_to_none=True)
     return Update(mean_loss, grad_norm, applied, overflow)

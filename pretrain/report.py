@@ -5,6 +5,7 @@ On a terminal there is a progress bar; in a file or a pipe there is one line eve
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from . import files
+
+HEADING = re.compile(r"==== step (\d+) · prompt .* ====$")
 
 
 class Meter:
@@ -32,12 +35,12 @@ class Meter:
     @property
     def elapsed(self) -> float:
         """Seconds of training so far, also before a resume."""
-        return self._before + (time.perf_counter() - self._since)
+        return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the clock inside the block."""
-        self._before = self.elapsed
+        self._before, self._since = self.elapsed, None
         try:
             yield
         finally:
@@ -133,7 +136,7 @@ class Report:
         """Append a sample to samples.txt."""
         if self.is_main:
             with open(self.samples_path, "a", encoding="utf-8") as out:
-                out.write(f"{_heading(step)}prompt {prompt!r} ====\n{prompt}{text}\n\n")
+                out.write(f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
 
     def close(self) -> None:
         """Let the bar and the file go."""
@@ -177,16 +180,13 @@ def _is_past(row: dict, first_step: int) -> bool:
     return step < first_step or (step == first_step and "train/loss" in row)
 
 
-def _heading(step: int) -> str:
-    return f"==== step {step} · "
-
-
 def _samples_before(path: Path, first_step: int) -> str:
     if not path.is_file():
         return ""
     kept: list[str] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        if line.startswith("==== step ") and int(line.split()[2]) >= first_step:
+        heading = HEADING.match(line)
+        if heading and int(heading[1]) >= first_step:
             break
         kept.append(line)
     return "".join(kept)

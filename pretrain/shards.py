@@ -74,7 +74,7 @@ def read_manifest(folder: Path) -> dict | None:
         return None
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        return manifest if manifest["complete"] else None
+        return manifest if manifest["complete"] and manifest["splits"]["train"] else None
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path}: not a manifest ({error!r}); delete the folder and prepare it again") from None
 
@@ -91,11 +91,11 @@ def describe_folder(folder: Path) -> dict:
     if (folder / MANIFEST).exists():
         raise BadInput(f"data_dir = {folder}: its preparation was not finished; run prepare_data.py again")
     splits = {}
-    for split, names in {"train": ("*train*.bin",), "validation": ("*validation*.bin", "*val_*.bin")}.items():
-        paths = sorted({path for name in names for path in folder.glob(name)})
+    for split, names in {"train": "*_train_*.bin", "validation": "*_val_*.bin"}.items():
+        paths = sorted(folder.glob(names))
         if not paths:
             raise BadInput(
-                f"data_dir = {folder}: holds no {split} shards ({' or '.join(names)}) and no {MANIFEST}; give the "
+                f"data_dir = {folder}: holds no {split} shards ({names}) and no {MANIFEST}; give the "
                 f"folder that prepare_data.py or llm.c's dev/data scripts wrote"
             )
         splits[split] = [{"file": path.name, "tokens": read_header(path)[0]} for path in paths]

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from glob import glob
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -32,6 +33,7 @@ class Source:
     identity: dict
     split_files: dict[str, list[Path]] = field(repr=False)
     validation_fraction: float = 0.0  # > 0: the last share of the train files' text is the validation split
+    skip_undecodable: bool = False
 
     @property
     def folder_name(self) -> str:
@@ -44,7 +46,7 @@ class Source:
         if not self.validation_fraction:
             for split, paths in self.split_files.items():
                 for path in paths:
-                    text = read_text(path, skip_undecodable=self.name == STDLIB)
+                    text = read_text(path, skip_undecodable=self.skip_undecodable)
                     if text is not None:
                         yield split, text
             return
@@ -82,7 +84,8 @@ def find_source(
     if data_files:
         train = find_files("data_files", data_files, download_dir)
         held_out = find_files("validation_files", validation_files, download_dir) if validation_files else []
-        if twice := sorted(str(path) for path in set(train) & set(held_out)):
+        trained_on = {path.resolve() for path in train}
+        if twice := [path for path in held_out if path.resolve() in trained_on]:
             raise BadInput(f"validation_files: {twice[0]} is also in data_files: it would be trained on")
         identity["files"] = [[path.name, files.sha256(path)] for path in train]
         identity["validation"] = [[p.name, files.sha256(p)] for p in held_out] or validation_fraction
@@ -91,7 +94,7 @@ def find_source(
     if dataset_name == STDLIB:
         split_files = stdlib_files(validation_fraction)
         identity["files"] = [[split, p.name, files.sha256(p)] for split, ps in split_files.items() for p in ps]
-        return Source(STDLIB, identity, split_files)
+        return Source(STDLIB, identity, split_files, skip_undecodable=True)
     if not dataset_name:
         raise BadInput("no data: give --data_files FILE... (text) or --data_dir FOLDER (token shards)")
     raise BadInput(
@@ -129,11 +132,8 @@ def download(url: str, folder: Path) -> Path:
     try:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
             body = answer.read()
-            length = answer.headers.get("Content-Length")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise BadInput(f"data_files: {url}: cannot be fetched ({error}). Give a file: --data_files FILE") from None
-    if length is not None and len(body) != int(length):
-        raise BadInput(f"data_files: {url}: {len(body)} of {length} bytes came; try again")
     folder.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
         temporary.write_bytes(body)

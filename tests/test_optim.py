@@ -12,7 +12,7 @@ INF, NAN = math.inf, math.nan
 
 
 def lr(step, **changes):
-    known = dict(peak=2.0, warmup_steps=4, max_steps=20, min_ratio=0.1)
+    known = {"peak": 2.0, "warmup_steps": 4, "max_steps": 20, "min_ratio": 0.1}
     return optim.lr_at(step, **(known | changes))
 
 
@@ -121,8 +121,7 @@ class Case:
 
 
 def scaler(scale=2.0**16):
-    made = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
-    return made
+    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
 
 
 @pytest.mark.parametrize("fp16", [False, True])

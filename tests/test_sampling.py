@@ -37,7 +37,9 @@ def model():
         n_layer=1, n_head=2, n_embd=16, vocab_size=ROWS, n_positions=CONTEXT, bos_token_id=END, eos_token_id=END
     )
     made = GPT2LMHeadModel(config).train()
-    favour(made, {END: -20.0})
+    for weight in made.parameters():  # far from uniform, so that what the model reads decides what it says
+        weight.data.mul_(20.0 if weight.dim() > 1 else 1.0)
+    favour(made, {END: -1e4})
     return made
 
 
@@ -50,13 +52,13 @@ def favour(model, logits):
 
 
 def go(model, prompt=(1, 2), n=6, **changes):
-    known = dict(temperature=1.0, top_k=0, top_p=1.0, seed=5)
+    known = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 5}
     return sample(model, list(prompt), Tokenizer(), max_new_tokens=n, **(known | changes))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_padding_is_never_sampled_however_likely(model, temperature):
-    favour(model, dict.fromkeys(range(USED, ROWS), 50.0))
+    favour(model, dict.fromkeys(range(USED, ROWS), 1e4))
     ids = go(model, n=40, temperature=temperature)
     assert len(ids) == 40 and max(ids) < USED
 
@@ -108,7 +110,7 @@ def test_top_k_and_top_p_restrict_the_choice(model):
 
 
 def test_end_of_text_ends_the_sample_and_is_not_in_it(model):
-    favour(model, {END: 100.0})
+    favour(model, {END: 1e5})
     streamer = Ids()
     assert go(model, n=20, streamer=streamer) == [] and streamer.ended == 1
 

@@ -35,7 +35,14 @@ def ids_of(folder, rows):
 
 
 def order(**changes):
-    known = dict(num_windows=10, sequence_length=4, sequences_per_step=4, micro_batch_size=2, num_processes=1, seed=1)
+    known = {
+        "num_windows": 10,
+        "sequence_length": 4,
+        "sequences_per_step": 4,
+        "micro_batch_size": 2,
+        "num_processes": 1,
+        "seed": 1,
+    }
     return shards.TrainOrder(**(known | changes))
 
 
@@ -81,7 +88,7 @@ def test_rows_hold_the_hash_of_each_file(tmp_path):
         (lambda b: b[:1020], "fewer than a shard's header"),
         (lambda b: b"", "train_000000.bin: "),
     ],
-    ids="magic version count token byte longer odd-header header empty".split(),
+    ids=["magic", "version", "count", "token", "byte", "longer", "odd-header", "header", "empty"],
 )
 def test_damaged_shard_is_refused_with_its_name(tmp_path, change, words):
     rows = write(tmp_path)
@@ -142,7 +149,7 @@ def test_every_token_is_a_target_once_and_no_window_crosses_a_shard(tmp_path):
 
 
 def test_shards_without_a_window_between_others_are_passed_over(tmp_path):
-    parts = [range(0, 9), [], range(100, 102), range(200, 209)]
+    parts = [range(9), [], range(100, 102), range(200, 209)]
     rows = []
     for number, part in enumerate(parts):
         by_hand(tmp_path / f"train_{number}.bin", list(part))

@@ -11,7 +11,13 @@ from pretrain.errors import BadInput
 
 
 def find(tmp_path, **changes):
-    known = dict(dataset_name=None, data_files=None, validation_files=None, validation_fraction=0.1, tokenizer={"t": 1})
+    known = {
+        "dataset_name": None,
+        "data_files": None,
+        "validation_files": None,
+        "validation_fraction": 0.1,
+        "tokenizer": {"t": 1},
+    }
     return stream.find_source(**(known | changes), download_dir=tmp_path / "downloads")
 
 
@@ -239,6 +245,7 @@ def test_host_that_does_not_answer_is_refused(tmp_path, server):
 
 def test_download_that_is_killed_half_way_leaves_no_file_to_be_taken_for_whole(tmp_path, server, monkeypatch):
     def full_disk(self, body):
+        self.open("wb").close()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full_disk)

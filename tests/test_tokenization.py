@@ -7,7 +7,9 @@ from transformers import AutoTokenizer
 from pretrain import tokenization
 from pretrain.errors import BadInput
 
-TEXT = "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|end\n"
+TEXT = (
+    "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"
+)
 MAKERS = {
     "bpe": lambda texts: tokenization.train_bpe(texts, 320),
     "characters": tokenization.make_characters,
@@ -52,9 +54,10 @@ def test_end_of_text_written_in_a_text_is_ordinary_text(tokenizer):
 
 
 def test_encoding_leaves_the_tokenizer_as_it_was(tokenizer):
-    before = tokenizer("a<|endoftext|>b").input_ids
-    ids_of(tokenizer, TEXT)
-    assert tokenizer("a<|endoftext|>b").input_ids == before and tokenizer.eos_token_id in before
+    for setting in (False, True):
+        tokenizer.backend_tokenizer.encode_special_tokens = setting
+        ids_of(tokenizer, TEXT)
+        assert tokenizer.backend_tokenizer.encode_special_tokens is setting
 
 
 def test_bytes_of_ids_sum_to_the_bytes_of_the_text(tokenizer):
