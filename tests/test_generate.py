@@ -1,0 +1,65 @@
+"""generate.py as a user calls it."""
+
+import pytest
+import torch
+from conftest import run
+
+from pretrain import model as gpt2
+from pretrain import tokenization
+
+
+@pytest.fixture
+def model_dir(workplace):
+    tokenizer = tokenization.make_characters(["abcdefghij \n"])
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 16, "seed": 1}
+    model = gpt2.build(**shape, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, eos_token_id=tokenizer.eos_token_id)
+    with torch.no_grad():
+        model.transformer.wte.weight[len(tokenizer) :] += 5  # the padding would win if it were let
+        model.transformer.wte.weight[tokenizer.eos_token_id] = -100 * model.transformer.ln_f.weight
+    (workplace / "runs" / "r").mkdir(parents=True)
+    gpt2.export(model, workplace / "runs" / "r" / "model", tokenizer)
+    return "runs/r"
+
+
+def test_a_run_folder_writes_on_from_the_prompt_with_known_characters_only(model_dir):
+    out = run("generate.py", "--model", model_dir, "--prompt", "abc", "--max_new_tokens", "40").stdout
+    assert out.startswith("abc")
+    assert set(out) <= set("abcdefghij \n")
+
+
+def test_same_seed_same_text_and_several_samples_differ(model_dir):
+    flags = ("--model", f"{model_dir}/model", "--prompt", "abc", "--max_new_tokens", "30", "--num_samples", "2")
+    first, again = run("generate.py", *flags, "--seed", "3").stdout, run("generate.py", *flags, "--seed", "3").stdout
+    assert first == again
+    one, two = first.split("---- sample 2 of 2\n")
+    assert one.removeprefix("---- sample 1 of 2\n").strip() != two.strip()
+    assert run("generate.py", *flags, "--seed", "4").stdout != first
+
+
+def test_prompt_longer_than_the_context_is_cropped_and_goes_on(model_dir):
+    prompt = "abcdefghij " * 8
+    out = run("generate.py", "--model", model_dir, "--prompt", prompt, "--max_new_tokens", "40").stdout
+    assert out.startswith(prompt)
+    assert len(out.rstrip("\n")) > len(prompt)
+
+
+def test_temperature_0_is_the_likeliest_whatever_the_seed(model_dir):
+    flags = ("--model", model_dir, "--prompt", "abc", "--temperature", "0")
+    assert run("generate.py", *flags, "--seed", "1").stdout == run("generate.py", *flags, "--seed", "2").stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prompt", "xyz"], "no id for 'x' 'y' 'z'"),
+        (["--temprature", "1"], "did you mean --temperature?"),
+        (["--top_p", "0", "--num_samples", "0"], "--top_p 0.0: must be above 0"),
+        (["--temperature", "warm"], "invalid float value: 'warm'"),
+        (["--model", "runs/nothere"], "runs/nothere: no such folder"),
+    ],
+)
+def test_bad_input_is_one_error_with_exit_2(model_dir, flags, words):
+    model = [] if "--model" in flags else ["--model", model_dir]
+    done = run("generate.py", *model, *flags, expect=2)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
