@@ -1,6 +1,6 @@
 """Sample text from a model: a run's ``model/`` folder, or any causal language model of the Hub.
 
-    python generate.py --model runs/quickstart --prompt "def " --num_samples 3
+python generate.py --model runs/quickstart --prompt "def " --num_samples 3
 """
 
 import argparse
@@ -81,7 +81,7 @@ def load(name: str):
         path = path / "model"
     elif path.is_dir() and (path / "checkpoints").is_dir():
         raise BadInput(f"--model {name}: the run has not written model/ yet; it does so at its end")
-    if not path.exists() and (path.parent.parent != Path(".") or path.parent.is_dir() and path.parent != Path(".")):
+    if not path.exists() and (path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()):
         raise BadInput(f"--model {name}: no such folder (a Hub id is owner/name)")
     name = str(path) if path.exists() else name
     disable_progress_bar()

@@ -266,7 +266,9 @@ def open_corpus(recipe: config.Recipe, data_dir: Path) -> Corpus:
     tokenizer = tokenization.load(str(own) if own.is_dir() else recipe.tokenizer)
     made = manifest["tokenizer"]
     if made and made["fingerprint"] != tokenization.fingerprint(tokenizer):
-        raise BadInput(f"{data_dir}: the shards were made with another tokenizer than {own}; delete it and prepare again")
+        raise BadInput(
+            f"{data_dir}: the shards were made with another tokenizer than {own}; delete it and prepare again"
+        )
     if own.is_dir() and recipe.tokenizer not in ("bpe", "characters"):
         wanted = tokenization.fingerprint(tokenization.load(recipe.tokenizer))
         if wanted != made["fingerprint"]:
@@ -502,7 +504,9 @@ def seed_dropout(seed: int, step: int, micro_step: int, rank: int) -> None:
     torch.manual_seed(int(mixed >> np.uint64(1)))
 
 
-def gradient_exchange(accelerator: Accelerator, module: torch.nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
+def gradient_exchange(
+    accelerator: Accelerator, module: torch.nn.Module, wanted: bool
+) -> contextlib.AbstractContextManager:
     """Exchange gradients between processes in this backward pass, or leave them for a later one."""
     return contextlib.nullcontext() if wanted else accelerator.no_sync(module)
 

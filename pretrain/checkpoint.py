@@ -34,7 +34,14 @@ FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def save(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, *, is_main: bool, keep: int
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict,
+    *,
+    is_main: bool,
+    keep: int,
 ) -> Path:
     """Save the state after ``step`` updates as ``folder/step-XXXXXXXX``; every process calls, the main one writes.
 
@@ -55,7 +62,9 @@ def save(
     aside.mkdir()
     try:
         _write_tensors({k: v for k, v in weights.items() if k != TIED}, aside / MODEL)
-        _write_tensors({f"{k}/{kind}": v for k, kinds in moments["state"].items() for kind, v in kinds.items()}, aside / OPTIMIZER)
+        _write_tensors(
+            {f"{k}/{kind}": v for k, kinds in moments["state"].items() for kind, v in kinds.items()}, aside / OPTIMIZER
+        )
         files.write_json(aside / STATE, {"step": step, **state})
         rows = {
             name: {"size": (aside / name).stat().st_size, "sha256": files.sha256(aside / name)}
@@ -143,7 +152,9 @@ def clear_partial(folder: Path) -> None:
 def read_state(path: Path) -> dict:
     """Return a verified checkpoint's ``state.json``. Raises BadInput when the checkpoint does not verify."""
     if not path.is_dir():
-        raise BadInput(f"resume_from_checkpoint = {path}: no such checkpoint; give auto, none or a step-XXXXXXXX folder")
+        raise BadInput(
+            f"resume_from_checkpoint = {path}: no such checkpoint; give auto, none or a step-XXXXXXXX folder"
+        )
     if fault := find_fault(path):
         raise BadInput(f"resume_from_checkpoint = {path}: {fault}")
     return json.loads((path / STATE).read_text(encoding="utf-8"))

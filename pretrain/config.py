@@ -40,9 +40,7 @@ class Recipe:
     dataset_name: str | None = key(
         "python_stdlib (the running Python's own source), or a data set's name", default=None, kind="data"
     )
-    dataset_config_name: str | None = key(
-        "subset of the data set, for example sample-10BT", default=None, kind="data"
-    )
+    dataset_config_name: str | None = key("subset of the data set, for example sample-10BT", default=None, kind="data")
     data_files: list[str] | None = key(
         "text files (UTF-8): paths, globs or https URLs; each file is one document", default=None, kind="data"
     )
@@ -94,9 +92,7 @@ class Recipe:
     sample_tokens: int = key("new tokens of a sample", default=100, kind="run", low=1, high=10**6)
     # Saving.
     save_steps: int = key("steps between checkpoints", default=1000, kind="run", low=0, high=10**9)
-    save_total_limit: int = key(
-        "checkpoints kept: 0 = all, else 2 or more", default=2, kind="run", low=0, high=10**6
-    )
+    save_total_limit: int = key("checkpoints kept: 0 = all, else 2 or more", default=2, kind="run", low=0, high=10**6)
     output_dir: str | None = key("run folder; default runs/<run_name>", default=None, kind="run")
     run_name: str | None = key("name of the run folder; default the recipe's", default=None, kind="run")
     resume_from_checkpoint: str = key("auto, none, or a checkpoint's path", default="auto", kind="run")
@@ -145,9 +141,7 @@ def parse_command(argv: Sequence[str], description: str, switches: dict[str, str
     Returns: the checked recipe (``run_name`` and ``output_dir`` filled in) and the switches given.
     Raises BadInput with every fault found.
     """
-    parser = argparse.ArgumentParser(
-        description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS
-    )
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
     for name, help in switches.items():
         parser.add_argument(f"--{name}", action="store_true", default=False, help=help)

@@ -23,6 +23,7 @@ TENSOR_PEAKS = {
     r"NVIDIA GeForce RTX 3090": 71.0,
 }
 
+
 def make_accelerator() -> Accelerator:
     """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
 

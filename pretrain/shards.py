@@ -234,10 +234,14 @@ def _permutation(seed: int, epoch: int, block: int, length: int) -> np.ndarray:
 def eval_batches(
     shards: TokenShards, *, max_tokens: int, batch_size: int, rank: int, num_processes: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield this process's share of the first ``max_tokens`` (0 = all) of a split, in order, each window once."""
+    """Yield this process's share of ``max_tokens`` (0 = all) of a split, each window once.
+
+    The windows are spread evenly over the split: its first files are seldom like the rest.
+    """
     count = shards.num_windows
     if max_tokens:
         count = min(count, max(1, max_tokens // shards.sequence_length))
-    mine = np.arange(rank, count, num_processes)
+    chosen = np.arange(count) * shards.num_windows // count
+    mine = chosen[rank::num_processes]
     for begin in range(0, len(mine), batch_size):
         yield shards.batch(mine[begin : begin + batch_size])

@@ -180,7 +180,11 @@ def test_starting_from_a_model_pads_its_vocabulary_at_the_mean_row(model, export
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"n_layer": 3}, "n_layer = 2"), ({"vocab_size": 32}, "--vocab_size 64"), ({"sequence_length": 32}, "n_positions")],
+    [
+        ({"n_layer": 3}, "n_layer = 2"),
+        ({"vocab_size": 32}, "--vocab_size 64"),
+        ({"sequence_length": 32}, "n_positions"),
+    ],
 )
 def test_starting_from_a_model_of_another_shape_is_refused(exported, change, words):
     with pytest.raises(BadInput, match=words):

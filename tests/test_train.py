@@ -251,7 +251,10 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
     newest = checkpoint.list_checkpoints(Path("runs/n/checkpoints"))[0]
     assert newest.name == "step-00000007"
     assert json.loads((newest / "state.json").read_text())["skipped_updates"] == 4
-    for tensor in [*load_file(newest / "model.safetensors").values(), *load_file(newest / "optimizer.safetensors").values()]:
+    for tensor in [
+        *load_file(newest / "model.safetensors").values(),
+        *load_file(newest / "optimizer.safetensors").values(),
+    ]:
         assert torch.isfinite(tensor).all()
 
 
