@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         fsync(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
         fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
