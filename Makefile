@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CARD := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+# nvidia-smi without a driver says so on its standard output: only a success counts.
+CARD := $(shell names=$$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
 # The YAML for this machine: a named card's own, else the one for any single card, else the CPU's.
 ACCELERATE_CONFIG ?= accelerate_configs/$(if $(CARD),$(if $(findstring H200,$(CARD)),h200,$(if $(findstring A6000,$(CARD)),a6000,single_gpu)),cpu).yaml
 RECIPE ?= recipes/quickstart.yaml

@@ -25,14 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     if recipe.data_dir:
         raise BadInput(f"data_dir = {recipe.data_dir} is a folder of shards already: there is nothing to prepare")
-    source = stream.find_source(
-        dataset_name=recipe.dataset_name,
-        data_files=recipe.data_files,
-        validation_files=recipe.validation_files,
-        validation_fraction=recipe.validation_fraction,
-        tokenizer=config.tokenizer_identity(recipe),
-        download_dir=Path("data/downloads"),
-    )
+    source = stream.find_source(**config.source(recipe))
     folder = Path("data") / source.folder_name
     folder.mkdir(parents=True, exist_ok=True)
     with files.locked(folder / ".lock", f"{folder} is being prepared by process {{pid}}; wait for it"):

@@ -206,7 +206,6 @@ class Corpus:
 
     splits: dict[str, shards.TokenShards]
     tokenizer: PreTrainedTokenizerFast
-    tokenizer_files: Path | None  # None: shards of others, whose tokenizer is the recipe's
     bytes_per_token: np.ndarray
     fingerprint: str  # of the train split's contents: a run resumes on the same data or not at all
 
@@ -222,14 +221,7 @@ def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
         if run_dir.is_dir() and any(path.name != LOCK for path in run_dir.iterdir()):
             raise BadInput(f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours")
         return
-    before, now = config.science(config.load_recipe(old)), config.science(recipe)
-    faults = [
-        f"{old}: {name} = {before[name]}, asked for {now[name]}: fixed for a run. Give another --run_name, or set it back"
-        for name in now
-        if now[name] != before[name]
-    ]
-    if faults:
-        raise BadInput(faults)
+    config.refuse_changed_science(old, config.science(config.load_recipe(old)), recipe)
     if recipe.resume_from_checkpoint == "none" and checkpoint.list_checkpoints(run_dir / "checkpoints"):
         raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
 
@@ -238,14 +230,7 @@ def prepared_data(recipe: config.Recipe, argv: list[str]) -> Path:
     """Return the folder of token shards; prepare_data.py makes it, as a process of its own, when it is not there."""
     if recipe.data_dir:
         return Path(recipe.data_dir)
-    source = stream.find_source(
-        dataset_name=recipe.dataset_name,
-        data_files=recipe.data_files,
-        validation_files=recipe.validation_files,
-        validation_fraction=recipe.validation_fraction,
-        tokenizer=config.tokenizer_identity(recipe),
-        download_dir=Path("data/downloads"),
-    )
+    source = stream.find_source(**config.source(recipe))
     folder = Path("data") / source.folder_name
     script = Path(__file__).with_name("prepare_data.py")
     words = [word for word in argv if word.lstrip("-") not in SWITCHES]
@@ -285,7 +270,7 @@ def open_corpus(recipe: config.Recipe, data_dir: Path) -> Corpus:
     table = np.zeros(recipe.vocab_size, dtype=np.int64)
     table[: len(tokenizer)] = tokenization.token_bytes(tokenizer)
     fingerprint = shards.fingerprint(manifest["splits"]["train"])
-    return Corpus(splits, tokenizer, own if own.is_dir() else None, table, fingerprint)
+    return Corpus(splits, tokenizer, table, fingerprint)
 
 
 @contextlib.contextmanager
@@ -354,10 +339,9 @@ def resume(
     if path is None:
         return {"step": 0, "skipped_updates": 0, "bad_in_a_row": 0, "elapsed_seconds": 0.0}, notes
     state = checkpoint.read_state(path)
+    config.refuse_changed_science(path, state["science"], recipe)  # a path may lead to another run
     if state["data"] != corpus.fingerprint:
         raise BadInput(f"{path}: was trained on other data than this; give the same text, or another --run_name")
-    if state["step"] > recipe.max_steps:
-        raise BadInput(f"{path}: is past max_steps = {recipe.max_steps}")
     checkpoint.load(path, model, optimizer)
     if accelerator.scaler is not None and state["scaler"]:
         accelerator.scaler.load_state_dict(state["scaler"])
@@ -444,6 +428,7 @@ def save_checkpoint(
         **counters,
         "tokens": step * recipe.tokens_per_step,
         "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
+        "science": config.science(recipe),
         "data": corpus.fingerprint,
         "threads": torch.get_num_threads(),
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
@@ -554,7 +539,7 @@ def evaluate(recipe: config.Recipe, corpus: Corpus, run_dir: Path, accelerator: 
     if path is None and not recipe.init_from:
         raise BadInput(f"eval_only: {run_dir} holds no checkpoint; train first, or give --init_from MODEL")
     if path is not None:
-        checkpoint.read_state(path)
+        config.refuse_changed_science(path, checkpoint.read_state(path)["science"], recipe)
         checkpoint.load(path, model, None)
     loss_module = gpt2.NextTokenLoss(model)
     accelerator.prepare(loss_module)

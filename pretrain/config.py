@@ -231,6 +231,31 @@ def science(recipe: Recipe) -> dict[str, Any]:
     return {name: getattr(recipe, name) for name, field in FIELDS.items() if field.metadata["kind"] == "science"}
 
 
+def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
+    """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
+    faults = [
+        f"{where}: {name} = {_shown(before.get(name))}, asked for {_shown(now)}: fixed for a run. Give another "
+        f"--run_name, or set it back"
+        for name, now in science(recipe).items()
+        if before.get(name) != now
+    ]
+    if faults:
+        raise BadInput(faults)
+
+
+def source(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys that say which text, split and tokenizer are asked for, as ``stream.find_source`` takes them."""
+    size = recipe.tokenizer_vocab_size if recipe.tokenizer == "bpe" else None
+    return {
+        "dataset_name": recipe.dataset_name,
+        "data_files": recipe.data_files,
+        "validation_files": recipe.validation_files,
+        "validation_fraction": recipe.validation_fraction,
+        "tokenizer": {"tokenizer": recipe.tokenizer, "size": size},
+        "download_dir": Path("data/downloads"),
+    }
+
+
 def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -382,9 +407,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
-
-
-def tokenizer_identity(recipe: Recipe) -> dict[str, Any]:
-    """Return what decides the ids of a text: part of the name of its folder of shards."""
-    size = recipe.tokenizer_vocab_size if recipe.tokenizer == "bpe" else None
-    return {"tokenizer": recipe.tokenizer, "size": size}

@@ -337,6 +337,6 @@ def test_science_excludes_what_may_change(tmp_path):
 
 def test_tokenizer_identity_holds_the_size_only_where_it_counts(tmp_path):
     sizes = [recipe(tmp_path, tokenizer_vocab_size=size) for size in (300, 400)]
-    assert config.tokenizer_identity(sizes[0]) != config.tokenizer_identity(sizes[1])
+    assert config.source(sizes[0])["tokenizer"] != config.source(sizes[1])["tokenizer"]
     sizes = [recipe(tmp_path, tokenizer="characters", tokenizer_vocab_size=size) for size in (300, 400)]
-    assert config.tokenizer_identity(sizes[0]) == config.tokenizer_identity(sizes[1])
+    assert config.source(sizes[0])["tokenizer"] == config.source(sizes[1])["tokenizer"]

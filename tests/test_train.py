@@ -346,6 +346,13 @@ def test_run_folder_of_another_recipe_is_refused_with_the_difference(uninterrupt
     assert final_state("whole") == before
 
 
+def test_resuming_from_another_runs_checkpoint_is_refused_with_the_difference(uninterrupted):
+    flags = ["--run_name", "wider", "--n_embd", "64", "--resume_from_checkpoint"]
+    done = run("train.py", *TINY, *flags, "runs/whole/checkpoints/step-00000012", expect=2)
+    assert "n_embd = 32, asked for 64" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_resuming_on_other_text_is_refused(uninterrupted):
     Path("other.txt").write_text(Path("text.txt").read_text().replace("cat", "tac"))
     done = run("train.py", *TINY, "--run_name", "whole", "--data_files", "other.txt", expect=2)
