@@ -9,9 +9,8 @@ The same command goes on where a stopped or killed run was.
 import contextlib
 import json
 import os
-import subprocess
+import resource
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -35,34 +34,37 @@ from pretrain import (
     plots,
     sampling,
     shards,
-    stream,
+    sources,
     tokenization,
+    windows,
 )
 from pretrain import model as gpt2
 from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
+from pretrain.reader import Reader, Supply
 from pretrain.report import Meter, Report, due, duration, read_metrics
 from pretrain.stopping import StopRequest
 
-SWITCHES = {"eval_only": "score the newest checkpoint (or init_from) on the validation split and stop"}
+EXTRAS = {"eval_only": (bool, "score the newest checkpoint (or init_from) on the validation split and stop")}
 BAD_UPDATES_IN_A_ROW = 3
 LOCK = ".lock"
+RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
 
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 2 bad input, 1 cannot go on, 128 + n for signal n."""
     argv = sys.argv[1:] if argv is None else argv
-    recipe, switches = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", SWITCHES)
+    recipe, extras = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", EXTRAS)
     config.make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # refuse before anything is written
     run_dir = Path(recipe.output_dir)
     refuse_foreign_run(recipe, run_dir)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
     accelerator = hardware.make_accelerator()
-    corpus = open_corpus(recipe, prepared_data(recipe, argv))
-    if "eval_only" in switches:
-        return evaluate(recipe, corpus, run_dir, accelerator)
-    with run_folder(recipe, run_dir, accelerator):
-        return train(recipe, corpus, run_dir, accelerator)
+    with contextlib.closing(Corpus(recipe, argv)) as corpus:
+        if "eval_only" in extras:
+            return evaluate(recipe, corpus, run_dir, accelerator)
+        with run_folder(recipe, run_dir, accelerator):
+            return train(recipe, corpus, run_dir, accelerator)
 
 
 def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: Accelerator) -> int:
@@ -71,14 +73,17 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
     device, rank = accelerator.device, accelerator.process_index
 
     # Which windows a step reads is a pure function of recipe and step: there is no reader's state to save.
-    order = shards.TrainOrder(
-        num_windows=corpus.splits["train"].num_windows,
+    order = windows.TrainOrder(
+        weights=tuple(source.weight for source in corpus.sources),
         sequence_length=recipe.sequence_length,
         sequences_per_step=plan.sequences_per_step,
         micro_batch_size=plan.per_device_train_batch_size,
         num_processes=plan.num_processes,
         seed=recipe.data_seed,
+        block_tokens=recipe.shuffle_block_tokens,
     )
+    if recipe.stream_keep == "consumed":
+        order.refuse_second_epoch(recipe.max_steps, [source.most_windows for source in corpus.sources])
 
     # Accelerate moves, wraps (DDP), compiles and autocasts the module that returns the loss. `model` stays the bare
     # GPT2LMHeadModel that shares its weights: it is what is saved, evaluated, sampled and exported.
@@ -111,9 +116,11 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
         tokens_per_step=recipe.tokens_per_step,
         is_main=accelerator.is_main_process,
     )
-    for line in [*header(recipe, plan, corpus, model, flops, accelerator), *notes]:
+    for line in [*header(recipe, plan, corpus, order, model, flops, accelerator), *notes]:
         report.say(line)
     report.start_progress()
+    corpus.say, corpus.supply.waited_seconds = report.say, state["data_wait_seconds"]
+    batches = train_batches(recipe, corpus, device)
     stop = StopRequest()
 
     def look(step: int, split: str) -> None:
@@ -127,6 +134,8 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
     def save(step: int) -> None:
         counters = {"skipped_updates": skipped, "bad_in_a_row": bad_in_a_row, "elapsed_seconds": meter.elapsed}
         save_checkpoint(recipe, corpus, run_dir, step, counters, model, optimizer, accelerator, report)
+        if recipe.stream_keep == "consumed":
+            corpus.delete_consumed(order, run_dir)
 
     # `step` = updates attempted. max_steps updates take max_steps + 1 visits: the last one only looks and saves.
     for step in range(first_step, recipe.max_steps + 1):
@@ -143,20 +152,21 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
             stopping = stop.agreed()
             break
 
+        failure = wait_for_data(corpus, order, step, stop)  # for a stream that is behind
         lr = learning_rate(recipe, step)
         optim.set_lr(optimizer, lr)
 
         loss = torch.zeros((), device=device)  # nats per token, mean over this process's share of the step
         for micro_step in range(plan.gradient_accumulation_steps):
-            if stopping := stop.agreed():
+            if (stopping := stop.agreed()) or failure:
                 break  # the partial step is abandoned: a resumed run does it again, to the bit
-            inputs_BT, targets_BT = corpus.splits["train"].batch(order.windows(step, micro_step, rank))
+            inputs_BT, targets_BT = batches.batch(order.windows(step, micro_step, rank, corpus.epoch_windows))
             seed_dropout(recipe.seed, step, micro_step, rank)
             with gradient_exchange(accelerator, training_module, micro_step + 1 == plan.gradient_accumulation_steps):
-                micro_loss = training_module(inputs_BT.to(device), targets_BT.to(device))
+                micro_loss = training_module(inputs_BT, targets_BT)
                 accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
             loss += micro_loss.detach() / plan.gradient_accumulation_steps
-        if stopping:
+        if stopping or failure:
             break
 
         outcome = optim.update(
@@ -181,12 +191,15 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
         if due(step + 1, recipe.logging_steps, step + 1 == recipe.max_steps):
             row = {"train/loss": outcome.loss, "train/grad_norm": outcome.grad_norm, "train/lr": lr}
             row |= {"skipped_updates": skipped, "elapsed_seconds": meter.elapsed, **meter.read()}
+            row["data_wait_seconds"] = corpus.supply.waited_seconds  # of elapsed_seconds
             report.log(step + 1, row)
             report.progress(step + 1, row)
 
+    if not last and step > first_step and (stopping or failure):
+        save(step)
+    if failure and not stopping:
+        raise TrainingStopped(failure)
     if stopping:
-        if step > first_step:
-            save(step)
         report.say(f"stopped by {stop.signal.name} after {step} steps; the same command goes on from there")
     else:
         finish(recipe, corpus, run_dir, model, report, meter, look, accelerator)
@@ -200,14 +213,152 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
 # What the story above calls, in its order. Each knows the recipe and hands plain values to a leaf.
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The opened data of a run."""
+@dataclass
+class Source:
+    """One source of a run: its folder of shards, opened. ``train`` and ``manifest`` may still grow."""
 
-    splits: dict[str, shards.TokenShards]
-    tokenizer: PreTrainedTokenizerFast
-    bytes_per_token: np.ndarray
-    fingerprint: str  # of the train split's contents: a run resumes on the same data or not at all
+    weight: float
+    folder: Path
+    found: sources.Source | None  # None: a folder that was given
+    manifest: dict = None
+    train: windows.Windows = None
+    validation: windows.Windows = None
+
+    @property
+    def epoch_windows(self) -> int | None:
+        """How many windows an epoch has; None while that is not known."""
+        return self.train.num_windows if self.manifest["complete"] else None
+
+    @property
+    def most_windows(self) -> int | None:
+        """A bound of ``epoch_windows`` that may be known before it is."""
+        if self.manifest["complete"] or self.found is None:
+            return self.train.num_windows
+        bounds = [bound for bound in (self.found.most_tokens, self.found.identity["limit_tokens"]) if bound]
+        return min(bounds) // self.train.sequence_length if bounds else None
+
+
+class Corpus:
+    """The data of a run.
+
+    Attributes:
+        sources: one, or those of a mixture; ``test``: the windows of that split, where a single source has one.
+        supply: the processes that read what is not there yet.
+    """
+
+    def __init__(self, recipe: config.Recipe, argv: list[str]):
+        self.recipe = recipe
+        self.is_first = os.environ.get("RANK", "0") == "0"
+        self.say = lambda line: print(line, file=sys.stderr, flush=True) if self.is_first else None
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each shard is an open file
+        self.sources = []
+        for asked in config.sources(recipe):
+            found = None if asked["data_dir"] else sources.find_source(**asked["find"])
+            self.sources.append(Source(asked["weight"], found.folder if found else Path(asked["data_dir"]), found))
+        readers = [self._start_reader(index, argv) for index in range(len(self.sources))]
+        self.supply = Supply(readers, self.refresh, lambda line: self.say(line))
+        streams = [source.folder / shards.MANIFEST for source in self.sources if source.found]
+        self.supply.until(lambda: all(path.is_file() for path in streams), "the validation split comes first")
+        for source in self.sources:
+            source.manifest = shards.describe_folder(source.folder)
+        self.tokenizer = open_tokenizer(recipe, self.sources)
+        self.bytes_per_token = np.zeros(recipe.vocab_size, dtype=np.int64)
+        self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
+        for source in self.sources:
+            source.validation = self._append(self._empty(), source, "validation", 0)
+            source.train = self._append(self._empty(), source, "train", 0)
+        only = self.sources[0]
+        has_test = len(self.sources) == 1 and "test" in only.manifest["splits"]
+        self.test = self._append(self._empty(), only, "test", 0) if has_test else None
+
+    @property
+    def train(self) -> list[windows.Windows]:
+        """The train windows of each source."""
+        return [source.train for source in self.sources]
+
+    @property
+    def complete(self) -> bool:
+        """Whether no source grows any more."""
+        return all(source.manifest["complete"] for source in self.sources)
+
+    @property
+    def epoch_windows(self) -> list[int | None]:
+        """How many windows an epoch of each source has; None while that is not known."""
+        return [source.epoch_windows for source in self.sources]
+
+    def refresh(self) -> bool:
+        """Open the train shards that are new; return ``complete``."""
+        for source in self.sources:
+            if not source.manifest["complete"]:
+                opened = len(source.manifest["splits"]["train"])
+                source.manifest = shards.describe_folder(source.folder)
+                self._append(source.train, source, "train", opened)
+        return self.complete
+
+    def contents(self) -> list[dict]:
+        """Return what a resumed run must find again of each source."""
+        return [{"weight": source.weight} | shards.contents(source.manifest) for source in self.sources]
+
+    def refuse_other(self, where: Path, before: list[dict]) -> None:
+        """Raise BadInput unless the data begins as it was ``before``; what is being read anew is waited for."""
+        if [state["weight"] for state in before] != [source.weight for source in self.sources]:
+            raise BadInput(
+                f"{where}: was trained on sources of other weights; set them back, or give another --run_name"
+            )
+        pairs = list(zip(before, self.sources, strict=True))
+
+        def there() -> bool:
+            opened = all(len(source.manifest["splits"]["train"]) >= state["shards"] for state, source in pairs)
+            return opened or self.refresh()
+
+        self.supply.until(there, "the shards that the checkpoint has seen")
+        for state, source in pairs:
+            shards.refuse_other_contents(where, state, source.manifest)
+
+    def delete_consumed(self, order: windows.TrainOrder, run_dir: Path) -> None:
+        """Delete the train shards that the oldest checkpoint kept, and so any resumed run, has no more use for."""
+        if kept := checkpoint.list_checkpoints(run_dir / "checkpoints"):
+            oldest = order.oldest_needed(checkpoint.step_of(kept[-1]))
+            for train, first in zip(self.train, oldest, strict=True):
+                for path in train.paths_before(first):
+                    train.release(path)
+                    path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the readers; what they have finished is kept."""
+        self.supply.close()
+
+    def _start_reader(self, index: int, argv: list[str]) -> Reader | None:
+        """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
+        source = self.sources[index]
+        if source.found is None or os.environ.get("LOCAL_RANK", "0") != "0":
+            return None
+        if (shards.read_manifest(source.folder) or {"complete": False})["complete"]:
+            return None
+        words = [word for word in argv if word.lstrip("-") not in EXTRAS]
+        script = Path(__file__).with_name("prepare_data.py")
+        command = [sys.executable, str(script), *words, "--source", str(index), "--follow"]
+        return Reader(command, lambda line: self.say(f"data     {line}"))
+
+    def _empty(self) -> windows.Windows:
+        return windows.Windows(self.recipe.sequence_length, self.recipe.vocab_size)
+
+    def _append(self, opened: windows.Windows, source: Source, split: str, first_row: int) -> windows.Windows:
+        rows = source.manifest["splits"][split][first_row:]
+        shards.refuse_changed(source.folder, rows)
+        for row in rows:
+            path = source.folder / row["file"]
+            consumed = self.recipe.stream_keep == "consumed" and not path.exists()
+            opened.append(path, row["tokens"], *((None, 0) if consumed else shards.open_ids(path, row["tokens"])))
+        if source.manifest["tokenizer"] is None and self.is_first:
+            opened.check_ids()  # of shards that others made; ours were looked at when they were written
+        if not opened.num_windows and (source.manifest["complete"] or split != "train"):
+            raise BadInput(
+                f"{source.folder}: the {split} split has {opened.num_tokens} tokens, and no shard of it one window of "
+                f"sequence_length + 1 = {self.recipe.sequence_length + 1}. Give more text, or a smaller --sequence_length"
+            )
+        return opened
 
 
 def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
@@ -226,51 +377,25 @@ def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
         raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
 
 
-def prepared_data(recipe: config.Recipe, argv: list[str]) -> Path:
-    """Return the folder of token shards; prepare_data.py makes it, as a process of its own, when it is not there."""
-    if recipe.data_dir:
-        return Path(recipe.data_dir)
-    source = stream.find_source(**config.source(recipe))
-    folder = Path("data") / source.folder_name
-    script = Path(__file__).with_name("prepare_data.py")
-    words = [word for word in argv if word.lstrip("-") not in SWITCHES]
-    while shards.read_manifest(folder) is None:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(0.5)  # the first process of this machine prepares
-            continue
-        done = subprocess.run([sys.executable, str(script), *words], stdout=subprocess.DEVNULL)
-        if done.returncode:
-            raise BadInput("the data could not be prepared (see above)")
-    return folder
-
-
-def open_corpus(recipe: config.Recipe, data_dir: Path) -> Corpus:
-    """Open the shards and the tokenizer that they belong to. Raises BadInput when they do not fit."""
-    manifest = shards.describe_folder(data_dir)
-    own = data_dir / "tokenizer"
-    tokenizer = tokenization.load(str(own) if own.is_dir() else recipe.tokenizer)
-    made = manifest["tokenizer"]
-    if made and made["fingerprint"] != tokenization.fingerprint(tokenizer):
-        raise BadInput(
-            f"{data_dir}: the shards were made with another tokenizer than {own}; delete it and prepare again"
-        )
-    if own.is_dir() and recipe.tokenizer not in ("bpe", "characters"):
-        wanted = tokenization.fingerprint(tokenization.load(recipe.tokenizer))
-        if wanted != made["fingerprint"]:
-            raise BadInput(f"tokenizer = {recipe.tokenizer}: the shards in {data_dir} were made with another one")
+def open_tokenizer(recipe: config.Recipe, opened: list[Source]) -> PreTrainedTokenizerFast:
+    """Return the tokenizer that all shards were made with. Raises BadInput when they do not fit it, or each other."""
+    own = [source.folder / "tokenizer" for source in opened if (source.folder / "tokenizer").is_dir()]
+    name = str(own[0]) if own else recipe.tokenizer
+    tokenizer = tokenization.load(name)
+    fingerprint = tokenization.fingerprint(tokenizer)
+    for source in opened:
+        made = source.manifest["tokenizer"]
+        if made and made["fingerprint"] != fingerprint:
+            raise BadInput(f"{source.folder}: its shards were made with another tokenizer than {name}")
+        otherwise_named = made and recipe.tokenizer not in (made["name"], *config.MADE)
+        if otherwise_named and tokenization.fingerprint(tokenization.load(recipe.tokenizer)) != fingerprint:
+            raise BadInput(f"tokenizer = {recipe.tokenizer}: the shards in {source.folder} were made with another one")
     if len(tokenizer) > recipe.vocab_size:
         fits = -(-len(tokenizer) // 64) * 64
         raise BadInput(
             f"vocab_size = {recipe.vocab_size}: the tokenizer has {len(tokenizer)} ids; use --vocab_size {fits}"
         )
-    splits = {
-        split: shards.TokenShards(data_dir, rows, recipe.sequence_length, recipe.vocab_size, check_ids=made is None)
-        for split, rows in manifest["splits"].items()
-    }
-    table = np.zeros(recipe.vocab_size, dtype=np.int64)
-    table[: len(tokenizer)] = tokenization.token_bytes(tokenizer)
-    fingerprint = shards.fingerprint(manifest["splits"]["train"])
-    return Corpus(splits, tokenizer, table, fingerprint)
+    return tokenizer
 
 
 @contextlib.contextmanager
@@ -337,11 +462,17 @@ def resume(
     path, damaged = find_checkpoint(recipe, run_dir, accelerator)
     notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
     if path is None:
-        return {"step": 0, "skipped_updates": 0, "bad_in_a_row": 0, "elapsed_seconds": 0.0}, notes
+        counters = {
+            "step": 0,
+            "skipped_updates": 0,
+            "bad_in_a_row": 0,
+            "elapsed_seconds": 0.0,
+            "data_wait_seconds": 0.0,
+        }
+        return counters, notes
     state = checkpoint.read_state(path)
     config.refuse_changed_science(path, state["science"], recipe)  # a path may lead to another run
-    if state["data"] != corpus.fingerprint:
-        raise BadInput(f"{path}: was trained on other data than this; give the same text, or another --run_name")
+    corpus.refuse_other(path, state["data"])
     checkpoint.load(path, model, optimizer)
     if accelerator.scaler is not None and state["scaler"]:
         accelerator.scaler.load_state_dict(state["scaler"])
@@ -355,20 +486,20 @@ def header(
     recipe: config.Recipe,
     plan: config.Plan,
     corpus: Corpus,
+    order: windows.TrainOrder,
     model: PreTrainedModel,
     flops: int,
     accelerator: Accelerator,
 ) -> list[str]:
     """Return the lines that say what this run is."""
     tokens = recipe.max_steps * recipe.tokens_per_step
-    train = corpus.splits["train"]
     compiled = accelerator.state.dynamo_plugin.backend.value.lower()
     return [
         f"run      {recipe.run_name} in {recipe.output_dir}",
         f"model    GPT-2, {gpt2.count_parameters(model) / 1e6:.1f}M parameters: {recipe.n_layer} layers, "
         f"{recipe.n_head} heads, {recipe.n_embd} wide, context {recipe.sequence_length}, vocabulary "
         f"{recipe.vocab_size} ({len(corpus.tokenizer)} used)",
-        f"data     {train.num_tokens:,} train tokens; the run reads {tokens:,} ({tokens / train.num_tokens:.2f} epochs)",
+        *describe_data(recipe, corpus, order),
         f"step     {recipe.tokens_per_step:,} tokens = {plan.num_processes} process(es) x "
         f"{plan.gradient_accumulation_steps} micro-batch(es) x {plan.per_device_train_batch_size} sequences x "
         f"{recipe.sequence_length} tokens",
@@ -377,6 +508,54 @@ def header(
         f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the "
         f"first steps",
     ]
+
+
+def describe_data(recipe: config.Recipe, corpus: Corpus, order: windows.TrainOrder) -> Iterator[str]:
+    """Say what the run reads, a line a source, and what the user should know about where it lies."""
+    read, shares = order.read_before(recipe.max_steps), order.shares()
+    for source, windows_read, share in zip(corpus.sources, read, shares, strict=True):
+        folder, train, complete = source.folder, source.train, source.manifest["complete"]
+        tokens = windows_read * recipe.sequence_length
+        yield (
+            f"data     {folder}: {train.num_tokens:,} train tokens{'' if complete else ' so far, more are being read'}; "
+            f"the run reads {tokens:,}{f' ({tokens / train.num_tokens:.2f} epochs)' if complete else ''}"
+            f"{f', {share:.1%} of its windows' if len(shares) > 1 else ''}"
+        )
+        if train.dropped_tokens > 0.01 * train.num_tokens:
+            yield (
+                f"note     {train.dropped_tokens:,} of its tokens are in no window: ends of shards, and shards shorter "
+                f"than sequence_length"
+            )
+        if mount := hardware.network_mount(folder):
+            yield (
+                f"note     {folder} lies on {mount}, over the network: each window is fetched from there. Copy it to a "
+                f"local disk: cp -r {folder} /local/disk, then --data_dir /local/disk/{folder.name}"
+            )
+
+
+def wait_for_data(corpus: Corpus, order: windows.TrainOrder, step: int, stop: StopRequest) -> str | None:
+    """Wait until all that ``step`` reads is there; return why it never will be, if so."""
+    have = lambda: [train.num_windows for train in corpus.train]  # noqa: E731
+    failure = corpus.supply.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
+    if corpus.recipe.stream_keep == "consumed" and corpus.complete and not failure:
+        try:
+            order.refuse_second_epoch(step + 1, corpus.epoch_windows)  # how long an epoch is was not known at the start
+        except BadInput as error:
+            return str(error)
+    return failure
+
+
+def train_batches(recipe: config.Recipe, corpus: Corpus, device: torch.device) -> windows.Mapped | windows.Resident:
+    """Return where batches come from: memory-mapped files, or ids that live on the card whole (data_device)."""
+    size = 4 * sum(source.num_tokens for source in corpus.train)
+    if recipe.data_device == "cuda":
+        if device.type != "cuda":
+            raise BadInput(f"data_device = cuda: this run is on {device}; use --data_device auto")
+        if not corpus.complete:
+            raise BadInput("data_device = cuda needs all of the data: run prepare_data.py first, or use auto")
+    small = recipe.data_device == "auto" and device.type == "cuda" and corpus.complete and size <= RESIDENT_BYTES
+    kind = windows.Resident if small or recipe.data_device == "cuda" else windows.Mapped
+    return kind(corpus.train, device)
 
 
 def validation_loss(
@@ -389,9 +568,15 @@ def validation_loss(
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Return the loss of a split over all processes (None when stopped): nats per token and bits per byte."""
-    batches = shards.eval_batches(
-        corpus.splits[split],
-        max_tokens=recipe.eval_tokens,
+    found = [corpus.test] if split == "test" else [source.validation for source in corpus.sources]
+    draws = windows.eval_draws(
+        [opened.num_windows for opened in found],
+        [source.weight for source in corpus.sources],
+        max_windows=max(1, recipe.eval_tokens // recipe.sequence_length) if recipe.eval_tokens else 0,
+    )
+    batches = windows.eval_batches(
+        windows.Mapped(found, accelerator.device),
+        draws,
         batch_size=plan.per_device_train_batch_size,
         rank=accelerator.process_index,
         num_processes=plan.num_processes,
@@ -429,7 +614,8 @@ def save_checkpoint(
         "tokens": step * recipe.tokens_per_step,
         "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
         "science": config.science(recipe),
-        "data": corpus.fingerprint,
+        "data": corpus.contents(),
+        "data_wait_seconds": corpus.supply.waited_seconds,
         "threads": torch.get_num_threads(),
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
     }
@@ -516,7 +702,7 @@ def finish(
     accelerator: Accelerator,
 ) -> None:
     """Score the test split where there is one, write ``model/``, and say where everything lies."""
-    if "test" in corpus.splits:
+    if corpus.test:
         look(recipe.max_steps, "test")
     if accelerator.is_main_process:
         gpt2.export(model, run_dir / "model", corpus.tokenizer)

@@ -100,6 +100,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted((p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir()), reverse=True)
 
 
+def step_of(path: Path) -> int:
+    """Return how many updates a checkpoint folder stands for."""
+    return int(NAME.fullmatch(path.name)[1])
+
+
 def find_fault(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, file first, or None when every byte is as it was written."""
     try:

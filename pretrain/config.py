@@ -36,24 +36,73 @@ def key(help: str, *, default: Any = ABSENT, kind: str = "science", low=None, hi
 class Recipe:
     """One run. Keys keep the order of meaning: data, model, batch, optimizer, schedule, looking, saving."""
 
-    # Data: `data_dir`, else `data_files`, else `dataset_name`.
+    # Data: `data_dir`, else `data_files`, else `sources` (a mixture), else `dataset_name`.
     dataset_name: str | None = key(
-        "python_stdlib (the running Python's own source), or a data set's name", default=None, kind="data"
+        "data set of the Hub, or python_stdlib (the running Python's own source)", default=None, kind="data"
     )
     dataset_config_name: str | None = key("subset of the data set, for example sample-10BT", default=None, kind="data")
+    dataset_revision: str | None = key(
+        "branch, tag or commit of the data set; pinned to a commit at first contact", default=None, kind="data"
+    )
+    text_column: str = key(
+        "column of the data set, or field of the JSON lines, with the text", default="text", kind="data"
+    )
     data_files: list[str] | None = key(
-        "text files (UTF-8): paths, globs or https URLs; each file is one document", default=None, kind="data"
+        "files: paths, globs or https URLs. Text (UTF-8): each file is one document. Parquet, JSON lines, CSV: each row "
+        "is one",
+        default=None,
+        kind="data",
     )
     validation_files: list[str] | None = key(
-        "text files that are the validation split; else the last validation_fraction", default=None, kind="data"
+        "files of the same kind that are the validation split; else validation_fraction (text) or validation_tokens",
+        default=None,
+        kind="data",
     )
     validation_fraction: float = key(
-        "share of the text kept for validation", default=0.1, kind="data", low=0.0, high=0.9
+        "text files, python_stdlib: share kept for validation", default=0.1, kind="data", low=0.0, high=0.9
     )
-    data_dir: str | None = key("folder of token shards (ours, or llm.c's .bin files)", default=None, kind="data")
+    validation_tokens: int = key(
+        "data sets, Parquet, JSON lines: the first documents, to this many tokens, are kept for validation",
+        default=10_485_760,
+        kind="data",
+        low=1,
+        high=2**40,
+    )
+    data_dir: str | None = key(
+        "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin",
+        default=None,
+        kind="data",
+    )
+    sources: list[dict] | None = key(
+        "a mixture: a list of mappings, each a weight and the data keys above (recipe file only)",
+        default=None,
+        kind="data",
+    )
     tokenizer: str = key("bpe or characters (made from the text), or a Hub id or folder", kind="data")
     tokenizer_vocab_size: int = key(
         "size of the bpe made from the text", default=4096, kind="data", low=257, high=1_000_000
+    )
+    limit_tokens: int = key(
+        "stop preparing after about this many train tokens; 0 = all", default=0, kind="data", low=0, high=2**50
+    )
+    shard_tokens: int = key(
+        "tokens of a shard; training begins when the first ones are there",
+        default=100_000_000,
+        kind="data",
+        low=2,
+        high=2**31 - 1,
+    )
+    stream_keep: str = key(
+        "all, or consumed: delete train shards that no kept checkpoint needs (one epoch only)",
+        default="all",
+        kind="run",
+        choices=("all", "consumed"),
+    )
+    data_device: str = key(
+        "where the ids lie: cpu (memory-mapped files), cuda (whole on the card), auto (cuda when small)",
+        default="auto",
+        kind="run",
+        choices=("auto", "cpu", "cuda"),
     )
     # Model: GPT2Config's own names.
     n_layer: int = key("blocks", low=1, high=1000)
@@ -83,6 +132,12 @@ class Recipe:
     max_grad_norm: float = key("clip the gradient's norm here; 0 = no clipping", low=0.0, high=1e9)
     seed: int = key("weights and dropout", low=0, high=2**31 - 1)
     data_seed: int = key("order of the windows", low=0, high=2**31 - 1)
+    shuffle_block_tokens: int = key(
+        "windows are shuffled within blocks of this many tokens; a stream trains when the first block is there",
+        default=2**26,
+        low=1,
+        high=2**40,
+    )
     # Looking: every so many steps; 0 = never.
     logging_steps: int = key("steps between metrics rows", default=10, kind="run", low=0, high=10**9)
     eval_steps: int = key("steps between validations", default=250, kind="run", low=0, high=10**9)
@@ -100,6 +155,10 @@ class Recipe:
 
 FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
 TYPES = typing.get_type_hints(Recipe)
+# What a source of a mixture may say. The first line says which source it is; the rest it has from the recipe otherwise.
+SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
+SOURCE_RULES = ("text_column", "validation_fraction", "validation_tokens", "limit_tokens", "shard_tokens")
+MADE = ("bpe", "characters")  # tokenizers that are made from the text
 
 
 @dataclass(frozen=True)
@@ -130,22 +189,27 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_command(argv: Sequence[str], description: str, switches: dict[str, str]) -> tuple[Recipe, set[str]]:
+def parse_command(
+    argv: Sequence[str], description: str, extras: dict[str, tuple[type, str]]
+) -> tuple[Recipe, dict[str, Any]]:
     """Read ``--recipe FILE --key value ...``: the file, then the flags over it.
 
     Args:
         argv: the words after the script's name.
         description: first line of ``--help``.
-        switches: names and help of flags without a value that are not recipe keys.
+        extras: flags that are not recipe keys: type (bool: no value follows) and help.
 
-    Returns: the checked recipe (``run_name`` and ``output_dir`` filled in) and the switches given.
+    Returns: the checked recipe (``run_name`` and ``output_dir`` filled in) and the extras given, by name.
     Raises BadInput with every fault found.
     """
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
-    for name, help in switches.items():
-        parser.add_argument(f"--{name}", action="store_true", default=False, help=help)
+    for name, (wanted, help) in extras.items():
+        value = {"action": "store_true"} if wanted is bool else {"metavar": _type_name(wanted).upper()}
+        parser.add_argument(f"--{name}", help=help, **value)
     for name, field in FIELDS.items():
+        if _is_mappings(TYPES[name]):
+            continue  # too much for a flag
         many = {"nargs": "+"} if _is_list(TYPES[name]) else {}
         default = "" if field.default is ABSENT else f" (default: {_shown(field.default)})"
         help = (field.metadata["help"] + default).replace("%", "%%")
@@ -154,14 +218,20 @@ def parse_command(argv: Sequence[str], description: str, switches: dict[str, str
     known, unknown = parser.parse_known_args(list(argv))
     given = vars(known)
     if unknown:
-        names = ["recipe", *switches, *FIELDS]
+        names = ["recipe", *extras, *(name for name in FIELDS if not _is_mappings(TYPES[name]))]
         flags = [word.split("=")[0] for word in unknown if word.startswith("-")]  # their values may be secrets
         raise BadInput(
             [f"{flag}: no such flag{_nearest(flag.lstrip('-'), names, '--')}" for flag in flags]
             or f"{unknown[0]}: is no flag; every value follows a --key"
         )
     path = Path(given.pop("recipe"))
-    chosen = {name for name in switches if given.pop(name)}
+    chosen = {}
+    for name in extras.keys() & given.keys():
+        text = given.pop(name)
+        try:
+            chosen[name] = text if extras[name][0] is bool else extras[name][0](text)
+        except ValueError:
+            raise BadInput(f"--{name} {text}: must be {_type_name(extras[name][0])}") from None
     return load_recipe(path, given), chosen
 
 
@@ -243,17 +313,19 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
         raise BadInput(faults)
 
 
-def source(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys that say which text, split and tokenizer are asked for, as ``stream.find_source`` takes them."""
+def sources(recipe: Recipe) -> list[dict[str, Any]]:
+    """Return what the run reads, one dict a source: ``weight``, ``data_dir``, and the arguments of ``find_source``."""
+    mixture = [{"weight": 1.0, **{name: getattr(recipe, name) for name in SOURCE_NAMES}}]
+    if recipe.sources and not recipe.data_dir and not recipe.data_files:
+        mixture = recipe.sources
     size = recipe.tokenizer_vocab_size if recipe.tokenizer == "bpe" else None
-    return {
-        "dataset_name": recipe.dataset_name,
-        "data_files": recipe.data_files,
-        "validation_files": recipe.validation_files,
-        "validation_fraction": recipe.validation_fraction,
-        "tokenizer": {"tokenizer": recipe.tokenizer, "size": size},
-        "download_dir": Path("data/downloads"),
-    }
+    found = []
+    for given in mixture:
+        rules = {name: given.get(name, getattr(recipe, name)) for name in SOURCE_RULES}
+        names = {name: given.get(name) for name in SOURCE_NAMES}
+        find = rules | names | {"tokenizer": {"tokenizer": recipe.tokenizer, "size": size}}
+        found.append({"weight": float(given["weight"]), "data_dir": find.pop("data_dir"), "find": find})
+    return found
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -325,9 +397,45 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
             f"{path}: validation_fraction = {r.validation_fraction}: there would be nothing to validate on. Give "
             f"a share such as 0.1, or --validation_files FILE"
         )
+    if r.sources is not None and not (r.data_dir or r.data_files):
+        faults += _mixture_faults(path, r)
+    if r.stream_keep == "consumed" and (r.data_dir or any("data_dir" in source for source in r.sources or ())):
+        faults.append(
+            f"{path}: stream_keep = consumed deletes shards that training has read, and data_dir holds yours. Use "
+            f"--stream_keep all"
+        )
     run_name = path.stem if r.run_name is None else r.run_name
     if not RUN_NAME.fullmatch(run_name):
         faults.append(f"{path}: run_name = {run_name!r}: letters, digits and . _ - only, no leading dot, at most 64")
+    return faults
+
+
+def _mixture_faults(path: Path, r: Recipe) -> list[str]:
+    """Return what is wrong with ``sources``; each is checked as the recipe's own keys are."""
+    faults = []
+    if not r.sources:
+        faults.append(f"{path}: sources is empty: list at least one mapping with weight and dataset_name or data_files")
+    if r.sources and r.tokenizer in MADE:
+        faults.append(
+            f"{path}: tokenizer = {r.tokenizer}: a mixture needs one tokenizer for all its sources: give a Hub id or a "
+            f"folder, for example the tokenizer/ that prepare_data.py made for one of them"
+        )
+    for number, source in enumerate(r.sources or (), 1):
+        where = f"{path}: sources, number {number}"
+        for name, value in source.items():
+            if name == "weight":
+                if not _fits(value, float) or not 0 < value < math.inf:
+                    faults.append(f"{where}: weight = {_shown(value)}: must be a number above 0")
+            elif name not in (*SOURCE_NAMES, *SOURCE_RULES):
+                faults.append(
+                    f"{where}: {name}: no such key{_nearest(str(name), ('weight', *SOURCE_NAMES, *SOURCE_RULES))}"
+                )
+            else:
+                faults += [fault.replace(f"{path}:", f"{where}:", 1) for fault in _field_faults(path, name, value)]
+        if "weight" not in source:
+            faults.append(f"{where}: weight is missing: its share of the windows, relative to the other weights")
+        if not any(source.get(name) for name in ("data_dir", "data_files", "dataset_name")):
+            faults.append(f"{where}: give data_dir, data_files or dataset_name")
     return faults
 
 
@@ -350,8 +458,14 @@ def _is_list(wanted: Any) -> bool:
     return typing.get_origin(_bare(wanted)) is list
 
 
+def _is_mappings(wanted: Any) -> bool:
+    return _bare(wanted) == list[dict]
+
+
 def _fits(value: Any, wanted: Any) -> bool:
     wanted = _bare(wanted)
+    if _is_mappings(wanted):
+        return isinstance(value, list) and all(isinstance(item, dict) for item in value)
     if _is_list(wanted):
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if wanted is float:
@@ -374,6 +488,8 @@ def _from_text(text: str | list[str], wanted: Any) -> Any:
 
 
 def _type_name(wanted: Any) -> str:
+    if _is_mappings(wanted):
+        return "a list of mappings"
     if _is_list(wanted):
         return "a list of texts"
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}

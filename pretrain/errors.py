@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 class BadInput(ValueError):
     """One or more things the user can mend; ``lines`` holds one message each (file, key, value, rule, remedy)."""
 
-    def __init__(self, lines: str | Iterable[str]):
+    def __init__(self, lines: str | Iterable[str], status: int = 2):
+        self.status = status
         self.lines = [lines] if isinstance(lines, str) else list(lines)
         super().__init__("\n".join(self.lines))
 
@@ -32,6 +33,6 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
             if os.environ.get("RANK", "0") == "0":
                 for line in getattr(error, "lines", [str(error)]):
                     print(f"error: {line}", file=sys.stderr, flush=True)
-            return 2 if isinstance(error, BadInput) else 1
+            return getattr(error, "status", 1)
 
     return wrapper

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,20 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """Give a new folder beside ``folder``; on success it takes its name, unless another process was first."""
+    temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        with contextlib.suppress(OSError):
+            temporary.rename(folder)
+            fsync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` (UTF-8) atomically."""
     with replacing(path) as temporary:
@@ -52,17 +67,17 @@ def sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: str) -> Iterator[None]:
+def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
     """Hold ``path`` as a lock that dies with this process; another holder's pid goes into ``busy`` ("{pid}").
 
-    Raises BadInput when another process holds it.
+    Raises BadInput with this exit status when another process holds it.
     """
     with open(path, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            raise BadInput(busy.format(pid=file.read().strip() or "unknown")) from None
+            raise BadInput(busy.format(pid=file.read().strip() or "unknown"), status) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

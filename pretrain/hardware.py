@@ -23,6 +23,12 @@ TENSOR_PEAKS = {
     r"NVIDIA GeForce RTX 3090": 71.0,
 }
 
+# As /proc/mounts names them.
+NETWORK_FILE_SYSTEMS = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|lustre|beegfs|gpfs|ceph|glusterfs|afs|9p|"
+    r"fuse\.(sshfs|glusterfs|s3fs|gcsfuse|ceph.*|rclone)"
+)
+
 
 def make_accelerator() -> Accelerator:
     """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
@@ -76,6 +82,18 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
+    """Return the kind of network file system that ``path`` lies on, or None for a local one (or where it is unknown)."""
+    if not mounts.is_file():
+        return None
+    path = path.resolve()
+    found = (line.split()[1:3] for line in mounts.read_text(errors="replace").splitlines() if line.count(" ") > 2)
+    # The kernel writes a space in a mount point as \\040. The longest mount point that holds the path is the one.
+    over = [(point, kind) for point, kind in found if path.is_relative_to(point.replace("\\040", " "))]
+    kind = max(over, key=lambda entry: len(entry[0]), default=("", ""))[1]
+    return kind if NETWORK_FILE_SYSTEMS.fullmatch(kind) else None
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -38,13 +38,18 @@ class StopRequest:
 
     def agreed(self) -> bool:
         """Return whether any process was asked to stop; every process must call it at the same place."""
-        if self._group is None:
-            return self.requested
-        flag = torch.tensor([int(self.requested)])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-        if flag.item() and self.signal is None:
+        (stop,) = self.any_of(self.requested)
+        if stop and self.signal is None:
             self.signal = signal.SIGTERM
-        return bool(flag.item())
+        return stop
+
+    def any_of(self, *flags: bool) -> list[bool]:
+        """Return, for each flag, whether any process has it set; every process must call it at the same place."""
+        if self._group is None:
+            return list(flags)
+        tensor = torch.tensor(flags, dtype=torch.uint8)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return [bool(flag) for flag in tensor.tolist()]
 
     @property
     def exit_code(self) -> int:

@@ -1,182 +1,314 @@
-"""Documents of a source, in a fixed order, split into train, validation (and test) by a fixed rule.
+"""Documents of a data set of the Hub, or of Parquet, JSON-lines, CSV and Arrow files, streamed with a cursor.
 
-Two sources live here: the running Python's own standard library, and the user's text files. Each is found first
-(names and hashes, cheap), so that a run can tell whether its shards exist, and read later.
+``datasets`` reads; what it leaves open is closed here (research/reliability.md, 2.2): a fault is retried from the row
+it happened at and not from the shuffle buffer's or iterator's own state (D1, D4-D9), waits have a limit (D10), a file
+is finished only when its last row was read (a swallowed error looks like an end, D8), and a data set is pinned to a
+commit (D12).
 """
 
-import hashlib
+import contextlib
+import difflib
+import gzip
 import json
-import sysconfig
-import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from glob import glob
-from http.client import HTTPException
-from pathlib import Path
-from urllib.parse import urlparse
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any
 
-from . import files
-from .errors import BadInput
+import datasets
+import fsspec
+import huggingface_hub
+import pyarrow.parquet as pq
+from aiohttp import ClientTimeout
 
-STDLIB = "python_stdlib"
-TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_modules"}
-DOWNLOAD_TIMEOUT_SECONDS = 60
-FORMAT = 1  # raise when the same source would be read to other documents
+from .errors import BadInput, TrainingStopped
 
+Row = tuple[str | None, bool]
+Part = tuple[str, Callable[[int], Iterator[Row]]]
 
-@dataclass(frozen=True)
-class Source:
-    """A source that was found: where its shards belong and which files make each split."""
-
-    name: str
-    identity: dict
-    split_files: dict[str, list[Path]] = field(repr=False)
-    validation_fraction: float = 0.0  # > 0: the last share of the train files' text is the validation split
-    skip_undecodable: bool = False
-
-    @property
-    def folder_name(self) -> str:
-        """``<source>-<fingerprint>``: another text, split or tokenizer is another folder."""
-        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
-        return f"{self.name}-{digest[:12]}"
-
-    def documents(self) -> Iterator[tuple[str, str]]:
-        """Yield (split, text) of every document, split by split."""
-        if not self.validation_fraction:
-            for split, paths in self.split_files.items():
-                for path in paths:
-                    text = read_text(path, skip_undecodable=self.skip_undecodable)
-                    if text is not None:
-                        yield split, text
-            return
-        texts = [read_text(path) for path in self.split_files["train"]]
-        left = int(sum(map(len, texts)) * (1 - self.validation_fraction))  # characters; nanoGPT's rule
-        tail = []
-        for text in texts:
-            if text[:left]:
-                yield "train", text[:left]
-            if text[left:]:
-                tail.append(text[left:])
-            left = max(0, left - len(text))
-        for text in tail:
-            yield "validation", text
+TRIES = 10  # in a row without a new row; with the waits below about five minutes
+LONGEST_WAIT_SECONDS = 60
+LONGEST_RETRY_AFTER_SECONDS = 600  # what a server may ask for
+TIMEOUT_SECONDS = 60
+ROWS = 256  # of one step of reading
+TAIL_BYTES = SAMPLE_BYTES = 2**20
+SIZES_ASKED = 64  # files whose size is asked for; of more, the first one's stands for all
+HTTP = {
+    "client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)}
+}
+STORAGE = {"http": HTTP, "https": HTTP}
+FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
 
 
-def find_source(
+def open_tables(
     *,
-    dataset_name: str | None,
-    data_files: list[str] | None,
-    validation_files: list[str] | None,
-    validation_fraction: float,
-    tokenizer: dict,
-    download_dir: Path,
-) -> Source:
-    """Find the files of a source without reading them as text.
+    dataset_name: str,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    data_files: dict[str, list[str]] | None = None,
+    text_column: str,
+    pinned: str | None = None,
+    say: Callable[[str], None],
+) -> tuple[str | None, dict[str, list[Part]]]:
+    """Open a data set for streaming.
 
     Args:
-        tokenizer: what decides the ids (its name, or how it is made): part of the fingerprint.
-        download_dir: where files given by URL are kept.
+        dataset_name: a Hub id, or parquet, json, csv or arrow for ``data_files`` by split.
+        pinned: the commit of an earlier contact; else it is asked for.
+        say: hears each retry.
 
-    Raises BadInput when nothing is found or a source is not one of ours.
+    Returns: the commit (None for files) and each split's parts; a file of the data set is one part.
+    Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
     """
-    identity = {"format": FORMAT, "tokenizer": tokenizer}
-    if data_files:
-        train = find_files("data_files", data_files, download_dir)
-        held_out = find_files("validation_files", validation_files, download_dir) if validation_files else []
-        trained_on = {path.resolve() for path in train}
-        if twice := [path for path in held_out if path.resolve() in trained_on]:
-            raise BadInput(f"validation_files: {twice[0]} is also in data_files: it would be trained on")
-        identity["files"] = [[path.name, files.sha256(path)] for path in train]
-        identity["validation"] = [[p.name, files.sha256(p)] for p in held_out] or validation_fraction
-        split_files = {"train": train} | ({"validation": held_out} if held_out else {})
-        return Source(train[0].stem, identity, split_files, 0.0 if held_out else validation_fraction)
-    if dataset_name == STDLIB:
-        split_files = stdlib_files(validation_fraction)
-        identity["files"] = [[split, p.name, files.sha256(p)] for split, ps in split_files.items() for p in ps]
-        return Source(STDLIB, identity, split_files, skip_undecodable=True)
-    if not dataset_name:
-        raise BadInput("no data: give --data_files FILE... (text) or --data_dir FOLDER (token shards)")
-    raise BadInput(
-        f"dataset_name = {dataset_name}: this version reads no data set from the Hub yet, and no shards or text were "
-        f"given. Use --data_dir FOLDER (token shards, ours or llm.c's fineweb_train_*.bin), --data_files FILE... "
-        f"(text), or --recipe recipes/quickstart.yaml (needs no data)"
-    )
-
-
-def find_files(key: str, patterns: list[str], download_dir: Path) -> list[Path]:
-    """Return the files behind paths, globs and URLs, sorted within each pattern, each once."""
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        if pattern.startswith(("https://", "http://")):
-            matches = [download(pattern, download_dir)]
-        else:
-            matches = sorted(Path(name) for name in glob(pattern, recursive=True)) or [Path(pattern)]
-        for path in matches:
-            if path.is_dir():
-                raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
-            if not path.is_file():
-                raise BadInput(f"{key}: {path}: no such file")
-            if not path.stat().st_size:
-                raise BadInput(f"{key}: {path}: is empty")
-            found[path] = None
-    return list(found)
-
-
-def download(url: str, folder: Path) -> Path:
-    """Fetch a text file once; later calls return the kept copy. Raises BadInput when it cannot be had."""
-    name = Path(urlparse(url).path).name or "text"
-    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{name}"
-    if path.is_file():
-        return path
-    try:
-        with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
-            body = answer.read()
-    except (OSError, ValueError, HTTPException) as error:
-        raise BadInput(f"data_files: {url}: cannot be fetched ({error}). Give a file: --data_files FILE") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as temporary:
-        temporary.write_bytes(body)
-    return path
-
-
-def read_text(path: Path, *, skip_undecodable: bool = False) -> str | None:
-    """Return a file's text with every byte kept (no newline is changed); None when it may be skipped.
-
-    Raises BadInput with the offset of the first byte that is not UTF-8.
-    """
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        if skip_undecodable:
-            return None
-        raise BadInput(
-            f"{path}: offset {error.start}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert it, for "
-            f"example: iconv -f LATIN1 -t UTF-8 {path.name} > new.txt"
-        ) from None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
-    """Return the standard library's Python files by split, sorted by path.
-
-    A file's split is a hash of its path, so another machine with this Python splits alike. The library's own tests,
-    where they are installed (Debian leaves them out), are a ``test`` split, thinned by the same hash.
-    """
-    root = Path(sysconfig.get_path("stdlib"))
-    splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if SKIPPED_FOLDERS & set(relative.parts) or not path.stat().st_size:
+    _retry_here(say)
+    if not data_files:
+        pinned = pinned or _patiently(dataset_name, say, _commit, dataset_name, dataset_revision)
+    arguments = {"path": dataset_name, "name": dataset_config_name, "revision": pinned, "data_files": data_files}
+    arguments["storage_options"] = STORAGE if data_files else None
+    builder = _patiently(dataset_name, say, _builder, arguments)
+    names = {str(split): [str(name) for name in found] for split, found in builder.config.data_files.items()}
+    if "train" not in names:
+        raise BadInput(f"dataset_name = {dataset_name}: has no split train, only {', '.join(names)}")
+    splits = {}
+    for split in ("train", "validation") if data_files else ("train",):
+        if split not in names:
             continue
-        digest = hashlib.sha256(relative.as_posix().encode()).digest()
-        held_out = int.from_bytes(digest[:8]) < validation_fraction * 2**64
-        if TEST_FOLDERS & set(relative.parts[:-1]):
-            if held_out:
-                splits["test"].append(path)
-        else:
-            splits["validation" if held_out else "train"].append(path)
-    if not splits["train"] or not splits["validation"]:
-        raise BadInput(f"dataset_name = {STDLIB}: {root} holds no Python source to train on; use --data_files FILE...")
-    return {split: paths for split, paths in splits.items() if paths}
+        if hasattr(builder.config, "columns"):  # Parquet: the other columns are not even fetched
+            arguments["columns"] = [text_column]
+        table = _patiently(dataset_name, say, _open_split, arguments, split, text_column)
+        splits[split] = [
+            (name, _reader(table, index, name, text_column, say)) for index, name in enumerate(names[split])
+        ]
+    return pinned, splits
+
+
+def expected_text_bytes(names: list[str], text_column: str) -> float:
+    """Return about how many bytes of text these files of a data set hold, from the first one and all sizes.
+
+    Parquet's footer knows; of JSON lines or CSV the beginning is looked at.
+    """
+    size = _file_size(names[0])
+    total = sum(map(_file_size, names)) if len(names) <= SIZES_ASKED else size * len(names)
+    if _is_parquet(names[0]):
+        with _open(names[0]) as file:
+            groups = pq.ParquetFile(file).metadata
+        columns = [
+            groups.row_group(i).column(j) for i in range(groups.num_row_groups) for j in range(groups.num_columns)
+        ]
+        return total / size * sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_column)
+    with _open(names[0], compression="infer") as file:
+        head = file.read(SAMPLE_BYTES)
+    share = 1.0
+    with contextlib.suppress(ValueError, AttributeError):  # CSV, or one line longer than the sample: all of it is text
+        rows = [json.loads(line).get(text_column) or "" for line in head.splitlines()[:-1] or [head]]
+        share = sum(len(text.encode()) for text in rows) / max(1, len(head))
+    if not names[0].split("?")[0].endswith((".json", ".jsonl", ".ndjson", ".csv", ".arrow")):
+        share *= len(head) / len(gzip.compress(head))
+    return total * share
+
+
+def _file_size(name: str) -> int:
+    filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
+    return int(filesystem.size(path))
+
+
+def _open(name: str, **options):
+    return fsspec.open(name, "rb", **options, **STORAGE.get(name.split(":")[0], {}))
+
+
+class _Hearing(logging.Handler):
+    """Passes a client's warnings on: the Hub's client retries a few times by itself."""
+
+    def __init__(self, say: Callable[[str], None]):
+        super().__init__(logging.WARNING)
+        self.say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say the message."""
+        self.say(" ".join(record.getMessage().split())[:400])
+
+
+def _retry_here(say: Callable[[str], None]) -> None:
+    # Its own waits (5, 20, 60 s, up to 20 times) would hide the fault from the retries below.
+    datasets.config.STREAMING_READ_MAX_RETRIES = 1
+    datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
+    datasets.config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = 0
+    datasets.config.STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL = 0
+    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+    datasets.disable_progress_bars()
+    huggingface_hub.get_session().timeout = TIMEOUT_SECONDS  # the client itself has none: a silent server hangs it
+    client = logging.getLogger("huggingface_hub")
+    client.handlers, client.propagate = [_Hearing(say)], False
+
+
+class _Patience:
+    """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is said."""
+
+    def __init__(self, what: str, say: Callable[[str], None]):
+        self.what, self.say, self.failures, self.place = what, say, 0, -1
+
+    def failed(self, error: Exception, place: int = 0) -> None:
+        """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
+        if isinstance(error, BadInput):
+            raise error
+        self.failures = self.failures + 1 if place == self.place else 1
+        self.place = place
+        status, asked = _answer_of(error)
+        where = f"{self.what}: row {place}" if place else self.what
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if status is not None:
+            reason = f"HTTP status {status}"
+        if status in FINAL_STATUS or isinstance(error, (FileNotFoundError, PermissionError)):
+            raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
+        if self.failures >= TRIES:
+            raise TrainingStopped(
+                f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
+                f"command goes on from there"
+            ) from None
+        wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
+        if asked is not None:
+            wait = min(LONGEST_RETRY_AFTER_SECONDS, max(wait, asked))
+        self.say(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
+        time.sleep(wait)
+
+
+def _patiently(what: str, say: Callable[[str], None], call: Callable[..., Any], *args) -> Any:
+    patience = _Patience(what, say)
+    while True:
+        try:
+            return call(*args)
+        except Exception as error:  # each client has kinds of its own; what is final is sorted out there
+            patience.failed(error)
+
+
+def _answer_of(error: BaseException | None) -> tuple[int | None, float | None]:
+    """Return the HTTP status behind an error, and how many seconds its Retry-After asks to wait."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        answer = getattr(error, "response", None)
+        status = getattr(error, "status", None) or getattr(answer, "status_code", None)
+        if isinstance(status, int):
+            headers = getattr(error, "headers", None) or getattr(answer, "headers", None) or {}
+            asked = headers.get("Retry-After", "")
+            return status, float(asked) if str(asked).isdigit() else None
+        error = error.__cause__ or error.__context__
+    return None, None
+
+
+def _behind(error: Exception, name: str) -> Exception:
+    """Return what really happened to a remote file: ``datasets`` takes a failed look at one for a missing file."""
+    if "://" not in name or _answer_of(error)[0] is not None or isinstance(error, BadInput):
+        return error
+    filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
+    try:
+        filesystem.cat_file(path, start=0, end=1)
+    except Exception as truth:
+        return truth
+    return OSError(f"said to be missing, but it is there: {error}") if isinstance(error, FileNotFoundError) else error
+
+
+def _commit(name: str, revision: str | None) -> str:
+    return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=TIMEOUT_SECONDS).sha
+
+
+def _builder(arguments: dict) -> datasets.DatasetBuilder:
+    try:
+        return datasets.load_dataset_builder(**arguments)
+    except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
+        if isinstance(error.__cause__ or error.__context__, OSError) and _answer_of(error)[0] is None:
+            raise
+        reason = " ".join(str(error).split())[:400]
+        raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
+
+
+def _open_split(arguments: dict, split: str, text_column: str) -> datasets.IterableDataset:
+    try:
+        return datasets.load_dataset(**arguments, split=split, streaming=True)
+    except ValueError as error:
+        if "columns" not in arguments or text_column not in str(error):
+            raise
+        table = datasets.load_dataset(**(arguments | {"columns": None}), split=split, streaming=True)
+        raise BadInput(_no_column(arguments["path"], text_column, table.column_names or [])) from None
+
+
+def _no_column(where: str, text_column: str, columns: list[str]) -> str:
+    near = difflib.get_close_matches(text_column, columns, n=1)
+    hint = f"; did you mean --text_column {near[0]}?" if near else ""
+    return f"{where}: text_column = {text_column}: no such column; it has {', '.join(columns)}{hint}"
+
+
+def _reader(
+    table: datasets.IterableDataset, index: int, name: str, text_column: str, say: Callable[[str], None]
+) -> Callable[[int], Iterator[Row]]:
+    """Return ``read(row)`` of one file: its texts from that row on, each row once whatever fails on the way."""
+
+    def read(row: int) -> Iterator[Row]:
+        one = table.shard(num_shards=table.num_shards, index=index)
+        groups = None
+        patience = _Patience(name, say)
+        last = None
+        while True:
+            try:
+                if groups is None and _is_parquet(name):
+                    groups = _row_groups(name)
+                for texts in _texts(one, name, text_column, row, groups):
+                    for last in texts:
+                        row += 1
+                        yield (last if isinstance(last, str) and last.strip() else None), True
+                _refuse_early_end(name, text_column, row, groups, last)
+                return
+            except Exception as error:
+                patience.failed(_behind(error, name), row)
+
+    return read
+
+
+def _texts(
+    one: datasets.IterableDataset, name: str, text_column: str, start: int, groups: list[int] | None
+) -> Iterator[list]:
+    """Yield lists of values from row ``start`` on. In Parquet it begins at the row group; else it reads up to it."""
+    pieces, skip = iter([one]), start
+    if start and groups is not None:
+        first = min(bisect_right(groups, start) - 1, len(groups) - 2)
+        parts, skip = one.reshard(), start - groups[first]
+        pieces = (parts.shard(num_shards=parts.num_shards, index=i) for i in range(first, parts.num_shards))
+    for piece in pieces:
+        for table in piece.with_format("arrow").iter(batch_size=ROWS):
+            if skip >= len(table):
+                skip -= len(table)
+                continue
+            if text_column not in table.column_names:
+                raise BadInput(_no_column(name, text_column, table.column_names))
+            yield table.column(text_column)[skip:].to_pylist()
+            skip = 0
+
+
+def _is_parquet(name: str) -> bool:
+    return name.split("?")[0].lower().endswith(".parquet")
+
+
+def _row_groups(name: str) -> list[int]:
+    """Return the first row of each row group, and the number of rows, from the file's footer."""
+    with _open(name) as file:
+        about = pq.ParquetFile(file).metadata
+        return list(accumulate((about.row_group(i).num_rows for i in range(about.num_row_groups)), initial=0))
+
+
+def _refuse_early_end(name: str, text_column: str, row: int, groups: list[int] | None, last: object) -> None:
+    """Raise OSError unless the row that was read last is the file's last: an error on the way can look like an end."""
+    if groups is not None and row != groups[-1]:
+        raise OSError(f"ended after {row} of {groups[-1]} rows")
+    plain = name.split("?")[0].lower()
+    if not plain.endswith((".jsonl", ".ndjson")) or not row:
+        return  # compressed files have an end of their own, which their reader checks
+    with _open(name) as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL_BYTES))
+        lines = [line for line in file.read().split(b"\n") if line.strip()]
+    if len(lines) < 2 and size > TAIL_BYTES:
+        return  # one line longer than the tail
+    if json.loads(lines[-1]).get(text_column) != last:
+        raise OSError(f"ended after {row} rows, before the last line of {size:,} bytes")

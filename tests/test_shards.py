@@ -1,277 +1,490 @@
-"""Token shards: the format, the windows, and an order that nothing but seed and position decides."""
+"""Token files: every format read and refused, what is written, the manifest, and that no damage goes unseen."""
 
+import io
+import json
+import os
 import random
+import shutil
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pretrain import shards
+from pretrain import files, shards
 from pretrain.errors import BadInput
 
-# What windows() returned on the day the order was fixed: a change breaks every run that is resumed.
-GOLDEN = [[3, 2, 6, 1, 7, 4, 5, 0, 10, 8, 9, 11], [2, 1, 7, 6, 0, 4, 5, 3, 10, 9, 11, 8]]
+ROOT = Path(__file__).resolve().parent.parent
 
 
-def write(folder, lengths=(50,), *, split="train", vocab_size=1000, shard_tokens=10**9, start=0):
-    """Shards of documents that count up from ``start``; return their rows."""
-    writer = shards.ShardWriter(folder, split, vocab_size, shard_tokens)
-    for length in lengths:
-        writer.add(np.arange(start, start + length, dtype=np.uint32), text_bytes=2 * length)
-        start += length
-    return writer.close()
+def table(vocab_size):
+    return np.arange(vocab_size, dtype=np.int64) % 7
 
 
-def by_hand(path, ids, magic=20240520, version=1, dtype="<u2", count=None):
+def make_writer(folder, *, split="train", part=0, first_number=0, vocab_size=1000, shard_tokens=10**6):
+    return shards.ShardWriter(folder, split, part, first_number, vocab_size, table(vocab_size), shard_tokens)
+
+
+def write(folder, ids, **how):
+    """Write ids as prepare_data.py does; return the rows."""
+    writer, ids, rows = make_writer(folder, **how), np.asarray(ids, dtype=np.uint32), []
+    while len(ids):
+        ids = ids[writer.add(ids) :]
+        if writer.full:
+            rows.append(writer.finish())
+    return [row for row in [*rows, writer.finish()] if row]
+
+
+def save_manifest(folder, complete=True, **splits):
+    manifest = {"splits": splits, "tokenizer": None, "complete": complete}
+    files.write_json(folder / "manifest.json", manifest)
+    return manifest
+
+
+def llm_c(ids, magic=20240520, version=1, dtype="<u2", count=None):
     header = np.zeros(256, dtype="<i4")
     header[:3] = magic, version, len(ids) if count is None else count
-    path.write_bytes(header.tobytes() + np.array(ids, dtype=dtype).tobytes())
-    return path
+    return header.tobytes() + np.array(ids, dtype=dtype).tobytes()
+
+
+def npy(array, version=(1, 0)):
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.asarray(array), version=version)
+    return out.getvalue()
+
+
+def fortran(count):
+    body = npy(np.arange(count, dtype="<u2"))
+    return body.replace(b"'fortran_order': False", b"'fortran_order': True ")
 
 
 def ids_of(folder, rows):
-    dtypes = [shards.read_header(folder / row["file"])[1] for row in rows]
-    parts = [np.fromfile(folder / r["file"], d, offset=1024) for r, d in zip(rows, dtypes, strict=True)]
-    return np.concatenate(parts).tolist()
+    return np.concatenate([shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]).tolist()
 
 
-def order(**changes):
-    known = {
-        "num_windows": 10,
-        "sequence_length": 4,
-        "sequences_per_step": 4,
-        "micro_batch_size": 2,
-        "num_processes": 1,
-        "seed": 1,
-    }
-    return shards.TrainOrder(**(known | changes))
+def touch(path, seconds):
+    os.utime(path, ns=(path.stat().st_mtime_ns + seconds * 10**9,) * 2)
 
 
-def step_windows(given, step):
-    micro_steps = given.sequences_per_step // (given.micro_batch_size * given.num_processes)
-    parts = [given.windows(step, m, r) for m in range(micro_steps) for r in range(given.num_processes)]
-    return np.concatenate(parts).tolist()
+def flip(path, bit):
+    body = bytearray(path.read_bytes())
+    body[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(body)
+
+
+@pytest.mark.parametrize(
+    "name, body, layout",
+    [
+        ("a_train_1.bin", llm_c([5, 6, 65535]), (1024, "<u2", 3)),
+        ("a_train_1.bin", llm_c([5, 2**32 - 1], 20240801, 7, "<u4"), (1024, "<u4", 2)),
+        ("a_train_1.bin", llm_c([]), (1024, "<u2", 0)),
+        ("train.bin", llm_c([5]), (1024, "<u2", 1)),
+        ("a_train_1.npy", npy(np.array([5, 65535], dtype="<u2")), (128, "<u2", 2)),
+        ("a_train_1.npy", npy(np.array([5, 70000], dtype="<u4")), (128, "<u4", 2)),
+        ("a_train_1.npy", npy(np.array([], dtype="<u2")), (128, "<u2", 0)),
+        ("renamed_train.bin", npy(np.array([5], dtype="<u2")), (128, "<u2", 1)),
+        ("train.bin", np.array([5, 6, 50256], dtype="<u2").tobytes(), (0, "<u2", 3)),
+        ("val.bin", np.arange(2000, dtype="<u2").tobytes(), (0, "<u2", 2000)),
+    ],
+)
+def test_every_format_is_recognised_by_contents_and_name(tmp_path, name, body, layout):
+    path = tmp_path / name
+    path.write_bytes(body)
+    assert shards.read_layout(path) == layout
+    ids, offset = shards.open_ids(path, layout[2])
+    assert type(ids) is np.ndarray and ids.dtype == layout[1] and offset == layout[0]
+    assert ids.tolist() == np.frombuffer(body, layout[1], offset=offset).tolist()
+    assert not ids.flags.writeable
+
+
+def test_a_negative_id_of_an_int32_npy_is_beyond_every_vocabulary(tmp_path):
+    np.save(tmp_path / "a_train.npy", np.array([0, 50256, -1, -(2**31)], dtype=np.int32))
+    ids, _ = shards.open_ids(tmp_path / "a_train.npy")
+    assert ids.dtype == np.uint32 and ids[:2].tolist() == [0, 50256] and (ids[2:] >= 2**31).all()
+
+
+@pytest.mark.parametrize(
+    "name, body, offset, words",
+    [
+        ("a.bin", llm_c([1], magic=20240519), 0, "magic 20240519: a token file has 20240520 or 20240801"),
+        ("a.bin", llm_c([1], magic=20240522), 0, "magic 20240522"),  # llm.c's HellaSwag file
+        ("a.bin", np.arange(900, dtype="<u2").tobytes(), 0, "or is named *.npy, train.bin or val.bin"),
+        ("a.bin", b"\x88\xd8\x34", 0, "magic 3463304"),
+        ("a.bin", llm_c([1], version=2), 4, "version 2: magic 20240520 has version 1"),
+        ("a.bin", llm_c([1], 20240801, 1, "<u4"), 4, "version 1: magic 20240801 has version 7"),
+        ("a.bin", llm_c([1, 2], count=3), 8, "says 3 tokens, that is 1030 bytes, the file has 1028"),
+        ("a.bin", llm_c([1, 2], count=0), 8, "says 0 tokens, that is 1024 bytes, the file has 1028"),
+        ("a.bin", llm_c([1, 2], count=-1), 8, "says -1 tokens"),
+        ("a.bin", llm_c([], count=-(2**31)), 8, "says -2147483648 tokens"),
+        ("a.bin", llm_c([1, 2], count=2**31 - 1), 8, "says 2147483647 tokens, that is 4294968318 bytes"),
+        ("a.bin", llm_c([1, 2])[:-1], 8, "that is 1028 bytes, the file has 1027"),
+        ("a.bin", llm_c([1, 2]) + b"\x00", 8, "that is 1028 bytes, the file has 1029"),
+        ("a.bin", llm_c([1, 2])[:-2], 8, "that is 1028 bytes, the file has 1026"),
+        ("a.bin", llm_c([1, 2], 20240801, 7, "<u4")[:-1], 8, "that is 1032 bytes, the file has 1031"),
+        ("a.bin", llm_c([1])[:1023], 1023, "ends inside its header of 1024 bytes"),
+        ("train.bin", llm_c([1])[:4], 4, "ends inside its header of 1024 bytes"),
+        ("a.bin", b"", 0, "the file is empty"),
+        ("train.bin", b"", 0, "the file is empty"),
+        ("a.npy", b"", 0, "the file is empty"),
+        ("train.bin", b"\x01\x00\x02", 2, "half an id: 3 bytes"),
+        ("val.bin", bytes(2001), 2000, "half an id: 2001 bytes"),
+        ("a.npy", bytes(200), 0, "the magic string is not correct"),
+        ("a.npy", b"\x93NUM", 0, "no .npy header that NumPy can read"),
+        ("a.npy", npy([1, 2])[:60], 0, "no .npy header that NumPy can read"),
+        ("a.npy", npy(np.arange(3, dtype="<u2"), (2, 0)), 0, "version is not 1.0"),
+        ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"descr", b"desc\n"), 0, "no .npy header"),
+        ("a.npy", npy(np.arange(3, dtype="<i8")), 10, "dtype <i8: ids are (tokens,), C, <u2, <u4, <i4"),
+        ("a.npy", npy(np.arange(3, dtype=">u2")), 10, "dtype >u2"),
+        ("a.npy", npy(np.arange(3, dtype="<f4")), 10, "dtype <f4"),
+        ("a.npy", npy(np.array([(1,)], dtype=[("id", "<u2")])), 10, "dtype |V2"),
+        ("a.npy", npy(np.zeros((3, 1), dtype="<u2")), 10, "shape (3, 1)"),
+        ("a.npy", npy(np.array(3, dtype="<u2")), 10, "shape ()"),
+        ("a.npy", fortran(3), 10, "Fortran order"),
+        ("a.npy", npy(np.arange(3, dtype="<u2"))[:-1], 10, "says 3 tokens, that is 134 bytes, the file has 133"),
+        ("a.npy", npy(np.arange(3, dtype="<u2")) + b"\x00\x00", 10, "the file has 136"),
+        ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"(3,)", b"(-3,)")[:-1], 10, "says -3 tokens"),
+    ],
+)
+def test_what_is_no_whole_token_file_is_refused_with_file_offset_and_remedy(tmp_path, name, body, offset, words):
+    path = tmp_path / name
+    path.write_bytes(body)
+    for read in (shards.read_layout, shards.open_ids):
+        with pytest.raises(BadInput) as caught:
+            read(path)
+        (line,) = caught.value.lines
+        assert line.startswith(f"{path}: offset {offset}: ") and words in line and "\n" not in line
+        assert line.split("; ")[-1].startswith(("fetch it again", "fetch or prepare it again", "save it again with"))
+
+
+def test_an_object_array_is_refused_and_never_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    path = tmp_path / "a_train.npy"
+    np.save(path, np.array([Trap()], dtype=object), allow_pickle=True)
+    with pytest.raises(BadInput, match=r"a_train.npy: offset 10: shape \(1,\), C order, dtype \|O"):
+        shards.open_ids(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_damage_to_an_npy_header_raises_anything_but_bad_input(tmp_path):
+    draw, path = random.Random(1), tmp_path / "a_train.npy"
+    whole = npy(np.arange(3, dtype="<u2"))
+    for _ in range(600):
+        body = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            body[draw.randrange(128)] = draw.choice(b"'\"(){}[],:\\\n 0129-<uO|\xff\x00")
+        path.write_bytes(body)
+        try:
+            assert shards.read_layout(path).tokens == 3
+        except BadInput as error:
+            assert str(path) in str(error) and "offset" in str(error)
+
+
+@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.symlink_to(p)])
+def test_a_file_that_cannot_be_read_is_refused_with_its_name(tmp_path, make):
+    path = tmp_path / "a_train.bin"
+    make(path)
+    with pytest.raises(BadInput, match="a_train.bin: offset 0: cannot be read: .*; put it back"):
+        shards.open_ids(path)
+
+
+@pytest.mark.parametrize(
+    "name, body, end",
+    [
+        ("a.bin", llm_c(range(40)), 1104),
+        ("train.bin", np.arange(40, dtype="<u2").tobytes(), 80),
+        ("a.npy", npy(np.arange(40, dtype="<i4")), 288),
+    ],
+)
+def test_a_file_that_has_not_the_tokens_of_its_row_is_refused(tmp_path, name, body, end):
+    (tmp_path / name).write_bytes(body)
+    with pytest.raises(BadInput, match=f"{name}: offset {end}: .* has 40 tokens, manifest.json says 50: changed since"):
+        shards.open_ids(tmp_path / name, 50)
 
 
 @pytest.mark.parametrize("vocab_size, itemsize, magic", [(65536, 2, (20240520, 1)), (65537, 4, (20240801, 7))])
 def test_written_ids_are_read_back_in_llm_c_format(tmp_path, vocab_size, itemsize, magic):
-    rows = write(tmp_path, [7, 5], vocab_size=vocab_size, start=vocab_size - 12)
-    assert [(row["file"], row["tokens"], row["text_bytes"]) for row in rows] == [("train_000000.bin", 12, 24)]
-    header = np.fromfile(tmp_path / "train_000000.bin", "<i4", count=256)
-    assert (header[0], header[1], header[2]) == (*magic, 12)
-    assert (tmp_path / "train_000000.bin").stat().st_size == 1024 + 12 * itemsize
-    assert ids_of(tmp_path, rows) == list(range(vocab_size - 12, vocab_size))
+    ids = np.arange(vocab_size - 12, vocab_size)
+    (row,) = write(tmp_path, ids, vocab_size=vocab_size)
+    path = tmp_path / "train_00000_00000.bin"
+    assert row == {
+        "file": path.name,
+        "tokens": 12,
+        "text_bytes": sum(int(i) % 7 for i in ids),
+        "sha256": files.sha256(path),
+    }
+    assert np.fromfile(path, "<i4", count=256).tolist() == [*magic, 12, *[0] * 253]
+    assert np.fromfile(path, f"<u{itemsize}", offset=1024).tolist() == ids.tolist()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 def test_shards_are_cut_where_they_are_full_and_lose_nothing(tmp_path):
-    rows = write(tmp_path, [3, 25, 0, 2], shard_tokens=10)
-    assert [row["tokens"] for row in rows] == [10, 10, 10] and len({row["file"] for row in rows}) == 3
-    assert sum(row["text_bytes"] for row in rows) == 60
-    assert ids_of(tmp_path, rows) == list(range(30))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [row["file"] for row in rows]
+    draw, writer = random.Random(2), make_writer(tmp_path, shard_tokens=10)
+    ids, rows, rest = np.arange(95, dtype=np.uint32), [], np.arange(0)
+    for begin in range(0, 95, 19):
+        rest = ids[begin : begin + 19]
+        while len(rest):
+            some = rest[: draw.randint(0, 30)]
+            taken = writer.add(some)
+            assert taken <= len(some) and (taken == len(some) or writer.full)
+            rest = rest[taken:]
+            if writer.full:
+                assert writer.add(rest) == 0
+                rows.append(writer.finish())
+                assert not writer.full
+    rows.append(writer.finish())
+    assert [row["tokens"] for row in rows] == [10] * 9 + [5]
+    assert ids_of(tmp_path, rows) == ids.tolist()
+    for number, row in enumerate(rows):
+        assert row["file"] == f"train_00000_{number:05d}.bin"
+        assert row["text_bytes"] == sum(i % 7 for i in range(number * 10, number * 10 + row["tokens"]))
+        assert row["sha256"] == files.sha256(tmp_path / row["file"])
 
 
-def test_rows_hold_the_hash_of_each_file(tmp_path):
-    (row,) = write(tmp_path)
-    assert row["sha256"] == shards.files.sha256(tmp_path / row["file"])
+def test_numbers_go_on_and_sorted_names_are_the_order(tmp_path):
+    rows = write(tmp_path, range(6), part=2, first_number=9, shard_tokens=2)
+    rows += write(tmp_path, range(6, 10), part=11, shard_tokens=2)
+    names = [row["file"] for row in rows]
+    assert names[0] == "train_00002_00009.bin" and names[-1] == "train_00011_00001.bin"
+    assert names == sorted(names) and ids_of(tmp_path, rows) == list(range(10))
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda b: b"\x00" + b[1:], "offset 0: magic"),
-        (lambda b: b[:4] + b"\x09" + b[5:], "version 9: not a token shard"),
-        (lambda b: b[:8] + b"\x09" + b[9:], "the header says 9 tokens"),
-        (lambda b: b[:-2], "the header says 50 tokens"),
-        (lambda b: b[:-1], "the header says 50 tokens"),
-        (lambda b: b + b"\x00", "the header says 50 tokens"),
-        (lambda b: b[:1023], "train_000000.bin: "),
-        (lambda b: b[:1020], "fewer than a shard's header"),
-        (lambda b: b"", "train_000000.bin: "),
-    ],
-    ids=["magic", "version", "count", "token", "byte", "longer", "odd-header", "header", "empty"],
-)
-def test_damaged_shard_is_refused_with_its_name(tmp_path, change, words):
-    rows = write(tmp_path)
-    path = tmp_path / rows[0]["file"]
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(BadInput) as caught:
-        shards.TokenShards(tmp_path, rows, 4, 1000)
-    assert words in str(caught.value) and str(path) in str(caught.value)
+def test_validation_shards_are_named_as_llm_c_names_them(tmp_path):
+    assert write(tmp_path, [1], split="validation")[0]["file"] == "val_00000_00000.bin"
+    assert write(tmp_path, [1], split="test")[0]["file"] == "test_00000_00000.bin"
 
 
-def test_missing_shard_is_refused_with_its_name(tmp_path):
-    rows = write(tmp_path)
-    (tmp_path / "train_000000.bin").unlink()
-    with pytest.raises(BadInput, match="train_000000.bin: cannot be read"):
-        shards.TokenShards(tmp_path, rows, 4, 1000)
+def test_a_shard_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_has_a_row(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(shards.files, "fsync", lambda path: calls.append((path.name, os.listdir(tmp_path))))
+    write(tmp_path, [1, 2])
+    temporary, final = ".train_00000_00000.bin.tmp", "train_00000_00000.bin"
+    assert calls == [(temporary, [temporary]), (tmp_path.name, [final])]
 
 
-def test_shard_that_is_not_the_manifests_is_refused(tmp_path):
-    rows = write(tmp_path)
-    by_hand(tmp_path / rows[0]["file"], range(40))
-    with pytest.raises(BadInput, match="has 40 tokens, manifest.json says 50"):
-        shards.TokenShards(tmp_path, rows, 4, 1000)
+def test_a_writer_that_holds_nothing_makes_no_file(tmp_path):
+    writer = make_writer(tmp_path)
+    assert writer.add(np.array([], dtype=np.uint32)) == 0
+    assert writer.finish() is None
+    writer.abandon()
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("check_ids", [True, False])
-@pytest.mark.parametrize("vocab_size, dtype, magic, version", [(50, "<u2", 20240520, 1), (50, "<u4", 20240801, 7)])
-def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(
-    tmp_path, check_ids, vocab_size, dtype, magic, version
-):
-    ids = [1] * 20
-    ids[13] = 50
-    by_hand(tmp_path / "train_0.bin", ids, magic, version, dtype)
-    rows = [{"file": "train_0.bin", "tokens": 20}]
-    with pytest.raises(BadInput) as caught:
-        shards.TokenShards(tmp_path, rows, 4, vocab_size, check_ids=check_ids).batch(np.arange(4))
-    itemsize = np.dtype(dtype).itemsize
-    assert f"train_0.bin: offset {1024 + 13 * itemsize}: token 13 is id 50" in str(caught.value)
+def test_an_abandoned_shard_is_gone_and_begun_anew(tmp_path):
+    writer = make_writer(tmp_path, first_number=3)
+    writer.add(np.array([1, 2]))
+    assert [path.name for path in tmp_path.iterdir()] == [".train_00000_00003.bin.tmp"]
+    writer.abandon()
+    assert not list(tmp_path.iterdir())
+    writer.add(np.array([9]))
+    row = writer.finish()
+    assert (row["file"], row["tokens"], row["text_bytes"]) == ("train_00000_00003.bin", 1, 2)
+    assert ids_of(tmp_path, [row]) == [9]
 
 
-def test_the_last_id_of_the_vocabulary_is_accepted(tmp_path):
-    by_hand(tmp_path / "train_0.bin", [49] * 20)
-    opened = shards.TokenShards(tmp_path, [{"file": "train_0.bin", "tokens": 20}], 4, 50, check_ids=True)
-    assert opened.batch(np.array([0]))[0].tolist() == [[49] * 4]
+@pytest.mark.parametrize("bad", [1000, -1, 2**31])
+def test_an_id_outside_the_vocabulary_is_never_written(tmp_path, bad):
+    writer = make_writer(tmp_path)
+    writer.add(np.array([1, 2]))
+    with pytest.raises(
+        BadInput, match=f"train_00000_00000.bin: offset 1030: id {bad} of a vocabulary that ends at 999"
+    ):
+        writer.add(np.array([3, bad, 4]))
+    assert writer.finish()["tokens"] == 2
 
 
-def test_every_token_is_a_target_once_and_no_window_crosses_a_shard(tmp_path):
-    length = 4
-    rows = write(tmp_path, [62], shard_tokens=21)  # shards of 21, 21 and 20 tokens: the last one drops its tail
-    opened = shards.TokenShards(tmp_path, rows, length, 1000)
-    inputs, targets = opened.batch(np.arange(opened.num_windows))
-    assert inputs.dtype == targets.dtype == shards.torch.int64 and inputs.shape == (14, length)
-    assert (inputs[:, 1:] == targets[:, :-1]).all() and (targets == inputs + 1).all()
-    whole = [*range(1, 21), *range(22, 42), *range(43, 59)]
-    assert sorted(targets.flatten().tolist()) == whole
-    for start, end in zip(inputs[:, 0].tolist(), targets[:, -1].tolist(), strict=True):
-        assert start // 21 == end // 21
-    assert opened.num_tokens == 62
+def test_more_source_files_than_names_can_count_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="source file 100000: shard names count to 99999; join"):
+        make_writer(tmp_path, part=100_000)
 
 
-def test_shards_without_a_window_between_others_are_passed_over(tmp_path):
-    parts = [range(9), [], range(100, 102), range(200, 209)]
-    rows = []
-    for number, part in enumerate(parts):
-        by_hand(tmp_path / f"train_{number}.bin", list(part))
-        rows.append({"file": f"train_{number}.bin", "tokens": len(part)})
-    opened = shards.TokenShards(tmp_path, rows, 4, 1000)
-    assert opened.batch(np.arange(opened.num_windows))[0][:, 0].tolist() == [0, 4, 200, 204]
+def test_a_long_shard_takes_no_more_memory_than_a_short_one(tmp_path):
+    writer, ids = make_writer(tmp_path, shard_tokens=10**8), np.arange(8_000_000, dtype=np.uint16) % 1000
+    tracemalloc.start()
+    for _ in range(3):
+        writer.add(ids)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    (unfinished,) = tmp_path.iterdir()
+    assert unfinished.stat().st_size > 45_000_000 and peak < 16_000_000
+    writer.abandon()
 
 
-def test_text_shorter_than_one_window_is_refused(tmp_path):
-    rows = write(tmp_path, [4])
-    with pytest.raises(BadInput, match=r"has 4 tokens, fewer than one window of sequence_length \+ 1 = 5"):
-        shards.TokenShards(tmp_path, rows, 4, 1000)
-    assert shards.TokenShards(tmp_path, rows, 3, 1000).num_windows == 1
+KILLED = """
+import os, sys, numpy as np
+from pathlib import Path
+from pretrain import shards
+writer = shards.ShardWriter(Path(sys.argv[1]), "train", 7, 0, 10, np.ones(10, dtype=np.int64), 1000)
+writer.add(np.zeros(1000, dtype=np.int64)); writer.finish()
+writer.add(np.zeros(900, dtype=np.int64)); writer._file.flush()
+os.kill(os.getpid(), 9)
+"""
 
 
-def test_each_window_comes_once_an_epoch_however_the_step_is_shared():
-    draw = random.Random(20240520)
-    for _ in range(60):
-        num_windows, length, seed = draw.randint(1, 90), draw.randint(1, 9), draw.randint(0, 2**31 - 1)
-        sequences = draw.choice([1, 2, 4, 6, 8, 12, 24])
-        block_tokens = draw.choice([1, length * 7, length * 16 + 1, 2**26])
-        steps = -(-2 * num_windows // sequences)
-        seen = None
-        for processes in [n for n in (1, 2, 3, 4) if sequences % n == 0]:
-            share = sequences // processes
-            micro_batch = draw.choice([n for n in range(1, share + 1) if share % n == 0])
-            given = shards.TrainOrder(num_windows, length, sequences, micro_batch, processes, seed, block_tokens)
-            by_step = [step_windows(given, step) for step in range(steps)]
-            if seen is None:
-                seen = by_step
-                stream = [window for step in by_step for window in step]
-                for epoch in range(2):
-                    assert sorted(stream[epoch * num_windows :][:num_windows]) == list(range(num_windows))
-            assert [sorted(step) for step in by_step] == [sorted(step) for step in seen]
+def test_what_a_killed_writer_leaves_is_no_shard_and_is_cleared_for_its_own_part_only(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob(".*")
+    assert left.name == ".train_00007_00001.bin.tmp" and left.stat().st_size == 1024 + 1800
+    with pytest.raises(BadInput, match="offset 0: magic 0"):
+        shards.read_layout(left)
+    assert [path.name for path in tmp_path.glob("*.bin")] == ["train_00007_00000.bin"]
+    others = [make_writer(tmp_path, part=8), make_writer(tmp_path, part=70), make_writer(tmp_path, split="validation")]
+    for other in others:
+        other.add(np.array([1]))
+    shards.clear_partial(tmp_path, "train", 7)
+    names = {".train_00008_00000.bin.tmp", ".train_00070_00000.bin.tmp", ".val_00000_00000.bin.tmp"}
+    assert {path.name for path in tmp_path.iterdir()} == names | {"train_00007_00000.bin"}
+    shards.clear_partial(tmp_path, "train")
+    assert {path.name for path in tmp_path.iterdir()} == {".val_00000_00000.bin.tmp", "train_00007_00000.bin"}
+    shards.clear_partial(tmp_path, "validation", 0)
+    assert {path.name for path in tmp_path.iterdir()} == {"train_00007_00000.bin"}
 
 
-def test_order_stays_within_shuffle_blocks_and_differs_by_epoch_seed_and_block():
-    def epoch(number, seed=1):
-        given = order(num_windows=60, sequences_per_step=60, micro_batch_size=60, seed=seed, block_tokens=80)
-        return step_windows(given, number)
-
-    first = epoch(0)
-    assert [sorted(first[i : i + 20]) for i in (0, 20, 40)] == [list(range(i, i + 20)) for i in (0, 20, 40)]
-    assert len({tuple(epoch(0)), tuple(epoch(1)), tuple(epoch(0, seed=2))}) == 3
-    assert [window - 20 for window in first[20:40]] != first[:20]
-
-
-def test_order_never_changes_between_versions():
-    given = order(num_windows=12, sequences_per_step=12, micro_batch_size=12, seed=1337, block_tokens=32)
-    assert step_windows(given, 0) == GOLDEN[0]
-    assert step_windows(given, 1) == GOLDEN[1]
-
-
-@pytest.mark.parametrize(
-    "processes, batch_size, max_tokens", [(1, 3, 0), (3, 2, 0), (2, 5, 24), (4, 1, 1), (3, 2, 10**9)]
-)
-def test_validation_gives_each_window_once_over_the_processes(tmp_path, processes, batch_size, max_tokens):
-    opened = shards.TokenShards(tmp_path, write(tmp_path, [45]), 4, 1000)
-    assert opened.num_windows == 11
-    firsts = []
-    for rank in range(processes):
-        for inputs, targets in shards.eval_batches(
-            opened, max_tokens=max_tokens, batch_size=batch_size, rank=rank, num_processes=processes
-        ):
-            assert 0 < len(inputs) <= batch_size and (targets == inputs + 1).all()
-            firsts += inputs[:, 0].tolist()
-    wanted = {0: 11, 24: 6, 1: 1, 10**9: 11}[max_tokens]
-    assert sorted(firsts) == [4 * (i * opened.num_windows // wanted) for i in range(wanted)]
-
-
-def test_missing_folder_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="no such folder"):
-        shards.describe_folder(tmp_path / "none")
-
-
-def test_unfinished_manifest_is_not_read(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"complete": false, "splits": {}}')
-    assert shards.read_manifest(tmp_path) is None
-    with pytest.raises(BadInput, match="was not finished; run prepare_data.py"):
-        shards.describe_folder(tmp_path)
+def test_a_shard_written_over_what_was_left_is_the_shard(tmp_path):
+    first = make_writer(tmp_path)
+    first.add(np.arange(900))
+    first._file.flush()
+    assert ids_of(tmp_path, write(tmp_path, [5, 6])) == [5, 6]
 
 
 def test_no_manifest_is_none(tmp_path):
     assert shards.read_manifest(tmp_path) is None
+    assert shards.read_manifest(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize("body", [b"", b'{"complete": tr', b"[]", b"{}", b"\xff\xfe", b"7"])
-def test_corrupt_manifest_is_refused_with_a_remedy(tmp_path, body):
-    (tmp_path / "manifest.json").write_bytes(body)
+@pytest.mark.parametrize("complete", [True, False])
+def test_our_manifest_is_returned_complete_or_not(tmp_path, complete):
+    splits = {"validation": write(tmp_path, [1], split="validation"), "train": write(tmp_path, [2])}
+    manifest = save_manifest(tmp_path, complete, **splits)
+    assert shards.read_manifest(tmp_path) == shards.describe_folder(tmp_path) == manifest
+
+
+def test_a_manifest_that_grows_may_have_no_train_yet_a_finished_one_may_not(tmp_path):
+    manifest = save_manifest(tmp_path, complete=False, validation=write(tmp_path, [1], split="validation"))
+    assert shards.describe_folder(tmp_path) == manifest
+    save_manifest(tmp_path, **manifest["splits"], train=[])
+    with pytest.raises(BadInput, match="holds no train shards"):
+        shards.describe_folder(tmp_path)
+
+
+ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (b"", "Expecting value"),
+        (b'{"complete": tr', "char 13"),
+        (b"[]", "no complete, splits, tokenizer"),
+        (b'{"splits": {}, "complete": true}', "no tokenizer"),
+        (b'{"splits": {}, "tokenizer": null}', "no complete"),
+        (b'{"tokenizer": null, "complete": true}', "no splits"),
+        (b"\xff\xfe", "utf-8"),
+        (b"7", "TypeError"),
+        (ROWS % "[]", "AttributeError"),
+        (ROWS % '{"train": [7]}', "TypeError"),
+        (ROWS % '{"train": [{"file": "a.bin"}]}', "'tokens'"),
+        (ROWS % '{"train": [{"tokens": 7}]}', "'file'"),
+        (ROWS % '{"train": [{"file": "../a.bin", "tokens": 7}]}', "a name in this folder"),
+        (ROWS % '{"train": [{"file": "/a.bin", "tokens": 7}]}', "a name in this folder"),
+        (ROWS % '{"train": [{"file": "a.bin", "tokens": -7}]}', "tokens is a count"),
+        (ROWS % '{"train": [{"file": "a.bin", "tokens": "7"}]}', "tokens is a count"),
+    ],
+)
+def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
+    (tmp_path / "manifest.json").write_bytes(body if isinstance(body, bytes) else body.encode())
     for read in (shards.read_manifest, shards.describe_folder):
-        with pytest.raises(BadInput, match="manifest.json: not a manifest .*; delete the folder and prepare it again"):
+        with pytest.raises(BadInput) as caught:
             read(tmp_path)
+        (line,) = caught.value.lines
+        assert line.startswith(f"{tmp_path / 'manifest.json'}: not a manifest (") and words in line
+        assert line.endswith("delete the folder and prepare it again")
 
 
-def test_manifest_of_ours_is_returned(tmp_path):
-    manifest = {"complete": True, "splits": {"train": write(tmp_path)}, "tokenizer": None}
-    shards.files.write_json(tmp_path / "manifest.json", manifest)
-    assert shards.describe_folder(tmp_path) == shards.read_manifest(tmp_path) == manifest
+def test_a_manifest_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(BadInput, match="manifest.json: cannot be read: Is a directory"):
+        shards.read_manifest(tmp_path)
 
 
-def test_folder_named_by_llm_c_is_read_without_a_manifest(tmp_path):
-    by_hand(tmp_path / "fineweb_train_000002.bin", range(100, 109))
-    by_hand(tmp_path / "fineweb_train_000001.bin", range(9))
-    by_hand(tmp_path / "fineweb_val_000000.bin", range(500, 505))
+LLM_C, UINT16, RAW = llm_c(range(7)), npy(np.arange(7, dtype="<u2")), np.arange(7, dtype="<u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    "body, train, validation, other",
+    [
+        (LLM_C, ["fineweb_train_000001.bin", "fineweb_train_000002.bin"], ["fineweb_val_000000.bin"], "LICENSE.bin"),
+        (LLM_C, ["tiny_shakespeare_train.bin"], ["tiny_shakespeare_val.bin"], "trainer_state.bin"),
+        (LLM_C, ["TinyStories_train.bin"], ["TinyStories_validation_0.bin"], "._TinyStories_train.bin"),
+        (
+            UINT16,
+            ["edufineweb_train_000001.npy", "edufineweb_train_000010.npy"],
+            ["edufineweb_val_000000.npy"],
+            "a.npy",
+        ),
+        (RAW, ["train.bin"], ["val.bin"], "meta.pkl"),
+        (UINT16, ["train.npy"], ["val.npy"], ".train_00000_00000.bin.tmp"),
+    ],
+    ids=["modded-nanogpt", "llm.c", "words", "build-nanogpt", "nanoGPT", "npy"],
+)
+def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, validation, other):
+    for name in [*train[::-1], *validation, "corpus_test_0.bin"]:
+        (tmp_path / name).write_bytes(LLM_C if "_test_" in name else body)
+    (tmp_path / other).write_bytes(b"not ours to read")
+    (tmp_path / "train_logs").mkdir()
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} | {"": tmp_path.stat().st_mtime_ns}
     described = shards.describe_folder(tmp_path)
-    assert described["complete"] and described["tokenizer"] is None
-    assert [row["file"] for row in described["splits"]["train"]] == [
-        "fineweb_train_000001.bin",
-        "fineweb_train_000002.bin",
-    ]
-    train, held_out = (
-        shards.TokenShards(tmp_path, described["splits"][split], 4, 1000, check_ids=True)
-        for split in ("train", "validation")
-    )
-    assert train.batch(np.array([0, 3]))[1].tolist() == [[1, 2, 3, 4], [105, 106, 107, 108]]
-    assert held_out.batch(np.array([0]))[0].tolist() == [[500, 501, 502, 503]]
+    named = {"train": train, "validation": validation, "test": ["corpus_test_0.bin"]}
+    splits = {split: [{"file": name, "tokens": 7} for name in names] for split, names in named.items()}
+    assert described == {"splits": splits, "tokenizer": None, "complete": True}
+    for rows in described["splits"].values():
+        assert ids_of(tmp_path, rows) == [*range(7)] * len(rows)
+        shards.refuse_changed(tmp_path, rows)
+        shards.verify(tmp_path, rows, pytest.fail)
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} | {"": tmp_path.stat().st_mtime_ns}
+    assert after == before
 
 
-@pytest.mark.parametrize("name, missing", [("a_train_0.bin", "validation"), ("a_val_0.bin", "train")])
-def test_folder_without_a_split_says_which(tmp_path, name, missing):
-    by_hand(tmp_path / name, range(9))
-    with pytest.raises(BadInput, match=f"holds no {missing} shards"):
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="data_dir = .*/none: no such folder; prepare_data.py makes one"):
+        shards.describe_folder(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "names, missing",
+    [(["a_train_0.bin"], "validation"), (["a_val_0.bin"], "train"), ([], "train"), (["a.bin"], "train")],
+)
+def test_a_folder_without_a_split_says_which_and_what_would_do(tmp_path, names, missing):
+    for name in names:
+        (tmp_path / name).write_bytes(LLM_C)
+    with pytest.raises(BadInput, match=f"holds no {missing} shards .* between underscores.*; give a folder that"):
+        shards.describe_folder(tmp_path)
+
+
+def test_a_damaged_file_of_others_is_refused_with_its_name(tmp_path):
+    (tmp_path / "a_train_0.bin").write_bytes(LLM_C)
+    (tmp_path / "a_val_0.bin").symlink_to("gone")
+    with pytest.raises(BadInput, match="a_val_0.bin: offset 0: cannot be read: No such file"):
+        shards.describe_folder(tmp_path)
+
+
+def test_a_name_that_says_two_splits_is_refused(tmp_path):
+    (tmp_path / "a_train_val_0.bin").write_bytes(LLM_C)
+    with pytest.raises(BadInput, match="a_train_val_0.bin: its name says train and validation; rename it"):
+        shards.describe_folder(tmp_path)
+
+
+def test_shards_of_ours_without_a_manifest_are_not_taken_for_a_finished_folder(tmp_path):
+    write(tmp_path, [1])
+    write(tmp_path, [1], split="validation")
+    with pytest.raises(BadInput, match="there is no manifest.json: not prepared to the end; run prepare_data.py again"):
         shards.describe_folder(tmp_path)
 
 
@@ -279,7 +492,124 @@ def test_fingerprint_changes_with_contents_and_order_not_with_the_folder(tmp_pat
     folders = [tmp_path / name for name in "abc"]
     for folder in folders:
         folder.mkdir()
-    rows = [write(folders[0], [30], shard_tokens=10), write(folders[1], [30], shard_tokens=10)]
+    rows = [write(folder, range(30), shard_tokens=10) for folder in folders[:2]]
     assert shards.fingerprint(rows[0]) == shards.fingerprint(rows[1])
-    other = write(folders[2], [30], shard_tokens=10, start=1)
+    other = write(folders[2], range(7, 37), shard_tokens=10)  # as many tokens and bytes of text
     assert len({shards.fingerprint(r) for r in (rows[0], other, rows[0][::-1], rows[0][:2])}) == 4
+
+
+def test_a_manifest_matches_by_prefix_after_it_grew(tmp_path):
+    rows = write(tmp_path, range(30), shard_tokens=10)
+    grown = rows + write(tmp_path, range(5), part=1)
+    assert shards.fingerprint(grown[:3]) == shards.fingerprint(json.loads(json.dumps(rows)))
+
+
+@pytest.fixture
+def prepared_folder(tmp_path):
+    """A folder of ours, its shards older than its manifest."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = write(folder, range(50), shard_tokens=20)
+    save_manifest(folder, train=rows)
+    for row in rows:
+        touch(folder / row["file"], -100)
+    return folder, rows
+
+
+def test_shards_that_were_only_touched_pass(prepared_folder):
+    folder, rows = prepared_folder
+    shards.refuse_changed(folder, rows)
+    touch(folder / rows[1]["file"], 200)
+    shards.refuse_changed(folder, rows)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_changed_byte_is_refused_also_after_copying(prepared_folder, tmp_path, copied):
+    folder, rows = prepared_folder
+    flip(folder / rows[1]["file"], 8 * 1040)
+    touch(folder / rows[1]["file"], 200)
+    if copied:
+        folder = Path(shutil.copytree(folder, tmp_path / "copy"))
+    with pytest.raises(BadInput) as caught:
+        shards.refuse_changed(folder, rows)
+    (line,) = caught.value.lines
+    path = folder / "train_00000_00001.bin"
+    assert line.startswith(f"{path}: offset 0 to 1064: changed since manifest.json: its sha256 is ")
+    assert line.endswith("put the old file back or prepare the folder again")
+
+
+def test_a_copy_whose_shards_are_all_newer_passes_unless_one_changed(prepared_folder, tmp_path):
+    folder, rows = prepared_folder
+    copy = Path(shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile))
+    for row in rows:
+        touch(copy / row["file"], 100)
+    shards.refuse_changed(copy, rows)
+    for row in rows[::2]:
+        flip(copy / row["file"], 8 * 1040)
+        touch(copy / row["file"], 100)
+    with pytest.raises(BadInput) as caught:
+        shards.refuse_changed(copy, rows)
+    assert [line.split(": ")[0] for line in caught.value.lines] == [str(copy / row["file"]) for row in rows[::2]]
+
+
+def test_shards_older_than_the_manifest_are_not_read(prepared_folder, monkeypatch):
+    folder, rows = prepared_folder
+    monkeypatch.setattr(shards.files, "sha256", lambda path: pytest.fail(f"read {path}"))
+    shards.refuse_changed(folder, rows)
+
+
+def test_missing_shards_and_rows_without_a_hash_are_passed_over(prepared_folder):
+    folder, rows = prepared_folder
+    flip(folder / rows[0]["file"], 8 * 1040)
+    touch(folder / rows[0]["file"], 200)
+    (folder / rows[1]["file"]).unlink()
+    shards.refuse_changed(folder, [{"file": rows[0]["file"], "tokens": 20}, *rows[1:]])
+
+
+def test_a_whole_folder_verifies(prepared_folder):
+    folder, rows = prepared_folder
+    shards.verify(folder, rows, pytest.fail)
+
+
+def test_every_fault_of_a_folder_is_found_at_once(tmp_path):
+    rows = write(tmp_path, range(60), shard_tokens=10)
+    gone, short, other, version, changed, _ = [tmp_path / row["file"] for row in rows]
+    gone.unlink()
+    short.write_bytes(short.read_bytes()[:-2])
+    other.write_bytes(llm_c(range(9)))
+    flip(version, 32)
+    flip(changed, 8 * 600)
+    with pytest.raises(BadInput) as caught:
+        shards.verify(tmp_path, rows, pytest.fail)
+    assert [line.split(": ")[:2] for line in caught.value.lines] == [
+        [str(gone), "offset 0"],
+        [str(short), "offset 8"],
+        [str(other), "offset 1042"],
+        [str(version), "offset 4"],
+        [str(changed), "offset 0 to 1044"],
+    ]
+
+
+def test_two_hundred_flipped_bits_are_two_hundred_faults(tmp_path):
+    draw, found = random.Random(200), 0
+    rows = write(tmp_path, range(400), shard_tokens=20)
+    whole = [(tmp_path / row["file"]).read_bytes() for row in rows]
+    for _ in range(10):
+        for row, body in zip(rows, whole, strict=True):
+            (tmp_path / row["file"]).write_bytes(body)
+            flip(tmp_path / row["file"], draw.randrange(8 * len(body)))
+        with pytest.raises(BadInput) as caught:
+            shards.verify(tmp_path, rows, pytest.fail)
+        assert [line.split(": ")[0] for line in caught.value.lines] == [str(tmp_path / row["file"]) for row in rows]
+        found += len(caught.value.lines)
+    assert found == 200
+
+
+def test_shards_that_no_row_names_are_a_note_and_no_fault(prepared_folder):
+    folder, rows = prepared_folder
+    stray = write(folder, [1], part=5) + write(folder, [1], split="validation")
+    (folder / "notes.bin").write_bytes(b"somebody's own")
+    notes = []
+    shards.verify(folder, rows, notes.append)
+    assert [note.split(": ")[0] for note in notes] == [str(folder / row["file"]) for row in stray]
+    assert "a shard that manifest.json does not name" in notes[0]

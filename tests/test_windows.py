@@ -1,0 +1,528 @@
+"""Windows, their order and their batches: nothing but seed, weights and position decides what is trained on."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain import windows
+from pretrain.errors import BadInput
+
+CPU = torch.device("cpu")
+HEADER = 1024
+POSITIONS = 160  # of a small mixture that are compared
+# What windows() returned on the day the order was fixed, before there were mixtures: a change breaks every resumed run.
+GOLDEN = [[3, 2, 6, 1, 7, 4, 5, 0, 10, 8, 9, 11], [2, 1, 7, 6, 0, 4, 5, 3, 10, 9, 11, 8]]
+GOLDEN_MIXTURE = [
+    "0.3 2.0 1.7 0.2 0.6 2.5 1.3 0.1 1.5 0.7 1.4 0.4 0.5 0.0 0.14 1.2",
+    "1.4 2.0 0.78 0.74 1.8 0.79 0.75 0.77 0.72 1.13 1.9 0.82 0.87 0.80 0.81 0.86",
+]
+
+
+def write(path, ids, dtype=np.uint16):
+    """A file with a header and these ids; return what append() wants."""
+    path.write_bytes(bytes(HEADER) + np.array(ids, dtype=dtype).tobytes())
+    ids_map = np.memmap(path, dtype, mode="r", offset=HEADER, shape=(len(ids),)) if len(ids) else None
+    return path, len(ids), ids_map, HEADER
+
+
+def opened(folder, *parts, length=4, vocab_size=1000, dtype=np.uint16, name="train"):
+    """Windows over one shard for each part."""
+    given = windows.Windows(length, vocab_size)
+    for number, part in enumerate(parts):
+        given.append(*write(folder / f"{name}_{number}.bin", part, dtype))
+    return given
+
+
+def all_draws(*sources):
+    pairs = [(number, window) for number, source in enumerate(sources) for window in range(source.num_windows)]
+    return np.array(pairs, dtype=np.int64)
+
+
+def read(source, window):
+    row = np.zeros(source.sequence_length + 1, dtype=np.int64)
+    source.read(window, row)
+    return row.tolist()
+
+
+def order(**changes):
+    known = {
+        "weights": (1.0,),
+        "sequence_length": 4,
+        "sequences_per_step": 4,
+        "micro_batch_size": 2,
+        "num_processes": 1,
+        "seed": 1,
+        "block_tokens": 2**26,
+    }
+    return windows.TrainOrder(**(known | changes))
+
+
+def draws_of(given, steps, num_windows):
+    """The draws of these steps as pairs, in the order of their positions, over all processes and micro-steps."""
+    micro_steps = given.sequences_per_step // (given.micro_batch_size * given.num_processes)
+    places = [(s, m, r) for s in steps for m in range(micro_steps) for r in range(given.num_processes)]
+    return [tuple(pair) for place in places for pair in given.windows(*place, num_windows).tolist()]
+
+
+def drawn_from(source, draws):
+    return [window for number, window in draws if number == source]
+
+
+def small_mixture(draw):
+    """A random mixture as the arguments of order(), and the windows of each source: two epochs or more of POSITIONS."""
+    sources, length = draw.choice([1, 1, 2, 3, 4]), draw.randint(1, 9)
+    changes = {
+        "weights": tuple(draw.choice([1.0, 0.7, 2.5, 3.0]) for _ in range(sources)),
+        "sequence_length": length,
+        "sequences_per_step": draw.choice([1, 2, 4, 6, 8, 12, 24]),
+        "micro_batch_size": 1,
+        "seed": draw.randint(0, 2**31 - 1),
+        "block_tokens": draw.choice([1, length * 3, length * 7, length * 16 + 1, 2**26]),
+    }
+    return changes, [draw.randint(1, round(share * windows.CYCLE)) for share in order(**changes).shares()]
+
+
+def shared_out(draw, changes, processes):
+    share = changes["sequences_per_step"] // processes
+    micro_batch = draw.choice([n for n in range(1, share + 1) if share % n == 0])
+    return order(**(changes | {"micro_batch_size": micro_batch, "num_processes": processes}))
+
+
+@pytest.fixture
+def short_cycles(monkeypatch):
+    """Cycles of 64 positions: small cases cross some."""
+    monkeypatch.setattr(windows, "CYCLE", 64)
+
+
+def steps_of(changes):
+    return range(-(-POSITIONS // changes["sequences_per_step"]))
+
+
+# Windows
+
+
+def test_every_token_is_a_target_once_and_no_window_crosses_a_shard(tmp_path):
+    source = opened(tmp_path, range(21), range(21, 42), range(42, 62))
+    inputs, targets = windows.Mapped([source], CPU).batch(all_draws(source))
+    assert inputs.shape == (14, 4) and (inputs[:, 1:] == targets[:, :-1]).all() and (targets == inputs + 1).all()
+    assert sorted(targets.flatten().tolist()) == [*range(1, 21), *range(22, 42), *range(43, 59)]
+    for start, end in zip(inputs[:, 0].tolist(), targets[:, -1].tolist(), strict=True):
+        assert start // 21 == end // 21
+
+
+def test_tokens_are_targets_or_counted_as_dropped(tmp_path):
+    source = opened(tmp_path, range(21), range(20), [], [1], range(4))
+    assert (source.num_tokens, source.num_windows) == (46, 5 + 4)
+    assert source.dropped_tokens == 1 + 4 + 0 + 1 + 4 == source.num_tokens - source.num_windows * 4
+
+
+def test_shards_without_a_window_between_others_are_passed_over(tmp_path):
+    source = opened(tmp_path, [], range(9), [], range(100, 102), range(200, 209), [7])
+    assert [read(source, window)[0] for window in range(source.num_windows)] == [0, 4, 200, 204]
+    resident = windows.Resident([source], CPU)
+    assert resident.batch(all_draws(source))[0][:, 0].tolist() == [0, 4, 200, 204]
+
+
+def test_a_split_shorter_than_one_window_has_none_until_it_grows(tmp_path):
+    source = opened(tmp_path, range(4))
+    assert source.num_windows == 0
+    source.append(*write(tmp_path / "more.bin", range(10, 15)))
+    assert source.num_windows == 1 and read(source, 0) == [10, 11, 12, 13, 14]
+
+
+def test_appended_shards_leave_the_windows_before_them_as_they_were(tmp_path):
+    source = opened(tmp_path, range(21), range(30, 44))
+    before = [read(source, window) for window in range(source.num_windows)]
+    source.append(*write(tmp_path / "more.bin", range(60, 70)))
+    assert [read(source, window) for window in range(source.num_windows)] == [
+        *before,
+        [*range(60, 65)],
+        [*range(64, 69)],
+    ]
+
+
+def test_a_window_that_is_not_there_yet_is_never_read(tmp_path):
+    source = opened(tmp_path, range(10))
+    for window in (2, -1):
+        with pytest.raises(AssertionError, match=f"window {window} of 2"):
+            read(source, window)
+
+
+def test_the_last_id_of_the_vocabulary_is_accepted(tmp_path):
+    source = opened(tmp_path, [49] * 20, vocab_size=50)
+    source.check_ids()
+    assert read(source, 0) == [49] * 5
+
+
+def read_each(source):
+    return [read(source, window) for window in range(source.num_windows)]
+
+
+ID_READERS = {
+    "read": read_each,
+    "check_ids": windows.Windows.check_ids,
+    "Mapped": lambda source: windows.Mapped([source], CPU).batch(all_draws(source)),
+    "Resident": lambda source: windows.Resident([source], CPU),
+}
+
+
+@pytest.mark.parametrize("reader", ID_READERS)
+@pytest.mark.parametrize("token", [0, 4, 13, 20], ids=["start", "shared", "middle", "end"])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(tmp_path, reader, token, dtype):
+    ids = [1] * 21
+    ids[token] = 50
+    source = opened(tmp_path, range(10), ids, vocab_size=50, dtype=dtype)
+    with pytest.raises(BadInput) as caught:
+        ID_READERS[reader](source)
+    offset = HEADER + token * np.dtype(dtype).itemsize
+    assert str(caught.value) == (
+        f"{tmp_path / 'train_1.bin'}: offset {offset}: token {token} is id 50, vocab_size = 50 ends at 49: "
+        f"these shards belong to another tokenizer, or vocab_size is too small"
+    )
+    stored = np.frombuffer((tmp_path / "train_1.bin").read_bytes()[offset:], dtype)
+    assert stored[0] == 50
+
+
+def test_an_id_of_32_bits_is_not_taken_for_a_negative_one(tmp_path):
+    source = opened(tmp_path, [0, 1, 2, 3, 2**32 - 1], dtype=np.uint32)
+    for reader in ID_READERS.values():
+        with pytest.raises(BadInput, match="token 4 is id 4294967295"):
+            reader(source)
+
+
+def test_every_id_is_checked_in_slices_and_also_those_that_no_window_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(windows, "CHECK_TOKENS", 8)
+    for token in range(23):
+        ids = [1] * 23
+        ids[token] = 1000
+        with pytest.raises(BadInput, match=f"offset {HEADER + 2 * token}: token {token} is id 1000"):
+            opened(tmp_path, ids).check_ids()
+    opened(tmp_path, [1] * 23, []).check_ids()
+
+
+def test_a_deleted_shard_keeps_its_numbers_and_is_refused_with_a_remedy(tmp_path):
+    source = windows.Windows(4, 1000)
+    source.append(tmp_path / "gone.bin", 21, None, HEADER)
+    source.append(*write(tmp_path / "here.bin", range(21)))
+    source.check_ids()
+    assert (source.num_windows, source.num_tokens, source.dropped_tokens) == (10, 42, 2)
+    assert read(source, 5) == [0, 1, 2, 3, 4]
+    for refused in (
+        lambda: read(source, 4),
+        lambda: windows.Mapped([source], CPU).batch(np.array([[0, 9], [0, 0]])),
+        lambda: windows.Resident([source], CPU),
+    ):
+        with pytest.raises(BadInput) as caught:
+            refused()
+        message = str(caught.value)
+        assert message.startswith(f"{tmp_path / 'gone.bin'}: was deleted by stream_keep = consumed")
+        assert message.endswith("delete the folder to stream it again")
+
+
+def test_only_shards_whose_windows_all_lie_before_are_named_for_deletion(tmp_path):
+    source = opened(tmp_path, range(21), range(3), range(13), range(9))  # windows 0 to 4, none, 5 to 7, 8 to 9
+    firsts, ends = [0, 5, 5, 8], [5, 5, 8, 10]
+    for window in range(12):
+        names = [path.name for path in source.paths_before(window)]
+        assert names == [f"train_{n}.bin" for n in range(4) if ends[n] <= window]
+        for path in source.paths_before(window):
+            assert not set(range(window, 10)) & set(range(firsts[int(path.stem[-1])], ends[int(path.stem[-1])]))
+
+
+def test_a_released_shard_is_no_longer_mapped_nor_named(tmp_path):
+    source = opened(tmp_path, range(21), range(30, 51))
+    (path,) = source.paths_before(5)
+    source.release(path)
+    path.unlink()
+    assert source.paths_before(10) == [tmp_path / "train_1.bin"] and source.num_windows == 10
+    assert read(source, 5)[0] == 30
+    with pytest.raises(BadInput, match="train_0.bin: was deleted"):
+        read(source, 0)
+
+
+# The order
+
+
+def test_each_source_gives_every_window_once_an_epoch(short_cycles):
+    draw = random.Random(20240520)
+    for _ in range(100):
+        changes, num_windows = small_mixture(draw)
+        draws = draws_of(shared_out(draw, changes, 1), steps_of(changes), num_windows)
+        for source, have in enumerate(num_windows):
+            own = drawn_from(source, draws)
+            for epoch in range(2):
+                assert sorted(own[epoch * have : (epoch + 1) * have]) == list(range(have))
+
+
+def test_the_order_is_the_same_for_any_number_of_processes_and_any_micro_batch(short_cycles):
+    draw = random.Random(1)
+    for _ in range(40):
+        changes, num_windows = small_mixture(draw)
+        wanted = draws_of(order(**changes), steps_of(changes), num_windows)
+        for processes in [n for n in (1, 2, 3, 4) if changes["sequences_per_step"] % n == 0]:
+            assert draws_of(shared_out(draw, changes, processes), steps_of(changes), num_windows) == wanted
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(short_cycles):
+    draw = random.Random(2)
+    for _ in range(20):
+        changes, num_windows = small_mixture(draw)
+        steps = steps_of(changes)
+        whole = draws_of(order(**changes), steps, num_windows)
+        at = draw.choice(steps)
+        windows._cycle.cache_clear()  # as in a new process
+        windows._block.cache_clear()
+        assert draws_of(order(**changes), steps[at:], num_windows) == whole[at * changes["sequences_per_step"] :]
+
+
+def test_a_mixture_changes_only_what_comes_between_a_sources_own_windows(short_cycles):
+    draw = random.Random(3)
+    for _ in range(40):
+        changes, num_windows = small_mixture(draw)
+        draws = draws_of(order(**changes), steps_of(changes), num_windows)
+        for source in range(len(num_windows)):
+            alone = [0.0] * len(num_windows)
+            alone[source] = 1.0
+            own = drawn_from(source, draws)
+            by_itself = order(**(changes | {"weights": tuple(alone)}))
+            sequence = draws_of(by_itself, steps_of(changes), num_windows)
+            assert [(source, window) for window in own] == sequence[: len(own)]
+
+
+def test_order_stays_within_shuffle_blocks_and_differs_by_epoch_seed_block_and_source():
+    def epoch(number, seed=1, weights=(1.0, 0.0)):
+        given = order(weights=weights, sequences_per_step=60, micro_batch_size=60, seed=seed, block_tokens=80)
+        return [window for _, window in draws_of(given, [number], [60, 60])]
+
+    first = epoch(0)
+    assert [sorted(first[i : i + 20]) for i in (0, 20, 40)] == [list(range(i, i + 20)) for i in (0, 20, 40)]
+    assert len({tuple(given) for given in (first, epoch(1), epoch(0, seed=2), epoch(0, weights=(0.0, 1.0)))}) == 4
+    assert [window - 20 for window in first[20:40]] != first[:20]
+
+
+def test_a_block_is_never_shorter_than_one_window():
+    given = order(sequence_length=9, block_tokens=3)
+    assert draws_of(given, [0], [5]) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert given.needed(0) == [4] and given.oldest_needed(1) == [4]
+
+
+def test_order_never_changes_between_versions():
+    given = order(sequences_per_step=12, micro_batch_size=12, seed=1337, block_tokens=32)
+    for step in (0, 1):
+        assert draws_of(given, [step], [12]) == [(0, window) for window in GOLDEN[step]]
+
+
+def test_order_of_a_mixture_never_changes_between_versions():
+    given = order(weights=(0.6, 0.3, 0.1), sequences_per_step=16, micro_batch_size=16, seed=1337, block_tokens=32)
+    for step, golden in zip((0, 64), GOLDEN_MIXTURE, strict=True):
+        assert " ".join(f"{source}.{window}" for source, window in draws_of(given, [step], [90, 20, 7])) == golden
+
+
+def test_the_streams_of_cycles_and_blocks_are_never_the_same(monkeypatch):
+    keys = []
+    real = windows._permutation
+    monkeypatch.setattr(windows, "_permutation", lambda length, *key: (keys.append(key), real(length, *key))[1])
+    windows._cycle.cache_clear()
+    windows._block.cache_clear()
+    draws_of(order(weights=(1, 1, 1), sequences_per_step=24, block_tokens=8), range(100), [50, 50, 50])
+    states = {tuple(np.random.SeedSequence(key).generate_state(4)) for key in keys}
+    assert len({key for key in keys if key[1] == windows.CYCLE_EPOCH}) == 3  # the cycles of 2,400 positions
+    assert len(states) == len(set(keys)) > 100
+
+
+@pytest.mark.parametrize(
+    "weights", [(1.0,), (0.7, 0.2, 0.1), (1, 1, 1), (1000, 1), (3.0, 0.0, 2.0), (0.1,) * 10, (1, 2, 3, 4, 5, 6, 7)]
+)
+def test_every_cycle_holds_each_sources_share_to_one_place(weights):
+    given = order(weights=weights, sequences_per_step=64, micro_batch_size=64)
+    exact = [weight / sum(weights) for weight in weights]
+    assert sum(given.shares()) == 1
+    assert all(abs(share - wanted) < 1 / windows.CYCLE for share, wanted in zip(given.shares(), exact, strict=True))
+    draws = draws_of(given, range(3 * windows.CYCLE // 64), [10] * len(weights))
+    arrangements = set()
+    for begin in range(0, len(draws), windows.CYCLE):
+        sources = [source for source, _ in draws[begin : begin + windows.CYCLE]]
+        assert [sources.count(s) / windows.CYCLE for s in range(len(weights))] == given.shares()
+        arrangements.add(tuple(sources))
+    assert len(arrangements) == (3 if sum(weight > 0 for weight in weights) > 1 else 1)
+
+
+def test_a_source_with_any_weight_has_a_place_and_one_without_has_none():
+    tiny = order(weights=(1.0, 1e-9, 0.0, 1e-9))
+    assert [share * windows.CYCLE for share in tiny.shares()] == [1022, 1, 0, 1]
+    crowd = order(weights=(1e6, *[1e-6] * (windows.CYCLE - 1)))
+    assert set(crowd.shares()) == {1 / windows.CYCLE}
+
+
+@pytest.mark.parametrize(
+    "weights, words",
+    [
+        ((1.0,) * 1025, "1025 have a weight above 0: must be 1 to 1024"),
+        ((0.0, 0.0), "0 have a weight above 0: must be 1 to 1024"),
+        ((), "0 have a weight above 0"),
+        ((1.0, -0.5), "weight = -0.5: must be a number of at least 0"),
+        ((float("nan"),), "weight = nan: must be"),
+        ((float("inf"), 1.0), "weight = inf: must be"),
+    ],
+)
+def test_weights_that_are_no_shares_are_refused(weights, words):
+    with pytest.raises(BadInput, match=words):
+        order(weights=weights)
+
+
+# The order of a stream that grows
+
+
+def test_a_step_reads_the_same_windows_while_a_stream_grows_and_when_it_is_complete(short_cycles):
+    draw = random.Random(4)
+    compared = 0
+    for _ in range(40):
+        changes, num_windows = small_mixture(draw)
+        given = order(**changes)
+        for step in steps_of(changes):
+            known = [None if need <= have else have for need, have in zip(given.needed(step), num_windows, strict=True)]
+            if set(known) == set(num_windows):
+                break
+            assert draws_of(given, [step], known) == draws_of(given, [step], num_windows)
+            compared += 1
+    assert compared > 100
+
+
+def test_needed_is_the_end_of_the_last_shuffle_block_that_has_been_begun(short_cycles):
+    draw = random.Random(5)
+    for _ in range(40):
+        changes, num_windows = small_mixture(draw)
+        changes["block_tokens"] = min(changes["block_tokens"], 40)
+        block = max(1, changes["block_tokens"] // changes["sequence_length"])
+        given, drawn = order(**changes), []
+        for step in range(12):
+            drawn += draws_of(given, [step], [None] * len(num_windows))
+            last = [max(drawn_from(source, drawn), default=-block) for source in range(len(num_windows))]
+            assert given.needed(step) == [window // block * block + block for window in last]
+
+
+def test_no_step_reads_before_oldest_needed_and_the_block_that_begins_there_is_read(short_cycles):
+    draw = random.Random(6)
+    for _ in range(20):
+        changes, num_windows = small_mixture(draw)
+        changes["block_tokens"] = min(changes["block_tokens"], 40)
+        block = max(1, changes["block_tokens"] // changes["sequence_length"])
+        given, steps = order(**changes), steps_of(changes)
+        by_step = [draws_of(given, [step], [None] * len(num_windows)) for step in steps]
+        for step in steps[: len(steps) // 2 : 7]:
+            later = sum(by_step[step:], [])
+            first = [min(drawn_from(source, later)) // block * block for source in range(len(num_windows))]
+            assert given.oldest_needed(step) == first
+
+
+def test_a_source_without_weight_needs_nothing():
+    given = order(weights=(1.0, 0.0), block_tokens=8)
+    assert given.needed(100) == [404, 0] and given.oldest_needed(100) == [400, 0]
+    assert given.windows(100, 0, 0, [None, None])[:, 0].tolist() == [0, 0]
+
+
+# Batches
+
+
+@pytest.fixture
+def two_sources(tmp_path):
+    return [
+        opened(tmp_path, range(21), range(21, 42), range(5), name="a"),
+        opened(tmp_path, range(500, 530), [], range(70000, 70013), vocab_size=80000, dtype=np.uint32, name="b"),
+    ]
+
+
+def test_inputs_and_targets_are_the_windows_that_were_asked_for(two_sources):
+    inputs, targets = windows.Mapped(two_sources, CPU).batch(np.array([[1, 8], [0, 1], [1, 0]]))
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.tolist() == [[70004, 70005, 70006, 70007], [4, 5, 6, 7], [500, 501, 502, 503]]
+    assert targets.tolist() == [[70005, 70006, 70007, 70008], [5, 6, 7, 8], [501, 502, 503, 504]]
+
+
+def test_batches_are_whole_tensors_of_their_own(two_sources):
+    for kind in (windows.Mapped, windows.Resident):
+        batches = kind(two_sources, CPU)
+        inputs, targets = batches.batch(np.array([[0, 0], [0, 1]]))
+        assert inputs.is_contiguous() and targets.is_contiguous()
+        assert not (inputs.data_ptr() % 16 or targets.data_ptr() % 16)
+        inputs.zero_()
+        assert targets.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+        assert batches.batch(np.array([[0, 1]]))[0].tolist() == [[4, 5, 6, 7]]
+
+
+def same_batches(one, other, sources, draw):
+    for _ in range(20):
+        draws = all_draws(*sources)[[draw.randrange(20) for _ in range(draw.randint(1, 9))]]
+        for left, right in zip(one.batch(draws), other.batch(draws), strict=True):
+            assert left.dtype == right.dtype and left.stride() == right.stride()
+            assert torch.equal(left.cpu(), right.cpu())
+
+
+def test_resident_batches_equal_mapped_ones(two_sources):
+    assert len(all_draws(*two_sources)) == 11 + 7 + 3
+    same_batches(windows.Mapped(two_sources, CPU), windows.Resident(two_sources, CPU), two_sources, random.Random(7))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("kind", [windows.Mapped, windows.Resident])
+def test_batches_in_flight_to_a_gpu_are_not_overwritten(two_sources, kind):
+    cuda = torch.device("cuda")
+    same_batches(kind(two_sources, cuda), windows.Mapped(two_sources, CPU), two_sources, random.Random(8))
+    on_gpu, on_cpu = kind(two_sources, cuda), windows.Mapped(two_sources, CPU)
+    busy, asked = torch.ones(4096, 4096, device=cuda), all_draws(*two_sources)[:, None]
+    given = []
+    for draws in asked:
+        busy = busy @ busy / 4096  # the copies wait in line behind this
+        given.append(on_gpu.batch(draws)[0])
+    for draws, inputs in zip(asked, given, strict=True):
+        assert torch.equal(inputs.cpu(), on_cpu.batch(draws)[0])
+
+
+# Validation
+
+
+def evaluated(source, draws, batch_size, processes):
+    batches = windows.Mapped([source], CPU)
+    for rank in range(processes):
+        yield from windows.eval_batches(batches, draws, batch_size=batch_size, rank=rank, num_processes=processes)
+
+
+@pytest.mark.parametrize(
+    "processes, batch_size, max_windows", [(1, 3, 0), (3, 2, 0), (2, 5, 6), (4, 1, 1), (3, 2, 10**9)]
+)
+def test_validation_gives_each_window_once_over_the_processes(tmp_path, processes, batch_size, max_windows):
+    source = opened(tmp_path, range(45))
+    draws = windows.eval_draws([source.num_windows], [1.0], max_windows=max_windows)
+    firsts = []
+    for inputs, targets in evaluated(source, draws, batch_size, processes):
+        assert 0 < len(inputs) <= batch_size and (targets == inputs + 1).all()
+        firsts += inputs[:, 0].tolist()
+    wanted = {0: 11, 6: 6, 1: 1, 10**9: 11}[max_windows]
+    assert sorted(firsts) == [4 * (i * source.num_windows // wanted) for i in range(wanted)]
+
+
+def test_validation_of_a_mixture_is_every_window_when_it_has_no_limit():
+    draws = windows.eval_draws([3, 0, 2], [1, 1, 5], max_windows=0)
+    assert draws.dtype == np.int64 and draws.tolist() == [[0, 0], [0, 1], [0, 2], [2, 0], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    "num_windows, weights, max_windows, counts",
+    [
+        ([1000, 1000], [3, 1], 100, [75, 25]),
+        ([1000, 1000], [0.7, 0.3], 10, [7, 3]),
+        ([1000, 10], [1, 1], 100, [50, 10]),
+        ([1000, 1000, 1000], [1, 1e-6, 0], 50, [50, 1, 1]),
+        ([5, 5], [1, 1], 1, [1, 1]),
+        ([5, 0], [1, 1], 100, [5, 0]),
+    ],
+)
+def test_validation_of_a_mixture_follows_the_weights_spread_over_each_split(num_windows, weights, max_windows, counts):
+    draws = windows.eval_draws(num_windows, weights, max_windows=max_windows)
+    for source, (have, count) in enumerate(zip(num_windows, counts, strict=True)):
+        assert drawn_from(source, draws.tolist()) == [i * have // count for i in range(count)]
+    assert len(draws) == sum(counts)
