@@ -465,7 +465,7 @@ class Progress:
         if self.pace:
             self.pace.wait(rows)
             return
-        self._total = expected_text_bytes(source, parts) / job.count
+        self._total = expected_text_bytes(source, parts, self.say) / job.count
         if sys.stderr.isatty():
             self._bar = tqdm(total=self._total, initial=self._bytes, unit="B", unit_scale=True, dynamic_ncols=True)
 
@@ -523,13 +523,13 @@ class Progress:
         self.say(f"prepared in {time.perf_counter() - self._started:.1f} s")
 
 
-def expected_text_bytes(source: sources.Source, parts: list[sources.Part]) -> float:
+def expected_text_bytes(source: sources.Source, parts: list[sources.Part], say: Callable[[str], None]) -> float:
     """Return about how many bytes of text the train split has; 0 where that cannot be told."""
     if source.tables is None:
         return source.most_tokens
     from pretrain import stream
 
-    return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"])
+    return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"], say)
 
 
 def dry_run(source: sources.Source, recipe: config.Recipe) -> None:

@@ -73,17 +73,7 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
     device, rank = accelerator.device, accelerator.process_index
 
     # Which windows a step reads is a pure function of recipe and step: there is no reader's state to save.
-    order = windows.TrainOrder(
-        weights=tuple(source.weight for source in corpus.sources),
-        sequence_length=recipe.sequence_length,
-        sequences_per_step=plan.sequences_per_step,
-        micro_batch_size=plan.per_device_train_batch_size,
-        num_processes=plan.num_processes,
-        seed=recipe.data_seed,
-        block_tokens=recipe.shuffle_block_tokens,
-    )
-    if recipe.stream_keep == "consumed":
-        order.refuse_second_epoch(recipe.max_steps, [source.most_windows for source in corpus.sources])
+    order = train_order(recipe, corpus.sources, plan)
 
     # Accelerate moves, wraps (DDP), compiles and autocasts the module that returns the loss. `model` stays the bare
     # GPT2LMHeadModel that shares its weights: it is what is saved, evaluated, sampled and exported.
@@ -230,12 +220,10 @@ class Source:
         return self.train.num_windows if self.manifest["complete"] else None
 
     @property
-    def most_windows(self) -> int | None:
-        """A bound of ``epoch_windows`` that may be known before it is."""
-        if self.manifest["complete"] or self.found is None:
-            return self.train.num_windows
+    def most_tokens(self) -> int | None:
+        """A bound of an epoch's tokens that is known before any is read."""
         bounds = [bound for bound in (self.found.most_tokens, self.found.identity["limit_tokens"]) if bound]
-        return min(bounds) // self.train.sequence_length if bounds else None
+        return min(bounds, default=None)
 
 
 class Corpus:
@@ -256,6 +244,10 @@ class Corpus:
         for asked in config.sources(recipe):
             found = None if asked["data_dir"] else sources.find_source(**asked["find"])
             self.sources.append(Source(asked["weight"], found.folder if found else Path(asked["data_dir"]), found))
+        if recipe.stream_keep == "consumed":
+            most = [source.most_tokens and source.most_tokens // recipe.sequence_length for source in self.sources]
+            plan = config.make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
+            train_order(recipe, self.sources, plan).refuse_second_epoch(recipe.max_steps, most)
         readers = [self._start_reader(index, argv) for index in range(len(self.sources))]
         self.supply = Supply(readers, self.refresh, lambda line: self.say(line))
         streams = [source.folder / shards.MANIFEST for source in self.sources if source.found]
@@ -359,6 +351,19 @@ class Corpus:
                 f"sequence_length + 1 = {self.recipe.sequence_length + 1}. Give more text, or a smaller --sequence_length"
             )
         return opened
+
+
+def train_order(recipe: config.Recipe, opened: list[Source], plan: config.Plan) -> windows.TrainOrder:
+    """Return which windows each process reads at each step."""
+    return windows.TrainOrder(
+        weights=tuple(source.weight for source in opened),
+        sequence_length=recipe.sequence_length,
+        sequences_per_step=plan.sequences_per_step,
+        micro_batch_size=plan.per_device_train_batch_size,
+        num_processes=plan.num_processes,
+        seed=recipe.data_seed,
+        block_tokens=recipe.shuffle_block_tokens,
+    )
 
 
 def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
@@ -537,9 +542,9 @@ def wait_for_data(corpus: Corpus, order: windows.TrainOrder, step: int, stop: St
     """Wait until all that ``step`` reads is there; return why it never will be, if so."""
     have = lambda: [train.num_windows for train in corpus.train]  # noqa: E731
     failure = corpus.supply.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
-    if corpus.recipe.stream_keep == "consumed" and corpus.complete and not failure:
+    if corpus.recipe.stream_keep == "consumed" and not failure:
         try:
-            order.refuse_second_epoch(step + 1, corpus.epoch_windows)  # how long an epoch is was not known at the start
+            order.refuse_second_epoch(step + 1, corpus.epoch_windows)  # how long an epoch is may not be known earlier
         except BadInput as error:
             return str(error)
     return failure

@@ -290,10 +290,9 @@ def make_plan(recipe: Recipe, num_processes: int) -> Plan:
 
 def as_yaml(recipe: Recipe) -> str:
     """Return the recipe as a YAML file that ``load_recipe`` reads back to the same values."""
-    values = {name: _plain(getattr(recipe, name)) for name in FIELDS}
-    return yaml.safe_dump(
-        {name: value for name, value in values.items() if value is not None}, sort_keys=False, allow_unicode=True
-    )
+    values = {name: getattr(recipe, name) for name in FIELDS}
+    stated = {name: value for name, value in values.items() if value not in (None, ())}  # these two are defaults
+    return yaml.safe_dump(stated, sort_keys=False, allow_unicode=True)
 
 
 def science(recipe: Recipe) -> dict[str, Any]:
@@ -392,11 +391,6 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
         )
     if r.sample_steps and not r.sample_prompts:
         faults.append(f"{path}: sample_steps = {r.sample_steps} needs sample_prompts: at least one text")
-    if (r.data_files or r.dataset_name) and not (r.validation_files or r.validation_fraction or r.data_dir):
-        faults.append(
-            f"{path}: validation_fraction = {r.validation_fraction}: there would be nothing to validate on. Give "
-            f"a share such as 0.1, or --validation_files FILE"
-        )
     if r.sources is not None and not (r.data_dir or r.data_files):
         faults += _mixture_faults(path, r)
     if r.stream_keep == "consumed" and (r.data_dir or any("data_dir" in source for source in r.sources or ())):
@@ -424,7 +418,7 @@ def _mixture_faults(path: Path, r: Recipe) -> list[str]:
         where = f"{path}: sources, number {number}"
         for name, value in source.items():
             if name == "weight":
-                if not _fits(value, float) or not 0 < value < math.inf:
+                if not _fits(value, float) or not 0 < value < 1e300:  # YAML has integers that no float holds
                     faults.append(f"{where}: weight = {_shown(value)}: must be a number above 0")
             elif name not in (*SOURCE_NAMES, *SOURCE_RULES):
                 faults.append(
@@ -513,10 +507,6 @@ def _nearest(word: str, names, prefix: str = "") -> str:
 def _or(values: Sequence) -> str:
     texts = [str(value) for value in values]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _shown(value: Any) -> str:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 
 from .errors import BadInput, TrainingStopped
 
-RESTARTS = 5  # in a row without a word from it
+RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
+LIVED_SECONDS = 600.0
 BUSY = 75  # its exit status while another process prepares the same folder (sysexits.h: EX_TEMPFAIL)
 BUSY_SECONDS = 2.0
+GOES_ON = "what is trained is saved, and the same command goes on from there"
 LOOK_SECONDS, SAY_SECONDS = 0.2, 30.0  # while training waits: between two looks, between two messages
 
 
@@ -29,13 +31,13 @@ class Reader:
     def __init__(self, command: Sequence[str], say: Callable[[str], None]):
         self.command, self.say = list(command), say
         self.done = False
-        self._failures, self._wanted, self._not_before = 0, 0, 0.0
+        self._failures, self._wanted, self._not_before, self._started = 0, 0, 0.0, 0.0
         self._start()
 
     def check(self) -> None:
         """Look after the process, at any time and often: restart it where it died.
 
-        Raises BadInput when it refused its input (it has said why), TrainingStopped when it died too often.
+        Raises BadInput when it refused its input (it has said why), TrainingStopped when it gave up or died too often.
         """
         if self.done:
             return
@@ -54,15 +56,15 @@ class Reader:
             raise BadInput("the data could not be prepared (see above)")
         elif status == BUSY:  # on a shared disk another machine's; or the last one, dying
             self._not_before = time.monotonic() + BUSY_SECONDS
-        else:
-            self._failures += 1
-            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        elif status > 0:  # it has retried what can be retried
+            raise TrainingStopped(f"the reader stopped with exit status {status} (see above); {GOES_ON}")
+        else:  # killed: out of memory, say
+            self._failures = 1 + (self._failures if time.monotonic() - self._started < LIVED_SECONDS else 0)
             if self._failures > RESTARTS:
                 raise TrainingStopped(
-                    f"the reader died {self._failures} times in a row (last: {how}; see above): the data cannot be "
-                    f"prepared. What is trained is saved; the same command goes on"
+                    f"the reader was killed {self._failures} times in a row (signal {-status}); {GOES_ON}"
                 )
-            self.say(f"the reader died ({how}); restart {self._failures} of {RESTARTS}")
+            self.say(f"the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}")
             self._start()
 
     def want(self, windows: int) -> None:
@@ -80,12 +82,13 @@ class Reader:
 
     def _start(self) -> None:
         # The first process of a launch says a fault for all; this one is always the first of its kind.
-        environment = os.environ | {"RANK": "0"}
+        environment, self._started = os.environ | {"RANK": "0"}, time.monotonic()
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            errors="replace",  # one odd byte must not end the hearing
             env=environment,
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
         )
@@ -96,7 +99,6 @@ class Reader:
     def _hear(self, lines) -> None:
         with lines:
             for line in lines:
-                self._failures = 0
                 self.say(line.rstrip())
 
     def _tell(self) -> None:

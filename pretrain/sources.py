@@ -10,6 +10,7 @@ none, and whether it begins a document. All text files of a split are one part; 
 import codecs
 import hashlib
 import json
+import os
 import re
 import sysconfig
 import urllib.request
@@ -34,6 +35,7 @@ URL = ("https://", "http://", "hf://")
 DOWNLOADS = Path("data/downloads")
 DOWNLOAD_TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20  # a long text file is read in pieces of about this size: rows of one document
+NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
 
 Row = tuple[str | None, bool]
@@ -79,6 +81,8 @@ def find_source(
     Raises BadInput when nothing is found.
     """
     identity = {"format": FORMAT, "tokenizer": tokenizer, "shard_tokens": shard_tokens, "limit_tokens": limit_tokens}
+    if validation_files and not data_files:
+        raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
     if data_files:
         train = find_files("data_files", data_files)
         held_out = find_files("validation_files", validation_files or [])
@@ -86,6 +90,8 @@ def find_source(
             raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
         kind = _kind_of([*train, *held_out])
         if kind is None:
+            if not held_out and not validation_fraction:
+                raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
             paths = {"train": [*map(Path, train)]} | ({"validation": [*map(Path, held_out)]} if held_out else {})
             identity |= {
                 split: [[path.name, files.sha256(path)] for path in found] for split, found in paths.items()
@@ -98,6 +104,8 @@ def find_source(
         tables = {"dataset_name": kind, "data_files": {"train": train} | ({"validation": held_out} if held_out else {})}
         return Source(_stem(train[0]), identity, tables=tables | {"text_column": text_column})
     if dataset_name == STDLIB:
+        if not validation_fraction:
+            raise BadInput(NO_VALIDATION)
         paths = stdlib_files(validation_fraction)
         identity["files"] = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
         size = sum(path.stat().st_size + 1 for path in paths["train"])
@@ -123,7 +131,7 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
     found: dict[str, None] = {}
     for pattern in patterns:
         if pattern.startswith(URL):
-            found[pattern if _kind(pattern) else str(download(pattern, DOWNLOADS))] = None
+            found[pattern if _kind(pattern) else str(download(key, pattern, DOWNLOADS))] = None
             continue
         for name in sorted(glob(pattern, recursive=True)) or [pattern]:
             path = Path(name)
@@ -133,11 +141,13 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
                 raise BadInput(f"{key}: {path}: no such file")
             if not path.stat().st_size:
                 raise BadInput(f"{key}: {path}: is empty")
+            if not os.access(path, os.R_OK):
+                raise BadInput(f"{key}: {path}: may not be read by you")
             found[str(path)] = None
     return list(found)
 
 
-def download(url: str, folder: Path) -> Path:
+def download(key: str, url: str, folder: Path) -> Path:
     """Fetch a text file once; later calls return the kept copy. Raises BadInput when it cannot be had."""
     name = Path(urlparse(url).path).name or "text"
     path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{name}"
@@ -147,7 +157,7 @@ def download(url: str, folder: Path) -> Path:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
             body = answer.read()
     except (OSError, ValueError, HTTPException) as error:
-        raise BadInput(f"data_files: {url}: cannot be fetched ({error}). Give a file: --data_files FILE") from None
+        raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
     folder.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
         temporary.write_bytes(body)
@@ -188,10 +198,10 @@ def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
     try:
         with open(path, "rb") as file:
             while block := file.read(block_bytes):
-                begin = offset - len(decoder.getstate()[0])
+                begin, searched = offset - len(decoder.getstate()[0]), len(text)
                 text += decoder.decode(block)
                 offset += len(block)
-                if cut := _last_cut(text):
+                if cut := _last_cut(text, searched):
                     yield text[:cut]
                     text = text[cut:]
             begin = offset - len(decoder.getstate()[0])
@@ -199,7 +209,7 @@ def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise BadInput(
             f"{path}: offset {begin + error.start}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert it, "
-            f"for example: iconv -f LATIN1 -t UTF-8 {path.name} > new.txt"
+            f"for example: iconv -f LATIN1 -t UTF-8 {path} > new.txt"
         ) from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
@@ -207,11 +217,16 @@ def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
         yield text
 
 
-def _last_cut(text: str) -> int:
-    end = len(text)
-    while (end := max(text.rfind(" ", 0, end), text.rfind("\n", 0, end))) > 0:
+def _last_cut(text: str, start: int) -> int:
+    """Return the last place from ``start`` on where a piece may end, or 0. Looks at each character once."""
+    space, line = text.rfind(" ", start), text.rfind("\n", start)
+    while (end := max(space, line)) > 0:
         if not text[end - 1].isspace():
             return end
+        if end == space:
+            space = text.rfind(" ", start, end)
+        else:
+            line = text.rfind("\n", start, end)
     return 0
 
 

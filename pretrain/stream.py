@@ -3,18 +3,21 @@
 ``datasets`` reads; what it leaves open is closed here (research/reliability.md, 2.2): a fault is retried from the row
 it happened at and not from the shuffle buffer's or iterator's own state (D1, D4-D9), waits have a limit (D10), a file
 is finished only when its last row was read (a swallowed error looks like an end, D8), and a data set is pinned to a
-commit (D12).
+commit (D12). JSON lines are found by ``datasets`` and parsed here: its parser (Arrow's) refuses half of a surrogate
+pair, turns every text into quoted JSON where one row has a number, and wants the first file's fields in every file.
 """
 
 import contextlib
+import csv
 import difflib
 import gzip
 import json
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import datasets
@@ -22,6 +25,9 @@ import fsspec
 import huggingface_hub
 import pyarrow.parquet as pq
 from aiohttp import ClientTimeout
+from datasets.packaged_modules.json.json import Json
+from fsspec.compression import compr
+from fsspec.utils import infer_compression
 
 from .errors import BadInput, TrainingStopped
 
@@ -33,7 +39,7 @@ LONGEST_WAIT_SECONDS = 60
 LONGEST_RETRY_AFTER_SECONDS = 600  # what a server may ask for
 TIMEOUT_SECONDS = 60
 ROWS = 256  # of one step of reading
-TAIL_BYTES = SAMPLE_BYTES = 2**20
+BLOCK_BYTES = TAIL_BYTES = SAMPLE_BYTES = 2**20
 SIZES_ASKED = 64  # files whose size is asked for; of more, the first one's stands for all
 HTTP = {
     "client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)}
@@ -67,7 +73,9 @@ def open_tables(
         pinned = pinned or _patiently(dataset_name, say, _commit, dataset_name, dataset_revision)
     arguments = {"path": dataset_name, "name": dataset_config_name, "revision": pinned, "data_files": data_files}
     arguments["storage_options"] = STORAGE if data_files else None
-    builder = _patiently(dataset_name, say, _builder, arguments)
+    given = [name for found in (data_files or {}).values() for name in found]
+    where = given[0] if given else dataset_name
+    builder = _patiently(where, say, _builder, arguments, files=given)
     names = {str(split): [str(name) for name in found] for split, found in builder.config.data_files.items()}
     if "train" not in names:
         raise BadInput(f"dataset_name = {dataset_name}: has no split train, only {', '.join(names)}")
@@ -77,19 +85,27 @@ def open_tables(
             continue
         if hasattr(builder.config, "columns"):  # Parquet: the other columns are not even fetched
             arguments["columns"] = [text_column]
-        table = _patiently(dataset_name, say, _open_split, arguments, split, text_column)
+        table = None
+        if not isinstance(builder, Json):
+            table = _patiently(where, say, _open_split, arguments, split, text_column, files=given)
         splits[split] = [
             (name, _reader(table, index, name, text_column, say)) for index, name in enumerate(names[split])
         ]
     return pinned, splits
 
 
-def expected_text_bytes(names: list[str], text_column: str) -> float:
+def expected_text_bytes(names: list[str], text_column: str, say: Callable[[str], None]) -> float:
     """Return about how many bytes of text these files of a data set hold, from the first one and all sizes.
 
-    Parquet's footer knows; of JSON lines or CSV the beginning is looked at.
+    Parquet's footer knows; of JSON lines or CSV the beginning is looked at. 0 where a server says no size.
     """
+    return _patiently(names[0], say, _expected_text_bytes, names, text_column)
+
+
+def _expected_text_bytes(names: list[str], text_column: str) -> float:
     size = _file_size(names[0])
+    if not size:
+        return 0.0
     total = sum(map(_file_size, names)) if len(names) <= SIZES_ASKED else size * len(names)
     if _is_parquet(names[0]):
         with _open(names[0]) as file:
@@ -111,7 +127,7 @@ def expected_text_bytes(names: list[str], text_column: str) -> float:
 
 def _file_size(name: str) -> int:
     filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
-    return int(filesystem.size(path))
+    return int(filesystem.size(path) or 0)
 
 
 def _open(name: str, **options):
@@ -136,6 +152,8 @@ def _retry_here(say: Callable[[str], None]) -> None:
     datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
     datasets.config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = 0
     datasets.config.STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL = 0
+    datasets.config.STREAMING_OPEN_MAX_RETRIES = 1
+    datasets.config.STREAMING_OPEN_RETRY_INTERVAL = 0
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
     huggingface_hub.get_session().timeout = TIMEOUT_SECONDS  # the client itself has none: a silent server hangs it
@@ -160,7 +178,8 @@ class _Patience:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if status is not None:
             reason = f"HTTP status {status}"
-        if status in FINAL_STATUS or isinstance(error, (FileNotFoundError, PermissionError)):
+        missing = isinstance(error, (FileNotFoundError, PermissionError))  # clients say so of a server that is down, too
+        if status in FINAL_STATUS or (missing and status is None):
             raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
         if self.failures >= TRIES:
             raise TrainingStopped(
@@ -174,13 +193,16 @@ class _Patience:
         time.sleep(wait)
 
 
-def _patiently(what: str, say: Callable[[str], None], call: Callable[..., Any], *args) -> Any:
+def _patiently(
+    what: str, say: Callable[[str], None], call: Callable[..., Any], *args, files: Sequence[str] = ()
+) -> Any:
     patience = _Patience(what, say)
     while True:
         try:
             return call(*args)
         except Exception as error:  # each client has kinds of its own; what is final is sorted out there
-            patience.failed(error)
+            named = [name for name in files if name in str(error)] or files
+            patience.failed(_behind(error, named[0]) if named else error)
 
 
 def _answer_of(error: BaseException | None) -> tuple[int | None, float | None]:
@@ -218,6 +240,8 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
     try:
         return datasets.load_dataset_builder(**arguments)
     except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
+        if arguments["data_files"]:  # they were found and have a kind: what fails is the way to them
+            raise
         if isinstance(error.__cause__ or error.__context__, OSError) and _answer_of(error)[0] is None:
             raise
         reason = " ".join(str(error).split())[:400]
@@ -241,24 +265,27 @@ def _no_column(where: str, text_column: str, columns: list[str]) -> str:
 
 
 def _reader(
-    table: datasets.IterableDataset, index: int, name: str, text_column: str, say: Callable[[str], None]
+    table: datasets.IterableDataset | None, index: int, name: str, text_column: str, say: Callable[[str], None]
 ) -> Callable[[int], Iterator[Row]]:
-    """Return ``read(row)`` of one file: its texts from that row on, each row once whatever fails on the way."""
+    """Return ``read(row)`` of one file: its texts from that row on, each row once whatever fails on the way.
+
+    Without ``table`` it is a file of JSON lines: a row is a line, and a blank one has no text.
+    """
 
     def read(row: int) -> Iterator[Row]:
-        one = table.shard(num_shards=table.num_shards, index=index)
+        one = None if table is None else table.shard(num_shards=table.num_shards, index=index)
         groups = None
         patience = _Patience(name, say)
-        last = None
         while True:
             try:
                 if groups is None and _is_parquet(name):
                     groups = _row_groups(name)
-                for texts in _texts(one, name, text_column, row, groups):
-                    for last in texts:
-                        row += 1
-                        yield (last if isinstance(last, str) and last.strip() else None), True
-                _refuse_early_end(name, text_column, row, groups, last)
+                values = _json_values(name, text_column, row)
+                if one is not None:
+                    values = _table_values(one, name, text_column, row, groups)
+                for text in values:
+                    row += 1
+                    yield (text if isinstance(text, str) and text.strip() else None), True
                 return
             except Exception as error:
                 patience.failed(_behind(error, name), row)
@@ -266,24 +293,92 @@ def _reader(
     return read
 
 
-def _texts(
+def _table_values(
     one: datasets.IterableDataset, name: str, text_column: str, start: int, groups: list[int] | None
-) -> Iterator[list]:
-    """Yield lists of values from row ``start`` on. In Parquet it begins at the row group; else it reads up to it."""
-    pieces, skip = iter([one]), start
+) -> Iterator[Any]:
+    """Yield the column's values from row ``start`` on. In Parquet it begins at the row group; else it reads up to it.
+
+    The last ones come when it is sure that they are the last. Raises OSError where it ends before its end, or ``start``.
+    """
+    pieces, skip, row, last, held = iter([one]), start, start, None, []
     if start and groups is not None:
         first = min(bisect_right(groups, start) - 1, len(groups) - 2)
         parts, skip = one.reshard(), start - groups[first]
         pieces = (parts.shard(num_shards=parts.num_shards, index=i) for i in range(first, parts.num_shards))
     for piece in pieces:
         for table in piece.with_format("arrow").iter(batch_size=ROWS):
-            if skip >= len(table):
-                skip -= len(table)
-                continue
             if text_column not in table.column_names:
                 raise BadInput(_no_column(name, text_column, table.column_names))
-            yield table.column(text_column)[skip:].to_pylist()
-            skip = 0
+            yield from held
+            values = table.column(text_column).to_pylist()
+            last, held, skip = values[-1], values[skip:], max(0, skip - len(values))
+            row += len(held)
+    if skip or (groups is not None and row != groups[-1]):
+        raise OSError(f"ended after {row - skip} rows, before row {groups[-1] if groups else row}")
+    if name.split("?")[0].lower().endswith(".csv") and isinstance(last, str):
+        _refuse_other_end(name, last)
+    yield from held
+
+
+def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
+    """Yield the field of each line from line ``start`` on: None where a line is blank, no object, or has no such field.
+
+    Raises OSError where it ends before its end, or ``start``.
+    """
+    number = -1
+    with _whole(name) as file:
+        lines = enumerate(_lines(file))
+        if not start:
+            head = list(islice(lines, ROWS))
+            _refuse_no_column(name, text_column, [line for _, line in head])
+            lines = chain(head, lines)
+        for number, line in lines:
+            if number >= start:
+                yield _parsed(name, line).get(text_column)
+    if number + 1 < start:
+        raise OSError(f"ended after {number + 1} rows, before row {start}")
+
+
+@contextlib.contextmanager
+def _whole(name: str) -> Iterator[Any]:
+    """Open a file, decompressed. Raises OSError at the end where bytes were not read: an error can look like an end."""
+    with _open(name) as raw:
+        compression = infer_compression(name.split("?")[0])
+        yield compr[compression](raw, mode="rb") if compression else raw
+        size = _file_size(name)
+        if size and raw.tell() != size:
+            raise OSError(f"ended after {raw.tell():,} of {size:,} bytes")
+
+
+def _lines(file: Any) -> Iterator[bytes]:
+    rest = b""
+    while block := file.read(BLOCK_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _parsed(name: str, line: bytes) -> dict:
+    """Return a line's object; an empty one where it is blank or something else."""
+    line = line.strip().removeprefix(b"\xef\xbb\xbf")
+    if line.startswith(b"["):
+        raise BadInput(
+            f"{name}: is a JSON array, which can only be read whole. Write one object a line, for example: "
+            f"jq -c '.[]' old.json > new.jsonl; of a data set of the Hub try --dataset_revision refs/convert/parquet"
+        )
+    value = json.loads(line) if line else None
+    return value if isinstance(value, dict) else {}
+
+
+def _refuse_no_column(name: str, text_column: str, lines: list[bytes]) -> None:
+    """Raise BadInput where a file's first lines have fields, but none of them this one."""
+    columns: dict[str, None] = {}
+    for line in lines:
+        with contextlib.suppress(UnicodeDecodeError, json.JSONDecodeError):  # they are found again, at their row
+            columns |= dict.fromkeys(_parsed(name, line))
+    if columns and text_column not in columns:
+        raise BadInput(_no_column(name, text_column, list(columns)))
 
 
 def _is_parquet(name: str) -> bool:
@@ -297,18 +392,15 @@ def _row_groups(name: str) -> list[int]:
         return list(accumulate((about.row_group(i).num_rows for i in range(about.num_row_groups)), initial=0))
 
 
-def _refuse_early_end(name: str, text_column: str, row: int, groups: list[int] | None, last: object) -> None:
-    """Raise OSError unless the row that was read last is the file's last: an error on the way can look like an end."""
-    if groups is not None and row != groups[-1]:
-        raise OSError(f"ended after {row} of {groups[-1]} rows")
-    plain = name.split("?")[0].lower()
-    if not plain.endswith((".jsonl", ".ndjson")) or not row:
-        return  # compressed files have an end of their own, which their reader checks
+def _refuse_other_end(name: str, last: str) -> None:
+    """Raise OSError unless a value may stand in the last record of a CSV file."""
     with _open(name) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - TAIL_BYTES))
-        lines = [line for line in file.read().split(b"\n") if line.strip()]
-    if len(lines) < 2 and size > TAIL_BYTES:
-        return  # one line longer than the tail
-    if json.loads(lines[-1]).get(text_column) != last:
-        raise OSError(f"ended after {row} rows, before the last line of {size:,} bytes")
+        tail = file.read().decode("utf-8", "replace")
+    with contextlib.suppress(csv.Error):
+        for quote in ("", '"'):  # the tail may begin inside of quotes
+            records = [record for record in csv.reader(StringIO(quote + tail, newline="")) if record]
+            if records and last in ",".join(records[-1]):
+                return
+        raise OSError(f"ended before the last record of {size:,} bytes")

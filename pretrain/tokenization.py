@@ -242,7 +242,7 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     vocabulary = {text: i for text, i in model["vocab"].items() if text not in {token["content"] for token in added}}
     byte_of = _byte_of_character()
     merged = [left + right for left, right in model["merges"]]
-    if vocabulary.keys() != {*byte_of, *merged} or len(vocabulary) != len(byte_of) + len(merged):
+    if vocabulary.keys() != {*byte_of, *merged}:
         return None
     if any(vocabulary[earlier] >= vocabulary[later] for earlier, later in pairwise(merged)):
         return None

@@ -1,16 +1,18 @@
 """train.py with a witness: each micro-batch's (step, micro_step, rank, windows) is written before it is trained on.
 
 Environment: LEDGER = file to append to; KILL_AT = "step:N" or "save:STAGE:N" kills this process with SIGKILL at the N-th
-update or at a stage of the N-th save; STOP_AT = "N" sends it SIGTERM before micro-batch N.
+update or at a stage of the N-th save; STOP_AT = "N" sends it SIGTERM before micro-batch N. Its readers are
+reader_child.py where one of that file's variables is set.
 """
 
 import os
 import signal
 import sys
 import types
+from pathlib import Path
 
 import train
-from pretrain import checkpoint, files, optim, shards
+from pretrain import checkpoint, files, optim, windows
 
 
 def die() -> None:
@@ -29,21 +31,24 @@ def after(module, name, when) -> None:
     setattr(module, name, replaced)
 
 
-class Witness(shards.TrainOrder):
+class Witness(windows.TrainOrder):
     """Writes down what is asked for."""
 
-    def windows(self, step, micro_step, rank):
-        windows = super().windows(step, micro_step, rank)
+    def windows(self, step, micro_step, rank, num_windows):
+        draws = super().windows(step, micro_step, rank, num_windows)
         with open(os.environ["LEDGER"], "a") as ledger:
-            ledger.write(f"{step} {micro_step} {rank} {' '.join(map(str, windows))}\n")
+            ledger.write(f"{step} {micro_step} {rank} {' '.join(f'{s}:{w}' for s, w in draws)}\n")
         if os.environ.get("STOP_AT") == f"{step}:{micro_step}":
             os.kill(os.getpid(), signal.SIGTERM)
-        return windows
+        return draws
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train under the eyes of a witness."""
-    train.shards.TrainOrder = Witness
+    train.windows.TrainOrder = Witness
+    if {"KILL_READER", "HOLD_READER", "HASTY_READER"} & set(os.environ):
+        real, child = train.Reader, str(Path(__file__).with_name("reader_child.py"))
+        train.Reader = lambda command, say: real([command[0], child, *command[2:]], say)
     what, *where = os.environ.get("KILL_AT", "").split(":")
     if what == "step":
         updates = []

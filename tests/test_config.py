@@ -1,12 +1,13 @@
 """The recipe: what it accepts, what it refuses, and that each remedy it prints works."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pretrain import config
+from pretrain import config, sources
 from pretrain.errors import BadInput
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
@@ -36,6 +37,9 @@ BASE = {
     "seed": 1,
     "data_seed": 2,
 }
+HUB = {"weight": 1.0, "dataset_name": "owner/name"}
+OWN = {"weight": 2, "data_files": ["a.jsonl", "b.jsonl"], "text_column": "content", "validation_tokens": 7}
+EXTRAS = {"dry": (bool, "help of dry"), "job": (int, "help of job"), "verify": (str, "help of verify")}
 NUMBERS = [name for name, field in config.FIELDS.items() if field.metadata["low"] is not None]
 
 
@@ -60,6 +64,20 @@ def refused(path, flags=None):
 
 def recipe(folder, **changes):
     return config.load_recipe(write(folder, **changes))
+
+
+def mixture(folder, *given, **changes):
+    """A recipe that reads these sources."""
+    return write(folder, **{"data_files": None, "tokenizer": "owner/tokenizer", "sources": list(given)} | changes)
+
+
+def read(folder, *given, **changes):
+    """What a run of that recipe reads."""
+    return config.sources(config.load_recipe(mixture(folder, *given, **changes)))
+
+
+def command(folder, *words):
+    return config.parse_command(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
 
 
 def test_recipes_exist():
@@ -89,6 +107,13 @@ def test_as_yaml_keeps_prompts_and_numbers_to_the_bit(tmp_path):
     assert given.sample_prompts == prompts and isinstance(given.learning_rate, float)
     copy = write(tmp_path, config.as_yaml(given), "copy.yaml")
     assert config.load_recipe(copy) == given
+
+
+def test_as_yaml_keeps_defaults_and_values_taken_away(tmp_path):
+    given = recipe(tmp_path, run_name="mine")
+    assert config.load_recipe(write(tmp_path, config.as_yaml(given), "copy.yaml")) == given
+    given = config.load_recipe(write(tmp_path, init_from="gpt2", run_name="mine"), {"init_from": "none"})
+    assert config.load_recipe(write(tmp_path, config.as_yaml(given), "copy.yaml")) == given
 
 
 def test_misspelt_key_names_the_nearest(tmp_path):
@@ -183,11 +208,12 @@ def test_a_secret_in_a_recipe_is_refused_and_not_repeated(tmp_path, name):
         (["--learning_rte", "1"], "--learning_rte", "--learning_rate"),
         (["--max_step", "1"], "--max_step", "--max_steps"),  # argparse would take it as an abbreviation
         (["--dri"], "--dri", "--dry"),
+        (["--verfy", "folder"], "--verfy", "--verify"),
     ],
 )
 def test_unknown_flag_is_one_fault_that_names_the_nearest(tmp_path, words, wrong, nearest):
     with pytest.raises(BadInput) as caught:
-        config.parse_command(["--recipe", str(write(tmp_path)), *words], "x", {"dry": "help"})
+        command(tmp_path, *words)
     assert re.fullmatch(rf"{wrong}\b.*: no such flag; did you mean {nearest}\?", caught.value.lines[0])
     assert len(caught.value.lines) == 1
 
@@ -199,17 +225,41 @@ def test_a_secret_given_as_a_flag_is_refused_and_not_repeated(tmp_path, words):
     assert "hunter2" not in str(caught.value)
 
 
-def test_flag_without_value_is_bad_input_not_an_exit(tmp_path):
-    with pytest.raises(BadInput, match="--seed"):
-        config.parse_command(["--recipe", str(write(tmp_path)), "--seed"], "x", {})
+@pytest.mark.parametrize("flag", ["--seed", "--job"])
+def test_flag_without_value_is_bad_input_not_an_exit(tmp_path, flag):
+    with pytest.raises(BadInput, match=flag):
+        command(tmp_path, flag)
 
 
 def test_flag_beats_file(tmp_path):
-    words = ["--recipe", str(write(tmp_path)), "--seed", "99", "--learning_rate", "6e-4", "--data_files", "b", "c"]
-    got, switches = config.parse_command([*words, "--dry"], "x", {"dry": "help"})
+    words = ["--seed", "99", "--learning_rate", "6e-4", "--data_files", "b", "c"]
+    got, extras = command(tmp_path, *words, "--dry")
     assert (got.seed, got.learning_rate, got.data_files, got.n_layer) == (99, 6e-4, ["b", "c"], BASE["n_layer"])
-    assert switches == {"dry"}
-    assert config.parse_command(words, "x", {"dry": "help"})[1] == set()
+    assert extras == {"dry": True}
+
+
+def test_extra_flags_come_with_their_types_and_only_when_given(tmp_path):
+    assert command(tmp_path)[1] == {}
+    got, extras = command(tmp_path, "--job", "3", "--seed", "5", "--verify=3", "--dry")
+    assert extras == {"job": 3, "verify": "3", "dry": True} and got.seed == 5
+
+
+@pytest.mark.parametrize("word", ["three", "3.5", ""])
+def test_extra_flag_of_the_wrong_type_is_refused(tmp_path, word):
+    with pytest.raises(BadInput, match=f"--job {word}: must be an integer"):
+        command(tmp_path, "--job", word)
+
+
+def test_switch_takes_no_value(tmp_path):
+    with pytest.raises(BadInput, match="dry"):
+        command(tmp_path, "--dry=true")
+
+
+@pytest.mark.parametrize("words", [["--sources", "x"], ["--sources=x"]])
+def test_a_mixture_is_no_flag(tmp_path, words):
+    with pytest.raises(BadInput, match="--sources: no such flag") as caught:
+        command(tmp_path, *words)
+    assert "did you mean --sources?" not in str(caught.value)
 
 
 def test_flag_none_takes_an_optional_value_away(tmp_path):
@@ -219,8 +269,12 @@ def test_flag_none_takes_an_optional_value_away(tmp_path):
 
 def test_help_can_be_printed(capsys):
     with pytest.raises(SystemExit) as caught:
-        config.parse_command(["--help"], "Story.", {})
-    assert caught.value.code == 0 and "--adam_beta2" in capsys.readouterr().out
+        config.parse_command(["--help"], "Story.", EXTRAS)
+    out = capsys.readouterr().out
+    assert caught.value.code == 0
+    for words in ("Story.", "--adam_beta2 NUMBER", "--dry ", "help of dry", "--job INTEGER", "--verify TEXT"):
+        assert words in out.replace("A NUMBER", "NUMBER").replace("AN INTEGER", "INTEGER")
+    assert "--sources" not in out
 
 
 def test_python_tags_are_refused_and_not_run(tmp_path):
@@ -305,12 +359,6 @@ def test_samples_without_prompts_are_refused(tmp_path):
     assert "sample_prompts" in refused(write(tmp_path, sample_steps=1))[0]
 
 
-@pytest.mark.parametrize("data", [{"data_files": ["a"]}, {"data_files": None, "dataset_name": "python_stdlib"}])
-def test_nothing_to_validate_on_is_refused(tmp_path, data):
-    (message,) = refused(write(tmp_path, validation_fraction=0.0, **data))
-    assert "nothing to validate on" in message
-
-
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "a b", "x" * 65, "..", "x\n"])
 def test_run_name_that_leaves_its_folder_is_refused(tmp_path, name):
     assert "run_name" in refused(write(tmp_path, run_name=name))[0]
@@ -326,17 +374,186 @@ def test_run_name_decides_the_run_folder(tmp_path):
     assert recipe(tmp_path, output_dir="/else/where").output_dir == "/else/where"
 
 
-def test_science_excludes_what_may_change(tmp_path):
+def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(tmp_path):
     fixed = config.science(recipe(tmp_path))
     may_change = {"per_device_train_batch_size", "logging_steps", "eval_steps", "eval_tokens", "sample_steps"}
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
-    may_change |= {"resume_from_checkpoint"}
-    assert not fixed.keys() & may_change
-    assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "tokens_per_step"}
+    may_change |= {"resume_from_checkpoint", "stream_keep", "data_device"}
+    data = {*config.SOURCE_NAMES, *config.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
+    assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == config.FIELDS.keys()
+    assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}
+
+
+def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
+    before = config.science(recipe(tmp_path))
+    config.refuse_changed_science(Path("run"), before, recipe(tmp_path, data_files=["b"], eval_steps=7))
+    with pytest.raises(BadInput) as caught:
+        config.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, init_from="gpt2"))
+    init, seed = sorted(caught.value.lines)
+    assert "run: init_from = none, asked for gpt2: fixed for a run" in init and "seed = 1, asked for 7" in seed
+
+
+# What a run reads.
+
+
+def test_a_source_is_asked_for_in_the_words_of_find_source(tmp_path):
+    wanted = set(inspect.signature(sources.find_source).parameters)
+    for source in [*config.sources(recipe(tmp_path)), *read(tmp_path, HUB, OWN)]:
+        assert source.keys() == {"weight", "data_dir", "find"} and source["find"].keys() == wanted
+
+
+def test_without_a_mixture_the_recipe_is_the_only_source(tmp_path):
+    (source,) = config.sources(recipe(tmp_path, validation_files=["v"], limit_tokens=9, text_column="c"))
+    assert source["weight"] == 1.0 and source["data_dir"] is None
+    wanted = {"data_files": ["a.txt"], "validation_files": ["v"], "limit_tokens": 9, "text_column": "c"}
+    assert source["find"].items() >= (wanted | {"dataset_name": None, "validation_fraction": 0.1}).items()
+    (source,) = config.sources(recipe(tmp_path, data_files=None, data_dir="shards"))
+    assert source["data_dir"] == "shards"
+
+
+def test_each_source_of_a_mixture_has_its_own_name_and_weight(tmp_path):
+    hub, own, shards = read(tmp_path, HUB, OWN, {"weight": 0.5, "data_dir": "shards"})
+    assert [source["weight"] for source in (hub, own, shards)] == [1.0, 2.0, 0.5]
+    assert all(isinstance(source["weight"], float) for source in (hub, own, shards))
+    assert [source["find"]["dataset_name"] for source in (hub, own, shards)] == ["owner/name", None, None]
+    assert [source["find"]["data_files"] for source in (hub, own, shards)] == [None, OWN["data_files"], None]
+    assert [source["data_dir"] for source in (hub, own, shards)] == [None, None, "shards"]
+
+
+def test_a_source_has_the_recipes_rules_where_it_states_none(tmp_path):
+    rules = {"text_column": "t", "validation_fraction": 0.3, "validation_tokens": 5, "limit_tokens": 6}
+    rules["shard_tokens"] = 77
+    hub, own = read(tmp_path, HUB, OWN, **rules)
+    assert hub["find"].items() >= rules.items()
+    assert own["find"].items() >= (rules | {"text_column": "content", "validation_tokens": 7}).items()
+
+
+def test_a_source_has_none_of_the_recipes_names(tmp_path):
+    names = {"dataset_name": "x", "dataset_config_name": "c", "dataset_revision": "r", "validation_files": ["v"]}
+    (own,) = read(tmp_path, OWN, **names)
+    assert all(own["find"][name] is None for name in names)
+    (hub,) = read(tmp_path, HUB, **names)
+    assert hub["find"]["dataset_name"] == "owner/name" and hub["find"]["dataset_config_name"] is None
+
+
+@pytest.mark.parametrize(
+    "changes, wanted",
+    [
+        ({"data_dir": "d", "data_files": ["f"], "sources": [HUB], "dataset_name": "n"}, "d"),
+        ({"data_files": ["f"], "sources": [HUB], "dataset_name": "n"}, ["f"]),
+        ({"sources": [HUB], "dataset_name": "n"}, "owner/name"),
+        ({"dataset_name": "n"}, "n"),
+        ({"data_dir": "d", "sources": [HUB]}, "d"),
+        ({"data_dir": "d", "dataset_name": "n"}, "d"),
+    ],
+)
+def test_data_dir_goes_before_data_files_before_sources_before_dataset_name(tmp_path, changes, wanted):
+    given = {"data_files": None, "tokenizer": "owner/tokenizer"} | changes
+    (source,) = config.sources(recipe(tmp_path, **given))
+    assert (source["data_dir"] or source["find"]["data_files"] or source["find"]["dataset_name"]) == wanted
+
+
+def test_a_flag_that_names_data_goes_before_the_files_mixture(tmp_path):
+    path = mixture(tmp_path, HUB, OWN)
+    for flags in ({"data_files": ["f"]}, {"data_dir": "d"}):
+        assert len(config.sources(config.load_recipe(path, flags))) == 1
+    assert len(config.sources(config.load_recipe(path, {"dataset_name": "n"}))) == 2
+
+
+def test_a_mixture_survives_as_yaml(tmp_path):
+    shared = ["a.jsonl", "é.jsonl"]  # one list in two places: YAML writes it as an alias
+    path = mixture(tmp_path, HUB, OWN | {"data_files": shared}, {"weight": 1e-9, "data_files": shared}, run_name="mine")
+    given = config.load_recipe(path)
+    copy = write(tmp_path, config.as_yaml(given), "copy.yaml")
+    assert config.load_recipe(copy) == given and config.sources(config.load_recipe(copy)) == config.sources(given)
+    assert given.sources[2] == {"weight": 1e-9, "data_files": shared}
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ({"dataset_name": "a"}, "weight is missing"),
+        *[
+            ({"weight": weight, "dataset_name": "a"}, "must be a number above 0")
+            for weight in (0, -1, 0.0, -0.5, "1", True, None, [1], float("nan"), float("inf"), 10**400)
+        ],
+        ({"weight": 1}, "give data_dir, data_files or dataset_name"),
+        ({"weight": 1, "dataset_name": None}, "give data_dir, data_files or dataset_name"),
+        ({"weight": 1, "data_files": []}, "give data_dir, data_files or dataset_name"),
+        ({"weight": 1, "validation_files": ["v"], "text_column": "c"}, "give data_dir, data_files or dataset_name"),
+        (HUB | {"dataset_nam": "a"}, "dataset_nam: no such key; did you mean dataset_name?"),
+        (HUB | {"wait": 1}, "wait: no such key; did you mean weight?"),
+        (HUB | {"text_colum": "a"}, "text_colum: no such key; did you mean text_column?"),
+        (HUB | {"seed": 1}, "seed: no such key"),
+        (HUB | {"tokenizer": "x"}, "tokenizer: no such key"),
+        (HUB | {"sources": [HUB]}, "sources: no such key"),
+        (HUB | {7: 1}, "7: no such key"),
+        ({"weight": 1, "data_files": "a.txt"}, "data_files = a.txt: must be a list of texts, is text"),
+        ({"weight": 1, "dataset_name": 5}, "dataset_name = 5: must be text, is an integer"),
+        (HUB | {"text_column": None}, "text_column = none: must be text"),
+        (HUB | {"limit_tokens": -1}, "limit_tokens = -1: must lie between 0 and"),
+        (HUB | {"shard_tokens": "1e6"}, "shard_tokens = 1e6: must be an integer, is text; YAML reads this as text"),
+        (HUB | {"validation_fraction": 2.0}, "validation_fraction = 2.0: must lie between 0.0 and 0.9"),
+    ],
+)
+def test_each_fault_of_a_source_is_said_once_with_its_number(tmp_path, source, words):
+    (message,) = refused(mixture(tmp_path, OWN, source))
+    assert message.startswith(f"{tmp_path}/mine.yaml: sources, number 2: ") and words in message
+    assert message.count("mine.yaml") == 1
+
+
+def test_a_source_may_take_an_optional_name_away(tmp_path):
+    (source,) = read(tmp_path, HUB | {"dataset_revision": None, "data_dir": None})
+    assert source["find"]["dataset_revision"] is None and source["data_dir"] is None
+
+
+def test_all_faults_of_a_mixture_come_at_once(tmp_path):
+    lines = refused(mixture(tmp_path, {"weight": 0}, {"dataset_nam": 1}, tokenizer="bpe", warmup_steps=11))
+    assert len(lines) == 7
+    assert sum("number 1" in line for line in lines) == 2 and sum("number 2" in line for line in lines) == 3
+
+
+def test_an_empty_mixture_is_refused(tmp_path):
+    (message,) = refused(mixture(tmp_path))
+    assert "sources is empty" in message and "weight" in message
+
+
+@pytest.mark.parametrize("text", ["x", "{weight: 1, dataset_name: a}", "[a, b]", "[[weight, 1]]", "[null]"])
+def test_a_mixture_that_is_no_list_of_mappings_is_refused(tmp_path, text):
+    (message,) = refused(line(tmp_path, "sources", text))
+    assert "sources = " in message and "must be a list of mappings" in message
+
+
+def test_a_key_given_twice_in_a_source_is_refused(tmp_path):
+    (message,) = refused(line(tmp_path, "sources", "[{weight: 1, dataset_name: a, weight: 2}]"))
+    assert "weight stands twice" in message
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "characters"])
+def test_a_mixture_with_a_tokenizer_made_from_one_text_is_refused(tmp_path, tokenizer):
+    (message,) = refused(mixture(tmp_path, HUB, OWN, tokenizer=tokenizer))
+    assert f"tokenizer = {tokenizer}: a mixture needs one tokenizer" in message
+    assert config.load_recipe(mixture(tmp_path, HUB, OWN, tokenizer=tokenizer), {"data_files": ["f"]})
+
+
+@pytest.mark.parametrize("changes", [{"data_dir": "d"}, {"sources": [HUB, {"weight": 1, "data_dir": "d"}]}])
+def test_shards_of_ones_own_are_never_deleted(tmp_path, changes):
+    given = {"data_files": None, "tokenizer": "owner/tokenizer"} | changes
+    (message,) = refused(write(tmp_path, **given, stream_keep="consumed"))
+    assert "data_dir holds yours" in message and "--stream_keep all" in message
+    assert recipe(tmp_path, **given, stream_keep="all")
+
+
+def test_prepared_shards_may_be_deleted_once_they_are_consumed(tmp_path):
+    assert recipe(tmp_path, stream_keep="consumed")
+    assert read(tmp_path, HUB, OWN, stream_keep="consumed")
 
 
 def test_tokenizer_identity_holds_the_size_only_where_it_counts(tmp_path):
-    sizes = [recipe(tmp_path, tokenizer_vocab_size=size) for size in (300, 400)]
-    assert config.source(sizes[0])["tokenizer"] != config.source(sizes[1])["tokenizer"]
-    sizes = [recipe(tmp_path, tokenizer="characters", tokenizer_vocab_size=size) for size in (300, 400)]
-    assert config.source(sizes[0])["tokenizer"] == config.source(sizes[1])["tokenizer"]
+    def identities(tokenizer):
+        given = [recipe(tmp_path, tokenizer=tokenizer, tokenizer_vocab_size=size) for size in (300, 400)]
+        return [config.sources(one)[0]["find"]["tokenizer"] for one in given]
+
+    assert identities("bpe") == [{"tokenizer": "bpe", "size": 300}, {"tokenizer": "bpe", "size": 400}]
+    assert identities("characters") == [{"tokenizer": "characters", "size": None}] * 2
+    assert identities("gpt2") == [{"tokenizer": "gpt2", "size": None}] * 2

@@ -20,6 +20,13 @@ def test_bad_input_prints_each_line_and_exits_2(capsys, monkeypatch):
     assert (out, err) == ("", "error: one\nerror: two\n")
 
 
+def test_status_of_bad_input_is_the_exit_status(capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert raising(BadInput("busy", 75))() == 75 and raising(BadInput("bad"))() == 2
+    assert capsys.readouterr().err == "error: busy\nerror: bad\n"
+    assert BadInput(["a"]).status == 2 and BadInput(["a"], 75).status == 75
+
+
 def test_stopped_training_exits_1_with_its_words(capsys, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     assert raising(TrainingStopped("diverged"))() == 1

@@ -61,6 +61,45 @@ def test_replacing_syncs_the_bytes_before_and_the_folder_after_the_rename(tmp_pa
     assert done == [("fsync", temporary), ("replace", temporary), ("fsync", tmp_path)]
 
 
+def test_a_folder_that_is_made_has_its_name_only_when_it_is_whole(tmp_path):
+    folder = tmp_path / "made"
+    with files.making(folder) as temporary:
+        (temporary / "a").write_text("whole")
+        (temporary / "deep").mkdir()
+        assert not folder.exists() and temporary.parent == tmp_path and temporary.name.startswith(".made.")
+    assert (folder / "a").read_text() == "whole" and (folder / "deep").is_dir()
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_was_made_first_is_left_as_it_is(tmp_path):
+    folder = tmp_path / "made"
+    with files.making(folder) as second:
+        (second / "a").write_text("second")
+        (second / "b").write_text("second")
+        with files.making(folder) as first:
+            assert first != second
+            (first / "a").write_text("first")
+    assert [path.name for path in folder.iterdir()] == ["a"] and (folder / "a").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_whose_making_fails_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), files.making(tmp_path / "made") as temporary:
+        (temporary / "a").write_text("half")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_making_syncs_the_names_after_the_rename(tmp_path, monkeypatch):
+    done = []
+    real = os.rename
+    monkeypatch.setattr(files, "fsync", lambda path: done.append(("fsync", path)))
+    monkeypatch.setattr(os, "rename", lambda a, b: (done.append(("rename", b)), real(a, b)))
+    with files.making(tmp_path / "made"):
+        pass
+    assert done[-2:] == [("rename", tmp_path / "made"), ("fsync", tmp_path)]
+
+
 def test_text_and_json_are_utf8(tmp_path):
     files.write_text(tmp_path / "t", "é中\n")
     assert (tmp_path / "t").read_bytes() == "é中\n".encode()
@@ -78,6 +117,16 @@ def test_a_second_process_is_refused_with_the_holders_pid(tmp_path):
         second = other_process(tmp_path / "lock")
         out, _ = second.communicate(timeout=20)
     assert out == f"held by {os.getpid()}\n"
+
+
+def test_a_refused_lock_has_the_status_that_it_was_given(tmp_path):
+    with files.locked(tmp_path / "lock", "x"):
+        for words, status in (((), 2), ((75,), 75)):
+            with pytest.raises(BadInput) as caught, files.locked(tmp_path / "lock", "held by {pid}", *words):
+                pass
+            assert caught.value.status == status and str(caught.value) == f"held by {os.getpid()}"
+    with files.locked(tmp_path / "lock", "x", 75):
+        pass
 
 
 def test_lock_is_free_after_the_block_and_after_kill_9(tmp_path):

@@ -1,41 +1,70 @@
-"""Documents of a source: found, split, kept to the byte, and fetched whole or not at all."""
+"""Sources: found and named without being read; text kept to the byte, in pieces; fetched whole or not at all."""
 
+import functools
 import http.server
+import os
+import random
+import shutil
+import socket
 import threading
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pretrain import stream
+from pretrain import sources, tokenization
 from pretrain.errors import BadInput
 
-
-def find(tmp_path, **changes):
-    known = {
-        "dataset_name": None,
-        "data_files": None,
-        "validation_files": None,
-        "validation_fraction": 0.1,
-        "tokenizer": {"t": 1},
-    }
-    return stream.find_source(**(known | changes), download_dir=tmp_path / "downloads")
-
-
-def text(tmp_path, name, content):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return str(path)
-
-
-def refused(tmp_path, **changes):
-    with pytest.raises(BadInput) as caught:
-        list(find(tmp_path, **changes).documents())
-    return str(caught.value)
+ODD = "a\r\nb\rc\n\n\x00\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
+FRAGMENTS = [  # where pieces could be cut wrongly
+    *(" ", "  ", "\n", "\n\n", "\r\n", "\t", " \t ", "\t\n", "\u00a0", "\u2028", "\x85", "\x1c", "\x0b\f", "\u3000 "),
+    *("a", "the", "I'll", "'s", " 's", "don't", "'", "0", "1234", "²½", "!?", "...", "=" * 9, "<|endoftext|>", "_x_"),
+    *("é", "e\u0301", "中文", "漢", "हि", "\u200b", "\u200d", "\ufeff", "\x00", "\U0001f600", "\U0010ffff", "\ufffd"),
+]
+PLAIN = {
+    "dataset_name": None,
+    "dataset_config_name": None,
+    "dataset_revision": None,
+    "text_column": "text",
+    "data_files": None,
+    "validation_files": None,
+    "validation_fraction": 0.1,
+    "validation_tokens": 1000,
+    "limit_tokens": 0,
+    "shard_tokens": 5000,
+    "tokenizer": {"t": 1},
+}
 
 
-def split(source, name):
-    return [text for kind, text in source.documents() if kind == name]
+@pytest.fixture(autouse=True)
+def downloads(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "DOWNLOADS", tmp_path / "downloads")
+    return tmp_path / "downloads"
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+
+
+@pytest.fixture
+def pieces_of(monkeypatch):
+    """Call it with a number of bytes to make text files come in blocks of that size."""
+    real = sources.text_pieces
+    return lambda size: monkeypatch.setattr(sources, "text_pieces", functools.partial(real, block_bytes=size))
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A folder that stands for the standard library."""
+    root = tmp_path / "library"
+    root.mkdir()
+    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(root))
+    return root
 
 
 @pytest.fixture
@@ -54,6 +83,8 @@ def server():
             self.end_headers()
             self.wfile.write(body)
 
+        do_HEAD = do_GET
+
         def log_message(self, *args):
             pass
 
@@ -67,80 +98,111 @@ def server():
     made.server_close()
 
 
+@pytest.fixture(scope="module")
+def bpe():
+    """Encodes with a byte-level BPE that has merged much of what the fragments hold; nothing is special."""
+    texts = [random_text(seed) for seed in range(40)] + [" ".join(FRAGMENTS) * 5]
+    return tokenization.Encoder(tokenization.train_bpe(texts, 900))
+
+
+def find(**changes):
+    return sources.find_source(**(PLAIN | changes))
+
+
+def text(folder, name, content):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def random_text(seed, fragments=60):
+    draw = random.Random(seed)
+    some = draw.sample(FRAGMENTS, draw.randint(2, len(FRAGMENTS)))  # few kinds of fragment: long runs of each
+    return "".join(draw.choices(some, k=fragments))
+
+
+def pieces(path, block_bytes):
+    return list(sources.text_pieces(Path(path), block_bytes))
+
+
+def rows(source, split, start=0):
+    ((_, read),) = source.parts[split]
+    return list(read(start))
+
+
+def documents(source, split):
+    """Join the pieces of each document; a row without text is one."""
+    found = []
+    for words, begins in rows(source, split):
+        assert begins or found, "the first row begins a document"
+        if begins:
+            found.append(words)
+        else:
+            found[-1] += words
+    return found
+
+
+def whole(source):
+    return "".join("".join(documents(source, split)) for split in ("train", "validation"))
+
+
+def refused(**changes):
+    """What is said by a source that is refused when it is found, or when it is read."""
+    with pytest.raises(BadInput) as caught:
+        source = find(**changes)
+        for split in source.parts:
+            rows(source, split)
+    return str(caught.value)
+
+
+# Files.
+
+
 def test_globs_give_sorted_files_each_once_in_the_order_asked(tmp_path):
     for name in ("b.txt", "a.txt", "sub/c.txt", "d.md"):
         text(tmp_path, name, "x")
-    found = stream.find_files("data_files", [f"{tmp_path}/d.md", f"{tmp_path}/**/*.txt", f"{tmp_path}/a.txt"], tmp_path)
-    assert [path.name for path in found] == ["d.md", "a.txt", "b.txt", "c.txt"]
+    found = sources.find_files("data_files", [f"{tmp_path}/d.md", f"{tmp_path}/**/*.txt", f"{tmp_path}/a.txt"])
+    assert [Path(name).name for name in found] == ["d.md", "a.txt", "b.txt", "c.txt"]
 
 
 def test_a_name_that_looks_like_a_glob_is_found(tmp_path):
     name = text(tmp_path, "a[1].txt", "x")
-    assert stream.find_files("data_files", [name], tmp_path) == [Path(name)]
+    assert sources.find_files("data_files", [name]) == [name]
 
 
-def test_missing_file_is_refused(tmp_path):
-    assert "data_files: " in refused(tmp_path, data_files=[str(tmp_path / "no.txt")])
-    assert "no*.txt: no such file" in refused(tmp_path, data_files=[f"{tmp_path}/no*.txt"])
+@pytest.mark.parametrize("key", ["data_files", "validation_files"])
+def test_missing_file_is_refused_with_its_key(tmp_path, key):
+    files = {"data_files": [text(tmp_path, "t.txt", "x" * 20)]}
+    assert refused(**files | {key: [str(tmp_path / "no.txt")]}) == f"{key}: {tmp_path}/no.txt: no such file"
+    assert "no*.txt: no such file" in refused(**files | {key: [f"{tmp_path}/no*.txt"]})
 
 
 def test_empty_file_is_refused(tmp_path):
-    assert "e.txt: is empty" in refused(tmp_path, data_files=[text(tmp_path, "e.txt", "")])
+    assert "e.txt: is empty" in refused(data_files=[text(tmp_path, "e.txt", "")])
+
+
+def test_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
+    assert "t.txt: may not be read" in refused(data_files=[text(tmp_path, "t.txt", "x")])
 
 
 def test_folder_is_refused_with_a_glob_that_works(tmp_path):
     text(tmp_path, "books/deep/a.txt", "x" * 20)
-    message = refused(tmp_path, data_files=[str(tmp_path / "books")])
+    message = refused(data_files=[str(tmp_path / "books")])
     assert "is a folder" in message
-    assert find(tmp_path, data_files=[message.split("'")[1]]).split_files["train"][0].name == "a.txt"
+    assert whole(find(data_files=[message.split("'")[1]])) == "x" * 20
 
 
-def test_bytes_that_are_not_utf8_are_refused_with_their_offset(tmp_path):
-    message = refused(tmp_path, data_files=[text(tmp_path, "l.txt", b"caf\xe9 au lait")])
-    assert "l.txt: offset 3: byte 0xe9 is not UTF-8" in message and "iconv" in message
+def test_bytes_that_are_not_utf8_are_refused_with_their_offset_and_a_remedy_that_names_the_file(tmp_path):
+    name = text(tmp_path, "l.txt", b"caf\xe9 au lait")
+    message = refused(data_files=[name])
+    assert f"{name}: offset 3: byte 0xe9 is not UTF-8" in message and f"iconv -f LATIN1 -t UTF-8 {name} >" in message
 
 
 def test_a_users_file_is_never_skipped_whatever_its_name(tmp_path):
     files = [text(tmp_path, "python_stdlib.txt", b"caf\xe9"), text(tmp_path, "v.txt", "validation")]
-    assert "is not UTF-8" in refused(tmp_path, data_files=files[:1], validation_files=files[1:])
-
-
-@pytest.mark.parametrize("held_out", [False, True])
-def test_every_byte_of_a_text_is_kept(tmp_path, held_out):
-    content = "a\r\nb\rc\n\n\x00\ufeffé中\u2028\x85 \x0c end".encode() * 3
-    extra = {"validation_files": [text(tmp_path, "v.txt", b"v\r\n")]} if held_out else {}
-    source = find(tmp_path, data_files=[text(tmp_path, "a.txt", content)], **extra)
-    read = "".join(t for kind, t in source.documents() if kind == "train" or not held_out)
-    assert read.encode() == content
-    if held_out:
-        assert split(source, "validation") == ["v\r\n"]
-
-
-@pytest.mark.parametrize("length", [10, 11, 19, 1003, 12347])
-def test_ninety_ten_split_is_nanogpts(tmp_path, length):
-    content = ("é0123456789" * length)[:length]
-    source = find(tmp_path, data_files=[text(tmp_path, "a.txt", content)])
-    cut = int(length * 0.9)  # nanoGPT, data/shakespeare_char/prepare.py
-    assert list(source.documents()) == [("train", content[:cut]), ("validation", content[cut:])]
-
-
-def test_several_files_stay_documents_and_split_as_one_text(tmp_path):
-    names = [text(tmp_path, f"{i}.txt", content) for i, content in enumerate(("a" * 30, "b" * 60, "c" * 10))]
-    source = find(tmp_path, data_files=names, validation_fraction=0.5)
-    assert split(source, "train") == ["a" * 30, "b" * 20]
-    assert split(source, "validation") == ["b" * 40, "c" * 10]
-
-
-def test_train_documents_all_come_before_validation_ones(tmp_path):
-    names = [text(tmp_path, f"{i}.txt", "x" * 50) for i in range(3)]
-    kinds = [kind for kind, _ in find(tmp_path, data_files=names).documents()]
-    assert kinds == sorted(kinds)
-
-
-def test_validation_files_are_the_validation_split(tmp_path):
-    train, held_out = text(tmp_path, "t.txt", "train me"), text(tmp_path, "v.txt", "score me")
-    source = find(tmp_path, data_files=[train], validation_files=[held_out])
-    assert list(source.documents()) == [("train", "train me"), ("validation", "score me")]
+    assert "is not UTF-8" in refused(data_files=files[:1], validation_files=files[1:])
 
 
 @pytest.mark.parametrize("form", ["same", "relative", "dotted", "link"])
@@ -150,105 +212,464 @@ def test_a_file_in_both_splits_is_refused_however_it_is_written(tmp_path, monkey
     (tmp_path / "sub").mkdir()
     (tmp_path / "l.txt").symlink_to(train)
     other = {"same": train, "relative": "t.txt", "dotted": f"{tmp_path}/sub/../t.txt", "link": "l.txt"}[form]
-    assert "is also in data_files" in refused(tmp_path, data_files=[train], validation_files=[other])
+    assert "is also in data_files" in refused(data_files=[train], validation_files=[other])
 
 
-def test_folder_name_changes_with_text_split_and_tokenizer_not_with_the_path(tmp_path):
+def test_a_url_in_both_splits_is_refused(offline):
+    assert "is also in data_files" in refused(data_files=["https://h/a.csv"], validation_files=["https://h/a.csv"])
+
+
+def test_validation_files_beside_a_source_that_would_not_read_them_are_refused(tmp_path):
+    held_out = [text(tmp_path, "v.txt", "validation")]
+    for name in ("python_stdlib", "owner/name"):
+        assert "validation_files: go with data_files only" in refused(dataset_name=name, validation_files=held_out)
+
+
+def test_nothing_to_validate_on_is_refused_with_a_remedy_that_works(tmp_path):
+    train, held_out = text(tmp_path, "t.txt", "train me"), text(tmp_path, "v.txt", "score me")
+    assert "nothing to validate on" in refused(data_files=[train], validation_fraction=0.0)
+    assert whole(find(data_files=[train], validation_fraction=0.1)) == "train me"
+    assert documents(find(data_files=[train], validation_fraction=0.0, validation_files=[held_out]), "train")
+    assert "nothing to validate on" in refused(dataset_name="python_stdlib", validation_fraction=0.0)
+
+
+def test_tables_keep_validation_tokens_whatever_validation_fraction_is(tmp_path):
+    assert find(dataset_name="owner/name", validation_fraction=0.0).tables
+    assert find(data_files=[text(tmp_path, "t.jsonl", "{}")], validation_fraction=0.0).tables
+
+
+def test_no_source_at_all_names_the_remedies():
+    message = refused()
+    assert "--data_files" in message and "--data_dir" in message
+    assert refused(data_files=[], dataset_name="") == message
+
+
+# Text: documents, splits, pieces.
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, sources.BLOCK_BYTES])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_every_byte_of_a_text_is_kept(tmp_path, pieces_of, held_out, block_bytes):
+    pieces_of(block_bytes)
+    extra = {"validation_files": [text(tmp_path, "v.txt", "v\r\n" + ODD)]} if held_out else {}
+    source = find(data_files=[text(tmp_path, "a.txt", ODD * 3)], **extra)
+    if held_out:
+        assert documents(source, "train") == [ODD * 3]
+        assert documents(source, "validation") == ["v\r\n" + ODD]
+    else:
+        assert whole(source).encode() == (ODD * 3).encode()
+
+
+@pytest.mark.parametrize("length", [2, 10, 11, 19, 1003, 12347])
+def test_ninety_ten_split_is_nanogpts(tmp_path, length):
+    content = ("é0123456789" * length)[:length]
+    source = find(data_files=[text(tmp_path, "a.txt", content)])
+    cut = int(length * 0.9)  # nanoGPT, data/shakespeare_char/prepare.py
+    assert rows(source, "train") == [(content[:cut], True)]
+    assert rows(source, "validation") == [(content[cut:], True)]
+
+
+def test_several_files_stay_documents_and_split_as_one_text(tmp_path):
+    names = [text(tmp_path, f"{i}.txt", content) for i, content in enumerate(("a" * 30, "b" * 60, "c" * 10))]
+    source = find(data_files=names, validation_fraction=0.5)
+    assert rows(source, "train") == [("a" * 30, True), ("b" * 20, True)]
+    assert rows(source, "validation") == [("b" * 40, True), ("c" * 10, True)]
+
+
+def test_a_split_at_the_end_of_a_file_makes_no_empty_document(tmp_path):
+    names = [text(tmp_path, f"{i}.txt", letter * 10) for i, letter in enumerate("ab")]
+    source = find(data_files=names, validation_fraction=0.5)
+    assert rows(source, "train") == [("a" * 10, True)] and rows(source, "validation") == [("b" * 10, True)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_train_and_validation_are_all_of_the_text_each_character_once(tmp_path, pieces_of, seed):
+    draw = random.Random(seed)
+    texts = [random_text(100 * seed + i, draw.randint(1, 40)) for i in range(draw.randint(1, 5))]
+    names = [text(tmp_path, f"{i}.txt", content) for i, content in enumerate(texts)]
+    for fraction in (0.05, 0.1, 0.5, 0.9):
+        cut = int(len("".join(texts)) * (1 - fraction))
+        pieces_of(draw.choice([1, 4, 16, 100]))
+        source = find(data_files=names, validation_fraction=fraction)
+        wanted, left = {"train": [], "validation": []}, cut
+        for content in texts:
+            wanted["train"] += [content[:left]] if content[:left] else []
+            wanted["validation"] += [content[left:]] if content[left:] else []
+            left = max(0, left - len(content))
+        assert {split: documents(source, split) for split in wanted} == wanted
+
+
+def test_validation_files_are_the_validation_split(tmp_path):
+    train, held_out = text(tmp_path, "t.txt", "train me"), text(tmp_path, "v.txt", "score me")
+    source = find(data_files=[train], validation_files=[held_out])
+    assert documents(source, "train") == ["train me"] and documents(source, "validation") == ["score me"]
+
+
+def test_a_long_text_comes_in_pieces_of_about_a_block_and_only_the_first_begins_it(tmp_path):
+    words = "é and more words\n" * (3 * sources.BLOCK_BYTES // 18)
+    name = text(tmp_path, "long.txt", words)
+    source = find(data_files=[name, text(tmp_path, "short.txt", "short")], validation_files=[text(tmp_path, "v", "v")])
+    *long, short = rows(source, "train")
+    assert len(long) >= 3 and [begins for _, begins in long] == [True] + [False] * (len(long) - 1)
+    assert "".join(piece for piece, _ in long) == words
+    assert all(0 < len(piece.encode()) <= sources.BLOCK_BYTES + 20 for piece, _ in long)
+    assert short == ("short", True)
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    name = text(tmp_path, "long.txt", "some words, and more\n" * 50_000)
+    tracemalloc.start()
+    try:
+        for piece in sources.text_pieces(Path(name), 4096):
+            assert piece
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000 < Path(name).stat().st_size / 10
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_ids_of_the_pieces_joined_are_the_ids_of_the_whole(tmp_path, bpe, seed):
+    content = random_text(seed)
+    name = text(tmp_path, "a.txt", content)
+    (wanted,) = bpe([content])
+    for block_bytes in (1, 2, 3, 7, 16, 50):
+        found = pieces(name, block_bytes)
+        assert "".join(found) == content
+        assert np.concatenate(bpe(found)).tolist() == wanted.tolist(), found
+
+
+def test_pieces_are_cut_wherever_a_blocks_end_allows(tmp_path):
+    name = text(tmp_path, "a.txt", "one two\n\nthree  four \n five\tsix")
+    assert pieces(name, 1) == ["one", " two", "\n\nthree", "  four", " \n five\tsix"]
+
+
+def test_white_space_without_end_is_looked_through_once():
+    class Counted(str):
+        looked_at = 0
+
+        def rfind(self, wanted, start, end=None):
+            found = super().rfind(wanted, start, len(self) if end is None else end)
+            Counted.looked_at += (len(self) if end is None else end) - max(found, start)
+            return found
+
+    for run in (" " * 3000, "\n" * 3000, " \n" * 1500, "\t " * 1500):
+        Counted.looked_at = 0
+        assert sources._last_cut(Counted("\t" + run), 0) == 0
+        assert Counted.looked_at <= 3 * len(run)
+        Counted.looked_at = 0
+        assert sources._last_cut(Counted("\t" + run), len(run) - 9) == 0
+        assert Counted.looked_at <= 30
+
+
+@pytest.mark.parametrize("block_bytes", range(1, 9))
+def test_characters_of_several_bytes_lie_across_blocks(tmp_path, block_bytes):
+    content = "é中\U0001f600 " * 5
+    assert "".join(pieces(text(tmp_path, "a.txt", content), block_bytes)) == content
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 5, 8, 64])
+@pytest.mark.parametrize(
+    "bad", [b"\xe9", b"\xff", b"\xe4\xb8", b"\xe4\xb8X", b"\xf0\x9f\x98", b"\x80", b"\xed\xa0\x80"]
+)
+@pytest.mark.parametrize("after", [b"", b" more words"])
+def test_offset_of_bytes_that_are_not_utf8_is_right_wherever_blocks_end(tmp_path, block_bytes, bad, after):
+    content = "some é 中 words and \U0001f600".encode() * 3 + bad + after
+    with pytest.raises(UnicodeDecodeError) as wanted:
+        content.decode()
+    with pytest.raises(BadInput) as caught:
+        pieces(text(tmp_path, "a.txt", content), block_bytes)
+    assert f"a.txt: offset {wanted.value.start}: byte 0x{content[wanted.value.start]:02x} is not" in str(caught.value)
+
+
+def test_file_that_goes_while_it_is_read_is_bad_input(tmp_path):
+    name = text(tmp_path, "a.txt", "here today")
+    source = find(data_files=[name])
+    Path(name).unlink()
+    with pytest.raises(BadInput, match="a.txt: cannot be read: No such file"):
+        rows(source, "train")
+
+
+@pytest.mark.parametrize("kind", ["split", "held_out", "stdlib"])
+def test_reading_from_a_row_on_is_reading_all_without_the_rows_before(tmp_path, pieces_of, library, kind):
+    pieces_of(20)
+    names = [text(tmp_path, f"{i}.txt", random_text(i, 30) + " of words" * 9) for i in range(3)]
+    for i in range(12):
+        text(library, f"m{i}.py", f"x = {i}\n" if i % 4 else b"\xe9")
+    source = {
+        "split": lambda: find(data_files=names, validation_fraction=0.5),
+        "held_out": lambda: find(data_files=names[:2], validation_files=names[2:]),
+        "stdlib": lambda: find(dataset_name="python_stdlib", validation_fraction=0.5),
+    }[kind]()
+    for split in ("train", "validation"):
+        every = rows(source, split)
+        assert len(every) > 2
+        for start in range(len(every) + 2):
+            assert rows(source, split, start) == every[start:]
+
+
+def test_a_source_bounds_the_tokens_that_can_be_made_of_it(tmp_path, bpe, library):
+    names = [text(tmp_path, f"{i}.txt", content) for i, content in enumerate(["a", "é" * 30, ODD, "xyz", "中文" * 9])]
+    for i in range(30):
+        text(library, f"m{i}.py", "é = 1\n")
+    for changes in (
+        {"data_files": names, "validation_files": [text(tmp_path, "v.txt", "v")]},
+        {"data_files": names},
+        {"dataset_name": "python_stdlib", "validation_fraction": 0.3},
+    ):
+        source = find(**changes)
+        found = documents(source, "train")
+        bytes_and_ends = sum(len(words.encode()) + 1 for words in found)  # no tokenizer makes more of it
+        assert sum(len(ids) + 1 for ids in bpe(found)) <= bytes_and_ends <= source.most_tokens
+    assert find(data_files=names[:1], validation_files=names[1:]).most_tokens == 2
+    assert find(dataset_name="owner/name").most_tokens is None
+    assert find(data_files=[text(tmp_path, "t.jsonl", "{}")]).most_tokens is None
+
+
+# Fingerprints.
+
+
+def folders(*sources_found):
+    return {source.folder for source in sources_found}
+
+
+def test_folder_changes_with_the_text_the_split_and_how_it_is_cut(tmp_path):
+    here, other = text(tmp_path, "x/a.txt", "one text"), text(tmp_path, "z/a.txt", "two text")
+    held_out = text(tmp_path, "v.txt", "three")
+    same = find(data_files=[here])
+    assert same.folder == find(data_files=[here]).folder and same.folder.parent == Path("data")
+    assert same.name == "a" and same.folder.name.startswith("a-")
+    different = [
+        same,
+        find(data_files=[other]),
+        find(data_files=[here], validation_fraction=0.2),
+        find(data_files=[here], validation_files=[held_out]),
+        find(data_files=[here], validation_files=[other]),
+        find(data_files=[here], tokenizer={"t": 2}),
+        find(data_files=[here], shard_tokens=5001),
+        find(data_files=[here], limit_tokens=7),
+        find(data_files=[here, held_out]),
+        find(data_files=[held_out, here]),
+    ]
+    assert len(folders(*different)) == len(different)
+
+
+def test_folder_of_a_text_does_not_change_with_where_it_lies_or_with_rules_for_tables(tmp_path):
     here, there = text(tmp_path, "x/a.txt", "one text"), text(tmp_path, "y/a.txt", "one text")
-    other, held_out = text(tmp_path, "z/a.txt", "two text"), text(tmp_path, "v.txt", "three")
-    name = find(tmp_path, data_files=[here]).folder_name
-    assert name == find(tmp_path, data_files=[there]).folder_name and name.startswith("a-")
-    names = {
-        name,
-        find(tmp_path, data_files=[other]).folder_name,
-        find(tmp_path, data_files=[here], validation_fraction=0.2).folder_name,
-        find(tmp_path, data_files=[here], validation_files=[held_out]).folder_name,
-        find(tmp_path, data_files=[here], tokenizer={"t": 2}).folder_name,
-        find(tmp_path, data_files=[here, held_out]).folder_name,
-        find(tmp_path, data_files=[held_out, here]).folder_name,
-    }
-    assert len(names) == 7
+    os.utime(there, (1, 1))
+    same = [
+        find(data_files=[here]),
+        find(data_files=[there]),
+        find(data_files=[here], text_column="content", validation_tokens=7),
+        find(data_files=[here], dataset_name="owner/name", dataset_config_name="c", dataset_revision="r"),
+    ]
+    assert len(folders(*same)) == 1
 
 
-def test_stdlib_splits_are_disjoint_deterministic_and_free_of_tests():
-    splits = stream.stdlib_files(0.05)
-    assert splits == stream.stdlib_files(0.05)
+def test_folder_of_a_table_changes_with_all_that_decides_its_shards(tmp_path):
+    name, other, grown = (text(tmp_path, f"{folder}/a.jsonl", "{}" * (1 + (folder == "z"))) for folder in "xyz")
+    held_out = text(tmp_path, "v.jsonl", "{}")
+    for path in (name, grown):
+        os.utime(path, ns=(10**18, 10**18))
+    os.utime(other, ns=(10**18, 10**18 + 1))
+    same = find(data_files=[name])
+    assert same.name == "a" and same.folder == find(data_files=[name], validation_fraction=0.2).folder
+    different = [
+        same,
+        find(data_files=[other]),  # time of change
+        find(data_files=[grown]),  # size
+        find(data_files=[name], text_column="content"),
+        find(data_files=[name], validation_tokens=7),
+        find(data_files=[name], validation_files=[held_out]),
+        find(data_files=[name], shard_tokens=5001),
+        find(data_files=[name], limit_tokens=7),
+        find(data_files=[name], tokenizer={"t": 2}),
+        find(data_files=[name, held_out]),
+        find(data_files=["https://h/a.jsonl"]),
+        find(data_files=["https://h/b/a.jsonl"]),
+    ]
+    assert len(folders(*different)) == len(different)
+    moved = tmp_path / "elsewhere" / "a.jsonl"
+    moved.parent.mkdir()
+    shutil.copy2(name, moved)
+    assert find(data_files=[str(moved)]).folder == same.folder
+
+
+def test_folder_of_a_data_set_changes_with_all_that_decides_its_shards(offline):
+    asked = {"dataset_name": "owner/na me", "dataset_config_name": "c", "dataset_revision": "r"}
+    same = find(**asked)
+    assert same.name == "na_me" and same.folder == find(**asked, validation_fraction=0.3).folder
+    changes = [
+        {"dataset_name": "another/na me"},
+        {"dataset_config_name": None},
+        {"dataset_revision": "s"},
+        {"text_column": "content"},
+        {"validation_tokens": 7},
+        {"shard_tokens": 5001},
+        {"limit_tokens": 7},
+        {"tokenizer": {"t": 2}},
+    ]
+    assert len(folders(same, *(find(**asked | change) for change in changes))) == 1 + len(changes)
+
+
+def test_folder_changes_with_the_format_of_what_is_prepared(monkeypatch):
+    before = find(dataset_name="owner/name").folder
+    monkeypatch.setattr(sources, "FORMAT", sources.FORMAT + 1)
+    assert find(dataset_name="owner/name").folder != before
+
+
+# Tables.
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        *[("a.parquet", "parquet"), ("A.PARQUET", "parquet"), ("a.txt.parquet", "parquet"), ("a.arrow", "arrow")],
+        *[("a.jsonl", "json"), ("a.json", "json"), ("a.ndjson", "json"), ("a.csv", "csv"), ("a.v2.csv", "csv")],
+        *[("a.json.gz", "json"), ("a.jsonl.zst", "json"), ("a.csv.xz", "csv"), ("a.jsonl.bz2", "json")],
+        *[("a.txt", None), ("a.md", None), ("parquet", None), (".parquet", None), ("a.parquet.txt", None), ("a", None)],
+    ],
+)
+def test_tables_are_known_by_how_their_names_end(tmp_path, name, kind):
+    path = text(tmp_path, name, "some words")
+    source = find(data_files=[path])
+    if kind is None:
+        assert source.tables is None and whole(source) == "some words"
+    else:
+        assert source.parts is None
+        assert source.tables == {"dataset_name": kind, "data_files": {"train": [path]}, "text_column": "text"}
+
+
+@pytest.mark.parametrize(
+    "url", ["https://h/d/a.parquet?download=true", "hf://datasets/o/n/*.parquet", "http://h/a.csv#x"]
+)
+def test_url_of_a_table_is_left_there_to_be_streamed(offline, url):
+    source = find(data_files=[url], text_column="content")
+    kind = "csv" if "csv" in url else "parquet"
+    assert source.tables == {"dataset_name": kind, "data_files": {"train": [url]}, "text_column": "content"}
+    assert source.folder.name.rpartition("-")[0] in ("a", "_")
+
+
+def test_table_on_a_server_is_not_asked_for_while_a_text_is(server):
+    assert find(data_files=[f"{server.url}/a.jsonl.gz"]).tables and not server.asked
+    assert find(data_files=[f"{server.url}/a.txt"]).parts and server.asked == ["/a.txt"]
+
+
+def test_validation_files_of_a_table_are_its_validation_split(tmp_path):
+    train, held_out = text(tmp_path, "t.jsonl", "{}"), text(tmp_path, "v.json", "{}")
+    tables = find(data_files=[train], validation_files=[held_out]).tables
+    assert tables["data_files"] == {"train": [train], "validation": [held_out]}
+
+
+def test_files_of_different_kinds_are_refused(tmp_path):
+    a, b, c = (text(tmp_path, name, "{}") for name in ("a.jsonl", "b.parquet", "c.txt"))
+    for one, other in ((a, b), (b, c), (c, a)):
+        for changes in ({"data_files": [one, other]}, {"data_files": [one], "validation_files": [other]}):
+            message = refused(**changes)
+            assert "of different kinds" in message and one in message and other in message
+    assert find(data_files=[a, text(tmp_path, "d.json.gz", "{}")]).tables["dataset_name"] == "json"
+
+
+def test_a_data_set_is_found_without_the_network(offline):
+    asked = {"dataset_name": "owner/name", "dataset_config_name": "c", "dataset_revision": "r", "text_column": "t"}
+    source = find(**asked)
+    assert source.tables == asked and source.parts is None
+
+
+# The standard library.
+
+
+def test_stdlib_splits_are_disjoint_sorted_and_free_of_tests():
+    splits = sources.stdlib_files(0.05)
     every = [path for paths in splits.values() for path in paths]
     assert len(every) == len(set(every)) and all(paths == sorted(paths) for paths in splits.values())
-    root = Path(stream.sysconfig.get_path("stdlib"))
+    root = Path(sources.sysconfig.get_path("stdlib"))
     for name in ("train", "validation"):
-        folders = {part for path in splits[name] for part in path.relative_to(root).parts[:-1]}
-        assert not folders & {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+        inside = {part for path in splits[name] for part in path.relative_to(root).parts[:-1]}
+        assert not inside & {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     assert 0.01 < len(splits["validation"]) / len(splits["train"]) < 0.12
 
 
-def test_a_file_keeps_its_stdlib_split_when_others_come_and_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream.sysconfig, "get_path", lambda name: str(tmp_path))
+def test_a_file_keeps_its_stdlib_split_when_others_come_and_go(library):
     for i in range(40):
-        text(tmp_path, f"m{i}.py", "x = 1\n")
-    text(tmp_path, "pkg/tests/test_a.py", "x")
-    text(tmp_path, "site-packages/b.py", "x")
-    text(tmp_path, "empty.py", "")
-    before = stream.stdlib_files(0.5)
+        text(library, f"m{i}.py", "x = 1\n")
+    text(library, "pkg/tests/test_a.py", "x")
+    text(library, "site-packages/b.py", "x")
+    text(library, "empty.py", "")
+    before = sources.stdlib_files(0.5)
+    assert before == sources.stdlib_files(0.5)
     assert sum(map(len, (before["train"], before["validation"]))) == 40
     for i in range(0, 40, 2):
-        (tmp_path / f"m{i}.py").unlink()
-    after = stream.stdlib_files(0.5)
+        (library / f"m{i}.py").unlink()
+    after = sources.stdlib_files(0.5)
     assert all(set(after[name]) < set(before[name]) for name in ("train", "validation"))
 
 
-def test_stdlib_source_reads_and_skips_what_is_not_utf8(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream.sysconfig, "get_path", lambda name: str(tmp_path))
+def test_each_stdlib_file_is_a_document_and_one_that_is_not_utf8_a_row_without_text(library):
     for i in range(20):
-        text(tmp_path, f"m{i}.py", f"x = {i}\n")
-    text(tmp_path, "latin.py", b"# caf\xe9\n")
-    source = find(tmp_path, dataset_name="python_stdlib", validation_fraction=0.3)
-    assert len(list(source.documents())) == 20 and source.folder_name.startswith("python_stdlib-")
+        text(library, f"m{i}.py", f"x = {i}\r\n")
+    text(library, "latin.py", b"# caf\xe9\n")
+    source = find(dataset_name="python_stdlib", validation_fraction=0.3)
+    assert source.folder.name.startswith("python_stdlib-")
+    found = rows(source, "train") + rows(source, "validation")
+    assert all(begins for _, begins in found)
+    assert sorted(words or "" for words, _ in found) == ["", *sorted(f"x = {i}\r\n" for i in range(20))]
 
 
-def test_unknown_data_set_names_the_remedies(tmp_path):
-    message = refused(tmp_path, dataset_name="HuggingFaceFW/fineweb-edu")
-    for words in ("dataset_name = HuggingFaceFW/fineweb-edu", "--data_dir", "--data_files", "recipes/quickstart.yaml"):
-        assert words in message
+def test_stdlib_tests_are_a_split_of_their_own(library):
+    for i in range(40):
+        text(library, f"m{i}.py", "x = 1\n")
+        text(library, f"pkg/tests/t{i}.py", f"test {i}\n")
+    source = find(dataset_name="python_stdlib", validation_fraction=0.5)
+    found = [words for words, _ in rows(source, "test")]
+    assert 0 < len(found) < 40 and all(words.startswith("test ") for words in found)
 
 
-def test_no_source_at_all_names_the_remedies(tmp_path):
-    message = refused(tmp_path)
-    assert "--data_files" in message and "--data_dir" in message
+def test_folder_of_the_stdlib_changes_with_its_files_and_split(library):
+    for i in range(40):
+        text(library, f"m{i}.py", f"x = {i}\n")
+    name = {"dataset_name": "python_stdlib"}
+    before = [find(**name, validation_fraction=share) for share in (0.3, 0.6)]
+    assert len(folders(*before, find(**name, validation_fraction=0.3))) == 2
+    text(library, "m0.py", "y = 0\n")
+    assert find(**name, validation_fraction=0.3).folder not in folders(*before)
 
 
-def test_url_is_fetched_once_and_kept(tmp_path, server):
+# Downloads.
+
+
+def test_url_is_fetched_once_and_kept(downloads, server):
     url = f"{server.url}/folder/text.txt?x=1"
-    first = find(tmp_path, data_files=[url])
-    again = find(tmp_path, data_files=[url])
-    assert server.asked == ["/folder/text.txt?x=1"] and first == again
-    assert first.split_files["train"][0].read_bytes() == b"some text\r\nof a file\n"
-    assert len(list((tmp_path / "downloads").iterdir())) == 1
+    first, again = find(data_files=[url]), find(data_files=[url])
+    assert server.asked == ["/folder/text.txt?x=1"] and first.folder == again.folder
+    assert whole(first) == "some text\r\nof a file\n"
+    assert len(list(downloads.iterdir())) == 1
 
 
-def test_two_urls_with_one_file_name_are_two_files(tmp_path, server):
-    urls = [f"{server.url}/a/t.txt", f"{server.url}/b/t.txt"]
-    assert len(set(find(tmp_path, data_files=urls).split_files["train"])) == 2
+def test_two_urls_with_one_file_name_are_two_files(server):
+    assert len(set(sources.find_files("data_files", [f"{server.url}/a/t.txt", f"{server.url}/b/t.txt"]))) == 2
 
 
+@pytest.mark.parametrize("key", ["data_files", "validation_files"])
 @pytest.mark.parametrize("name", ["missing.txt", "short.txt"])
-def test_failed_download_is_refused_and_leaves_nothing(tmp_path, server, name):
-    message = refused(tmp_path, data_files=[f"{server.url}/{name}"])
-    assert f"{server.url}/{name}" in message
-    assert not (tmp_path / "downloads").exists() or not list((tmp_path / "downloads").iterdir())
+def test_failed_download_is_refused_and_leaves_nothing(tmp_path, downloads, server, name, key):
+    files = {"data_files": [text(tmp_path, "t.txt", "x" * 20)]}
+    message = refused(**files | {key: [f"{server.url}/{name}"]})
+    assert message.startswith(f"{key}: {server.url}/{name}: cannot be fetched")
+    assert not downloads.exists() or not list(downloads.iterdir())
 
 
-def test_host_that_does_not_answer_is_refused(tmp_path, server):
-    message = refused(tmp_path, data_files=["http://127.0.0.1:1/a.txt"])
+def test_host_that_does_not_answer_is_refused():
+    message = refused(data_files=["http://127.0.0.1:1/a.txt"])
     assert "cannot be fetched" in message and "--data_files FILE" in message
 
 
-def test_download_that_is_killed_half_way_leaves_no_file_to_be_taken_for_whole(tmp_path, server, monkeypatch):
+def test_download_that_is_killed_half_way_leaves_no_file_to_be_taken_for_whole(downloads, server, monkeypatch):
     def full_disk(self, body):
         self.open("wb").close()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full_disk)
     with pytest.raises(OSError):
-        stream.download(f"{server.url}/a.txt", tmp_path / "downloads")
-    assert not list((tmp_path / "downloads").iterdir())
+        sources.download("data_files", f"{server.url}/a.txt", downloads)
+    assert not list(downloads.iterdir())

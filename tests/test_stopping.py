@@ -1,9 +1,13 @@
 """A request to stop is noted, whoever it reached and whoever died."""
 
+import datetime
+import json
 import os
 import signal
+import traceback
 
 import pytest
+import torch.distributed as dist
 
 from pretrain.stopping import SIGNALS, StopRequest
 
@@ -41,3 +45,60 @@ def test_death_of_a_shell_is_none(handlers, monkeypatch):
     stop = StopRequest()
     monkeypatch.setattr(os, "getppid", lambda: 1)
     assert not stop.requested
+
+
+def test_one_process_has_only_its_own_flags(handlers):
+    stop = StopRequest()
+    assert stop.any_of(True, False, True) == [True, False, True] and stop.any_of(False) == [False]
+    assert not stop.requested and stop.signal is None  # a flag is no request to stop
+
+
+def two_processes(folder, act):
+    """Run ``act(rank, stop)`` in two forks that talk over gloo; return what each returns."""
+    children = []
+    for rank in range(2):
+        here, there = os.pipe()
+        if not (pid := os.fork()):
+            try:
+                place, patience = f"file://{folder}/store", datetime.timedelta(seconds=30)
+                dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=patience)
+                os.write(there, json.dumps(act(rank, StopRequest())).encode())
+                dist.barrier()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        os.close(there)
+        children.append((pid, here))
+    found = []
+    for pid, here in children:
+        with open(here) as answer:
+            found.append(json.loads(answer.read() or "null"))
+        os.waitpid(pid, 0)
+    return found
+
+
+def test_two_processes_know_each_others_flags(tmp_path):
+    def act(rank, stop):
+        return [
+            stop.any_of(rank == 0, False, rank == 1, True),
+            stop.any_of(False, False),
+            stop.any_of(rank == 1),
+            stop.requested,
+        ]
+
+    assert two_processes(tmp_path, act) == [[[True, False, True, True], [False, False], [True], False]] * 2
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_request_to_one_process_stops_both_at_the_same_place(tmp_path, asked):
+    def act(rank, stop):
+        before = stop.agreed()
+        if rank == asked:
+            os.kill(os.getpid(), signal.SIGINT)
+        mine = stop.requested
+        return [before, mine, stop.agreed(), stop.requested, stop.exit_code]
+
+    found = two_processes(tmp_path, act)
+    assert found[asked] == [False, True, True, True, 130]
+    assert found[1 - asked] == [False, False, True, True, 143]

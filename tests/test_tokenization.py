@@ -196,7 +196,7 @@ def swap_two_ids(definition):
 
 
 def add_word(definition):
-    word = dict(definition["added_tokens"][0], content="def", id=len(definition["model"]["vocab"]), special=False)
+    word = dict(definition["added_tokens"][0], content="zebra", id=len(definition["model"]["vocab"]), special=False)
     definition["added_tokens"].append(word)
 
 
@@ -231,6 +231,7 @@ UNLIKE_GPT2 = {
     "an unknown token": lambda: changed(set_model(unk_token="<|endoftext|>")),
     "a byte that has no id": lambda: changed(lambda definition: definition["model"]["vocab"].pop("ÿ")),
     "a token that has no merge": lambda: changed(lambda definition: definition["model"]["merges"].pop()),
+    "two merges to one token": lambda: byte_level([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]),
     "a token that its merges never reach": lambda: byte_level([("b", "c"), ("a", "b"), ("ab", "c")]),
     "one id a character": lambda: tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS]),
 }
@@ -267,13 +268,19 @@ def test_a_tokenizer_unlike_gpt2s_is_left_to_its_own_library(kind):
     made = UNLIKE_GPT2[kind]()
     encoder = tokenization.make_encoder(made)
     assert encoder.name == "tokenizers"
-    texts = ["def abc others' defined don't 1234  x\n", TEXT.replace("<|endoftext|>", "")]
+    texts = ["def abc zebra others' defined don't 1234  x\n", TEXT.replace("<|endoftext|>", "")]
     for text, ids in zip(texts, encoder(texts), strict=True):
         assert ids.tolist() == by_the_tokenizer(made, text) and ids.dtype == np.uint32
 
 
+@pytest.mark.parametrize("kind", UNLIKE_GPT2)
+def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_alone(kind):
+    assert tokenization._as_tiktoken(UNLIKE_GPT2[kind]()) is None
+
+
 def test_a_tokenizer_that_drops_merges_at_random_is_left_to_its_own_library():
-    assert tokenization.make_encoder(changed(set_model(dropout=0.5))).name == "tokenizers"
+    made = changed(set_model(dropout=1e-6))
+    assert tokenization.make_encoder(made).name == "tokenizers" and tokenization._as_tiktoken(made) is None
 
 
 def test_another_merge_table_is_found_out_by_the_sample_and_not_used(monkeypatch):

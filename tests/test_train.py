@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -11,17 +12,21 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import ROOT, run
+from conftest import RECIPE, ROOT, WORDS, fork, run
 from safetensors.torch import load_file
 
 import train
-from pretrain import checkpoint, config, shards
+from pretrain import checkpoint, config, shards, tokenization
 from pretrain.report import read_metrics
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
 TINY = ("--recipe", "tiny.yaml")
+TIMES = ("elapsed_seconds", "tokens_per_second", "data_wait_seconds")
 
 
 def rows(run_name: str) -> list[dict]:
@@ -37,7 +42,8 @@ def final_state(run_name: str, step: int = 12) -> dict:
     path = Path("runs") / run_name / "checkpoints" / f"step-{step:08d}"
     assert checkpoint.find_fault(path) is None
     state = json.loads((path / "state.json").read_text())
-    state.pop("elapsed_seconds")
+    for name in TIMES:
+        state.pop(name, None)
     manifest = json.loads((path / "manifest.json").read_text())["files"]
     return {"state": state} | {name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
 
@@ -114,9 +120,6 @@ def test_killed_at_random_steps_and_resumed_equals_uninterrupted(uninterrupted):
     assert Path("runs/k/samples.txt").read_text() == Path("runs/whole/samples.txt").read_text()
 
 
-TIMES = ("elapsed_seconds", "tokens_per_second")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(uninterrupted, seed):
@@ -179,10 +182,10 @@ def test_one_process_equals_two_processes_and_resumes_across_them(workplace):
     run(CHILD, *plain, "--run_name", "mixed", LEDGER="mixed.ledger")
     windows = {}
     for name in ("one", "two", "mixed"):
-        steps: dict[int, list[int]] = {}
+        steps: dict[int, list[str]] = {}
         for line in set(Path(f"{name}.ledger").read_text().splitlines()):
-            step, _, _, *ids = map(int, line.split())
-            steps.setdefault(step, []).extend(ids)
+            step, _, _, *draws = line.split()
+            steps.setdefault(int(step), []).extend(draws)
         windows[name] = {step: sorted(set(ids)) for step, ids in steps.items()}
     assert windows["one"] == windows["two"] == windows["mixed"]
     for name in ("two", "mixed"):
@@ -315,7 +318,7 @@ def bad_inputs() -> dict[str, tuple[list[str], str]]:
         "missing text": (["--data_files", "nothere.txt"], "nothere.txt: no such file"),
         "empty text": (["--data_files", "empty.txt"], "empty.txt: is empty"),
         "not UTF-8": (["--data_files", "latin1.txt"], "latin1.txt: offset 3: byte 0xe9 is not UTF-8"),
-        "short text": (["--data_files", "short.txt"], "fewer than one window"),
+        "short text": (["--data_files", "short.txt"], "no shard of it one window"),
         "vocabulary too small": (["--vocab_size", "8"], "use --vocab_size 64"),
         "step that does not divide": (["--tokens_per_step", "100"], "the nearest is 96"),
         "no such folder": (["--data_dir", "nowhere"], "no such folder"),
@@ -397,3 +400,152 @@ def test_full_disk_at_a_save_is_said_and_survived(workplace, monkeypatch):
     assert "no checkpoint at step 6" in done.stderr
     names = sorted(os.listdir("runs/f/checkpoints"))
     assert names == ["step-00000009", "step-00000012"]
+
+
+# What a run reads is one list, however it is read: the ledger.
+
+STREAMED = """
+validation_tokens: 60
+shard_tokens: 150
+shuffle_block_tokens: 64
+"""
+
+
+@pytest.fixture(scope="session")
+def streams(tmp_path_factory):
+    """A folder with stream.yaml (Parquet files), mixture.yaml (and JSON lines), and the tokenizer that they share."""
+    folder = tmp_path_factory.mktemp("streams")
+    texts = [f"{n} {' '.join(WORDS[(n * 7 + i) % len(WORDS)] for i in range(12 + n % 9))}" for n in range(24)]
+    for part in range(4):
+        rows = [{"id": i, "text": text} for i, text in enumerate(texts[part * 6 : part * 6 + 6])]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{'ab'[part // 2]}{part}.parquet", row_group_size=4)
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:10]))
+    tokenization.save(tokenization.train_bpe(texts, 300), folder / "tok")
+    recipe = RECIPE.replace("tokenizer: characters", "tokenizer: tok").replace("vocab_size: 64", "vocab_size: 320")
+    (folder / "stream.yaml").write_text("data_files: ['*.parquet']\n" + recipe + STREAMED)
+    sources = ["- {weight: 3, data_files: ['a*.parquet']}", "- {weight: 1, data_files: [c.jsonl], shard_tokens: 90}"]
+    (folder / "mixture.yaml").write_text("\n".join(["sources:", *sources]) + recipe + STREAMED)
+    return folder
+
+
+@pytest.fixture
+def streaming(streams, tmp_path, monkeypatch):
+    shutil.copytree(streams, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def windows_read(path: str) -> list[str]:
+    """The window at each position of a run, in order; position = (micro_step * processes + rank) * B + row."""
+    return [window for _, draws in sorted(ledger(Path(path)).items()) for window in draws.split()]
+
+
+def windows_of_an_epoch(folder: Path) -> int:
+    """How many windows a folder has, counted without the product's code."""
+    rows = json.loads((folder / "manifest.json").read_text())["splits"]["train"]
+    return sum(((folder / row["file"]).stat().st_size - 1024) // 2 - 1 >> 4 for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["stream", "mixture"])
+def test_the_ledger_is_one_whatever_reads_it_and_whoever_is_killed(streaming, kind):
+    flags = ("--recipe", f"{kind}.yaml", "--eval_steps", "0", "--sample_steps", "0")
+    run(CHILD, *flags, "--run_name", "one", LEDGER="one.ledger")
+    whole = windows_read("one.ledger")
+    assert len(whole) == 12 * 8
+    run(CHILD, *flags, "--run_name", "two", processes=2, LEDGER="two.ledger")
+    run(CHILD, *flags, "--run_name", "batch", "--per_device_train_batch_size", "4", LEDGER="batch.ledger")
+    assert windows_read("two.ledger") == windows_read("batch.ledger") == whole
+
+    # Each source has been read twice over: none missing, none doubled.
+    folders = {window.split(":")[0]: None for window in whole}
+    for source, folder in zip(sorted(folders), data_folders(kind), strict=True):
+        count = windows_of_an_epoch(folder)
+        mine = [window for window in whole if window.startswith(f"{source}:")]
+        assert len(mine) >= 2 * count
+        for begin in (0, count):
+            assert sorted(mine[begin : begin + count]) == sorted(f"{source}:{window}" for window in range(count))
+
+    prepared = {path: path.read_bytes() for path in Path("data").rglob("*.bin")}
+    shutil.rmtree("data")
+    killed = (CHILD, *flags, "--run_name", "killed")
+    run(*killed, LEDGER="killed.ledger", expect=-9, KILL_AT="step:4", KILL_READER="1")
+    run(*killed, LEDGER="killed.ledger", expect=-9, KILL_AT="step:2")
+    run(*killed, LEDGER="killed.ledger")
+    assert windows_read("killed.ledger") == whole
+    assert losses("killed") == losses("one")
+    assert final_state("killed")["model.safetensors"] == final_state("one")["model.safetensors"]
+    assert {path: path.read_bytes() for path in Path("data").rglob("*.bin")} == prepared
+
+
+def data_folders(kind: str) -> list[Path]:
+    names = {"stream": ["a0-*"], "mixture": ["a0-*", "c-*"]}[kind]
+    return [next(Path("data").glob(name)) for name in names]
+
+
+def until(there, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def test_training_begins_with_the_first_block_and_waits_for_the_reader(streaming, monkeypatch):
+    monkeypatch.setattr("pretrain.reader.SAY_SECONDS", 0.0)
+    flags = ("--recipe", "stream.yaml", "--run_name", "s", "--eval_steps", "0", "--sample_steps", "0")
+    pid, _, err = fork(CHILD, flags, {"LEDGER": "s.ledger", "HOLD_READER": "4", "ACCELERATE_USE_CPU": "true"})
+    until(lambda: re.search(r"waiting: \d+ of \d+ windows are there", Path(err).read_text()) and losses("s"))
+    (folder,) = Path("data").glob("a0-*")
+    assert not shards.read_manifest(folder)["complete"]
+    # A block is 4 windows, a step 8: as many steps as there are whole blocks for were done, and no more.
+    assert 1 <= len(losses("s")) == windows_of_an_epoch(folder) // 8
+    Path("go").touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(losses("s")) == 12
+    waits = [row["data_wait_seconds"] for row in rows("s")]
+    assert 0 < waits[0] < waits[-1] and waits == sorted(waits)
+
+
+def test_a_reader_that_cannot_go_on_stops_the_run_with_a_checkpoint_and_mended_data_goes_on(streaming):
+    flags = ("--recipe", "stream.yaml", "--run_name", "s", "--eval_steps", "0", "--sample_steps", "0")
+    run(CHILD, *flags, "--run_name", "whole", LEDGER="whole.ledger")
+    shutil.rmtree("data")
+    good = Path("b3.parquet").read_bytes()
+    Path("b3.parquet").write_bytes(good[:100] + bytes(100) + good[200:])
+    done = run(CHILD, *flags, LEDGER="s.ledger", HASTY_READER="1", expect=1)
+    assert "b3.parquet" in done.stderr and "10 times in a row" in done.stderr
+    assert "Traceback" not in done.stderr
+    (newest, *_) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
+    assert 0 < checkpoint.step_of(newest) == len(losses("s")) < 12
+    Path("b3.parquet").write_bytes(good)
+    run(CHILD, *flags, LEDGER="s.ledger")
+    assert windows_read("s.ledger") == windows_read("whole.ledger")
+    assert final_state("s")["model.safetensors"] == final_state("whole")["model.safetensors"]
+
+
+def test_consumed_shards_are_deleted_and_a_killed_run_still_resumes_exactly(streaming):
+    flags = ("--recipe", "stream.yaml", "--tokens_per_step", "32", "--shard_tokens", "40", "--max_steps", "8")
+    flags = (*flags, "--shuffle_block_tokens", "32", "--save_steps", "1", "--eval_steps", "0", "--sample_steps", "0")
+    run(CHILD, *flags, "--run_name", "all", LEDGER="all.ledger")
+    shutil.rmtree("data")
+    consumed = (CHILD, *flags, "--run_name", "s", "--stream_keep", "consumed")
+    run(*consumed, LEDGER="s.ledger", expect=-9, KILL_AT="step:5")
+    run(*consumed, LEDGER="s.ledger")
+    assert windows_read("s.ledger") == windows_read("all.ledger")
+    assert final_state("s", 8)["model.safetensors"] == final_state("all", 8)["model.safetensors"]
+    # The older checkpoint of the two that are kept is step 7: of 2 windows a step, 14 are read, 7 whole blocks.
+    (folder,) = Path("data").glob("a0-*")
+    ends = np.cumsum([(row["tokens"] - 1) // 16 for row in shards.read_manifest(folder)["splits"]["train"]])
+    left = [
+        row["file"] for row, end in zip(shards.read_manifest(folder)["splits"]["train"], ends, strict=True) if end > 14
+    ]
+    assert sorted(path.name for path in folder.glob("train_*.bin")) == left
+    again = run("train.py", *flags, "--run_name", "new", expect=2)
+    assert "cannot be read" in again.stderr
+
+
+def test_a_second_epoch_of_consumed_shards_is_refused_before_the_start(streaming):
+    Path("one.txt").write_text("the cat sat on the mat " * 20)
+    flags = ("--recipe", "stream.yaml", "--stream_keep", "consumed", "--run_name", "s")
+    done = run("train.py", *flags, "--data_files", "one.txt", expect=2)
+    assert "stream_keep = consumed" in done.stderr and "second epoch" in done.stderr and "--max_steps" in done.stderr
+    assert not Path("runs").exists() and not Path("data").exists()

@@ -1,0 +1,49 @@
+"""prepare_data.py under control: after its N-th train shard it is killed once (KILL_READER=N) or held (HOLD_READER=N).
+
+A held reader goes on when the file ``go`` is there. With HASTY_READER set, it does not wait between its tries.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import prepare_data  # noqa: E402
+from pretrain import shards  # noqa: E402
+
+real, finished = shards.ShardWriter.finish, []
+
+
+def finish(self):
+    row = real(self)
+    if row and row["file"].startswith("train"):
+        finished.append(row)
+        if (
+            len(finished) == int(os.environ.get("KILL_READER", 0))
+            and not (mark := self.folder / "killed-once").exists()
+        ):
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return row
+
+
+def held(self, rows):
+    show(self, rows)
+    if len(rows) == int(os.environ.get("HOLD_READER", 0)):
+        while not Path("go").exists():
+            time.sleep(0.02)
+
+
+shards.ShardWriter.finish = finish
+show, prepare_data.Progress.shard = prepare_data.Progress.shard, held
+
+if __name__ == "__main__":
+    if "HASTY_READER" in os.environ:
+        from pretrain import stream
+
+        stream.LONGEST_WAIT_SECONDS = 0
+    sys.exit(prepare_data.main())

@@ -1,0 +1,524 @@
+"""Readers in the background: heard, restarted, told, ended; and training that waits for them where it is ahead."""
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pretrain import reader as reading
+from pretrain.errors import BadInput, TrainingStopped
+from pretrain.reader import Reader, Supply
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 30  # an event that does not come in this time is a failure
+ECHO = """
+import os, sys
+print("pid", os.getpid(), flush=True)
+for line in sys.stdin:
+    print("told", line.strip(), flush=True)
+"""
+# Its parent has a Reader and waits to be killed; standard error, which the reader's process inherits, stays open.
+PARENT = f"""
+import sys
+from pretrain.reader import Reader
+reader = Reader([sys.executable, "-c", {ECHO!r}], lambda line: print(line, flush=True))
+sys.stdin.read()
+"""
+
+
+class Heard:
+    """Lines said, from whatever thread."""
+
+    def __init__(self):
+        self.lines = queue.Queue()
+
+    def __call__(self, line):
+        self.lines.put(line)
+
+    def next(self):
+        return self.lines.get(timeout=SECONDS)
+
+    def all(self):
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self.lines.get_nowait())
+        return found
+
+
+class Clock:
+    """Stands for the module ``time``: a second goes by where one sleeps, and what is to happen then happens."""
+
+    def __init__(self):
+        self.now, self.sleeps, self.meanwhile = 1000.0, 0, lambda: None
+
+    def monotonic(self):
+        return self.now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now, self.sleeps = self.now + 1, self.sleeps + 1
+        assert self.sleeps < 1000, "waits for ever"
+        self.meanwhile()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(reading, "time", made)
+    return made
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+@pytest.fixture
+def start(heard):
+    """Start a Reader of a little program; it ends with the test."""
+    started = []
+
+    def begin(program, *words):
+        command = [sys.executable, "-I", "-S", "-c", program, *map(str, words)]
+        started.append(Reader(command, heard))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        if one._process is not None:
+            one._process.kill()
+        one.close()
+
+
+def ended(one):
+    """Wait until the process has ended, then let the Reader see it."""
+    one._process.wait(timeout=SECONDS)
+    one.check()
+
+
+def counting(folder, after):
+    """A program that counts its starts in a file: ``n``, from 1."""
+    count = folder / "count"
+    return f"""
+import os, sys
+with open({str(count)!r}, "a") as file:
+    file.write("x")
+n = os.path.getsize({str(count)!r})
+{after}
+"""
+
+
+# The process.
+
+
+def test_lines_are_heard_in_order_without_their_ends_and_a_good_end_is_the_end(start, heard):
+    one = start("print('one'); print('  two  '); print(); print('é 3', end='')")
+    ended(one)
+    assert heard.all() == ["one", "  two", "", "é 3"] and one.done
+    one.check()
+    assert one.done and heard.all() == []
+
+
+def test_bytes_that_are_no_text_do_not_end_the_hearing(start, heard):
+    one = start("import sys; sys.stdout.buffer.write(b'odd \\xff\\n'); sys.stdout.flush(); print('after')")
+    ended(one)
+    assert heard.all() == ["odd \ufffd", "after"] and one.done
+
+
+def test_a_process_that_runs_is_left_alone(start, heard):
+    one = start(ECHO)
+    pid = heard.next()
+    for _ in range(5):
+        one.check()
+    one.want(3)
+    assert [heard.next(), heard.next()] == ["told 0", "told 3"] and not one.done
+    assert pid == f"pid {one._process.pid}"
+
+
+def test_killed_process_is_restarted_with_a_message(start, heard):
+    one = start(ECHO)
+    pids = []
+    for _ in range(2):
+        pids.append(int(heard.next().split()[1]))
+        assert heard.next() == "told 0"
+        os.kill(pids[-1], signal.SIGKILL)
+        ended(one)
+        assert heard.next() == "the reader died (signal 9); restart 1 of 5"  # it has spoken: counted anew
+    assert heard.next().startswith("pid ") and len(set(pids)) == 2 and not one.done
+
+
+def test_what_is_wanted_reaches_the_process_also_after_a_restart(start, heard):
+    one = start(ECHO)
+    pid = int(heard.next().split()[1])
+    for windows, line in ((0, "told 0"), (7, "told 7"), (8, "told 8")):
+        one.want(windows)
+        assert heard.next() == line
+    one.want(8)
+    one.want(5)
+    one.want(9)
+    assert heard.next() == "told 9"  # only more is news
+    os.kill(pid, signal.SIGKILL)
+    one._process.wait(timeout=SECONDS)
+    one.want(12)  # after its death, before anyone has looked
+    one.check()
+    assert heard.next() == "the reader died (signal 9); restart 1 of 5"
+    assert heard.next().startswith("pid ") and heard.next() == "told 12"
+
+
+def test_process_that_dies_again_and_again_without_a_word_stops_training(start, heard):
+    one = start("import sys; sys.exit(3)")
+    for number in range(1, 6):
+        ended(one)
+        assert heard.all() == [f"the reader died (exit status 3); restart {number} of 5"]
+    with pytest.raises(TrainingStopped, match=r"died 6 times in a row \(last: exit status 3; see above\).*goes on"):
+        ended(one)
+    assert heard.all() == []
+
+
+def test_a_word_from_it_sets_the_count_of_deaths_back(start, heard, tmp_path):
+    one = start(counting(tmp_path, "if n % 3 == 0: print('alive', flush=True)\nsys.exit(1)"))
+    for _ in range(9):
+        ended(one)
+    numbers = [line if line == "alive" else int(line.split("restart ")[1][0]) for line in heard.all()]
+    assert numbers[:12] == [1, 2, "alive", 1, 2, 3, "alive", 1, 2, 3, "alive", 1]
+
+
+def test_input_that_it_refused_is_bad_input_and_not_tried_again(start, heard):
+    one = start("import sys; sys.exit(2)")
+    with pytest.raises(BadInput, match="could not be prepared .see above.") as caught:
+        ended(one)
+    assert caught.value.status == 2 and heard.all() == []
+
+
+def test_while_another_process_prepares_the_folder_it_waits_and_tries_again_without_end(start, heard, clock, tmp_path):
+    one = start(counting(tmp_path, "if n < 9: sys.exit(75)\nprint('begins', sys.stdin.readline().strip())"))
+    for busy in range(1, 9):
+        ended(one)
+        one.check()
+        one.want(busy)
+        assert one._process is None and not one.done  # not yet
+        clock.now += reading.BUSY_SECONDS
+        one.check()
+        assert one._process is not None
+    ended(one)
+    assert heard.all() == ["begins 8"] and one.done
+
+
+def test_much_that_is_said_at_once_is_all_heard(start, heard):
+    one = start("for i in range(20000): print('a line of some length', i)")
+    ended(one)
+    assert heard.all() == [f"a line of some length {i}" for i in range(20000)]
+
+
+def test_it_speaks_for_all_and_has_a_session_of_its_own(start, heard, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("KEPT", "kept")
+    ended(start("import os; print(os.environ['RANK'], os.environ['KEPT'], os.getsid(0) == os.getpid())"))
+    assert heard.all() == ["0 kept True"]  # a signal to the trainer's session does not reach it
+
+
+def test_close_ends_the_process_and_it_stays_ended(start, heard):
+    one = start(ECHO)
+    assert [heard.next(), heard.next()][1] == "told 0"
+    process = one._process
+    one.close()
+    assert process.returncode == 0 and one.done
+    one.check()
+    one.close()
+    assert one._process is process and heard.all() == []
+
+
+def test_close_is_as_good_when_it_is_dead_already_or_waits(start, heard, clock):
+    died, waits = start("import sys; sys.exit(3)"), start("import sys; sys.exit(75)")
+    died._process.wait(timeout=SECONDS)
+    ended(waits)
+    for one in (died, waits):
+        one.close()
+        clock.now += 100
+        one.check()
+        assert one.done
+    assert heard.all() == []
+
+
+def test_process_ends_when_its_parent_is_killed():
+    pipe = subprocess.PIPE
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    pid = int(parent.stdout.readline().split()[1])
+    assert parent.stdout.readline() == "told 0\n" and pid != parent.pid
+    parent.kill()
+    try:
+        parent.communicate(timeout=SECONDS)  # returns when all that hold its standard error are gone
+    except subprocess.TimeoutExpired:
+        os.kill(pid, signal.SIGKILL)
+        raise AssertionError("the reader's process outlives its parent") from None
+    assert parent.returncode == -signal.SIGKILL
+
+
+# Training that waits.
+
+
+class Plain:
+    """Stands for a Reader."""
+
+    def __init__(self):
+        self.wanted, self.checks, self.closed, self.error = [], 0, False, None
+
+    def want(self, windows):
+        self.wanted.append(windows)
+
+    def check(self):
+        self.checks += 1
+        if self.error:
+            raise self.error
+
+    def close(self):
+        self.closed = True
+
+
+class Story:
+    """A run with fake readers: what is there, what is complete, and what was asked."""
+
+    def __init__(self, have, readers=None):
+        self.have, self.complete, self.stopping = list(have), False, False
+        self.readers = [Plain() for _ in have] if readers is None else readers
+        self.said, self.refreshed, self.asked = [], 0, []
+        self.supply = Supply(self.readers, self.refresh, self.said.append)
+
+    def refresh(self):
+        self.refreshed += 1
+        return self.complete
+
+    def any_of(self, *flags):
+        self.asked.append(flags)
+        return list(flags)
+
+    def wait(self, needed, any_of=None):
+        return self.supply.wait(needed, lambda: list(self.have), lambda: self.stopping, any_of or self.any_of)
+
+
+def test_training_goes_on_at_once_when_what_it_needs_is_there(clock):
+    story = Story([10, 5])
+    assert story.wait([10, 5]) is None and clock.sleeps == 0 and story.supply.waited_seconds == 0
+    assert [one.wanted for one in story.readers] == [[10], [5]] and [one.checks for one in story.readers] == [1, 1]
+
+
+def test_data_that_is_complete_is_not_looked_at_again(clock):
+    story = Story([10])
+    story.complete = True
+    assert story.wait([99]) is None  # a later epoch: more than there ever will be
+    assert story.refreshed == 1 and len(story.asked) == 1
+    for _ in range(3):
+        assert story.wait([999], any_of=None) is None
+    assert story.refreshed == 1 and len(story.asked) == 1 and story.readers[0].checks == 1
+    assert clock.sleeps == 0 and story.supply.waited_seconds == 0
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_training_waits_until_every_source_has_what_it_needs(clock, late):
+    story = Story([100, 100])
+    story.have[late] = 2
+
+    def meanwhile():
+        story.have[late] += 1
+
+    clock.meanwhile = meanwhile
+    assert story.wait([5, 5]) is None
+    assert story.have[late] == 5 and clock.sleeps == 3 and story.supply.waited_seconds == 3
+    story.have[late] = 4
+    assert story.wait([5, 5]) is None
+    assert story.supply.waited_seconds == 4  # of both waits
+    assert story.readers[late].checks == 6  # looked after all the while
+
+
+def test_training_that_waits_goes_on_when_all_is_read(clock):
+    story = Story([2])
+
+    def meanwhile():
+        story.complete = clock.sleeps == 2
+
+    clock.meanwhile = meanwhile
+    assert story.wait([5]) is None and clock.sleeps == 2
+    assert story.wait([50]) is None and clock.sleeps == 2
+
+
+def test_what_was_there_before_the_refresh_does_not_count(clock):
+    story = Story([2])
+    story.refresh = lambda: story.have.__setitem__(0, 5)
+    story.supply.refresh = story.refresh
+    assert story.wait([5]) is None and clock.sleeps == 0
+
+
+def test_waiting_is_said_now_and_then_with_how_much_is_there(clock):
+    story = Story([3000, 70])
+
+    def meanwhile():
+        story.have[0] += 10 * (clock.sleeps == 100)
+
+    clock.meanwhile = meanwhile
+    assert story.wait([3010, 50]) is None
+    assert story.said == ["data     waiting: 3,050 of 3,060 windows are there"] * 3  # of 100 seconds, each 30
+
+
+def test_waiting_of_a_moment_is_not_said(clock):
+    story = Story([1])
+    clock.meanwhile = lambda: story.have.__setitem__(0, 5)
+    assert story.wait([5]) is None and clock.sleeps == 1 and story.said == []
+
+
+@pytest.mark.parametrize("error", [BadInput(["one", "two"]), TrainingStopped("one\ntwo")])
+def test_failure_of_a_reader_is_returned_in_its_words(clock, error):
+    story = Story([3])
+
+    def meanwhile():
+        story.readers[0].error = error
+
+    clock.meanwhile = meanwhile
+    assert story.wait([5]) == "one\ntwo" and clock.sleeps == 1
+
+
+def test_failure_stops_training_though_the_step_has_its_windows(clock):
+    story = Story([9])
+    story.readers[0].error = TrainingStopped("gone")
+    assert story.wait([5]) == "gone" == story.wait([5]) and clock.sleeps == 0
+
+
+def test_failure_to_open_what_is_new_is_returned_too(clock):
+    story = Story([9])
+
+    def refresh():
+        raise BadInput("a shard has gone")
+
+    story.supply.refresh = refresh
+    assert story.wait([5]) == "a shard has gone"
+
+
+def test_faults_of_our_own_are_not_taken_for_failures_of_the_reader(clock):
+    story = Story([9])
+    story.readers[0].error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        story.wait([5])
+
+
+def test_failure_of_another_process_ends_the_wait(clock):
+    story = Story([1])
+    found = story.wait([5], any_of=lambda behind, failed, stop, growing: [behind, True, stop, growing])
+    assert found == "the reader of another process failed (see above)" and clock.sleeps == 0
+
+
+def test_training_waits_for_another_process_that_is_behind(clock):
+    story = Story([9], readers=[None])
+    behind = [True, True, False]
+    assert story.wait([5], any_of=lambda mine, failed, stop, growing: [behind.pop(0), failed, stop, True]) is None
+    assert clock.sleeps == 2 and not behind
+
+
+def test_training_asks_the_others_until_all_of_them_are_complete(clock):
+    story = Story([9])
+    story.complete = True
+    others = [True, True, False]
+    for asked in (1, 2, 3, 3, 3):
+        story.wait([99], any_of=lambda mine, failed, stop, growing: [mine, failed, stop, growing or others.pop(0)])
+        assert len(others) == 3 - asked
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_request_to_stop_ends_the_wait_of_every_process(clock, mine):
+    story = Story([1])
+    story.stopping = mine
+    found = story.wait([5], any_of=lambda behind, failed, stop, growing: [behind, failed, stop or not mine, growing])
+    assert found is None and clock.sleeps == 0
+    story.stopping = False
+    clock.meanwhile = lambda: setattr(story, "stopping", True)
+    assert story.wait([5]) is None and clock.sleeps == 1
+
+
+def test_processes_that_see_the_data_at_different_times_agree_at_each_question(clock):
+    stories, together = [Story([9]), Story([0])], threading.Barrier(2, timeout=SECONDS)
+    stories[0].complete = True
+    flags, found = [None, None], [None, None]
+
+    def run(rank):
+        def any_of(*mine):
+            flags[rank] = mine
+            together.wait()
+            agreed = [any(pair) for pair in zip(*flags, strict=True)]
+            together.wait()
+            return agreed
+
+        for step in range(1, 6):
+            if rank == 1:
+                stories[1].have[0] += 1  # and at step 4 its last shard is there
+                stories[1].complete = step >= 4
+            assert stories[rank].wait([step], any_of) is None
+            found[rank] = step
+
+    other = threading.Thread(target=run, args=(1,), daemon=True)
+    other.start()
+    run(0)
+    other.join(SECONDS)
+    assert found == [5, 5] and not any(story.supply._growing for story in stories)
+    assert [story.refreshed for story in stories] == [4, 4]
+
+
+def test_a_source_that_another_process_reads_or_nobody_has_no_reader_here(clock):
+    story = Story([9, 9], readers=[None, Plain()])
+    assert story.wait([5, 6]) is None and story.readers[1].wanted == [6]
+    story.supply.until(lambda: clock.sleeps == 1, "x")
+    story.supply.close()
+    assert story.readers[1].closed
+
+
+def test_until_waits_alone_looks_after_the_readers_and_says_so(clock):
+    story = Story([0, 0])
+    story.supply.until(lambda: clock.sleeps == 65, "the validation split comes first")
+    assert [one.checks for one in story.readers] == [65, 65] and story.refreshed == 0
+    assert story.said == ["data     waiting: the validation split comes first"] * 2
+    story.supply.until(lambda: True, "x")
+    assert clock.sleeps == 65 and story.supply.waited_seconds == 0  # before training: not training's wait
+
+
+@pytest.mark.parametrize("error", [BadInput("refused", 2), TrainingStopped("died")])
+def test_until_raises_what_the_reader_raises(clock, error):
+    story = Story([0])
+    story.readers[0].error = error
+    with pytest.raises(type(error)) as caught:
+        story.supply.until(lambda: False, "x")
+    assert caught.value is error
+
+
+def test_close_ends_every_reader():
+    story = Story([0, 0])
+    story.supply.close()
+    assert all(one.closed for one in story.readers)
+
+
+def test_a_real_reader_that_dies_for_good_ends_the_wait_with_its_words(start, heard, clock, monkeypatch):
+    monkeypatch.setattr(reading, "RESTARTS", 1)
+    one = start("import sys; sys.exit(3)")
+    clock.meanwhile = lambda: one._process.wait(timeout=SECONDS)
+    found = Story([0], readers=[one]).wait([5])
+    assert found.startswith("the reader died 2 times in a row (last: exit status 3")
+    assert heard.all() == ["the reader died (exit status 3); restart 1 of 1"]
+
+
+def test_a_real_reader_is_told_what_training_needs_and_feeds_it(start, heard, clock):
+    one = start("import sys\nfor line in sys.stdin:\n  print(line.strip(), flush=True)\n  if line == '7\\n': break")
+    story = Story([0], readers=[one])
+    assert heard.next() == "0"
+
+    def meanwhile():
+        story.have[0] = int(heard.next())
+        ended(one)
+        story.complete = True
+
+    clock.meanwhile = meanwhile
+    assert story.wait([7]) is None and story.have == [7] and one.done
