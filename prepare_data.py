@@ -11,6 +11,7 @@ says which row of which file comes next.
 
 import functools
 import os
+import shutil
 import sys
 import threading
 import time
@@ -159,6 +160,8 @@ def prepare(source: sources.Source, recipe: config.Recipe, rules: dict, job: Job
         )
     if job.count == 1:
         finish(folder, manifest)
+    else:
+        files.write_json(folder / job.manifest, manifest | {"complete": True})
     progress.end(manifest)
 
 
@@ -230,9 +233,11 @@ def train_split(
         progress.shard(rows)
 
     for part in range(cursor["part"], len(parts)):
-        if part % job.count != job.index or part < begin["part"] or 0 < limit_tokens <= done:
+        if part % job.count != job.index or part < begin["part"]:
             continue
         place = cursor if part == cursor["part"] else begin if part == begin["part"] else {"row": 0, "token": 0}
+        if 0 < limit_tokens <= done and not place["token"]:  # a document that was begun is brought to its end
+            continue
         shards.clear_partial(write.args[0], "train", part)
         writer = write("train", part, sum(row["file"].startswith(f"train_{part:05d}_") for row in rows))
         taken = place["token"]  # of the first document: an earlier process ended its last shard inside of it
@@ -248,14 +253,14 @@ def train_split(
             if 0 < limit_tokens <= done:
                 break
         keep(writer.finish(), part=part + 1, row=0, token=0)
-    manifest["complete"] = True
-    files.write_json(manifest_path, manifest)
 
 
 def finish(folder: Path, manifest: dict) -> None:
     """Write the manifest of a folder that is complete: the same whatever stopped on the way, and however many jobs."""
     if not manifest["splits"]["train"]:
         raise BadInput(f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files")
+    for path in folder.glob(".*.tmp-*"):  # of killed processes
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     kept = {name: value for name, value in manifest.items() if name not in ("cursor", "train_begins")}
     files.write_json(folder / shards.MANIFEST, kept | {"complete": True})
 
@@ -263,25 +268,31 @@ def finish(folder: Path, manifest: dict) -> None:
 def merge(folder: Path) -> None:
     """Join the manifests of all jobs into the folder's, and delete them. Raises BadInput while a job is missing."""
     found = {path.name: shards.read_manifest(folder, path.name) for path in sorted(folder.glob("manifest.job-*.json"))}
-    if not found and shards.read_manifest(folder):
-        return
+    if not (shards.read_manifest(folder) or {"complete": False})["complete"]:
+        join(folder, found)
+    for name in found:
+        (folder / name).unlink()
+        (folder / name.replace("manifest", ".lock").removesuffix(".json")).unlink(missing_ok=True)
+
+
+def join(folder: Path, found: dict[str, dict]) -> None:
+    """Write the folder's manifest from those of all jobs. Raises BadInput while a job is missing."""
     count = int(next(iter(found))[-10:-5]) if found else 0
     wanted = [Job(index, count).manifest for index in range(count)]
     if not found or set(found) != set(wanted) or not all(manifest["complete"] for manifest in found.values()):
         missing = [name for name in wanted if name not in found or not found[name]["complete"]]
         raise BadInput(f"{folder}: cannot be merged: {', '.join(missing) or 'jobs'} not complete; run these jobs first")
     first, *others = (found[name] for name in wanted)
+    tally = Counter(first["counts"]["train"])
     for other in others:
         for name in ("identity", "revision", "tokenizer", "files", "train_begins"):
             if other[name] != first[name]:
                 raise BadInput(f"{folder}: the jobs disagree about {name}; delete the folder and prepare it again")
         first["splits"]["train"] += other["splits"]["train"]
-        first["counts"]["train"] = dict(Counter(first["counts"]["train"]) + Counter(other["counts"]["train"]))
+        tally.update(other["counts"]["train"])
+    first["counts"]["train"] = dict(tally)
     first["splits"]["train"].sort(key=lambda row: row["file"])
     finish(folder, first)
-    for name in found:
-        (folder / name).unlink()
-        (folder / name.replace("manifest", ".lock").removesuffix(".json")).unlink(missing_ok=True)
 
 
 def open_parts(
@@ -304,8 +315,8 @@ def open_tokenizer(
         if recipe.tokenizer == "bpe":
             tokenizer = tokenization.train_bpe(first_texts(parts["train"]), recipe.tokenizer_vocab_size)
         elif recipe.tokenizer == "characters":
-            every = (read(0) for found in parts.values() for _, read in found)
-            tokenizer = tokenization.make_characters(text or "" for text, _ in chain.from_iterable(every))
+            every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
+            tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
         else:
             tokenizer = tokenization.load(recipe.tokenizer)
         with files.making(path) as temporary:
@@ -320,7 +331,12 @@ def first_texts(parts: list[sources.Part]) -> Iterator[str]:
         if left <= 0:
             return
         left -= len(text or "")
-        yield text or ""
+        yield well_formed(text or "")
+
+
+def well_formed(text: str) -> str:
+    """Replace each half of a surrogate pair, which JSON can carry and UTF-8 cannot, by U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class Encoder:
@@ -360,8 +376,8 @@ class Encoder:
                 continue
             try:
                 size = len(text.encode("utf-8"))
-            except UnicodeEncodeError:  # half of a surrogate pair, which JSON can carry and UTF-8 cannot
-                text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            except UnicodeEncodeError:
+                text = well_formed(text)
                 size = len(text.encode("utf-8"))
                 replaced.add(number)
             texts.append(text)

@@ -127,6 +127,7 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
         if recipe.stream_keep == "consumed":
             corpus.delete_consumed(order, run_dir)
 
+    failure = None
     # `step` = updates attempted. max_steps updates take max_steps + 1 visits: the last one only looks and saves.
     for step in range(first_step, recipe.max_steps + 1):
         last = step == recipe.max_steps
@@ -185,7 +186,7 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
             report.log(step + 1, row)
             report.progress(step + 1, row)
 
-    if not last and step > first_step and (stopping or failure):
+    if step > first_step and (stopping or failure):
         save(step)
     if failure and not stopping:
         raise TrainingStopped(failure)

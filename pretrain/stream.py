@@ -10,7 +10,6 @@ pair, turns every text into quoted JSON where one row has a number, and wants th
 import contextlib
 import csv
 import difflib
-import gzip
 import json
 import logging
 import time
@@ -84,10 +83,10 @@ def open_tables(
         if split not in names:
             continue
         if hasattr(builder.config, "columns"):  # Parquet: the other columns are not even fetched
-            arguments["columns"] = [text_column]
+            arguments |= {"columns": [text_column], "batch_size": ROWS}
         table = None
         if not isinstance(builder, Json):
-            table = _patiently(where, say, _open_split, arguments, split, text_column, files=given)
+            table = _patiently(where, say, _open_split, arguments, split, files=given)
         splits[split] = [
             (name, _reader(table, index, name, text_column, say)) for index, name in enumerate(names[split])
         ]
@@ -114,14 +113,14 @@ def _expected_text_bytes(names: list[str], text_column: str) -> float:
             groups.row_group(i).column(j) for i in range(groups.num_row_groups) for j in range(groups.num_columns)
         ]
         return total / size * sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_column)
-    with _open(names[0], compression="infer") as file:
-        head = file.read(SAMPLE_BYTES)
     share = 1.0
+    with _open(names[0]) as raw:
+        head = _unpacked(names[0], raw).read(SAMPLE_BYTES)
+        if _compression(names[0]):
+            share = len(head) / max(1, raw.tell())
     with contextlib.suppress(ValueError, AttributeError):  # CSV, or one line longer than the sample: all of it is text
         rows = [json.loads(line).get(text_column) or "" for line in head.splitlines()[:-1] or [head]]
-        share = sum(len(text.encode()) for text in rows) / max(1, len(head))
-    if not names[0].split("?")[0].endswith((".json", ".jsonl", ".ndjson", ".csv", ".arrow")):
-        share *= len(head) / len(gzip.compress(head))
+        share *= sum(len(text.encode()) for text in rows) / max(1, len(head))
     return total * share
 
 
@@ -130,8 +129,17 @@ def _file_size(name: str) -> int:
     return int(filesystem.size(path) or 0)
 
 
-def _open(name: str, **options):
-    return fsspec.open(name, "rb", **options, **STORAGE.get(name.split(":")[0], {}))
+def _open(name: str):
+    return fsspec.open(name, "rb", **STORAGE.get(name.split(":")[0], {}))
+
+
+def _compression(name: str) -> str | None:
+    return infer_compression(name.split("?")[0])
+
+
+def _unpacked(name: str, raw: Any) -> Any:
+    compression = _compression(name)
+    return compr[compression](raw, mode="rb") if compression else raw
 
 
 class _Hearing(logging.Handler):
@@ -167,18 +175,20 @@ class _Patience:
     def __init__(self, what: str, say: Callable[[str], None]):
         self.what, self.say, self.failures, self.place = what, say, 0, -1
 
-    def failed(self, error: Exception, place: int = 0) -> None:
+    def failed(self, error: Exception, place: int | None = None) -> None:
         """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
         if isinstance(error, BadInput):
             raise error
         self.failures = self.failures + 1 if place == self.place else 1
         self.place = place
         status, asked = _answer_of(error)
-        where = f"{self.what}: row {place}" if place else self.what
+        where = self.what if place is None else f"{self.what}: row {place}"
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if status is not None:
             reason = f"HTTP status {status}"
-        missing = isinstance(error, (FileNotFoundError, PermissionError))  # clients say so of a server that is down, too
+        missing = isinstance(
+            error, (FileNotFoundError, PermissionError)
+        )  # clients say so of a server that is down, too
         if status in FINAL_STATUS or (missing and status is None):
             raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
         if self.failures >= TRIES:
@@ -248,14 +258,8 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
         raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
 
 
-def _open_split(arguments: dict, split: str, text_column: str) -> datasets.IterableDataset:
-    try:
-        return datasets.load_dataset(**arguments, split=split, streaming=True)
-    except ValueError as error:
-        if "columns" not in arguments or text_column not in str(error):
-            raise
-        table = datasets.load_dataset(**(arguments | {"columns": None}), split=split, streaming=True)
-        raise BadInput(_no_column(arguments["path"], text_column, table.column_names or [])) from None
+def _open_split(arguments: dict, split: str) -> datasets.IterableDataset:
+    return datasets.load_dataset(**arguments, split=split, streaming=True)
 
 
 def _no_column(where: str, text_column: str, columns: list[str]) -> str:
@@ -279,7 +283,7 @@ def _reader(
         while True:
             try:
                 if groups is None and _is_parquet(name):
-                    groups = _row_groups(name)
+                    groups = _row_groups(name, text_column)
                 values = _json_values(name, text_column, row)
                 if one is not None:
                     values = _table_values(one, name, text_column, row, groups)
@@ -343,8 +347,7 @@ def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
 def _whole(name: str) -> Iterator[Any]:
     """Open a file, decompressed. Raises OSError at the end where bytes were not read: an error can look like an end."""
     with _open(name) as raw:
-        compression = infer_compression(name.split("?")[0])
-        yield compr[compression](raw, mode="rb") if compression else raw
+        yield _unpacked(name, raw)
         size = _file_size(name)
         if size and raw.tell() != size:
             raise OSError(f"ended after {raw.tell():,} of {size:,} bytes")
@@ -385,10 +388,13 @@ def _is_parquet(name: str) -> bool:
     return name.split("?")[0].lower().endswith(".parquet")
 
 
-def _row_groups(name: str) -> list[int]:
+def _row_groups(name: str, text_column: str) -> list[int]:
     """Return the first row of each row group, and the number of rows, from the file's footer."""
     with _open(name) as file:
-        about = pq.ParquetFile(file).metadata
+        footer = pq.ParquetFile(file)
+        if text_column not in footer.schema_arrow.names:
+            raise BadInput(_no_column(name, text_column, footer.schema_arrow.names))
+        about = footer.metadata
         return list(accumulate((about.row_group(i).num_rows for i in range(about.num_row_groups)), initial=0))
 
 
@@ -398,9 +404,9 @@ def _refuse_other_end(name: str, last: str) -> None:
         size = file.seek(0, 2)
         file.seek(max(0, size - TAIL_BYTES))
         tail = file.read().decode("utf-8", "replace")
-    with contextlib.suppress(csv.Error):
-        for quote in ("", '"'):  # the tail may begin inside of quotes
-            records = [record for record in csv.reader(StringIO(quote + tail, newline="")) if record]
-            if records and last in ",".join(records[-1]):
-                return
+    ends = []
+    for quote in ("", '"'):  # the tail may begin inside of quotes
+        with contextlib.suppress(csv.Error):
+            ends += [record for record in csv.reader(StringIO(quote + tail, newline=""), strict=True) if record][-1:]
+    if ends and not any(last in ",".join(record) for record in ends):
         raise OSError(f"ended before the last record of {size:,} bytes")

@@ -150,6 +150,7 @@ def pieces(text: str, characters: int) -> Iterator[str]:
     GPT-2's pattern never joins what is not white space to white space after it, so a cut right before a space or a
     line feed changes no id. A piece runs on to the first such place: it is longer where there is none.
     """
+    assert characters > 0
     start = 0
     while match := re.compile(r"(?<=\S)[ \n]").search(text, start + characters):
         yield text[start : match.start()]

@@ -17,7 +17,8 @@ class DataServer(ThreadingHTTPServer):
     """Serves a folder. ``faults``: (pattern of "METHOD path", kind, times) are met in order, each until used up.
 
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
-    (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "silent" (no answer in time).
+    (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
+    "silent" (no answer in time), "ok" (no fault: what it meets is passed to no later one).
     """
 
     daemon_threads = True
@@ -134,8 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
             headers.append(("Content-Range", f"bytes {begin}-{end}/{len(data)}"))
             data, status = data[begin : end + 1], 206
-        if fault == "lie":
-            data = data[: len(data) // 2]
+        if fault in ("lie", "empty"):
+            data = data[: len(data) // 2 if fault == "lie" else 0]
         self.send(status, data, headers, body, half=fault == "short")
 
     def send(self, status: int, data: bytes, headers: list, body: bool, half: bool = False):

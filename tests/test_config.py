@@ -389,6 +389,10 @@ def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
     config.refuse_changed_science(Path("run"), before, recipe(tmp_path, data_files=["b"], eval_steps=7))
     with pytest.raises(BadInput) as caught:
         config.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, init_from="gpt2"))
+    with pytest.raises(BadInput, match="max_steps = none, asked for 10"):  # not stated by the run's older recipe
+        config.refuse_changed_science(
+            Path("run"), {k: v for k, v in before.items() if k != "max_steps"}, recipe(tmp_path)
+        )
     init, seed = sorted(caught.value.lines)
     assert "run: init_from = none, asked for gpt2: fixed for a run" in init and "seed = 1, asked for 7" in seed
 

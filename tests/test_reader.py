@@ -23,6 +23,7 @@ print("pid", os.getpid(), flush=True)
 for line in sys.stdin:
     print("told", line.strip(), flush=True)
 """
+DIE = "import os; os.kill(os.getpid(), 9)"
 # Its parent has a Reader and waits to be killed; standard error, which the reader's process inherits, stays open.
 PARENT = f"""
 import sys
@@ -147,12 +148,12 @@ def test_a_process_that_runs_is_left_alone(start, heard):
 def test_killed_process_is_restarted_with_a_message(start, heard):
     one = start(ECHO)
     pids = []
-    for _ in range(2):
+    for number in (1, 2):
         pids.append(int(heard.next().split()[1]))
         assert heard.next() == "told 0"
         os.kill(pids[-1], signal.SIGKILL)
         ended(one)
-        assert heard.next() == "the reader died (signal 9); restart 1 of 5"  # it has spoken: counted anew
+        assert heard.next() == f"the reader was killed (signal 9); restart {number} of 5"
     assert heard.next().startswith("pid ") and len(set(pids)) == 2 and not one.done
 
 
@@ -170,26 +171,38 @@ def test_what_is_wanted_reaches_the_process_also_after_a_restart(start, heard):
     one._process.wait(timeout=SECONDS)
     one.want(12)  # after its death, before anyone has looked
     one.check()
-    assert heard.next() == "the reader died (signal 9); restart 1 of 5"
+    assert heard.next() == "the reader was killed (signal 9); restart 1 of 5"
     assert heard.next().startswith("pid ") and heard.next() == "told 12"
 
 
-def test_process_that_dies_again_and_again_without_a_word_stops_training(start, heard):
-    one = start("import sys; sys.exit(3)")
+def test_process_that_is_killed_again_and_again_stops_training_whatever_it_says(start, heard):
+    one = start(f"print('begins', flush=True)\n{DIE}")
     for number in range(1, 6):
         ended(one)
-        assert heard.all() == [f"the reader died (exit status 3); restart {number} of 5"]
-    with pytest.raises(TrainingStopped, match=r"died 6 times in a row \(last: exit status 3; see above\).*goes on"):
+        assert heard.all() == ["begins", f"the reader was killed (signal 9); restart {number} of 5"]
+    with pytest.raises(TrainingStopped, match=r"killed 6 times in a row \(signal 9\); what is trained is saved, and"):
         ended(one)
-    assert heard.all() == []
+    assert heard.all() == ["begins"]
 
 
-def test_a_word_from_it_sets_the_count_of_deaths_back(start, heard, tmp_path):
-    one = start(counting(tmp_path, "if n % 3 == 0: print('alive', flush=True)\nsys.exit(1)"))
-    for _ in range(9):
+def test_deaths_are_counted_anew_once_a_process_has_lived_for_long(start, heard, clock):
+    one = start(DIE)
+    numbers = []
+    for lived in (0, 599, 599, 600, 1, 10_000, 0):
+        clock.now += lived
         ended(one)
-    numbers = [line if line == "alive" else int(line.split("restart ")[1][0]) for line in heard.all()]
-    assert numbers[:12] == [1, 2, "alive", 1, 2, 3, "alive", 1, 2, 3, "alive", 1]
+        numbers += [int(line.split("restart ")[1][0]) for line in heard.all()]
+    assert numbers == [1, 2, 3, 1, 2, 1, 2]
+
+
+def test_process_that_gave_up_by_itself_is_not_started_again(start, heard):
+    one = start("import sys; print('why', file=sys.stdout); sys.exit(3)")
+    words = (
+        r"the reader stopped with exit status 3 \(see above\); what is trained is saved, and the same command goes on"
+    )
+    with pytest.raises(TrainingStopped, match=words):
+        ended(one)
+    assert heard.all() == ["why"]
 
 
 def test_input_that_it_refused_is_bad_input_and_not_tried_again(start, heard):
@@ -219,6 +232,19 @@ def test_much_that_is_said_at_once_is_all_heard(start, heard):
     assert heard.all() == [f"a line of some length {i}" for i in range(20000)]
 
 
+def test_its_last_words_are_heard_before_its_death_is_looked_at():
+    said = []
+
+    def slowly(line):
+        sum(range(3000))
+        said.append(line)
+
+    one = Reader([sys.executable, "-I", "-S", "-c", "for i in range(3000): print(i, flush=True)\n" + DIE], slowly)
+    ended(one)
+    assert said[:3001] == [*map(str, range(3000)), "the reader was killed (signal 9); restart 1 of 5"]
+    one.close()
+
+
 def test_it_speaks_for_all_and_has_a_session_of_its_own(start, heard, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("KEPT", "kept")
@@ -238,7 +264,7 @@ def test_close_ends_the_process_and_it_stays_ended(start, heard):
 
 
 def test_close_is_as_good_when_it_is_dead_already_or_waits(start, heard, clock):
-    died, waits = start("import sys; sys.exit(3)"), start("import sys; sys.exit(75)")
+    died, waits = start(DIE), start("import sys; sys.exit(75)")
     died._process.wait(timeout=SECONDS)
     ended(waits)
     for one in (died, waits):
@@ -503,11 +529,10 @@ def test_close_ends_every_reader():
 
 def test_a_real_reader_that_dies_for_good_ends_the_wait_with_its_words(start, heard, clock, monkeypatch):
     monkeypatch.setattr(reading, "RESTARTS", 1)
-    one = start("import sys; sys.exit(3)")
+    one = start(DIE)
     clock.meanwhile = lambda: one._process.wait(timeout=SECONDS)
-    found = Story([0], readers=[one]).wait([5])
-    assert found.startswith("the reader died 2 times in a row (last: exit status 3")
-    assert heard.all() == ["the reader died (exit status 3); restart 1 of 1"]
+    assert Story([0], readers=[one]).wait([5]).startswith("the reader was killed 2 times in a row (signal 9)")
+    assert heard.all() == ["the reader was killed (signal 9); restart 1 of 1"]
 
 
 def test_a_real_reader_is_told_what_training_needs_and_feeds_it(start, heard, clock):

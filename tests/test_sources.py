@@ -269,6 +269,11 @@ def test_ninety_ten_split_is_nanogpts(tmp_path, length):
     assert rows(source, "validation") == [(content[cut:], True)]
 
 
+def test_a_text_too_short_for_two_splits_makes_no_empty_document(tmp_path):
+    source = find(data_files=[text(tmp_path, "a.txt", "x")])
+    assert rows(source, "train") == [] and rows(source, "validation") == [("x", True)]
+
+
 def test_several_files_stay_documents_and_split_as_one_text(tmp_path):
     names = [text(tmp_path, f"{i}.txt", content) for i, content in enumerate(("a" * 30, "b" * 60, "c" * 10))]
     source = find(data_files=names, validation_fraction=0.5)

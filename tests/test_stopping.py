@@ -84,10 +84,11 @@ def test_two_processes_know_each_others_flags(tmp_path):
             stop.any_of(rank == 0, False, rank == 1, True),
             stop.any_of(False, False),
             stop.any_of(rank == 1),
+            [type(flag).__name__ for flag in stop.any_of(True)],
             stop.requested,
         ]
 
-    assert two_processes(tmp_path, act) == [[[True, False, True, True], [False, False], [True], False]] * 2
+    assert two_processes(tmp_path, act) == [[[True, False, True, True], [False, False], [True], ["bool"], False]] * 2
 
 
 @pytest.mark.parametrize("asked", [0, 1])

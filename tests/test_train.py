@@ -89,6 +89,9 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     assert "bits per byte" in done.stderr
     assert config.load_recipe(folder / "recipe.yaml").run_name == "r"
     assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
+    again = run("train.py", *TINY, "--run_name", "r")  # a finished run has nothing left to do, and says so
+    assert "resumed from runs/r/checkpoints/step-00000012" in again.stderr
+    assert [row["step"] for row in rows("r") if "train/loss" in row] == steps
 
 
 def test_first_update_has_a_learning_rate_and_the_last_is_the_floor(workplace):

@@ -1,0 +1,623 @@
+"""A stream meets faults: each row comes once, every retry is said, and what cannot be mended stops with file and row.
+
+All through the real ``datasets`` client and a server on localhost that misbehaves. What belongs to the Hub runs in a
+process of its own (``main`` here), because the client reads HF_ENDPOINT when it is imported.
+"""
+
+import contextlib
+import csv
+import gzip
+import json
+import lzma
+import os
+import random
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_server import DataServer
+
+N, GROUP = 700, 100  # rows of a file; of a row group
+ROWS = [f"row {i} {random.Random(i).randbytes(15 + i % 40).hex()}" for i in range(N)]
+FILES = ("a.parquet", "a.jsonl", "a.jsonl.gz", "a.json.xz", "a.csv")
+KINDS = ("503", "reset", "short", "lie", "429:7", "500", "empty", "502")
+BLOCK = 2**13  # what the client reads at a time here, so that files of 60 kB have a middle
+ALWAYS = 10**6
+
+
+@pytest.fixture(scope="module")
+def stream():
+    """The leaf, imported late: the process for the Hub sets its environment first."""
+    from pretrain import stream
+
+    return stream
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """A server with the same rows in files of every kind."""
+    folder = tmp_path_factory.mktemp("served")
+    write_corpus(folder / "files")
+    with DataServer(folder) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def waits(stream, monkeypatch):
+    """The client's waits, which are only noted."""
+    noted = []
+    monkeypatch.setattr(stream.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None)
+    return noted
+
+
+@pytest.fixture
+def server(running, stream, waits, monkeypatch):
+    """The server without faults; the client reads small blocks, and each column chunk of Parquet by itself."""
+    from datasets.packaged_modules.parquet import parquet
+
+    running.faults, running.log, running.waits = [], [], waits
+    alone, form = parquet.ds.ParquetFragmentScanOptions(pre_buffer=False), parquet.ds.ParquetFileFormat
+    each = types.SimpleNamespace(ParquetFileFormat=lambda **_: form(default_fragment_scan_options=alone))
+    monkeypatch.setattr(parquet, "ds", each)
+    monkeypatch.setattr(stream, "STORAGE", {"http": stream.HTTP | {"block_size": BLOCK}})
+    monkeypatch.setattr(stream, "BLOCK_BYTES", BLOCK)
+    return running
+
+
+def write_corpus(folder):
+    folder.mkdir(parents=True)
+    write_parquet(folder / "a.parquet", ROWS)
+    lines = json_lines([{"id": i, "text": text} for i, text in enumerate(ROWS)])
+    (folder / "a.jsonl").write_bytes(lines)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "a.json.xz").write_bytes(lzma.compress(lines))
+    with open(folder / "a.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(ROWS)])
+
+
+def write_parquet(path, rows):
+    table = pa.table({"id": list(range(len(rows))), "text": rows})
+    pq.write_table(table, path, row_group_size=GROUP, use_dictionary=False, compression="none")
+
+
+def json_lines(rows):
+    return b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
+
+
+def open_files(stream, names, said=None, column="text", **more):
+    """Return the parts by split."""
+    suffix = re.findall(r"\.(parquet|csv|arrow|jsonl?)", str(names[0]))[0]
+    kind = {"jsonl": "json"}.get(suffix, suffix)
+    say = print if said is None else said.append
+    given = {"train": [*map(str, names)]} | {split: [*map(str, found)] for split, found in more.items()}
+    return stream.open_tables(dataset_name=kind, data_files=given, text_column=column, say=say)[1]
+
+
+def texts(stream, names, row=0, said=None, **more):
+    """Return all texts of the train split's first file from a row on."""
+    return [text for text, _ in open_files(stream, names, said, **more)["train"][0][1](row)]
+
+
+def fault(kind, after=0, times=1, method="."):
+    """The request after ``after`` others that match meets ``kind``."""
+    return [[method, "ok", after], [method, kind, times]]
+
+
+# By URL: a fault at any request of any file.
+
+
+def requests_of(stream, server, url):
+    server.faults, server.log = [], []
+    assert texts(stream, [url]) == ROWS
+    return len(server.log)
+
+
+def meet(stream, server, url, kind, after):
+    """Read a file whose ``after``-th request meets a fault; return what was said."""
+    server.faults, said = fault(kind, after), []
+    server.waits.clear()
+    assert texts(stream, [url], said=said) == ROWS, (kind, after)
+    assert server.faults[1][2] == 0, "the fault was not met"
+    tries = [re.search(r"; try (\d+) of 10 in ([\d.]+) s$", line) for line in said]
+    assert all(tries), said
+    assert [float(found[2]) for found in tries] == server.waits, "each retry is said, with its wait"
+    return said
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_fault_at_any_request_loses_no_row_and_doubles_none(stream, server, name):
+    url = f"{server.url}/files/{name}"
+    total = requests_of(stream, server, url)
+    assert total >= 6
+    said = []
+    for after in range(total):
+        said += meet(stream, server, url, KINDS[(after + FILES.index(name)) % len(KINDS)], after)
+    assert said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_every_fault_at_every_request_loses_no_row_and_doubles_none(stream, server, name):
+    url = f"{server.url}/files/{name}"
+    total = requests_of(stream, server, url)
+    for kind in KINDS:
+        for after in range(total):
+            meet(stream, server, url, kind, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_many_faults_in_one_reading_lose_no_row_and_double_none(stream, server, name):
+    url = f"{server.url}/files/{name}"
+    for seed in range(10):
+        drawn = random.Random(seed)
+        server.faults = []
+        for _ in range(12):
+            server.faults += fault(drawn.choice(KINDS), drawn.randrange(6), drawn.choice([1, 1, 2]))
+        assert texts(stream, [url]) == ROWS
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_faults_that_go_on_are_retried_from_the_row_where_they_began(stream, server, name):
+    said = []
+    ((_, read),) = open_files(stream, [f"{server.url}/files/{name}"], said)["train"]
+    begun = 350 if name == "a.parquet" else 0  # pyarrow reads ahead
+    found = []
+    for text, _ in read(begun):
+        found.append(text)
+        if begun + len(found) == 360:
+            server.faults = fault("503", times=5)
+    assert found == ROWS[begun:]
+    assert len(said) >= 2 and all("HTTP status 503" in line for line in said)
+    assert all(int(re.search(r"row (\d+):", line)[1]) >= 360 for line in said)
+    assert server.waits == [1, 2, 4, 8, 16][: len(server.waits)]
+
+
+def test_retry_after_is_obeyed_and_bounded(stream, server):
+    url = f"{server.url}/files/a.jsonl"
+    for asked, waited in (("7", 7), ("100000", stream.LONGEST_RETRY_AFTER_SECONDS), ("0", 1), ("soon", 1)):
+        said = []
+        server.waits.clear()
+        ((_, read),) = open_files(stream, [url], said)["train"]
+        server.faults = fault(f"429:{asked}", after=2)
+        assert [text for text, _ in read(0)] == ROWS
+        assert server.waits == [waited], asked
+        assert said[0].endswith(f"HTTP status 429; try 2 of 10 in {waited} s")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_server_that_does_not_answer_in_time_is_tried_again(stream, server, monkeypatch, name):
+    quick = {"client_kwargs": {"timeout": stream.ClientTimeout(total=None, sock_connect=0.15, sock_read=0.15)}}
+    monkeypatch.setattr(stream, "STORAGE", {"http": quick})
+    url = f"{server.url}/files/{name}"
+    server.faults, said = fault("silent", method="GET"), []
+    assert texts(stream, [url], said=said) == ROWS  # at opening
+    ((_, read),) = open_files(stream, [url], said)["train"]
+    server.faults, said[:] = fault("silent", method="GET"), []
+    assert [text for text, _ in read(0)] == ROWS  # at reading
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_used_up_tries_stop_with_file_and_row(stream, server, name):
+    from pretrain.errors import TrainingStopped
+
+    said, found, url = [], [], f"{server.url}/files/{name}"
+    ((_, read),) = open_files(stream, [url], said)["train"]
+    server.log = []
+    assert sum(1 for _ in read(0)) == N
+    server.faults = fault("503", after=len(server.log) // 2, times=ALWAYS)
+    with pytest.raises(TrainingStopped) as stopped:
+        found += (text for text, _ in read(0))
+    message = str(stopped.value)
+    assert "failed 10 times in a row, last with HTTP status 503" in message
+    assert "the same command goes on from there" in message
+    assert f"{url}: row {len(found)}: failed" in message
+    assert found == ROWS[: len(found)]
+    assert server.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60] and len(said) == 9
+
+
+def test_the_row_where_it_stopped_is_where_it_goes_on(stream, server):
+    from pretrain.errors import TrainingStopped
+
+    for name in ("a.parquet", "a.jsonl"):
+        ((_, read),) = open_files(stream, [f"{server.url}/files/{name}"])["train"]
+        found = []
+        stops = 0
+        for after in range(3, 40, 3):
+            server.faults = fault("reset", after, ALWAYS)
+            try:
+                found += (text for text, _ in read(len(found)))
+            except TrainingStopped as stopped:
+                stops += f"row {len(found)}: " in str(stopped)
+                continue
+            break
+        assert found == ROWS and stops, name
+        server.faults = []
+
+
+@pytest.mark.parametrize("kind", ["503", "reset", "429:3"])
+def test_a_server_that_is_down_at_the_start_is_waited_for(stream, server, kind):
+    server.faults, said = fault(kind, times=9), []
+    assert texts(stream, [f"{server.url}/files/a.parquet"], said=said) == ROWS
+    assert said and server.faults[1][2] == 0
+
+
+def test_a_server_that_stays_down_stops_with_the_file(stream, server):
+    from pretrain.errors import TrainingStopped
+
+    server.faults = fault("503", times=ALWAYS)
+    with pytest.raises(TrainingStopped, match=r"/files/a.jsonl: failed 10 times in a row, last with HTTP status 503"):
+        open_files(stream, [f"{server.url}/files/a.jsonl"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_or_forbidden_file_is_bad_input_at_once(stream, server, name):
+    from pretrain.errors import BadInput
+
+    url = f"{server.url}/files/{name}"
+    with pytest.raises(BadInput, match=f"no-{name}.*Check the name, and that you may read it"):
+        open_files(stream, [f"{server.url}/files/no-{name}"])
+    ((_, read),) = open_files(stream, [url])["train"]
+    for status in (404, 403, 401):
+        server.faults = fault(str(status), times=ALWAYS)
+        with pytest.raises(BadInput, match=rf"{name}: .*({status}|NotFound).*may read it"):
+            list(read(0))
+    assert not server.waits
+
+
+# Local files: where a row begins, what a row is, what cannot be read.
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus") / "files"
+    write_corpus(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_reading_from_any_row_gives_the_rest(stream, corpus, name):
+    ((_, read),) = open_files(stream, [corpus / name])["train"]
+    near = {k + d for k in (0, 100, 200, 256, 300, 512, 600, 700) for d in (-1, 0, 1) if 0 <= k + d <= N}
+    for row in sorted(near):
+        assert [text for text, _ in read(row)] == ROWS[row:], row
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_row_that_is_no_longer_there_is_no_silent_end(stream, corpus, waits, name):
+    from pretrain.errors import TrainingStopped
+
+    ((_, read),) = open_files(stream, [corpus / name])["train"]
+    with pytest.raises(TrainingStopped, match=f"{name}: row {N + 1}: .*ended after {N} rows"):
+        list(read(N + 1))
+
+
+def test_odd_parquet_files_are_read_whole(stream, tmp_path):
+    schema = pa.schema({"text": pa.large_string()})
+    with pq.ParquetWriter(tmp_path / "gaps.parquet", schema) as writer:  # row groups without rows
+        for rows in ([], ["a", "b"], [], [], ["c"], []):
+            writer.write_table(pa.table({"text": rows}, schema=schema))
+    assert pq.ParquetFile(tmp_path / "gaps.parquet").num_row_groups >= 5
+    ((_, read),) = open_files(stream, [tmp_path / "gaps.parquet"])["train"]
+    for row in range(4):
+        assert [text for text, _ in read(row)] == ["a", "b", "c"][row:]
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "none.parquet")
+    assert texts(stream, [tmp_path / "none.parquet"]) == []
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
+    assert texts(stream, [tmp_path / "numbers.parquet"]) == [None, None]
+
+
+def test_what_is_no_text_is_a_row_without_text(stream, tmp_path):
+    rows = {
+        b'{"text": "first"}': "first",
+        b'{"text": null}': None,
+        b'{"id": 1}': None,
+        b'{"text": ""}': None,
+        b'{"text": " \\n\\t"}': None,
+        b'{"text": 5}': None,
+        b'{"text": {"a": 1}}': None,
+        b'{"text": ["a"]}': None,
+        b'{"text": true}': None,
+        b'{"text": "2020-01-01"}': "2020-01-01",
+        b'{"text": "half \\ud83d", "more": {"b": [1]}}': "half \ud83d",
+        b'{"text": "whole \\ud83d\\ude00"}': "whole \U0001f600",
+        b'{"text": "NUL \\u0000 end"}': "NUL \0 end",
+        '{"text": "\u2028 é \x85"}'.encode(): "\u2028 é \x85",
+        b"": None,
+        b"  \r": None,
+        b'"a text"': None,
+        b'{"text": "twice", "text": "last"}\r': "last",
+        b'{"text": "  kept  "}': "  kept  ",
+    }
+    wanted = list(rows.values())
+    for name, content in (("a.jsonl", json_lines(rows)), ("b.json", json_lines(rows)[:-1])):
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
+        for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+            assert texts(stream, [path]) == wanted
+            assert texts(stream, [path], row=10) == wanted[10:]
+
+
+def test_fields_that_only_some_files_have_and_a_byte_order_mark_change_nothing(stream, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines([{"text": "a", "n": 1}]))
+    (tmp_path / "b.jsonl").write_bytes(json_lines([{"text": "b", "n": "one"}, {"more": [1], "text": "c"}]))
+    parts = open_files(stream, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])["train"]
+    assert [[text for text, _ in read(0)] for _, read in parts] == [["a"], ["b", "c"]]
+
+
+def test_lines_longer_than_a_block_are_whole(stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 64)
+    rows = ["x" * n for n in (1, 63, 64, 65, 1000, 3)]
+    (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": row} for row in rows]))
+    assert texts(stream, [tmp_path / "a.jsonl"]) == rows
+
+
+def test_values_of_csv_keep_quotes_and_lines(stream, tmp_path):
+    rows = ["a, b", 'say "so"', "two\nlines", "last"]
+    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "id"), *((row, i) for i, row in enumerate(rows))])
+    assert texts(stream, [tmp_path / "a.csv"]) == rows
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_column_is_named_with_the_nearest(stream, corpus, name):
+    from pretrain.errors import BadInput
+
+    with pytest.raises(BadInput) as refused:
+        texts(stream, [corpus / name], column="txt")
+    assert "text_column = txt: no such column; it has id, text; did you mean --text_column text?" in str(refused.value)
+
+
+def test_validation_files_are_a_split_of_their_own(stream, corpus, tmp_path):
+    (tmp_path / "v.jsonl").write_bytes(json_lines([{"text": "held out"}]))
+    splits = open_files(stream, [corpus / "a.jsonl", corpus / "a.jsonl.gz"], validation=[tmp_path / "v.jsonl"])
+    assert [Path(name).name for name, _ in splits["train"]] == ["a.jsonl", "a.jsonl.gz"]
+    assert [[text for text, _ in read(0)] for _, read in splits["validation"]] == [["held out"]]
+    assert [[text for text, _ in read(0)] for _, read in splits["train"]] == [ROWS, ROWS]
+
+
+def test_a_json_array_is_refused_with_a_remedy(stream, tmp_path, waits):
+    from pretrain.errors import BadInput
+
+    for content in ('[{"text": "a"}]', '[\n{"text": "a"},\n{"text": "b"}\n]\n'):
+        (tmp_path / "a.json").write_text(content)
+        with pytest.raises(BadInput, match=r"a.json: is a JSON array.*jq"):
+            texts(stream, [tmp_path / "a.json"])
+    assert not waits
+
+
+@pytest.mark.parametrize("name", ["line", "encoding", "truncated.gz", "damaged.gz", "pages", "footer"])
+def test_a_file_that_stays_corrupt_stops_with_file_and_row(stream, corpus, tmp_path, waits, name):
+    """Each retry is said, what can be read comes once, and nothing after the fault."""
+    from pretrain.errors import TrainingStopped
+
+    lines = (corpus / "a.jsonl").read_bytes().splitlines(keepends=True)
+    packed, table = (corpus / "a.jsonl.gz").read_bytes(), (corpus / "a.parquet").read_bytes()
+    groups = pq.ParquetFile(corpus / "a.parquet").metadata
+    third = groups.row_group(3).column(1)
+    begin, size = third.dictionary_page_offset or third.data_page_offset, third.total_compressed_size
+    content, suffix, rows = {
+        "line": (b"".join([*lines[:300], b'{"text": "cut\n', *lines[300:]]), ".jsonl", [300]),
+        "encoding": (b"".join([*lines[:300], b'{"text": "\xff"}\n', *lines[300:]]), ".jsonl", [300]),
+        "truncated.gz": (packed[: len(packed) // 2], ".jsonl.gz", range(N)),
+        "damaged.gz": (packed[:-8] + b"\0" * 8, ".jsonl.gz", range(N + 1)),
+        "pages": (table[:begin] + b"\xff" * size + table[begin + size :], ".parquet", range(301)),
+        "footer": (table[: len(table) // 2], ".parquet", [0]),
+    }[name]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content)
+    said, found = [], []
+    with pytest.raises(TrainingStopped) as stopped:
+        found += (text for text, _ in open_files(stream, [path], said)["train"][0][1](0))
+    assert found == ROWS[: len(found)] and len(found) in rows
+    where = str(path) if name == "footer" else f"{path}: row {len(found)}"  # the footer is read to open it
+    assert str(stopped.value).startswith(f"{where}: failed 10 times in a row")
+    assert len(said) == 9 and all(line.startswith(str(path)) for line in said)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_amount_of_text_is_told_before_it_is_read(stream, corpus, server, name):
+    true = sum(len(row.encode()) for row in ROWS)
+    for path in (str(corpus / name), f"{server.url}/files/{name}"):
+        server.faults, said = fault("503", after=1, method="GET"), []
+        told = stream.expected_text_bytes([path, path], "text", said.append)
+        assert 0.9 * 2 * true < told < 1.1 * 2 * true * (1.1 if name.endswith(".csv") else 1)  # all of it is counted
+        assert len(said) == len(server.waits)
+        server.waits.clear()
+
+
+# A data set of the Hub, in a process of its own.
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """What came of each thing that ``main`` did."""
+    folder = tmp_path_factory.mktemp("hub")
+    small = {"HF_HUB_DOWNLOAD_TIMEOUT": "1", "HF_HUB_ETAG_TIMEOUT": "1"}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    root = Path(__file__).parent.parent
+    environment = clean | small | {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "home"), "PYTHONPATH": str(root)}
+    environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run([sys.executable, __file__, folder], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(folder: Path) -> None:
+    """Do everything that needs the Hub; print what came of it."""
+    corpus = folder / "datasets" / "me" / "corpus"
+    (corpus / "sample").mkdir(parents=True)
+    half = N // 2
+    for number in range(2):
+        rows = ROWS[number * half : (number + 1) * half]
+        path = corpus / "sample" / f"train-{number:05d}-of-00002.parquet"
+        write_parquet(path, rows)
+    lines = folder / "datasets" / "me" / "lines" / "train-00000.json.gz"
+    lines.parent.mkdir()
+    lines.write_bytes(gzip.compress(json_lines([{"text": row} for row in ROWS])))
+    path = "path: sample/*"
+    (corpus / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: sample\n  data_files:\n  - split: train\n    {path}\n---\n"
+    )
+    with DataServer(folder) as server:
+        os.environ["HF_ENDPOINT"] = server.url  # before the client is imported
+        print(json.dumps(Hub(server, folder).do_all()))
+
+
+class Hub:
+    """The things to do with the Hub."""
+
+    def __init__(self, server, folder):
+        import huggingface_hub
+
+        from pretrain import stream
+        from pretrain.errors import BadInput, TrainingStopped
+
+        self.server, self.folder, self.stream, self.waits, self.said = server, folder, stream, [], []
+        self.stops, self.filesystem = (BadInput, TrainingStopped), huggingface_hub.HfFileSystem
+        stream.time.sleep = self.waits.append
+        stream.TIMEOUT_SECONDS = 0.3
+
+    def read(self, faults=(), name="me/corpus", config="sample", pinned=None, column="text", row=0) -> dict:
+        """Read a data set from the beginning as a new process does; say what came of it."""
+        import shutil
+
+        self.filesystem.clear_instance_cache()
+        shutil.rmtree(self.folder / "home", ignore_errors=True)
+        self.waits.clear(), self.said.clear(), self.server.log.clear()
+        self.server.faults = [*faults]
+        found, stopped, commit = [], None, None
+        try:
+            commit, splits = self.stream.open_tables(
+                dataset_name=name,
+                dataset_config_name=config,
+                text_column=column,
+                pinned=pinned,
+                say=self.said.append,
+            )
+            for _, read in splits["train"]:
+                found += (text for text, _ in read(row))
+        except self.stops as error:
+            stopped = f"{type(error).__name__}: {error}"
+        kept = {"equal": found == ROWS, "begins": found == ROWS[: len(found)], "rows": len(found), "stopped": stopped}
+        met = all(times == 0 for _, kind, times in self.server.faults)
+        now = {"waits": [wait for wait in self.waits if wait], "said": [*self.said], "log": [*self.server.log]}
+        return kept | now | {"commit": commit, "met": met}
+
+    def do_all(self) -> dict:
+        one, commit, files = "GET .*train-00001", "^GET /api/datasets/me/corpus$", "GET .*train-0000"
+        places = [
+            *(("503", 0, commit), ("silent", 0, commit), ("reset", 0, "HEAD .*README"), ("short", 0, "GET .*README")),
+            *(
+                ("429:7", 0, "GET .*/tree/"),
+                ("500", 0, files),
+                ("lie", 1, files),
+                ("429:7", 1, files),
+                ("502", 2, files),
+            ),
+            *(("short", 0, one), ("reset", 1, one), ("lie", 0, one), ("silent", 0, one)),
+        ]
+        return {
+            "clean": self.read(),
+            "lines": self.read(name="me/lines", config=None),
+            "pinned": self.read(pinned=self.server.commit),
+            "campaign": [[*place, self.read(fault(*place[:2], method=place[2]))] for place in places],
+            "readme": self.read(fault("503", times=9, method="README")),
+            "down": self.read(fault("503", 1, ALWAYS, method=one)),
+            "down at once": self.read(fault("503", times=ALWAYS)),
+            "gone": self.read(name="me/nothing"),
+            "no config": self.read(config="samples"),
+            "column": self.read(column="txt"),
+            "forbidden": self.read(fault("403", times=ALWAYS, method=one)),
+            "moved": self.prepare(),
+        }
+
+    def prepare(self) -> dict:
+        """Prepare shards; the server goes down in between, and main moves on."""
+        import prepare_data
+
+        os.chdir(self.folder)
+        recipe = (Path(__file__).parent / "conftest.py").read_text().split('RECIPE = """')[1].split('"""')[0]
+        keys = "dataset_name: me/corpus\ndataset_config_name: sample\nvalidation_tokens: 500\nshard_tokens: 1000\n"
+        Path("tiny.yaml").write_text(keys + recipe)
+        outcomes = []
+
+        def run(*faults) -> dict:
+            self.server.faults = [*faults]
+            with contextlib.redirect_stdout(sys.stderr):
+                outcomes.append(prepare_data.main(["--recipe", "tiny.yaml"]))
+            (path,) = Path("data").glob("*/manifest.json")
+            return {"names": sorted(p.name for p in path.parent.iterdir()), "manifest": json.loads(path.read_text())}
+
+        whole = run()
+        Path("data").rename("whole")
+        # The tokenizer is made of all text: both files are read once before the first shard.
+        file = "GET .*train-00001"
+        cut = run([file, "ok", 2], [file, "503", ALWAYS])
+        self.server.commit, before = "d" * 40, self.server.commit
+        self.server.log.clear()
+        again = run()
+        strange = [line for line in self.server.log if "/resolve/" in line and before not in line]
+        return {"outcomes": outcomes, "whole": whole, "cut": cut, "again": again, "strange": strange}
+
+
+def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
+    for name in ("clean", "lines"):
+        assert hub[name]["equal"] and not hub[name]["said"] and hub[name]["commit"] == "c0ffee" + "0" * 34
+    assert hub["pinned"]["equal"] and hub["pinned"]["commit"] == "c0ffee" + "0" * 34
+    asked = [line for line in hub["clean"]["log"][1:] + hub["pinned"]["log"] if "c0ffee" not in line]
+    assert not asked, "after the first contact everything is asked for by commit"
+
+
+def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
+    for kind, after, method, done in hub["campaign"]:
+        assert done["equal"] and done["met"], (kind, after, method, done)
+        assert done["said"] and len(done["said"]) >= len(done["waits"]) > 0, (kind, after, method, done)
+
+
+def test_the_hub_asks_to_wait_and_is_obeyed(hub):
+    waits = [done["waits"] for kind, _, _, done in hub["campaign"] if kind == "429:7"]
+    assert waits and all(min(found) >= 7 for found in waits)
+
+
+def test_the_list_of_subsets_that_cannot_be_had_for_a_while_is_no_missing_subset(hub):
+    assert hub["readme"]["equal"] and hub["readme"]["met"] and hub["readme"]["said"]
+
+
+def test_a_hub_that_stays_down_stops_with_file_and_row(hub):
+    done = hub["down"]
+    assert done["begins"] and done["rows"] == N // 2
+    wanted = "TrainingStopped: hf://.*/sample/train-00001-of-00002.parquet: row 0: failed 10 .* HTTP status 503"
+    assert re.match(wanted, done["stopped"])
+    assert sum("of 10 in" in line for line in done["said"]) == 9
+    assert re.match("TrainingStopped: me/corpus: failed 10 .* HTTP status 503", hub["down at once"]["stopped"])
+
+
+def test_what_the_hub_does_not_have_is_bad_input_at_once(hub):
+    assert re.match("BadInput: me/nothing: HTTP status 404. Check the name", hub["gone"]["stopped"])
+    assert re.match("BadInput: .*'samples' not found. Available: .*'sample'", hub["no config"]["stopped"])
+    column = "text_column = txt: no such column; it has id, text; did you mean --text_column text?"
+    assert column in hub["column"]["stopped"]
+    assert re.match("BadInput: .*HTTP status 403.*that you may read it", hub["forbidden"]["stopped"])
+    for name in ("gone", "no config", "column", "forbidden"):
+        assert not hub[name]["waits"], name
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_commit_of_its_first_contact(hub):
+    moved = hub["moved"]
+    assert moved["outcomes"] == [0, 1, 0]
+    assert moved["cut"]["manifest"]["splits"]["train"] and not moved["cut"]["manifest"]["complete"]
+    assert moved["again"] == moved["whole"] and moved["whole"]["manifest"]["complete"]
+    assert moved["whole"]["manifest"]["revision"] == "c0ffee" + "0" * 34
+    assert not moved["strange"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
