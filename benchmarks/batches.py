@@ -6,18 +6,21 @@ Writes a temporary file of random ids (2 bytes each), so its pages are in memory
 Each window's first read still goes through a fresh mapping, as in a run.
 """
 
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import argparse
 import platform
 import statistics
-import sys
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository, of which this folder is no package
 
 from pretrain import windows
 

@@ -199,8 +199,8 @@ class ShardWriter:
 
     def _write(self, ids: np.ndarray) -> None:
         vocabulary = len(self.bytes_per_token)
-        outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
-        if len(outside):
+        if int(ids.max()) >= vocabulary or int(ids.min()) < 0:
+            outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
             offset = HEADER_BYTES + (self._tokens + int(outside[0])) * self.dtype.itemsize
             found = f"id {int(ids[outside[0]])} of a vocabulary that ends at {vocabulary - 1}"
             raise _fault(self._path, offset, f"{found}: the tokenizer's ids have gaps; use another tokenizer")

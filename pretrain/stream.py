@@ -186,10 +186,11 @@ class _Patience:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if status is not None:
             reason = f"HTTP status {status}"
-        missing = isinstance(
-            error, (FileNotFoundError, PermissionError)
-        )  # clients say so of a server that is down, too
-        if status in FINAL_STATUS or (missing and status is None):
+        if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
+            raise BadInput(f"{where}: HF_HUB_OFFLINE is set; unset it, or give --data_files or --data_dir") from None
+        # Clients say "not found" of a server that is down, too: then there is a status.
+        missing = status is None and isinstance(error, (FileNotFoundError, PermissionError))
+        if missing or status in FINAL_STATUS:
             raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
         if self.failures >= TRIES:
             raise TrainingStopped(

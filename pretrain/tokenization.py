@@ -144,21 +144,6 @@ def make_encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
     return encoder
 
 
-def pieces(text: str, characters: int) -> Iterator[str]:
-    """Cut a long text into pieces of about ``characters`` whose ids, joined, are the whole text's.
-
-    GPT-2's pattern never joins what is not white space to white space after it, so a cut right before a space or a
-    line feed changes no id. A piece runs on to the first such place: it is longer where there is none.
-    """
-    assert characters > 0
-    start = 0
-    while match := re.compile(r"(?<=\S)[ \n]").search(text, start + characters):
-        yield text[start : match.start()]
-        start = match.start()
-    if start < len(text):
-        yield text[start:]
-
-
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> Iterator[np.ndarray]:
     """Yield each document's ids, (n,) uint32: the end-of-text token, then its text.
 

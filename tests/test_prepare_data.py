@@ -1,32 +1,185 @@
-"""prepare_data.py turns text into shards once, whole or not at all."""
+"""prepare_data.py turns documents into shards once: exactly them, the same after any kill and with any number of jobs."""
 
+import contextlib
+import gzip
 import json
 import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
-from conftest import TEXT, run
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import RECIPE, TEXT, WORDS, fork, run
 
+import pretrain.stream  # noqa: F401  (once, before the forks)
+from prepare_data import verify
 from pretrain import shards, tokenization
+from pretrain.errors import BadInput
 
 TINY = ("--recipe", "tiny.yaml")
+FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
+ME = __file__
+
+
+# A process that dies on the way, or is fed through a pipe: ``main`` of this file, run by ``fork``.
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prepare data as the environment says.
+
+    KILL_AT = "op:N" kills before the N-th step that lasts (an id written, a file synced, renamed or deleted),
+    "manifest:N" and "shard:N" after the N-th manifest or shard. STDIN = "R,W": a pipe to read. SET = "NAME=NUMBER".
+    MEMORY = a file to write the growth of memory to, in bytes.
+    """
+    import prepare_data
+
+    what, _, number = os.environ.pop("KILL_AT", "").partition(":")
+    if what:
+        kill_at(what, int(number))
+    if pipe := os.environ.pop("STDIN", None):
+        reading, writing = map(int, pipe.split(","))
+        os.close(writing)
+        os.dup2(reading, 0)
+        sys.stdin = os.fdopen(0)
+    if setting := os.environ.pop("SET", None):
+        name, value = setting.split("=")
+        setattr(prepare_data, name, float(value))
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    status = prepare_data.main(argv)
+    if path := os.environ.pop("MEMORY", None):
+        Path(path).write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
+    return status
+
+
+def kill_at(what: str, number: int) -> None:
+    """Arrange for death by SIGKILL."""
+    left = [number]
+
+    def count() -> None:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(owner, name, *, after=False) -> None:
+        real = getattr(owner, name)
+
+        def replaced(*args, **kwargs):
+            after or count()
+            result = real(*args, **kwargs)
+            if after and result is not None or after == "always":
+                count()
+            return result
+
+        setattr(owner, name, replaced)
+
+    if what == "op":
+        for owner, name in ((shards.ShardWriter, "add"), (shards.files, "fsync"), (shards.files.shutil, "rmtree")):
+            counted(owner, name)
+        for name in ("replace", "rename", "unlink"):
+            counted(Path, name)
+    elif what == "shard":
+        counted(shards.ShardWriter, "finish", after=True)
+    else:
+        counted(shards.files, "write_json", after="always")
+
+
+def killed(kill: str, *flags: str) -> bool:
+    """Run until death; return whether it died."""
+    code = run(ME, *TINY, *flags, expect=None, KILL_AT=kill).returncode
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+# What was written.
+
+
+def folder_of(*flags: str) -> Path:
+    return Path(run("prepare_data.py", *TINY, *flags).stdout.strip().splitlines()[-1])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file; of a lock only that it is there."""
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {name: b"" if name.startswith(".lock") else data for name, data in files.items()}
+
+
+def decoded(folder: Path, split: str) -> dict[int, list[str]]:
+    """The documents of a split by source file, from its shards, each of which is as the manifest says."""
+    manifest, tokenizer = shards.read_manifest(folder), tokenization.load(str(folder / "tokenizer"))
+    ids: dict[int, list[int]] = {}
+    for row in manifest["splits"][split]:
+        found, _ = shards.open_ids(folder / row["file"], row["tokens"])
+        assert shards.files.sha256(folder / row["file"]) == row["sha256"]
+        text = [i for i in found.tolist() if i != tokenizer.eos_token_id]
+        assert row["text_bytes"] == tokenization.token_bytes(tokenizer)[text].sum()
+        ids.setdefault(int(row["file"].split("_")[1]), []).extend(found.tolist())
+    documents = {}
+    for part, found in ids.items():
+        cuts = [i for i, token in enumerate(found) if token == tokenizer.eos_token_id]
+        assert not cuts or cuts[0] == 0, "a file's first shard begins with a document"
+        documents[part] = [
+            tokenizer.decode(found[a + 1 : b]) for a, b in zip(cuts, [*cuts[1:], len(found)], strict=True)
+        ]
+    return documents
+
+
+def counts(folder: Path, split: str = "train") -> dict[str, int]:
+    return {name: n for name, n in shards.read_manifest(folder)["counts"][split].items() if n}
+
+
+def texts(number: int, seed: int = 0) -> list[str]:
+    """Documents of one to sixty words, all different."""
+    drawn = random.Random(seed)
+    return [f"{seed} {i} " + " ".join(drawn.choices(WORDS, k=drawn.randrange(1, 60))) for i in range(number)]
+
+
+def write_table(path: Path, rows: list) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": rows}), path, row_group_size=7)
+    else:
+        lines = b"".join(json.dumps({"text": row}).encode() + b"\n" for row in rows)
+        path.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
+    return str(path)
+
+
+def write_tables(kind: str, *sizes: int) -> tuple[list[list[str]], tuple[str, ...]]:
+    """Write files of documents; return these, and the flags to read them."""
+    rows = [texts(size, seed) for seed, size in enumerate(sizes)]
+    return rows, ("--data_files", *(write_table(Path(f"{i}.{kind}"), found) for i, found in enumerate(rows)))
+
+
+def split_in_two(rows: list[list[str]], tokens: int) -> tuple[list[str], dict[int, list[str]]]:
+    """The rule: the first documents, to so many tokens (characters and one more), are the validation split."""
+    held, train, done = [], {}, 0
+    for part, documents in enumerate(rows):
+        for document in documents:
+            if done < tokens:
+                held.append(document)
+                done += len(document) + 1
+            else:
+                train.setdefault(part, []).append(document)
+    return held, train
+
+
+# Text: each file is one document.
 
 
 def test_shards_hold_exactly_the_text_and_the_manifest_says_so(prepared):
     (folder,) = prepared.glob("data/text-*")
     manifest = shards.read_manifest(folder)
-    tokenizer = tokenization.load(str(folder / "tokenizer"))
-    text = ""
-    for split in ("train", "validation"):
-        for row in manifest["splits"][split]:
-            ids = np.fromfile(folder / row["file"], dtype="<u2", offset=shards.HEADER_BYTES)
-            assert len(ids) == row["tokens"]
-            assert shards.files.sha256(folder / row["file"]) == row["sha256"]
-            assert ids[0] == tokenizer.eos_token_id
-            part = tokenizer.decode(ids[1:].tolist())
-            assert row["text_bytes"] == len(part.encode())
-            text += part
-    assert text == TEXT
+    assert [row["file"] for row in manifest["splits"]["train"]] == ["train_00000_00000.bin"]
+    ((train,),), ((validation,),) = decoded(folder, "train").values(), decoded(folder, "validation").values()
+    assert train + validation == TEXT
+    assert counts(folder) == counts(folder, "validation") == {"documents": 1}
+    assert manifest["complete"] and "cursor" not in manifest
 
 
 def test_second_call_does_nothing(workplace):
@@ -39,33 +192,559 @@ def test_second_call_does_nothing(workplace):
 
 def test_preparation_that_was_cut_off_is_done_again(workplace):
     (folder,) = workplace.glob("data/text-*")
-    whole = {path.name: path.read_bytes() for path in folder.glob("*.bin")}
+    whole = contents(folder)
     (folder / shards.MANIFEST).unlink()
-    (folder / "train_000000.bin").write_bytes(b"half")
+    (folder / "train_00000_00000.bin").write_bytes(b"half")
+    (folder / ".val_00000_00001.bin.tmp").write_bytes(b"left over")
     run("prepare_data.py", *TINY)
-    assert {path.name: path.read_bytes() for path in folder.glob("*.bin")} == whole
+    assert contents(folder) == whole
 
 
 def test_trained_bpe_is_the_same_each_time(workplace):
-    flags = (*TINY, "--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
-    first = Path(run("prepare_data.py", *flags).stdout.strip())
+    flags = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
+    first = folder_of(*flags)
     manifest = json.loads((first / shards.MANIFEST).read_text())
     os.rename(first, "aside")
-    again = Path(run("prepare_data.py", *flags).stdout.strip())
+    again = folder_of(*flags)
     assert again == first
     assert json.loads((again / shards.MANIFEST).read_text()) == manifest
 
 
 def test_end_of_text_in_the_text_is_ordinary_text(workplace):
     Path("tricky.txt").write_text("a literal <|endoftext|> is text, CRLF \r\n too, and NUL \0. " * 50, newline="")
-    flags = (*TINY, "--data_files", "tricky.txt", "--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
-    folder = Path(run("prepare_data.py", *flags).stdout.strip())
-    tokenizer = tokenization.load(str(folder / "tokenizer"))
-    ids = np.fromfile(folder / "train_000000.bin", dtype="<u2", offset=shards.HEADER_BYTES)
-    assert (ids == tokenizer.eos_token_id).sum() == 1
+    folder = folder_of("--data_files", "tricky.txt", "--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
+    ((document,),) = decoded(folder, "train").values()
     text = Path("tricky.txt").read_bytes()
-    assert tokenizer.decode(ids[1:].tolist()).encode() == text[: len(text) * 9 // 10]
+    assert document.encode() == text[: len(text) * 9 // 10]
 
 
 def test_a_folder_of_shards_is_nothing_to_prepare(workplace):
     assert "nothing to prepare" in run("prepare_data.py", *TINY, "--data_dir", "data", expect=2).stderr
+
+
+def test_each_text_file_is_a_document_and_none_is_lost_between_pieces(workplace):
+    rows = [" ".join(texts(200, seed)) for seed in range(3)]
+    for i, text in enumerate(rows):
+        Path(f"{i}.md").write_text(text)
+    Path("held.md").write_text(TEXT)
+    folder = folder_of("--data_files", "0.md", "1.md", "2.md", "--validation_files", "held.md", "--shard_tokens", "999")
+    assert decoded(folder, "train") == {0: rows} and decoded(folder, "validation") == {0: [TEXT]}
+    sizes = [row["tokens"] for row in shards.read_manifest(folder)["splits"]["train"]]
+    assert set(sizes[:-1]) == {999} and sum(sizes) == len("".join(rows)) + 3
+
+
+# Tables: each row is a document.
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz"])
+def test_shards_hold_exactly_the_documents_of_tables(workplace, kind):
+    rows, files = write_tables(kind, 12, 30, 1, 9)
+    folder = folder_of(*files, *FEW)
+    held, train = split_in_two(rows, 300)
+    assert decoded(folder, "validation") == {0: held} and decoded(folder, "train") == train
+    assert counts(folder) == {"documents": sum(map(len, train.values()))}
+    assert counts(folder, "validation") == {"documents": len(held)}
+    sizes: dict[str, list[int]] = {}
+    for row in shards.read_manifest(folder)["splits"]["train"]:
+        sizes.setdefault(row["file"].split("_")[1], []).append(row["tokens"])
+    assert len(sizes) == 4, "shards are cut where files end"
+    assert all(set(found[:-1]) <= {400} and found[-1] <= 400 for found in sizes.values())
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_validation_may_take_whole_files_and_train_begins_right_after(workplace, first):
+    rows, files = write_tables("jsonl", first, 2, 8)
+    tokens = sum(len(text) + 1 for text in rows[0])  # to the last token of the first file
+    for wanted in (tokens, tokens + 1):
+        folder = folder_of(*files, "--shard_tokens", "100", "--validation_tokens", str(wanted))
+        held, train = split_in_two(rows, wanted)
+        found = decoded(folder, "validation")
+        assert [text for part in sorted(found) for text in found[part]] == held
+        assert decoded(folder, "train") == train
+
+
+def test_validation_files_of_tables_are_the_validation_split(workplace):
+    rows, files = write_tables("jsonl", 5, 4)
+    held = write_table(Path("held.jsonl"), texts(6, 9))
+    folder = folder_of(*files, "--validation_files", held, "--shard_tokens", "100")
+    assert decoded(folder, "validation") == {0: texts(6, 9)}
+    assert decoded(folder, "train") == dict(enumerate(rows))
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory) -> str:
+    """A byte-level tokenizer that knows every text."""
+    folder = tmp_path_factory.mktemp("bpe")
+    tokenization.save(tokenization.train_bpe(texts(50), 400), folder)
+    return str(folder)
+
+
+def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe):
+    long = " ".join(random.Random(1).choices(WORDS, k=2_500_000))
+    assert len(long) > 9_500_000
+    rows = ["first " * 100, "", " \n\t", None, "NUL \0 in it", "half \ud83d", "a <|endoftext|> b", "\udc00\ud800"]
+    rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]
+    path = write_table(Path("odd.jsonl"), rows)
+    folder = folder_of("--data_files", path, "--tokenizer", bpe, "--validation_tokens", "10")
+    kept = ["NUL \0 in it", "half \ufffd", "a <|endoftext|> b", "\ufffd\ufffd", long, rows[-2], "last"]
+    assert decoded(folder, "validation") == {0: rows[:1]}
+    assert decoded(folder, "train") == {0: kept}
+    assert counts(folder) == {"documents": 7, "without_text": 3, "surrogates_replaced": 2}
+
+
+def test_tokenizers_made_from_odd_documents_know_them(workplace):
+    rows = [*texts(9), "half \ud83d of", None, "NUL \0"]
+    path = write_table(Path("odd.jsonl"), rows)
+    for flags in (("--tokenizer", "characters"), ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300")):
+        folder = folder_of("--data_files", path, "--validation_tokens", "20", *flags)
+        assert decoded(folder, "train")[0][-2:] == ["half \ufffd of", "NUL \0"]
+
+
+def test_limit_tokens_ends_after_the_document_that_reaches_it(workplace):
+    rows, files = write_tables("parquet", 12, 30, 9)
+    held, train = split_in_two(rows, 300)
+    documents = [(part, text) for part, found in train.items() for text in found]
+    for limit in (1, 400, 3000):
+        folder = folder_of(*files, *FEW, "--limit_tokens", str(limit))
+        found = decoded(folder, "train")
+        number = sum(map(len, found.values()))
+        assert [(part, text) for part, texts in found.items() for text in texts] == documents[:number]
+        before = sum(len(text) + 1 for _, text in documents[: number - 1])
+        assert before < limit <= before + len(documents[number - 1][1]) + 1
+        assert counts(folder) == {"documents": number} and decoded(folder, "validation") == {0: held}
+
+
+# Kills.
+
+SOURCES = {
+    "tables": ("jsonl", (12, 16, 7), FEW),
+    "long documents": ("parquet", (7, 9), ("--validation_tokens", "100", "--shard_tokens", "60")),
+    "limit": ("jsonl", (12, 16, 7), ("--validation_tokens", "90", "--shard_tokens", "60", "--limit_tokens", "720")),
+    "text": ("txt", (200,), ("--validation_fraction", "0.1", "--shard_tokens", "900")),
+}
+
+
+def source(name: str) -> tuple[str, ...]:
+    kind, sizes, flags = SOURCES[name]
+    if kind == "txt":
+        Path("own.txt").write_text(" ".join(texts(*sizes)))
+        return ("--data_files", "own.txt", *flags)
+    return (*write_tables(kind, *sizes)[1], *flags)
+
+
+def killed_again_and_again(drawn: random.Random, *flags: str, steps: tuple[int, int]) -> int:
+    for number in range(60):
+        if not killed(f"op:{drawn.randint(*steps)}", *flags):
+            return number
+    raise AssertionError("no end after 60 kills")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, name):
+    flags = source(name)
+    folder = folder_of(*flags)
+    whole = contents(folder)
+    shutil.rmtree(folder)
+    assert killed_again_and_again(random.Random(name), *flags, steps=(8, 50)) >= 3
+    assert contents(folder) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", SOURCES)
+def test_many_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, name, seed):
+    flags = source(name)
+    folder = folder_of(*flags)
+    whole = contents(folder)
+    shutil.rmtree(folder)
+    assert killed_again_and_again(random.Random(f"{name} {seed}"), *flags, steps=(6, 25)) >= 3
+    assert contents(folder) == whole
+
+
+@pytest.mark.parametrize("kill", ["shard:1", "shard:4", "manifest:1", "manifest:2", "manifest:5"])
+def test_a_kill_after_a_shard_or_a_manifest_changes_no_byte(workplace, kill):
+    flags = source("limit")
+    folder = folder_of(*flags)
+    whole = contents(folder)
+    shutil.rmtree(folder)
+    assert killed(kill, *flags)
+    manifest = shards.read_manifest(folder)
+    assert manifest is None or not manifest["complete"]
+    assert folder_of(*flags) == folder and contents(folder) == whole
+
+
+def test_a_document_that_reaches_the_limit_is_finished_after_a_kill_inside_of_it(workplace):
+    """The limit falls into the first of a document's three shards: each manifest on the way must go on to its end."""
+    path = write_table(Path("a.jsonl"), ["held out", "x" * 250, "never reached"])
+    flags = ("--data_files", path, "--validation_tokens", "5", "--shard_tokens", "100", "--limit_tokens", "50")
+    folder = folder_of(*flags)
+    whole = contents(folder)
+    assert decoded(folder, "train") == {0: ["x" * 250]} and counts(folder) == {"documents": 1}
+    for number in range(1, 6):  # the beginning, three shards, the end
+        shutil.rmtree(folder)
+        assert killed(f"manifest:{number}", *flags)
+        run("prepare_data.py", *TINY, *flags)
+        assert contents(folder) == whole, number
+
+
+def test_what_was_finished_before_a_kill_is_not_written_again(workplace):
+    flags = source("tables")
+    assert killed("shard:6", *flags)
+    (folder,) = Path("data").glob("0-*")
+    kept = {row["file"] for row in shards.read_manifest(folder)["splits"]["train"]}
+    before = {name: (folder / name).stat().st_mtime_ns for name in kept}
+    assert len(kept) >= 4
+    run("prepare_data.py", *TINY, *flags)
+    assert {name: (folder / name).stat().st_mtime_ns for name in kept} == before
+
+
+def test_a_shard_that_was_changed_after_a_kill_stops_the_next_run(workplace):
+    flags = source("tables")
+    assert killed("shard:6", *flags)
+    (folder,) = Path("data").glob("0-*")
+    path = folder / shards.read_manifest(folder)["splits"]["train"][0]["file"]
+    path.write_bytes(path.read_bytes()[:-2] + b"\1\0")
+    assert f"{path}: offset 0 to " in run("prepare_data.py", *TINY, *flags, expect=2).stderr
+    shutil.rmtree(folder)
+    assert killed("shard:6", *flags)
+    named = json.loads((folder / "tokenizer" / "tokenizer.json").read_text())
+    named["model"]["vocab"] = {text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()}
+    (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(named))
+    assert "is not what the shards beside it were made with" in run("prepare_data.py", *TINY, *flags, expect=2).stderr
+
+
+# Jobs.
+
+
+def job(index: int, count: int) -> tuple[str, ...]:
+    return ("--job_index", str(index), "--num_jobs", str(count))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_any_number_of_jobs_killed_or_not_makes_the_same_bytes(workplace, count):
+    _, files = write_tables("jsonl", 6, 9, 7)
+    # The validation split: a part of the first file; all of it and a part of the second, which are two jobs' files.
+    flags = (*files, "--shard_tokens", "300", "--validation_tokens", {2: "300", 3: "1500", 5: "40"}[count])
+    folder = folder_of(*flags)
+    whole = contents(folder)
+    shutil.rmtree(folder)
+    drawn = random.Random(count)
+    order = drawn.sample(range(count), count)
+    assert killed(f"op:{drawn.randint(4, 20)}", *flags, *job(order[0], count))
+    for number, index in enumerate(order):
+        refused = run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
+        assert "not complete; run these jobs first" in refused
+        if number:
+            missing = {f"manifest.job-{i:05d}-of-{count:05d}.json" for i in order[number:]}
+            assert set(re.findall(r"manifest\.job-\d+-of-\d+\.json", refused)) == missing
+        run("prepare_data.py", *TINY, *flags, *job(index, count))
+        run("prepare_data.py", *TINY, *flags, *job(index, count))  # once more: nothing to do
+    drawn_steps = drawn.randint(1, 9)
+    killed(f"op:{drawn_steps}", *flags, "--merge")
+    run("prepare_data.py", *TINY, *flags, "--merge")
+    assert contents(folder) == whole
+    run("prepare_data.py", *TINY, *flags, "--merge")
+    assert contents(folder) == whole
+
+
+def test_a_merge_killed_at_any_place_is_merged_the_next_time(workplace):
+    _, files = write_tables("jsonl", 4, 5)
+    flags = (*files, "--shard_tokens", "300", "--validation_tokens", "40")
+    folder = folder_of(*flags)
+    whole = contents(folder)
+    shutil.rmtree(folder)
+    for index in range(2):
+        run("prepare_data.py", *TINY, *flags, *job(index, 2))
+    shutil.copytree(folder, "ready")
+    for step in range(1, 20):
+        shutil.rmtree(folder)
+        shutil.copytree("ready", folder)
+        if not killed(f"op:{step}", *flags, "--merge"):
+            break
+        run("prepare_data.py", *TINY, *flags, "--merge")
+        assert contents(folder) == whole, step
+    assert 5 < step < 19 and contents(folder) == whole
+
+
+def test_jobs_that_cannot_be_are_refused(workplace):
+    _, files = write_tables("jsonl", 6, 9)
+    flags = (*files, *FEW)
+    refused = run("prepare_data.py", *TINY, *flags, *job(2, 2), expect=2).stderr
+    assert "--job_index 2: jobs are numbered 0 to num_jobs - 1 = 1" in refused
+    assert "use one job" in run("prepare_data.py", *TINY, *flags, *job(0, 2), "--limit_tokens", "9", expect=2).stderr
+    assert "cannot be merged: jobs not complete" in run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
+    run("prepare_data.py", *TINY, *flags, *job(0, 2))
+    refused = run("prepare_data.py", *TINY, *flags, expect=2).stderr
+    assert "is being prepared in jobs (manifest.job-00000-of-00002.json)" in refused and "--merge" in refused
+
+
+# What is refused.
+
+
+def test_too_little_text_is_refused_with_a_number_that_works(workplace):
+    _, files = write_tables("jsonl", 9)
+    refused = run("prepare_data.py", *TINY, *files, "--validation_tokens", "100000", expect=2).stderr
+    (number,) = re.findall(r"the source has \d+ tokens in all; use --validation_tokens (\d+)", refused)
+    assert decoded(folder_of(*files, "--validation_tokens", number), "train")
+
+
+def test_no_train_text_is_refused_each_time(workplace):
+    rows, files = write_tables("jsonl", 9)
+    flags = (*files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])))
+    for _ in range(2):
+        refused = run("prepare_data.py", *TINY, *flags, expect=2).stderr
+        assert "no train text is left; use a smaller --validation_tokens, or --validation_files" in refused
+
+
+def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
+    mixture = [{"weight": i + 1, "data_files": [write_table(Path(f"{i}.jsonl"), texts(9, i))]} for i in range(2)]
+    Path("mixture.yaml").write_text(RECIPE.replace("tokenizer: characters", f"tokenizer: {bpe}"))
+    with open("mixture.yaml", "a") as file:
+        file.write(f"sources: {json.dumps(mixture)}\nvalidation_tokens: 30\n")
+    only = run("prepare_data.py", "--recipe", "mixture.yaml", "--source", "1").stdout.split()
+    both = run("prepare_data.py", "--recipe", "mixture.yaml").stdout.split()
+    assert len(both) == 2 and only == both[1:]
+    for i, folder in enumerate(both):
+        documents = decoded(Path(folder), "validation")[0] + decoded(Path(folder), "train")[0]
+        assert documents == texts(9, i)
+    assert "numbered from 0" in run("prepare_data.py", "--recipe", "mixture.yaml", "--source", "2", expect=2).stderr
+
+
+# Looking without writing.
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz", "txt"])
+@pytest.mark.parametrize("tokenizer", ["bpe", "characters"])
+def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, kind, tokenizer):
+    shutil.rmtree("data")
+    rows = texts(3000)  # uniform: any part of it tells of the whole
+    if kind == "txt":
+        Path("0.txt").write_text(" ".join(rows))
+        files = ("--data_files", "0.txt")
+    else:
+        files = (
+            "--data_files",
+            write_table(Path(f"0.{kind}"), rows[:2000]),
+            write_table(Path(f"1.{kind}"), rows[2000:]),
+        )
+    flags = (*files, "--validation_tokens", "300", "--tokenizer", tokenizer, "--tokenizer_vocab_size", "300")
+    before = {path for path in Path().rglob("*") if not path.name.startswith(".out-")}
+    told = run(ME, *TINY, *flags, "--dry_run", SET="DRY_RUN_SECONDS=0.05").stdout
+    assert {path for path in Path().rglob("*") if not path.name.startswith(".out-")} == before
+    tokens = int(re.search(r"([\d,]+) tokens \(estimated\)", told)[1].replace(",", ""))
+    gigabytes = float(re.search(r"([\d.e-]+) GB on disk \(estimated", told)[1])
+    folder = folder_of(*flags)
+    assert f"{folder}: " in told
+    true = sum(row["tokens"] for found in shards.read_manifest(folder)["splits"].values() for row in found)
+    assert 0.8 * true < tokens < 1.2 * true
+    assert 0.8 * true < gigabytes * 1e9 / 2 < 1.2 * true
+    assert re.search(r"minutes at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread", told)
+    limited = run(ME, *TINY, *flags, "--dry_run", "--limit_tokens", "5000", SET="DRY_RUN_SECONDS=0.05").stdout
+    assert " 5,000 tokens (estimated)" in limited
+
+
+# --verify.
+
+
+def llm_c(path: Path, ids, magic: int = 20240520, version: int = 1) -> None:
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(ids)
+    path.write_bytes(header.tobytes() + np.asarray(ids, "<u2").tobytes())
+
+
+def test_whole_folders_of_every_maker_verify(workplace, capsys):
+    (ours,) = workplace.glob("data/text-*")
+    tokens = sum(row["tokens"] for found in shards.read_manifest(ours)["splits"].values() for row in found)
+    assert f"{tokens:,} tokens are whole: sizes, hashes" in run("prepare_data.py", *TINY, "--verify", str(ours)).stdout
+    for name in ("theirs", "nano"):
+        Path(name).mkdir()
+    llm_c(Path("theirs/fineweb_train_000001.bin"), range(50))
+    llm_c(Path("theirs/fineweb_val_000000.bin"), range(20))
+    for name in ("train", "val"):
+        np.arange(60, dtype="<u2").tofile(f"nano/{name}.bin")
+    for name, number in (("theirs", 70), ("nano", 120)):
+        assert verify(Path(name), 64) == 0
+        assert f"{name}: 2 shards, {number} tokens are whole: sizes (there are no hashes" in capsys.readouterr().out
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def edit(change) -> types.FunctionType:
+    def damage(folder: Path, path: Path) -> None:
+        manifest = json.loads((folder / shards.MANIFEST).read_text())
+        change(manifest, manifest["splits"]["train"][0])
+        (folder / shards.MANIFEST).write_text(json.dumps(manifest))
+
+    return damage
+
+
+DAMAGE = {
+    "an id": (
+        lambda folder, path: flip(path, 2000),
+        "train_00000_00000.bin: offset 0 to .*changed since manifest.json",
+    ),
+    "the last byte": (lambda folder, path: flip(path, -1), "train_00000_00000.bin: .*changed"),
+    "the header's tail": (lambda folder, path: flip(path, 900), "train_00000_00000.bin: .*changed"),
+    "the magic": (lambda folder, path: flip(path, 0), "train_00000_00000.bin: offset 0: magic"),
+    "the version": (lambda folder, path: flip(path, 4), "train_00000_00000.bin: offset 4: version"),
+    "the count": (lambda folder, path: flip(path, 8), "train_00000_00000.bin: offset 8: the header says"),
+    "cut short": (lambda folder, path: os.truncate(path, 3000), "train_00000_00000.bin: offset 8: .*cut short"),
+    "grown": (lambda folder, path: path.write_bytes(path.read_bytes() + b"\0\0"), "train_00000_00000.bin: offset 8"),
+    "emptied": (lambda folder, path: path.write_bytes(b""), "train_00000_00000.bin: offset 0"),
+    "missing": (lambda folder, path: path.unlink(), "train_00000_00000.bin: .*(cannot be read|No such file)"),
+    "the manifest's count": (edit(lambda manifest, row: row.update(tokens=row["tokens"] - 1)), "manifest.json says"),
+    "the manifest's hash": (edit(lambda manifest, row: row.update(sha256="0" * 64)), "changed since manifest.json"),
+    "the manifest": (lambda folder, path: (folder / shards.MANIFEST).write_text('{"splits": '), "not a manifest"),
+    "an id too high": (edit(lambda manifest, row: manifest["tokenizer"].update(size=5)), r"is id \d+"),
+    "a split": (edit(lambda manifest, row: manifest["splits"].pop("validation")), "holds no validation shards"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_verify_finds_damage(workplace, kind):
+    (folder,) = workplace.glob("data/text-*")
+    damage, words = DAMAGE[kind]
+    damage(folder, folder / "train_00000_00000.bin")
+    with pytest.raises(BadInput) as refused:
+        verify(folder, 64)
+    assert re.search(words, str(refused.value)), str(refused.value)
+
+
+def test_verify_names_every_fault_at_once_and_shards_that_are_not_named(workplace):
+    (folder,) = workplace.glob("data/text-*")
+    for name in ("train_00000_00000.bin", "val_00000_00000.bin"):
+        flip(folder / name, -1)
+    shutil.copy(folder / "val_00000_00000.bin", folder / "val_00000_00001.bin")
+    done = run("prepare_data.py", *TINY, "--verify", str(folder), expect=2)
+    assert done.stderr.count("error: ") == 2
+    assert "val_00000_00001.bin: a shard that manifest.json does not name" in done.stderr
+    assert "no such folder" in run("prepare_data.py", *TINY, "--verify", "nowhere", expect=2).stderr
+
+
+# Followed by train.py.
+
+
+class Follower:
+    """prepare_data.py --follow in a fork, with a pipe for its standard input."""
+
+    def __init__(self, *flags: str):
+        reading, self.writing = os.pipe()
+        flags = (*TINY, *flags, "--follow")
+        self.pid, self.out, self.err = fork(ME, flags, {"STDIN": f"{reading},{self.writing}"})
+        os.close(reading)
+
+    def want(self, windows: int) -> None:
+        os.write(self.writing, f"{windows}\n".encode())
+
+    def close(self) -> int:
+        os.close(self.writing)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def wait_for(self, number: int) -> None:
+        """Wait until so many train shards are there; never are there more."""
+        for _ in range(2000):
+            found = ready()
+            assert found <= number
+            if found == number:
+                return
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            assert not ended, (status, Path(self.err).read_text())
+            select_nothing()
+        raise AssertionError(f"{ready()} of {number} shards\n{Path(self.out).read_text()}{Path(self.err).read_text()}")
+
+
+def select_nothing() -> None:
+    """Let the others run for a moment between two looks."""
+    import select
+
+    select.select([], [], [], 0.01)
+
+
+def ready() -> int:
+    """How many train shards the only manifest names."""
+    found = [json.loads(path.read_text()) for path in Path("data").glob("*/manifest.json")]
+    return len(found[0]["splits"]["train"]) if found else 0
+
+
+@pytest.fixture
+def followed(workplace):
+    """The flags of a source of many shards, its folder and what is in it when it is done at once."""
+    shutil.rmtree("data")
+    _, files = write_tables("jsonl", 120)
+    flags = (*files, "--validation_tokens", "100", "--shard_tokens", "800")
+    folder = folder_of(*flags)
+    whole, total = contents(folder), ready()
+    assert total > 15
+    shutil.rmtree(folder)
+    return flags, folder, whole, total
+
+
+def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trainer(followed):
+    flags, folder, whole, total = followed
+    # A shard holds 799 // 16 = 49 windows; two shards ahead are 100: it waits with the third, and so on.
+    follower = Follower(*flags, "--stream_keep", "consumed")
+    follower.wait_for(3)
+    second = run("prepare_data.py", *TINY, *flags, expect=75).stderr
+    assert f"{folder} is being prepared by process {follower.pid}; wait for it" in second
+    follower.want(48)
+    follower.want(100)
+    follower.wait_for(5)
+    follower.want(300)
+    follower.wait_for(9)
+    assert follower.close() not in (0, 2, 75)
+    assert ready() == 9 < total
+    named = {row["file"] for row in shards.read_manifest(folder)["splits"]["train"]}
+    assert {path.name for path in folder.glob("train_*")} == named, "nothing half-made has a shard's name"
+    run("prepare_data.py", *TINY, *flags)
+    assert contents(folder) == whole
+
+
+def test_a_follower_that_keeps_all_goes_to_the_end_by_itself(followed):
+    flags, folder, whole, total = followed
+    follower = Follower(*flags)
+    ended = os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1])
+    os.close(follower.writing)
+    assert ended == 0 and contents(folder) == whole
+    said = Path(follower.out).read_text()
+    assert "train tokens are ready" in said and "prepared in" in said
+    assert not Path(follower.err).read_text()
+
+
+def test_a_follower_whose_trainer_is_gone_ends_at_any_time(followed):
+    flags, folder, whole, _ = followed
+    for _ in range(3):
+        assert Follower(*flags, "--stream_keep", "consumed").close() not in (0, 2, 75)
+    run("prepare_data.py", *TINY, *flags)
+    assert contents(folder) == whole
+
+
+# Memory.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
+def test_memory_does_not_grow_with_the_stream(workplace, bpe, kind):
+    grown = {}
+    for megabytes in (10, 60):
+        drawn, path = random.Random(megabytes), Path(f"{megabytes}.{kind}")
+        rows = [" ".join(drawn.choices(WORDS, k=700)) for _ in range(megabytes * 1_000_000 // 2700)]
+        if kind == "parquet":
+            pq.write_table(pa.table({"text": rows}), path, row_group_size=1000)
+        elif kind == "txt":
+            path.write_text("\n".join(rows))
+        else:
+            write_table(path, rows)
+        size = sum(map(len, rows))
+        del rows
+        flags = ("--data_files", str(path), "--tokenizer", bpe, "--validation_tokens", "1000")
+        run(ME, *TINY, *flags, "--shard_tokens", "2000000", MEMORY="grown.txt")
+        grown[megabytes] = int(Path("grown.txt").read_text()) / 1e6
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        assert size > 0.9e6 * megabytes
+    print(f"{kind}: memory grew by {grown[10]:.0f} MB over 10 MB of text, {grown[60]:.0f} MB over 60 MB")
+    assert grown[60] < grown[10] + 40

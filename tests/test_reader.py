@@ -177,12 +177,12 @@ def test_what_is_wanted_reaches_the_process_also_after_a_restart(start, heard):
 
 def test_process_that_is_killed_again_and_again_stops_training_whatever_it_says(start, heard):
     one = start(f"print('begins', flush=True)\n{DIE}")
-    for number in range(1, 6):
+    for _ in range(5):
         ended(one)
-        assert heard.all() == ["begins", f"the reader was killed (signal 9); restart {number} of 5"]
     with pytest.raises(TrainingStopped, match=r"killed 6 times in a row \(signal 9\); what is trained is saved, and"):
         ended(one)
-    assert heard.all() == ["begins"]
+    restarts = [f"the reader was killed (signal 9); restart {number} of 5" for number in range(1, 6)]
+    assert heard.all() == [line for restart in restarts for line in ("begins", restart)] + ["begins"]
 
 
 def test_deaths_are_counted_anew_once_a_process_has_lived_for_long(start, heard, clock):
@@ -542,7 +542,8 @@ def test_a_real_reader_is_told_what_training_needs_and_feeds_it(start, heard, cl
 
     def meanwhile():
         story.have[0] = int(heard.next())
-        ended(one)
+        if not one.done:  # it may have been seen to end already
+            ended(one)
         story.complete = True
 
     clock.meanwhile = meanwhile

@@ -367,24 +367,3 @@ def test_half_a_surrogate_pair_is_refused_in_words(encode):
 def test_unknown_characters_are_named_by_the_encoder(encode):
     with pytest.raises(BadInput, match="no id for 'x' 'é': they do not stand in the text it was made from"):
         encode(tokenization.make_characters(["abc"]))(["abc", "aéxb"])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("made", [*MAKERS, "gpt2"])
-def test_ids_of_pieces_joined_are_the_texts(made, kind):
-    text = KINDS[kind]
-    made = gpt2() if made == "gpt2" else MAKERS[made](KINDS.values())
-    encoder = tokenization.Encoder(made)
-    (wanted,) = encoder([text])
-    for characters in (1, 2, 7, 100, len(text) - 1, len(text), len(text) + 1):
-        parts = list(tokenization.pieces(text, characters))
-        assert "".join(parts) == text and all(len(part) >= characters for part in parts[:-1])
-        assert np.array_equal(np.concatenate(encoder(parts)), wanted)
-
-
-def test_pieces_are_about_as_long_as_asked_and_longer_only_where_no_cut_is_safe():
-    assert list(tokenization.pieces("one two\nthree  four", 1)) == ["one", " two", "\nthree", "  four"]
-    assert list(tokenization.pieces("one two\nthree  four", 4)) == ["one two", "\nthree", "  four"]
-    assert list(tokenization.pieces("x" * 50 + "\ta" + " " * 50, 10)) == ["x" * 50 + "\ta", " " * 50]
-    assert list(tokenization.pieces("", 10)) == []
-    assert max(map(len, tokenization.pieces("word " * 10_000, 100))) <= 105

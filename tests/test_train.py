@@ -326,7 +326,7 @@ def bad_inputs() -> dict[str, tuple[list[str], str]]:
         "step that does not divide": (["--tokens_per_step", "100"], "the nearest is 96"),
         "no such folder": (["--data_dir", "nowhere"], "no such folder"),
         "run name": (["--run_name", "../x"], "letters, digits"),
-        "Hub data set": (["--data_files", "none", "--dataset_name", "owner/name"], "--data_dir FOLDER"),
+        "Hub data set": (["--data_files", "none", "--dataset_name", "owner/name"], "HF_HUB_OFFLINE is set"),
         "no such checkpoint": (["--resume_from_checkpoint", "runs/x"], "no such checkpoint"),
         "no such tokenizer": (["--tokenizer", "./nowhere"], "tokenizer = ./nowhere: cannot be loaded"),
     }
