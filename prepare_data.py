@@ -205,7 +205,7 @@ def held_out_splits(
         if limit and done < limit:
             raise BadInput(
                 f"validation_tokens = {limit}: the source has {done} tokens in all; use --validation_tokens "
-                f"{max(1, done // 10)}, or give --validation_files"
+                f"{max(1, done // 10)}, or, with data_files, give --validation_files"
             )
         splits[split], counts[split] = rows, dict(tally)
     return (splits, counts, begin) if keep else ({split: [] for split in splits}, {}, begin)
@@ -258,7 +258,9 @@ def train_split(
 def finish(folder: Path, manifest: dict) -> None:
     """Write the manifest of a folder that is complete: the same whatever stopped on the way, and however many jobs."""
     if not manifest["splits"]["train"]:
-        raise BadInput(f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files")
+        raise BadInput(
+            f"{folder}: no train text is left; use a smaller --validation_tokens, or, with data_files, --validation_files"
+        )
     for path in folder.glob(".*.tmp-*"):  # of killed processes
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     kept = {name: value for name, value in manifest.items() if name not in ("cursor", "train_begins")}
@@ -271,8 +273,8 @@ def merge(folder: Path) -> None:
     if not (shards.read_manifest(folder) or {"complete": False})["complete"]:
         join(folder, found)
     for name in found:
-        (folder / name).unlink()
         (folder / name.replace("manifest", ".lock").removesuffix(".json")).unlink(missing_ok=True)
+        (folder / name).unlink()
 
 
 def join(folder: Path, found: dict[str, dict]) -> None:
@@ -550,13 +552,15 @@ def expected_text_bytes(source: sources.Source, parts: list[sources.Part], say: 
 
 def dry_run(source: sources.Source, recipe: config.Recipe) -> None:
     """Encode text for some seconds and say what all of it would take. Nothing is kept."""
-    _, parts = open_parts(source, None, lambda line: print(line, file=sys.stderr, flush=True))
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    _, parts = open_parts(source, None, say)
     if recipe.tokenizer in config.MADE:
-        tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), recipe.tokenizer_vocab_size)
+        size = recipe.tokenizer_vocab_size if recipe.tokenizer == "bpe" else 257  # bytes for characters
+        tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size)
     else:
         tokenizer = tokenization.load(recipe.tokenizer)
     encode = Encoder(tokenizer, recipe.tokenizer, None)
-    expected = expected_text_bytes(source, parts["train"])
+    expected = expected_text_bytes(source, parts["train"], say)
     started, tokens, text_bytes = time.perf_counter(), 0, 0
     for document in chain.from_iterable(encode(read(0), 0) for _, read in parts["train"]):
         tokens, text_bytes = tokens + len(document.ids), text_bytes + document.text_bytes

@@ -329,7 +329,7 @@ class Corpus:
             return None
         if (shards.read_manifest(source.folder) or {"complete": False})["complete"]:
             return None
-        words = [word for word in argv if word.lstrip("-") not in EXTRAS]
+        words = [word for word in argv if word not in {f"--{name}" for name in EXTRAS}]
         script = Path(__file__).with_name("prepare_data.py")
         command = [sys.executable, str(script), *words, "--source", str(index), "--follow"]
         return Reader(command, lambda line: self.say(f"data     {line}"))

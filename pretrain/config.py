@@ -393,7 +393,8 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
         faults.append(f"{path}: sample_steps = {r.sample_steps} needs sample_prompts: at least one text")
     if r.sources is not None and not (r.data_dir or r.data_files):
         faults += _mixture_faults(path, r)
-    if r.stream_keep == "consumed" and (r.data_dir or any("data_dir" in source for source in r.sources or ())):
+    mixture = () if r.data_dir or r.data_files else r.sources or ()
+    if r.stream_keep == "consumed" and (r.data_dir or any(source.get("data_dir") for source in mixture)):
         faults.append(
             f"{path}: stream_keep = consumed deletes shards that training has read, and data_dir holds yours. Use "
             f"--stream_keep all"

@@ -42,9 +42,14 @@ def making(folder: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        with contextlib.suppress(OSError):
+        for path in [*temporary.rglob("*"), temporary]:
+            fsync(path)
+        try:
             temporary.rename(folder)
-            fsync(folder.parent)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        fsync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

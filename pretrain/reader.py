@@ -15,7 +15,7 @@ from .errors import BadInput, TrainingStopped
 RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
 LIVED_SECONDS = 600.0
 BUSY = 75  # its exit status while another process prepares the same folder (sysexits.h: EX_TEMPFAIL)
-BUSY_SECONDS = 2.0
+BUSY_SECONDS = 10.0
 GOES_ON = "what is trained is saved, and the same command goes on from there"
 LOOK_SECONDS, SAY_SECONDS = 0.2, 30.0  # while training waits: between two looks, between two messages
 

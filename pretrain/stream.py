@@ -27,6 +27,7 @@ from aiohttp import ClientTimeout
 from datasets.packaged_modules.json.json import Json
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
+from pyarrow.dataset import ParquetFragmentScanOptions
 
 from .errors import BadInput, TrainingStopped
 
@@ -83,7 +84,9 @@ def open_tables(
         if split not in names:
             continue
         if hasattr(builder.config, "columns"):  # Parquet: the other columns are not even fetched
-            arguments |= {"columns": [text_column], "batch_size": ROWS}
+            # Without pre_buffer=False Arrow keeps all of a file that was read until its end.
+            scan = ParquetFragmentScanOptions(pre_buffer=False)
+            arguments |= {"columns": [text_column], "batch_size": ROWS, "fragment_scan_options": scan}
         table = None
         if not isinstance(builder, Json):
             table = _patiently(where, say, _open_split, arguments, split, files=given)

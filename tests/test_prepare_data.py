@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import types
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -114,20 +115,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 def decoded(folder: Path, split: str) -> dict[int, list[str]]:
     """The documents of a split by source file, from its shards, each of which is as the manifest says."""
     manifest, tokenizer = shards.read_manifest(folder), tokenization.load(str(folder / "tokenizer"))
+    end, sizes = tokenizer.eos_token_id, tokenization.token_bytes(tokenizer)
     ids: dict[int, list[int]] = {}
     for row in manifest["splits"][split]:
         found, _ = shards.open_ids(folder / row["file"], row["tokens"])
         assert shards.files.sha256(folder / row["file"]) == row["sha256"]
-        text = [i for i in found.tolist() if i != tokenizer.eos_token_id]
-        assert row["text_bytes"] == tokenization.token_bytes(tokenizer)[text].sum()
+        assert row["text_bytes"] == sizes[found[found != end]].sum()
         ids.setdefault(int(row["file"].split("_")[1]), []).extend(found.tolist())
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    byte_of = {ord(c): b for c, b in tokenization._byte_of_character().items()} if tokens[-1] != "<|endoftext|>" else {}
     documents = {}
     for part, found in ids.items():
-        cuts = [i for i, token in enumerate(found) if token == tokenizer.eos_token_id]
+        cuts = [i for i, token in enumerate(found) if token == end]
         assert not cuts or cuts[0] == 0, "a file's first shard begins with a document"
-        documents[part] = [
-            tokenizer.decode(found[a + 1 : b]) for a, b in zip(cuts, [*cuts[1:], len(found)], strict=True)
-        ]
+        joined = ["".join([tokens[i] for i in found[a + 1 : b]]) for a, b in pairwise([*cuts, len(found)])]
+        # GPT-2's vocabulary writes each byte as a character of its own; tokenizer.decode takes a minute for 10 MB.
+        documents[part] = [t.translate(byte_of).encode("latin-1").decode() if byte_of else t for t in joined]
     return documents
 
 
@@ -143,7 +146,7 @@ def texts(number: int, seed: int = 0) -> list[str]:
 
 def write_table(path: Path, rows: list) -> str:
     if path.suffix == ".parquet":
-        pq.write_table(pa.table({"text": rows}), path, row_group_size=7)
+        pq.write_table(pa.table({"text": rows}), path, row_group_size=7 if len(rows) < 100 else 500)
     else:
         lines = b"".join(json.dumps({"text": row}).encode() + b"\n" for row in rows)
         path.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
@@ -430,7 +433,7 @@ def test_any_number_of_jobs_killed_or_not_makes_the_same_bytes(workplace, count)
     shutil.rmtree(folder)
     drawn = random.Random(count)
     order = drawn.sample(range(count), count)
-    assert killed(f"op:{drawn.randint(4, 20)}", *flags, *job(order[0], count))
+    assert killed(f"op:{drawn.randint(2, 7)}", *flags, *job(order[0], count))
     for number, index in enumerate(order):
         refused = run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
         assert "not complete; run these jobs first" in refused
@@ -513,19 +516,20 @@ def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
 # Looking without writing.
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz", "txt"])
-@pytest.mark.parametrize("tokenizer", ["bpe", "characters"])
+@pytest.mark.parametrize(
+    ("kind", "tokenizer"), [("parquet", "bpe"), ("jsonl", "characters"), ("jsonl.gz", "bpe"), ("txt", "characters")]
+)
 def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, kind, tokenizer):
     shutil.rmtree("data")
-    rows = texts(3000)  # uniform: any part of it tells of the whole
+    rows = texts(2000)  # uniform: any part of it tells of the whole
     if kind == "txt":
         Path("0.txt").write_text(" ".join(rows))
         files = ("--data_files", "0.txt")
     else:
         files = (
             "--data_files",
-            write_table(Path(f"0.{kind}"), rows[:2000]),
-            write_table(Path(f"1.{kind}"), rows[2000:]),
+            write_table(Path(f"0.{kind}"), rows[:1200]),
+            write_table(Path(f"1.{kind}"), rows[1200:]),
         )
     flags = (*files, "--validation_tokens", "300", "--tokenizer", tokenizer, "--tokenizer_vocab_size", "300")
     before = {path for path in Path().rglob("*") if not path.name.startswith(".out-")}
@@ -539,8 +543,9 @@ def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, kind, 
     assert 0.8 * true < tokens < 1.2 * true
     assert 0.8 * true < gigabytes * 1e9 / 2 < 1.2 * true
     assert re.search(r"minutes at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread", told)
-    limited = run(ME, *TINY, *flags, "--dry_run", "--limit_tokens", "5000", SET="DRY_RUN_SECONDS=0.05").stdout
-    assert " 5,000 tokens (estimated)" in limited
+    if kind == "parquet":
+        limited = run(ME, *TINY, *flags, "--dry_run", "--limit_tokens", "5000", SET="DRY_RUN_SECONDS=0.05").stdout
+        assert " 5,000 tokens (estimated)" in limited
 
 
 # --verify.
@@ -731,7 +736,7 @@ def test_memory_does_not_grow_with_the_stream(workplace, bpe, kind):
     grown = {}
     for megabytes in (10, 60):
         drawn, path = random.Random(megabytes), Path(f"{megabytes}.{kind}")
-        rows = [" ".join(drawn.choices(WORDS, k=700)) for _ in range(megabytes * 1_000_000 // 2700)]
+        rows = [drawn.randbytes(1350).hex() for _ in range(megabytes * 1_000_000 // 2700)]
         if kind == "parquet":
             pq.write_table(pa.table({"text": rows}), path, row_group_size=1000)
         elif kind == "txt":
@@ -747,4 +752,4 @@ def test_memory_does_not_grow_with_the_stream(workplace, bpe, kind):
             path.unlink()
         assert size > 0.9e6 * megabytes
     print(f"{kind}: memory grew by {grown[10]:.0f} MB over 10 MB of text, {grown[60]:.0f} MB over 60 MB")
-    assert grown[60] < grown[10] + 40
+    assert grown[60] < grown[10] + 25

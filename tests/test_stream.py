@@ -14,7 +14,6 @@ import random
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -57,13 +56,8 @@ def waits(stream, monkeypatch):
 
 @pytest.fixture
 def server(running, stream, waits, monkeypatch):
-    """The server without faults; the client reads small blocks, and each column chunk of Parquet by itself."""
-    from datasets.packaged_modules.parquet import parquet
-
+    """The server without faults; the client reads small blocks."""
     running.faults, running.log, running.waits = [], [], waits
-    alone, form = parquet.ds.ParquetFragmentScanOptions(pre_buffer=False), parquet.ds.ParquetFileFormat
-    each = types.SimpleNamespace(ParquetFileFormat=lambda **_: form(default_fragment_scan_options=alone))
-    monkeypatch.setattr(parquet, "ds", each)
     monkeypatch.setattr(stream, "STORAGE", {"http": stream.HTTP | {"block_size": BLOCK}})
     monkeypatch.setattr(stream, "BLOCK_BYTES", BLOCK)
     return running
