@@ -259,7 +259,7 @@ def finish(folder: Path, manifest: dict) -> None:
     """Write the manifest of a folder that is complete: the same whatever stopped on the way, and however many jobs."""
     if not manifest["splits"]["train"]:
         raise BadInput(
-            f"{folder}: no train text is left; use a smaller --validation_tokens, or, with data_files, --validation_files"
+            f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files with data_files"
         )
     for path in folder.glob(".*.tmp-*"):  # of killed processes
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -137,7 +137,10 @@ def _open(name: str):
 
 
 def _compression(name: str) -> str | None:
-    return infer_compression(name.split("?")[0])
+    plain = name.split("?")[0]
+    if plain.lower().endswith(".zst") and not infer_compression(plain):
+        raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install zstandard")
+    return infer_compression(plain)
 
 
 def _unpacked(name: str, raw: Any) -> Any:

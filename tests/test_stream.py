@@ -7,6 +7,7 @@ process of its own (``main`` here), because the client reads HF_ENDPOINT when it
 import contextlib
 import csv
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -172,6 +173,17 @@ def test_faults_that_go_on_are_retried_from_the_row_where_they_began(stream, ser
     assert server.waits == [1, 2, 4, 8, 16][: len(server.waits)]
 
 
+def test_a_new_row_begins_the_count_of_tries_anew(stream, server, monkeypatch):
+    monkeypatch.setattr(stream, "TRIES", 3)
+    said, found = [], []
+    ((_, read),) = open_files(stream, [f"{server.url}/files/a.jsonl"], said)["train"]
+    for text, _ in read(0):
+        found.append(text)
+        if len(found) % 25 == 0 and not any(times for _, kind, times in server.faults if kind != "ok"):
+            server.faults = fault("reset", times=2, method="GET")
+    assert found == ROWS and len(said) > 3
+
+
 def test_retry_after_is_obeyed_and_bounded(stream, server):
     url = f"{server.url}/files/a.jsonl"
     for asked, waited in (("7", 7), ("100000", stream.LONGEST_RETRY_AFTER_SECONDS), ("0", 1), ("soon", 1)):
@@ -292,6 +304,20 @@ def test_a_row_that_is_no_longer_there_is_no_silent_end(stream, corpus, waits, n
         list(read(N + 1))
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+def test_an_error_that_the_client_takes_for_the_end_is_no_end(stream, corpus, waits, monkeypatch, name):
+    import datasets
+
+    whole, cuts, said = datasets.IterableDataset.iter, [1, 2], []
+
+    def iterate(self, batch_size):
+        return itertools.islice(whole(self, batch_size), cuts.pop() if cuts else None)
+
+    monkeypatch.setattr(datasets.IterableDataset, "iter", iterate)
+    assert texts(stream, [corpus / name], said=said) == ROWS
+    assert said and all("OSError: ended " in line for line in said)
+
+
 def test_odd_parquet_files_are_read_whole(stream, tmp_path):
     schema = pa.schema({"text": pa.large_string()})
     with pq.ParquetWriter(tmp_path / "gaps.parquet", schema) as writer:  # row groups without rows
@@ -383,6 +409,19 @@ def test_a_json_array_is_refused_with_a_remedy(stream, tmp_path, waits):
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(BadInput, match=r"a.json: is a JSON array.*jq"):
             texts(stream, [tmp_path / "a.json"])
+    assert not waits
+
+
+def test_a_compression_that_python_does_not_have_is_refused_with_a_remedy(stream, tmp_path, waits):
+    from fsspec.utils import infer_compression
+
+    from pretrain.errors import BadInput
+
+    if infer_compression("a.zst"):
+        pytest.skip("zstandard is installed")
+    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(BadInput, match=r"a.jsonl.zst: is compressed with Zstandard, which needs: pip install"):
+        texts(stream, [tmp_path / "a.jsonl.zst"])
     assert not waits
 
 
