@@ -162,6 +162,7 @@ def prepare(source: sources.Source, recipe: config.Recipe, rules: dict, job: Job
         finish(folder, manifest)
     else:
         files.write_json(folder / job.manifest, manifest | {"complete": True})
+        progress.say(f"job {job.index} of {job.count} is complete; when all are, join them with --merge")
     progress.end(manifest)
 
 
@@ -295,6 +296,8 @@ def join(folder: Path, found: dict[str, dict]) -> None:
     first["counts"]["train"] = dict(tally)
     first["splits"]["train"].sort(key=lambda row: row["file"])
     finish(folder, first)
+    tokens = sum(row["tokens"] for row in first["splits"]["train"])
+    print(f"merged {count} jobs: {tokens:,} train tokens", file=sys.stderr)
 
 
 def open_parts(
@@ -522,7 +525,7 @@ class Progress:
                 sum(row["tokens"] for row in rows),
                 (self._bytes - self._bytes_before) / (now - self._started),
             )
-            self.say(f"{tokens:,} train tokens are ready ({speed / 1e6:.1f} MB/s of text)")
+            self.say(f"{tokens:,} train tokens are ready ({speed / 1e6:.3g} MB/s of text)")
         self.pace.wait(rows)
 
     def end(self, manifest: dict) -> None:
@@ -573,10 +576,10 @@ def dry_run(source: sources.Source, recipe: config.Recipe) -> None:
         total = min(total, limit)
     itemsize = 2 if len(tokenizer) <= 2**16 else 4
     print(
-        f"{source.name}: {len(parts['train'])} file(s), about {max(expected, text_bytes) / 1e9:.3g} GB of text, "
+        f"{source.name}: {len(parts['train'])} file(s), about {max(expected, text_bytes) / 1e6:,.1f} MB of text, "
         f"{total:,.0f} tokens (estimated)\n"
-        f"{source.folder}: {total * itemsize / 1e9:.3g} GB on disk (estimated: {itemsize} bytes a token)\n"
-        f"{total / tokens * seconds / 60:.3g} minutes at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
+        f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)\n"
+        f"{total / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
         f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with {encode.threads} thread(s), reading included)"
     )
 

@@ -252,7 +252,10 @@ class Corpus:
         readers = [self._start_reader(index, argv) for index in range(len(self.sources))]
         self.supply = Supply(readers, self.refresh, lambda line: self.say(line))
         streams = [source.folder / shards.MANIFEST for source in self.sources if source.found]
-        self.supply.until(lambda: all(path.is_file() for path in streams), "the validation split comes first")
+        self.supply.until(
+            lambda: all(path.is_file() for path in streams),
+            "the reader prepares the validation split, then the first shard",
+        )
         for source in self.sources:
             source.manifest = shards.describe_folder(source.folder)
         self.tokenizer = open_tokenizer(recipe, self.sources)
@@ -387,6 +390,11 @@ def open_tokenizer(recipe: config.Recipe, opened: list[Source]) -> PreTrainedTok
     """Return the tokenizer that all shards were made with. Raises BadInput when they do not fit it, or each other."""
     own = [source.folder / "tokenizer" for source in opened if (source.folder / "tokenizer").is_dir()]
     name = str(own[0]) if own else recipe.tokenizer
+    if name in config.MADE:
+        raise BadInput(
+            f"tokenizer = {name}: is made from text, and {opened[0].folder} holds token shards of others; give the one that "
+            f"they were made with: --tokenizer openai-community/gpt2, or a folder"
+        )
     tokenizer = tokenization.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
     for source in opened:
@@ -483,6 +491,8 @@ def resume(
     if accelerator.scaler is not None and state["scaler"]:
         accelerator.scaler.load_state_dict(state["scaler"])
     notes.append(f"resumed from {path}")
+    if state["step"] >= recipe.max_steps:
+        notes.append(f"nothing is left to train: max_steps = {recipe.max_steps} is reached")
     if state["threads"] != torch.get_num_threads():
         notes.append(f"note: it ran with {state['threads']} threads; bits may differ with {torch.get_num_threads()}")
     return state, notes

@@ -16,7 +16,7 @@ RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
 LIVED_SECONDS = 600.0
 BUSY = 75  # its exit status while another process prepares the same folder (sysexits.h: EX_TEMPFAIL)
 BUSY_SECONDS = 10.0
-GOES_ON = "what is trained is saved, and the same command goes on from there"
+GOES_ON = "what was trained so far is saved, and the same command goes on"
 LOOK_SECONDS, SAY_SECONDS = 0.2, 30.0  # while training waits: between two looks, between two messages
 
 

@@ -371,7 +371,7 @@ def _lines(file: Any) -> Iterator[bytes]:
 
 def _parsed(name: str, line: bytes) -> dict:
     """Return a line's object; an empty one where it is blank or something else."""
-    line = line.strip().removeprefix(b"\xef\xbb\xbf")
+    line = line.strip()
     if line.startswith(b"["):
         raise BadInput(
             f"{name}: is a JSON array, which can only be read whole. Write one object a line, for example: "

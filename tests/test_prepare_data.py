@@ -22,7 +22,7 @@ from conftest import RECIPE, TEXT, WORDS, fork, run
 
 import pretrain.stream  # noqa: F401  (once, before the forks)
 from prepare_data import verify
-from pretrain import shards, tokenization
+from pretrain import shards, sources, tokenization
 from pretrain.errors import BadInput
 
 TINY = ("--recipe", "tiny.yaml")
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
     KILL_AT = "op:N" kills before the N-th step that lasts (an id written, a file synced, renamed or deleted),
     "manifest:N" and "shard:N" after the N-th manifest or shard. STDIN = "R,W": a pipe to read. SET = "NAME=NUMBER".
-    MEMORY = a file to write the growth of memory to, in bytes.
+    PIECES = bytes of a text file that are read at a time. MEMORY = a file to write the growth of memory to, in bytes.
     """
     import prepare_data
 
@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     if setting := os.environ.pop("SET", None):
         name, value = setting.split("=")
         setattr(prepare_data, name, float(value))
+    if size := os.environ.pop("PIECES", None):
+        sources.text_pieces.__defaults__ = (int(size),)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     status = prepare_data.main(argv)
     if path := os.environ.pop("MEMORY", None):
@@ -94,7 +96,7 @@ def kill_at(what: str, number: int) -> None:
 
 def killed(kill: str, *flags: str) -> bool:
     """Run until death; return whether it died."""
-    code = run(ME, *TINY, *flags, expect=None, KILL_AT=kill).returncode
+    code = run(ME, *TINY, *flags, expect=None, KILL_AT=kill, PIECES="200").returncode
     assert code in (0, -signal.SIGKILL)
     return code != 0
 
@@ -225,15 +227,18 @@ def test_a_folder_of_shards_is_nothing_to_prepare(workplace):
     assert "nothing to prepare" in run("prepare_data.py", *TINY, "--data_dir", "data", expect=2).stderr
 
 
-def test_each_text_file_is_a_document_and_none_is_lost_between_pieces(workplace):
-    rows = [" ".join(texts(200, seed)) for seed in range(3)]
+def test_each_text_file_is_a_document_and_none_is_lost_between_pieces(workplace, bpe):
+    rows = [" ".join(texts(20_000)), *(" ".join(texts(20, seed)) for seed in (1, 2))]
+    assert len(rows[0]) > 2 * sources.BLOCK_BYTES
     for i, text in enumerate(rows):
         Path(f"{i}.md").write_text(text)
     Path("held.md").write_text(TEXT)
-    folder = folder_of("--data_files", "0.md", "1.md", "2.md", "--validation_files", "held.md", "--shard_tokens", "999")
+    files = ("--data_files", "0.md", "1.md", "2.md", "--validation_files", "held.md", "--tokenizer", bpe)
+    folder = folder_of(*files, "--shard_tokens", "99999")
     assert decoded(folder, "train") == {0: rows} and decoded(folder, "validation") == {0: [TEXT]}
+    assert counts(folder) == {"documents": 3}
     sizes = [row["tokens"] for row in shards.read_manifest(folder)["splits"]["train"]]
-    assert set(sizes[:-1]) == {999} and sum(sizes) == len("".join(rows)) + 3
+    assert set(sizes[:-1]) == {99999} and len(sizes) > 3
 
 
 # Tables: each row is a document.
@@ -466,6 +471,15 @@ def test_a_merge_killed_at_any_place_is_merged_the_next_time(workplace):
     assert 5 < step < 19 and contents(folder) == whole
 
 
+def test_a_job_that_was_killed_is_not_merged(workplace):
+    _, files = write_tables("jsonl", 6, 9)
+    flags = (*files, "--shard_tokens", "300", "--validation_tokens", "40")
+    run("prepare_data.py", *TINY, *flags, *job(0, 2))
+    assert killed("shard:2", *flags, *job(1, 2))
+    refused = run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
+    assert "cannot be merged: manifest.job-00001-of-00002.json not complete" in refused
+
+
 def test_jobs_that_cannot_be_are_refused(workplace):
     _, files = write_tables("jsonl", 6, 9)
     flags = (*files, *FEW)
@@ -533,13 +547,13 @@ def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, kind, 
     told = run(ME, *TINY, *flags, "--dry_run", SET="DRY_RUN_SECONDS=0.05").stdout
     assert {path for path in Path().rglob("*") if not path.name.startswith(".out-")} == before
     tokens = int(re.search(r"([\d,]+) tokens \(estimated\)", told)[1].replace(",", ""))
-    gigabytes = float(re.search(r"([\d.e-]+) GB on disk \(estimated", told)[1])
+    megabytes = float(re.search(r"([\d.,]+) MB on disk \(estimated", told)[1].replace(",", ""))
     folder = folder_of(*flags)
     assert f"{folder}: " in told
     true = sum(row["tokens"] for found in shards.read_manifest(folder)["splits"].values() for row in found)
     assert 0.8 * true < tokens < 1.2 * true
-    assert 0.8 * true < gigabytes * 1e9 / 2 < 1.2 * true
-    assert re.search(r"minutes at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread", told)
+    assert 0.8 * true < megabytes * 1e6 / 2 < 1.2 * true
+    assert re.search(r"[\d.,]+ s at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread", told)
     if kind == "parquet":
         limited = run(ME, *TINY, *flags, "--dry_run", "--limit_tokens", "5000", SET="DRY_RUN_SECONDS=0.05").stdout
         assert " 5,000 tokens (estimated)" in limited
