@@ -392,7 +392,7 @@ def open_tokenizer(recipe: config.Recipe, opened: list[Source]) -> PreTrainedTok
     name = str(own[0]) if own else recipe.tokenizer
     if name in config.MADE:
         raise BadInput(
-            f"tokenizer = {name}: is made from text, and {opened[0].folder} holds token shards of others; give the one that "
+            f"tokenizer = {name}: is made from text, and {opened[0].folder} holds shards of others; give the one that "
             f"they were made with: --tokenizer openai-community/gpt2, or a folder"
         )
     tokenizer = tokenization.load(name)

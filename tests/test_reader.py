@@ -179,7 +179,9 @@ def test_process_that_is_killed_again_and_again_stops_training_whatever_it_says(
     one = start(f"print('begins', flush=True)\n{DIE}")
     for _ in range(5):
         ended(one)
-    with pytest.raises(TrainingStopped, match=r"killed 6 times in a row \(signal 9\); what is trained is saved, and"):
+    with pytest.raises(
+        TrainingStopped, match=r"killed 6 times in a row \(signal 9\); what was trained so far is saved, and"
+    ):
         ended(one)
     restarts = [f"the reader was killed (signal 9); restart {number} of 5" for number in range(1, 6)]
     assert heard.all() == [line for restart in restarts for line in ("begins", restart)] + ["begins"]
@@ -197,9 +199,7 @@ def test_deaths_are_counted_anew_once_a_process_has_lived_for_long(start, heard,
 
 def test_process_that_gave_up_by_itself_is_not_started_again(start, heard):
     one = start("import sys; print('why', file=sys.stdout); sys.exit(3)")
-    words = (
-        r"the reader stopped with exit status 3 \(see above\); what is trained is saved, and the same command goes on"
-    )
+    words = r"the reader stopped with exit status 3 \(see above\); what was trained so far is saved, and the same command goes on"
     with pytest.raises(TrainingStopped, match=words):
         ended(one)
     assert heard.all() == ["why"]
