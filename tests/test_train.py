@@ -328,6 +328,7 @@ def bad_inputs() -> dict[str, tuple[list[str], str]]:
         "run name": (["--run_name", "../x"], "letters, digits"),
         "Hub data set": (["--data_files", "none", "--dataset_name", "owner/name"], "HF_HUB_OFFLINE is set"),
         "no such checkpoint": (["--resume_from_checkpoint", "runs/x"], "no such checkpoint"),
+        "made tokenizer for others' shards": (["--data_dir", "nano"], "--tokenizer openai-community/gpt2"),
         "no such tokenizer": (["--tokenizer", "./nowhere"], "tokenizer = ./nowhere: cannot be loaded"),
     }
 
@@ -338,6 +339,9 @@ def test_bad_input_is_one_error_with_a_remedy_and_writes_nothing(workplace, case
     Path("empty.txt").touch()
     Path("latin1.txt").write_bytes("abcé".encode("latin-1") * 100)
     Path("short.txt").write_text("too short to fill a window")
+    Path("nano").mkdir()
+    for name in ("train.bin", "val.bin"):
+        np.arange(50, dtype=np.uint16).tofile(f"nano/{name}")
     said = run("train.py", *TINY, *flags, expect=2).stderr
     assert words in said
     assert "Traceback" not in said
@@ -483,6 +487,28 @@ def test_the_ledger_is_one_whatever_reads_it_and_whoever_is_killed(streaming, ki
 def data_folders(kind: str) -> list[Path]:
     names = {"stream": ["a0-*"], "mixture": ["a0-*", "c-*"]}[kind]
     return [next(Path("data").glob(name)) for name in names]
+
+
+@pytest.mark.parametrize("maker", ["nanoGPT", "build-nanogpt", "llm.c"])
+def test_shards_of_others_are_trained_on_where_they_lie(streaming, maker):
+    Path("theirs").mkdir()
+    for split, count in (("train", 2000), ("val", 500)):
+        ids = np.random.RandomState(count).randint(0, 300, count).astype(np.uint16)
+        if maker == "nanoGPT":
+            ids.tofile(f"theirs/{split}.bin")
+        elif maker == "build-nanogpt":
+            np.save(f"theirs/edufineweb_{split}_000001.npy", ids)
+        else:
+            header = np.zeros(256, dtype=np.int32)
+            header[:3] = 20240520, 1, count
+            Path(f"theirs/fineweb_{split}_000001.bin").write_bytes(header.tobytes() + ids.tobytes())
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in Path("theirs").iterdir())
+    flags = ("--recipe", "stream.yaml", "--data_dir", "theirs", "--run_name", "t", "--max_steps", "4")
+    done = run("train.py", *flags, "--sample_steps", "0")
+    assert "theirs: 2,000 train tokens; the run reads 512" in done.stderr
+    assert len(losses("t")) == 4
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in Path("theirs").iterdir()) == before
+    assert not Path("data").exists()
 
 
 def until(there, seconds: float = 60.0) -> None:
