@@ -7,6 +7,7 @@ import os
 import random
 import re
 import resource
+import select
 import shutil
 import signal
 import sys
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         os.close(writing)
         os.dup2(reading, 0)
         sys.stdin = os.fdopen(0)
+        say_when_waiting(prepare_data.Pace)
     if setting := os.environ.pop("SET", None):
         name, value = setting.split("=")
         setattr(prepare_data, name, float(value))
@@ -60,6 +62,20 @@ def main(argv: list[str] | None = None) -> int:
     if path := os.environ.pop("MEMORY", None):
         Path(path).write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
     return status
+
+
+def say_when_waiting(pace) -> None:
+    """Write "asks N" and "goes on N" around each wait for the trainer, N the shards that are there."""
+    real = pace.wait
+
+    def wait(self, rows) -> None:
+        with open("pace.txt", "a") as file:
+            file.write(f"asks {len(rows)}\n")
+        real(self, rows)
+        with open("pace.txt", "a") as file:
+            file.write(f"goes on {len(rows)}\n")
+
+    pace.wait = wait
 
 
 def kill_at(what: str, number: int) -> None:
@@ -661,23 +677,18 @@ class Follower:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def wait_for(self, number: int) -> None:
-        """Wait until so many train shards are there; never are there more."""
-        for _ in range(2000):
-            found = ready()
-            assert found <= number
-            if found == number:
-                return
+        """Wait until it waits with so many train shards."""
+        for _ in range(3000):
+            said = Path("pace.txt").read_text() if Path("pace.txt").exists() else ""
+            if f"asks {number}\n" in said:
+                break
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             assert not ended, (status, Path(self.err).read_text())
-            select_nothing()
-        raise AssertionError(f"{ready()} of {number} shards\n{Path(self.out).read_text()}{Path(self.err).read_text()}")
-
-
-def select_nothing() -> None:
-    """Let the others run for a moment between two looks."""
-    import select
-
-    select.select([], [], [], 0.01)
+            select.select([], [], [], 0.01)
+        for _ in range(20):
+            select.select([], [], [], 0.01)
+            assert Path("pace.txt").read_text().endswith(f"asks {number}\n")
+        assert ready() == number
 
 
 def ready() -> int:
