@@ -4,6 +4,7 @@ A reader ends when this process dies, however it dies: its standard input closes
 """
 
 import contextlib
+import math
 import os
 import subprocess
 import threading
@@ -18,6 +19,7 @@ BUSY = 75  # its exit status while another process prepares the same folder (sys
 BUSY_SECONDS = 10.0
 GOES_ON = "what was trained so far is saved, and the same command goes on"
 LOOK_SECONDS, SAY_SECONDS = 0.2, 30.0  # while training waits: between two looks, between two messages
+REFRESH_SECONDS = 1.0  # while it does not: between two looks
 
 
 class Reader:
@@ -127,7 +129,8 @@ class Supply:
     def __init__(self, readers: Sequence[Reader | None], refresh: Callable[[], bool], say: Callable[[str], None]):
         self.readers, self.refresh, self.say = list(readers), refresh, say
         self.waited_seconds = 0.0
-        self._growing, self._failure, self._said = True, None, time.monotonic()
+        self._growing, self._complete, self._failure = True, False, None
+        self._said, self._refreshed = time.monotonic(), -math.inf
 
     def until(self, there: Callable[[], bool], what: str) -> None:
         """Wait alone until ``there``. Raises as ``Reader.check`` does."""
@@ -151,7 +154,7 @@ class Supply:
         """
         begin = time.perf_counter()
         while self._growing:
-            complete = self._look_after(needed)
+            complete = self._look_after(needed, have())
             behind = not complete and any(map(int.__lt__, have(), needed))
             behind, failed, stop, self._growing = any_of(behind, self._failure is not None, stopping(), not complete)
             if failed:
@@ -168,16 +171,18 @@ class Supply:
         for reader in filter(None, self.readers):
             reader.close()
 
-    def _look_after(self, needed: Sequence[int]) -> bool:
+    def _look_after(self, needed: Sequence[int], have: Sequence[int]) -> bool:
         try:
             for reader, windows in zip(self.readers, needed, strict=True):
                 if reader:
                     reader.want(windows)
                     reader.check()
-            return self.refresh()
+            # A look at the folders costs a millisecond: not at every step while there is enough.
+            if any(map(int.__lt__, have, needed)) or time.monotonic() - self._refreshed > REFRESH_SECONDS:
+                self._complete, self._refreshed = self.refresh(), time.monotonic()
         except (BadInput, TrainingStopped) as error:
             self._failure = str(error)
-            return False
+        return self._complete
 
     def _say_now_and_then(self, what: str) -> None:
         if time.monotonic() - self._said > SAY_SECONDS:

@@ -467,7 +467,18 @@ def test_a_request_to_stop_ends_the_wait_of_every_process(clock, mine):
     assert story.wait([5]) is None and clock.sleeps == 1
 
 
-def test_processes_that_see_the_data_at_different_times_agree_at_each_question(clock):
+def test_a_look_at_the_folders_is_taken_now_and_then_while_there_is_enough(clock):
+    story = Story([9])
+    for _ in range(5):
+        assert story.wait([5]) is None
+    assert story.refreshed == 1
+    clock.now += 2
+    assert story.wait([5]) is None
+    assert story.refreshed == 2 and clock.sleeps == 0
+
+
+def test_processes_that_see_the_data_at_different_times_agree_at_each_question(clock, monkeypatch):
+    monkeypatch.setattr(reading, "REFRESH_SECONDS", -1.0)  # at each step
     stories, together = [Story([9]), Story([0])], threading.Barrier(2, timeout=SECONDS)
     stories[0].complete = True
     flags, found = [None, None], [None, None]
