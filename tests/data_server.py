@@ -80,6 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault == "silent":
             self.server.closing.wait(30)
+            self.close_connection = True
             return
         if fault and fault[0].isdigit():
             status, _, after = fault.partition(":")

@@ -479,7 +479,9 @@ def hub(tmp_path_factory):
     root = Path(__file__).parent.parent
     environment = clean | small | {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "home"), "PYTHONPATH": str(root)}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    done = subprocess.run([sys.executable, __file__, folder], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, folder], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
