@@ -28,7 +28,7 @@ class DataServer(ThreadingHTTPServer):
         self.folder, self.faults, self.log, self.lock = Path(folder), [], [], threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commit = "c0ffee" + "0" * 34
-        self.closing = threading.Event()
+        self.closing, self.outwaited = threading.Event(), 0  # silent answers that the client waited for to their end
 
     def __enter__(self):
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(2)
             return
         if fault == "silent":
-            self.server.closing.wait(30)
+            self.server.outwaited += not self.server.closing.wait(30)
             self.close_connection = True
             return
         if fault and fault[0].isdigit():

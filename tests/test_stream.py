@@ -217,7 +217,8 @@ def test_used_up_tries_stop_with_file_and_row(stream, server, name):
     ((_, read),) = open_files(stream, [url], said)["train"]
     server.log = []
     assert sum(1 for _ in read(0)) == N
-    server.faults, server.log = fault("503", after=len(server.log) // 2, times=ALWAYS), []
+    gets = sum(line.startswith("GET") for line in server.log)
+    server.faults, server.log = fault("503", after=gets // 2, times=ALWAYS, method="GET"), []
     with pytest.raises(TrainingStopped) as stopped:
         found += (text for text, _ in read(0))
     message = str(stopped.value)
@@ -571,6 +572,7 @@ class Hub:
             "column": self.read(column="txt"),
             "forbidden": self.read(fault("403", times=ALWAYS, method=one)),
             "moved": self.prepare(),
+            "outwaited": self.server.outwaited,
         }
 
     def prepare(self) -> dict:
@@ -614,6 +616,7 @@ def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
     for kind, after, method, done in hub["campaign"]:
         assert done["equal"] and done["met"], (kind, after, method, done)
         assert done["said"] and len(done["said"]) >= len(done["waits"]) > 0, (kind, after, method, done)
+    assert hub["outwaited"] == 0, "every request has a time-out"
 
 
 def test_the_hub_asks_to_wait_and_is_obeyed(hub):
