@@ -23,7 +23,7 @@ train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml 
 test: $(VENV)/.installed-dev ## the tests, under 6 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: $(VENV)/.installed-dev ## campaigns of kills and parities
+test-slow: $(VENV)/.installed-slow ## campaigns of kills and parities
 	$(BIN)/python -m pytest -m slow
 
 check: $(VENV)/.installed-dev ## format, lint, layout rules
@@ -48,4 +48,8 @@ $(VENV)/.installed: requirements.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+$(VENV)/.installed-slow: $(VENV)/.installed-dev requirements-slow.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-slow.txt
 	touch $@

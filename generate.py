@@ -4,28 +4,21 @@ python generate.py --model runs/quickstart --prompt "def " --num_samples 3
 """
 
 import argparse
-import difflib
 import sys
-from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, TextStreamer
+from transformers import TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
-from pretrain import sampling, tokenization
+from pretrain import config, sampling, tokenization
+from pretrain import model as gpt2
 from pretrain.errors import BadInput, exit_on_bad_input
-
-
-def refuse(message: str):
-    """Say what is wrong as every script of ours does."""
-    raise BadInput(f"generate.py: {message}")
 
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Print samples as they are made."""
     parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
-    parser.error = refuse
     parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id")
     parser.add_argument("--prompt", default="", help="text to go on from; empty begins a document")
     parser.add_argument("--num_samples", type=int, default=1)
@@ -34,13 +27,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--top_k", type=int, default=200, help="among this many likeliest tokens; 0 = all")
     parser.add_argument("--top_p", type=float, default=1.0, help="among the likeliest that hold this probability")
     parser.add_argument("--seed", type=int, default=1337)
-    asked, unknown = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
-    for word in unknown:
-        near = difflib.get_close_matches(word, [f"--{name}" for name in vars(asked)], n=1)
-        refuse(f"{word}: no such flag" + (f"; did you mean {near[0]}?" if near else ""))
+    asked = config.parse_flags(parser, sys.argv[1:] if argv is None else argv)
     refuse_out_of_range(asked)
 
-    model, tokenizer = load(asked.model)
+    disable_progress_bar()
+    name = gpt2.find(asked.model)
+    tokenizer = tokenization.load(name)
+    model = gpt2.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)
     for number in range(asked.num_samples):
         if asked.num_samples > 1:
@@ -72,25 +65,6 @@ def refuse_out_of_range(asked: argparse.Namespace) -> None:
     }
     if faults := [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in rules.items() if not ok]:
         raise BadInput(faults)
-
-
-def load(name: str):
-    """Return the model (on the GPU where there is one) and its tokenizer; a run folder stands for its ``model/``."""
-    path = Path(name)
-    if (path / "model").is_dir():
-        path = path / "model"
-    elif path.is_dir() and (path / "checkpoints").is_dir():
-        raise BadInput(f"--model {name}: the run has not written model/ yet; it does so at its end")
-    if not path.exists() and (path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()):
-        raise BadInput(f"--model {name}: no such folder (a Hub id is owner/name)")
-    name = str(path) if path.exists() else name
-    disable_progress_bar()
-    tokenizer = tokenization.load(name)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--model {name}: cannot be loaded: {str(error).splitlines()[0]}") from None
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from pretrain import (
     evaluation,
     files,
     hardware,
+    hellaswag,
+    likelihood,
     optim,
     plots,
     sampling,
@@ -44,7 +46,7 @@ from pretrain.reader import Reader, Supply
 from pretrain.report import Meter, Report, due, duration, read_metrics
 from pretrain.stopping import StopRequest
 
-EXTRAS = {"eval_only": (bool, "score the newest checkpoint (or init_from) on the validation split and stop")}
+EXTRAS = {"eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop")}
 BAD_UPDATES_IN_A_ROW = 3
 LOCK = ".lock"
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
@@ -57,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
     recipe, extras = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", EXTRAS)
     config.make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # refuse before anything is written
     run_dir = Path(recipe.output_dir)
-    refuse_foreign_run(recipe, run_dir)
+    if "eval_only" not in extras:  # which writes nothing
+        refuse_foreign_run(recipe, run_dir)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
     accelerator = hardware.make_accelerator()
     with contextlib.closing(Corpus(recipe, argv)) as corpus:
@@ -121,6 +124,13 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
             report.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
             report.say(f"step {step}: {describe_loss(split, result)}")
 
+    def look_hellaswag(step: int) -> None:
+        """Score the model on HellaSwag and report it, unless a request to stop abandons it."""
+        result = hellaswag_scores(corpus, model, accelerator, lambda: stop.requested)
+        if result is not None:
+            report.log(step, {f"hellaswag/{name}": value for name, value in result.items()})
+            report.say(f"step {step}: {describe_hellaswag(result)}")
+
     def save(step: int) -> None:
         counters = {"skipped_updates": skipped, "bad_in_a_row": bad_in_a_row, "elapsed_seconds": meter.elapsed}
         save_checkpoint(recipe, corpus, run_dir, step, counters, model, optimizer, accelerator, report)
@@ -135,6 +145,8 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
         with meter.paused():  # looking is not training: it never counts as time
             if due(step, recipe.eval_steps, last):
                 look(step, "validation")
+            if due(step, recipe.hellaswag_steps, last):
+                look_hellaswag(step)
             if due(step, recipe.sample_steps, last):
                 write_samples(recipe, corpus, report, step, model, show=last)
             if due(step, recipe.save_steps, last) and step > first_step:
@@ -232,12 +244,15 @@ class Corpus:
 
     Attributes:
         sources: one, or those of a mixture; ``test``: the windows of that split, where a single source has one.
+        hellaswag: its items as ids, where the run scores itself on them; ``hellaswag_cut``: how many the context cuts.
         supply: the processes that read what is not there yet.
     """
 
     def __init__(self, recipe: config.Recipe, argv: list[str]):
         self.recipe = recipe
         self.is_first = os.environ.get("RANK", "0") == "0"
+        scored = recipe.hellaswag_steps or recipe.hellaswag_files  # files alone are for eval_only
+        items = hellaswag.read_items(recipe.hellaswag_files) if scored else None
         self.say = lambda line: print(line, file=sys.stderr, flush=True) if self.is_first else None
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each shard is an open file
@@ -261,6 +276,8 @@ class Corpus:
         self.tokenizer = open_tokenizer(recipe, self.sources)
         self.bytes_per_token = np.zeros(recipe.vocab_size, dtype=np.int64)
         self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
+        self.hellaswag = hellaswag.Test(items, self.tokenizer) if items else None
+        self.hellaswag_cut = self.hellaswag.longer_than(recipe.sequence_length) if items else 0
         for source in self.sources:
             source.validation = self._append(self._empty(), source, "validation", 0)
             source.train = self._append(self._empty(), source, "train", 0)
@@ -521,9 +538,17 @@ def header(
         f"{recipe.sequence_length} tokens",
         f"device   {hardware.device_name(accelerator.device)}, precision "
         f"{accelerator.mixed_precision if accelerator.mixed_precision != 'no' else 'fp32'}, compile {compiled}",
+        *describe_hellaswag_test(recipe, corpus),
         f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the "
         f"first steps",
     ]
+
+
+def describe_hellaswag_test(recipe: config.Recipe, corpus: Corpus) -> Iterator[str]:
+    """Say that the run scores itself on HellaSwag, and on what."""
+    if recipe.hellaswag_steps:
+        cut = f"; {corpus.hellaswag_cut} texts lose their beginning to the context" if corpus.hellaswag_cut else ""
+        yield f"test     {len(corpus.hellaswag.items):,} HellaSwag items every {recipe.hellaswag_steps} steps{cut}"
 
 
 def describe_data(recipe: config.Recipe, corpus: Corpus, order: windows.TrainOrder) -> Iterator[str]:
@@ -611,6 +636,30 @@ def describe_loss(split: str, result: dict[str, float]) -> str:
     """Say a validation result in one line."""
     bits = f", {result['bits_per_byte']:.3f} bits per byte" if "bits_per_byte" in result else ""
     return f"{split} loss {result['loss']:.4f} nats per token{bits}"
+
+
+def hellaswag_scores(
+    corpus: Corpus, model: PreTrainedModel, accelerator: Accelerator, stop: Callable[[], bool] = lambda: False
+) -> dict[str, float] | None:
+    """Return the three scores and their errors, all processes sharing the work (None when stopped)."""
+    test = corpus.hellaswag
+    with accelerator.autocast():
+        found = likelihood.log_likelihoods(
+            model,
+            test.questions,
+            context_length=corpus.recipe.sequence_length,
+            reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
+            rank=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            stop=stop,
+        )
+    return None if found is None else test.scores(test.predictions(found))
+
+
+def describe_hellaswag(result: dict[str, float]) -> str:
+    """Say HellaSwag's scores in one line, in per cent."""
+    each = (f"{score} {100 * result[score]:.2f} ± {100 * result[f'{score}_stderr']:.2f}" for score in hellaswag.SCORES)
+    return f"HellaSwag {', '.join(each)}"
 
 
 def save_checkpoint(
@@ -734,7 +783,7 @@ def finish(
 
 
 def evaluate(recipe: config.Recipe, corpus: Corpus, run_dir: Path, accelerator: Accelerator) -> int:
-    """Score the run's newest checkpoint, or ``init_from``, on the validation split; print one JSON line."""
+    """Score the run's newest checkpoint, or ``init_from``: validation loss and HellaSwag; print one JSON line."""
     plan = config.make_plan(recipe, accelerator.num_processes)
     model = build_model(recipe, corpus)
     path = None if recipe.init_from else find_checkpoint(recipe, run_dir, accelerator)[0]
@@ -746,9 +795,12 @@ def evaluate(recipe: config.Recipe, corpus: Corpus, run_dir: Path, accelerator: 
     loss_module = gpt2.NextTokenLoss(model)
     accelerator.prepare(loss_module)
     result = validation_loss(recipe, plan, corpus, "validation", loss_module, accelerator)
+    line = {"model": recipe.init_from or str(path)} | {f"eval/{name}": value for name, value in result.items()}
+    if corpus.hellaswag:
+        found = hellaswag_scores(corpus, model, accelerator)
+        line |= {f"hellaswag/{name}": value for name, value in found.items()}
     if accelerator.is_main_process:
-        result = {"model": recipe.init_from or str(path)} | {f"eval/{name}": value for name, value in result.items()}
-        print(json.dumps(result))
+        print(json.dumps(line))
     return 0
 
 

@@ -145,6 +145,10 @@ class Recipe:
     sample_steps: int = key("steps between samples", default=0, kind="run", low=0, high=10**9)
     sample_prompts: list[str] = key("what the samples go on from", default=(), kind="run")
     sample_tokens: int = key("new tokens of a sample", default=100, kind="run", low=1, high=10**6)
+    hellaswag_steps: int = key("steps between HellaSwag scores", default=0, kind="run", low=0, high=10**9)
+    hellaswag_files: list[str] | None = key(
+        "HellaSwag's items as JSON lines or Parquet; none: its validation split from the Hub", default=None, kind="run"
+    )
     # Saving.
     save_steps: int = key("steps between checkpoints", default=1000, kind="run", low=0, high=10**9)
     save_total_limit: int = key("checkpoints kept: 0 = all, else 2 or more", default=2, kind="run", low=0, high=10**6)
@@ -214,16 +218,7 @@ def parse_command(
         default = "" if field.default is ABSENT else f" (default: {_shown(field.default)})"
         help = (field.metadata["help"] + default).replace("%", "%%")
         parser.add_argument(f"--{name}", metavar=_type_name(TYPES[name]).upper(), help=help, **many)
-    parser.error = _refuse
-    known, unknown = parser.parse_known_args(list(argv))
-    given = vars(known)
-    if unknown:
-        names = ["recipe", *extras, *(name for name in FIELDS if not _is_mappings(TYPES[name]))]
-        flags = [word.split("=")[0] for word in unknown if word.startswith("-")]  # their values may be secrets
-        raise BadInput(
-            [f"{flag}: no such flag{_nearest(flag.lstrip('-'), names, '--')}" for flag in flags]
-            or f"{unknown[0]}: is no flag; every value follows a --key"
-        )
+    given = vars(parse_flags(parser, argv))
     path = Path(given.pop("recipe"))
     chosen = {}
     for name in extras.keys() & given.keys():
@@ -233,6 +228,20 @@ def parse_command(
         except ValueError:
             raise BadInput(f"--{name} {text}: must be {_type_name(extras[name][0])}") from None
     return load_recipe(path, given), chosen
+
+
+def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Return what ``argv`` gives; raises BadInput for a flag that the parser does not know, naming the nearest one."""
+    parser.error = _refuse
+    known, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        names = [flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+        flags = [word.split("=")[0] for word in unknown if word.startswith("-")]  # their values may be secrets
+        raise BadInput(
+            [f"{flag}: no such flag{_nearest(flag.lstrip('-'), names, '--')}" for flag in flags]
+            or f"{unknown[0]}: is no flag; every value follows a --key"
+        )
+    return known
 
 
 def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:

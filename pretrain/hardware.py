@@ -30,13 +30,16 @@ NETWORK_FILE_SYSTEMS = re.compile(
 )
 
 
-def make_accelerator() -> Accelerator:
+def make_accelerator(precision: str | None = None) -> Accelerator:
     """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
+
+    Args:
+        precision: without a YAML: this one (no, fp16, bf16); None: the best that the card has.
 
     Raises BadInput when the YAML asks for a precision that the device cannot do, with the remedy.
     """
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
-    wanted = os.environ.get("ACCELERATE_MIXED_PRECISION", "no") if launched else best_precision()
+    wanted = os.environ.get("ACCELERATE_MIXED_PRECISION", "no") if launched else precision or best_precision()
     cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "false").lower() != "true"
     if wanted == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise BadInput(

@@ -13,11 +13,14 @@ from torch import nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    AutoModelForCausalLM,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.activations import NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -126,6 +129,38 @@ def _copy_weights(model: GPT2LMHeadModel, name: str) -> None:
         values = ", ".join(f"{key} = {getattr(source.config, key)}" for key in differ)
         raise BadInput(f"init_from = {name}: its {values} must stand in the recipe too (sequence_length: n_positions)")
     model.load_state_dict(state)
+
+
+def find(name: str) -> str:
+    """Return what ``load`` takes: a run folder stands for its ``model/``, any other folder or Hub id for itself.
+
+    Raises BadInput where there is no such folder, or the run has not written its model yet.
+    """
+    path = Path(name)
+    if (path / "model").is_dir():
+        return str(path / "model")
+    if path.is_dir() and (path / "checkpoints").is_dir():
+        raise BadInput(f"--model {name}: the run has not written model/ yet; it does so at its end")
+    if not path.exists() and (path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()):
+        raise BadInput(f"--model {name}: no such folder (a Hub id is owner/name)")
+    return name
+
+
+def load(name: str) -> PreTrainedModel:
+    """Load any causal language model of Transformers, in the precision it was saved in, for use, not for training.
+
+    Its GELU runs as one kernel. Raises BadInput when it cannot be loaded.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=False)
+    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(f"--model {name}: cannot be loaded: {reason}") from None
+    for module in list(model.modules()):
+        for child, part in module.named_children():
+            if isinstance(part, NewGELUActivation):
+                setattr(module, child, nn.GELU(approximate="tanh"))
+    return model.eval()
 
 
 class NextTokenLoss(nn.Module):

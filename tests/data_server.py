@@ -1,9 +1,11 @@
-"""A server on localhost for data files and Hub data sets, which misbehaves as told: what a stream meets on the way.
+"""A server on localhost for data files and the Hub, which misbehaves as told: what a stream meets on the way.
 
 Files lie under ``folder``: ``/files/NAME`` serves them by URL; a data set ``me/corpus`` of the Hub is the folder
-``datasets/me/corpus``, at the endpoint ``url`` (HF_ENDPOINT), with one commit.
+``datasets/me/corpus``, at the endpoint ``url`` (HF_ENDPOINT), with one commit. A model ``me/model`` is the folder
+``models/me/model``; small files can be committed to it.
 """
 
+import base64
 import hashlib
 import json
 import re
@@ -27,7 +29,7 @@ class DataServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.faults, self.log, self.lock = Path(folder), [], [], threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.commit = "c0ffee" + "0" * 34
+        self.commit, self.model_commits = "c0ffee" + "0" * 34, 1
         self.closing, self.outwaited = threading.Event(), 0  # silent answers that the client waited for to their end
 
     def __enter__(self):
@@ -90,10 +92,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.file(self.server.folder / "files" / match[1], [], body, fault)
         elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.file(self.server.folder / "datasets" / match[1] / match[3], self.of_commit(), body, fault)
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self.file(self.server.folder / "models" / match[1] / match[3], self.of_model(), body, fault)
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
+            self.model(match[1], match[2] or "", body)
+        elif path == "/api/validate-yaml":
+            self.send(200, b'{"errors": [], "warnings": []}', [], body)
         elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(/.*)?", path):
             self.hub(match[1], match[2] or "", body)
         else:
             self.send(404, b"{}", [], body)
+
+    def of_model(self):
+        return [("X-Repo-Commit", f"{self.server.model_commits:040x}")]
 
     def of_commit(self):
         return [("X-Repo-Commit", self.server.commit)]
@@ -125,6 +136,30 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(200, json.dumps(about | {"downloads": 0, "likes": 0}).encode(), self.of_commit(), body)
         else:
             self.send(404, b"{}", [], body)
+
+    def model(self, name: str, rest: str, body: bool):
+        root = self.server.folder / "models" / name
+        if not root.is_dir():
+            self.send(404, b'{"error": "not found"}', [("X-Error-Code", "RepoNotFound")], body)
+        elif rest.startswith("/preupload/"):
+            asked = [file["path"] for file in json.loads(self.form)["files"]]
+            told = [{"path": path, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for path in asked]
+            self.send(200, json.dumps({"files": told}).encode(), [], body)
+        elif rest.startswith("/commit/"):
+            self.server.model_commits += 1
+            for line in map(json.loads, self.form.splitlines()):
+                if line["key"] == "file":
+                    (root / line["value"]["path"]).write_bytes(base64.b64decode(line["value"]["content"]))
+            about = {
+                "success": True,
+                "commitOid": self.server.commit,
+                "commitUrl": f"{self.server.url}/{name}/commit/1",
+            }
+            self.send(200, json.dumps(about).encode(), [], body)
+        else:
+            about = {"id": name, "modelId": name, "sha": self.of_model()[0][1], "private": False, "tags": []}
+            about |= {"siblings": [{"rfilename": path.name} for path in root.iterdir()], "downloads": 0, "likes": 0}
+            self.send(200, json.dumps(about).encode(), [], body)
 
     def file(self, path: Path, headers: list, body: bool, fault: str | None):
         if not path.is_file():

@@ -61,6 +61,12 @@ def test_config_needs_no_torch():
     assert not {name.split(".")[0] for name in imported(LEAVES["config"])} & {"torch", "transformers", "accelerate"}
 
 
+def test_training_needs_neither_evaluate_nor_datasets():
+    paths = [SCRIPTS["train"], *(LEAVES[leaf] for leaf in leaves_of(SCRIPTS["train"]))]
+    names = {name.split(".")[0] for path in paths for name in imported(path)}
+    assert "accelerate" in names and not names & {"evaluate", "datasets"}
+
+
 @pytest.mark.parametrize("leaf", sorted(set(LEAVES) - {"report", "errors"}))
 def test_leaf_does_not_print(leaf):
     calls = [node for node in ast.walk(tree(LEAVES[leaf])) if isinstance(node, ast.Call)]

