@@ -128,13 +128,13 @@ class Test:
         """
         number = len(self.items)
         first, last = likelihoods[:number], likelihoods[-number:]
-        with np.errstate(divide="ignore"):  # an ending of brackets only is cleaned to nothing: never the likeliest
-            values = {
-                "acc": lambda: first,
-                "acc_norm": lambda: first / self.characters,
-                "acc_token_norm": lambda: last / self.tokens[-number:],
-            }
-            return {score: values[score]().argmax(1) for score in self.wanted}
+        values = {
+            "acc": lambda: first,
+            # An ending of brackets only is cleaned to nothing, and never the likeliest.
+            "acc_norm": lambda: np.where(self.characters, first / np.maximum(1, self.characters), -np.inf),
+            "acc_token_norm": lambda: last / self.tokens[-number:],
+        }
+        return {score: values[score]().argmax(1) for score in self.wanted}
 
     def scores(self, predictions: dict[str, np.ndarray], done: Iterable[int] | None = None) -> dict[str, float]:
         """Return each score and its standard error (``acc``, ``acc_stderr``, ...) as shares of 1.
@@ -175,13 +175,13 @@ def _first_line(error: Exception) -> str:
 
 def _rows(path: Path) -> Iterator[tuple[str, object]]:
     try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            for number, row in enumerate(pq.read_table(path).to_pylist(), 1):
-                yield f"{path}: row {number}", row
-            return
         with open(path, "rb") as file:
+            if path.suffix == ".parquet":
+                import pyarrow.parquet as pq
+
+                for number, row in enumerate(pq.read_table(file).to_pylist(), 1):
+                    yield f"{path}: row {number}", row
+                return
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield f"{path}: line {number}", _parsed(line)

@@ -87,16 +87,23 @@ def _length(question: Question) -> int:
     return len(context) + max(map(len, endings)) - 1
 
 
-def _batches(questions: Sequence[Question], size: int, rank: int, num_processes: int) -> list[np.ndarray]:
-    """Return this process's batches, on all processes the same number: alike in length, the longest first, then mixed.
+def _row_length(question: Question) -> int:
+    """Return the tokens of a row that holds the context and all endings."""
+    context, endings = question
+    return len(context) + sum(len(ids) - 1 for ids in endings)
 
-    Mixed, so that a score on the way is that of a random part.
+
+def _batches(questions: Sequence[Question], size: int, rank: int, num_processes: int) -> list[np.ndarray]:
+    """Return this process's batches: alike in length, the longest first, then mixed, so that a score on the way is fair.
+
+    Which questions are a process's own does not depend on ``size``: each may halve its own. All that have the same size
+    make the same number of batches.
     """
-    order = sorted(range(len(questions)), key=lambda i: (-_length(questions[i]), i))
-    number = -(-len(questions) // (size * num_processes)) * num_processes
-    parts = np.array_split(np.array(order), number)[rank::num_processes]
-    mixed = 1 + np.random.default_rng(0).permutation(len(parts) - 1)
-    return [parts[i] for i in (0, *mixed) if len(parts[i])]
+    order = np.array(sorted(range(len(questions)), key=lambda i: (-_length(questions[i]), i)))
+    number = -(-len(order) // (num_processes * size))
+    parts = [part for part in np.array_split(order[rank::num_processes], number) if len(part)]
+    mixed = 1 + np.random.default_rng(0).permutation(max(0, len(parts) - 1))
+    return [*parts[:1], *(parts[i] for i in mixed)]
 
 
 def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> np.ndarray:
@@ -125,7 +132,7 @@ def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tens
     context, then the endings' numbers); the places of the flattened (B * T) that predict, (R,); their targets, (R,);
     which ending, counted over all rows, each belongs to, (R,).
     """
-    length = max(len(context) + sum(len(ids) - 1 for ids in endings) for context, endings in rows)
+    length = max(map(_row_length, rows))
     ids_BT, positions_BT, branch_BT = (np.zeros((len(rows), length), dtype=np.int64) for _ in range(3))
     places, targets, owners = [], [], []
     for row, (context, endings) in enumerate(rows):
@@ -169,21 +176,26 @@ def _logits(model: PreTrainedModel, inputs: dict, places: torch.Tensor, shared: 
 
 
 def _may_share(model: PreTrainedModel, questions: Sequence[Question], limit: int | None) -> bool:
-    """Whether this model gives the longest question that fits the same by a shared context as ending by ending.
+    """Whether this model gives the same by a shared context as ending by ending, where it is hardest.
 
-    Not every model can: a window that slides, positions that are counted, a state that is carried along.
+    Not every model can: a window that slides, positions that are counted, a state that is carried along. What tells is
+    the longest text, the longest row, and the row that is longest beyond its text.
     """
     fitting = [question for question in questions if _length(question) <= (limit or math.inf)]
     if not fitting or not {"position_ids", "attention_mask"} <= inspect.signature(model.forward).parameters.keys():
         return False
-    probe = max(fitting, key=_length)
+    hardest = (_length, _row_length, lambda question: _row_length(question) - _length(question))
+    return all(_shares(model, max(fitting, key=key), limit) for key in hardest)
+
+
+def _shares(model: PreTrainedModel, question: Question, limit: int | None) -> bool:
     with torch.autocast(model.device.type, enabled=False):
-        alone = _score(model, [probe], limit, shared=False)
+        alone = _score(model, [question], limit, shared=False)
         try:
-            together = _score(model, [probe], limit, shared=True)
+            together = _score(model, [question], limit, shared=True)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # how a model without branches fails over them is its own affair
             return False
     nats = 1e-3 if model.dtype == torch.float32 else 5e-2  # a token; a context that is not seen costs far more
-    return bool((np.abs(alone - together) <= nats * np.array([len(ids) for ids in probe[1]])).all())
+    return bool((np.abs(alone - together) <= nats * np.array([len(ids) for ids in question[1]])).all())

@@ -1,0 +1,489 @@
+"""HellaSwag's items are read, cleaned, encoded and scored as lm-evaluation-harness and build-nanogpt do it."""
+
+import json
+import os
+import random
+import statistics
+import warnings
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from huggingface_hub import hf_hub_download
+from test_tokenization import gpt2
+from tokenizers import normalizers, processors
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from pretrain import hellaswag, likelihood, tokenization
+from pretrain import model as ours
+from pretrain.errors import BadInput
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROW = {
+    "activity_label": "Baking",
+    "ctx_a": "A man bakes.",
+    "ctx_b": "he",
+    "ctx": "A man bakes. he",
+    "endings": ["eats.", "sings a song.", "is a cake.", "runs off to the sea."],
+    "label": 2,
+}
+NASTY = ["[title]", "[header]", "[ ]", "[", "]", "( )", ".", ",", ":", "Word", "WORD", "word", "ß", "İ", "ǆ", "é", "中"]
+NASTY += ["\U0001f600", "...", "'s", "I'll", "12", "-", "<|endoftext|>"]
+SPACES = ["", " ", " ", " ", "  ", "   ", "\n", "\t", "\u00a0", " [title]", " [title] ", "[step] ", " [substeps]"]
+
+
+def write(path, *rows):
+    """A file of JSON lines; what is text already stands as it is."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def items_of(folder, *rows):
+    return hellaswag.read_items([write(folder / "items.jsonl", *rows)])
+
+
+def refused(folder, *rows, limit=0):
+    path = write(folder / "items.jsonl", *rows)
+    with pytest.raises(BadInput) as caught:
+        hellaswag.read_items([path], limit)
+    return path, caught.value.lines
+
+
+def nasty_rows(number):
+    draw = random.Random(5)
+
+    def text(low, high):
+        return "".join(draw.choice(SPACES) + draw.choice(NASTY) for _ in range(draw.randint(low, high)))
+
+    rows = []
+    for _ in range(number):
+        endings = [draw.choice(SPACES) + text(1, 8) + draw.choice(SPACES) for _ in range(4)]
+        label, ctx_a, ctx_b = draw.choice(SPACES) + "Word" + text(0, 3), text(1, 20), text(0, 4) + draw.choice(SPACES)
+        rows.append(ROW | {"activity_label": label, "ctx_a": ctx_a, "ctx_b": ctx_b, "endings": endings})
+    rows.append(ROW | {"ctx_b": "", "endings": ["[header]", "[a] [b]", "x", " [title] y"]})
+    rows.append(ROW | {"ctx_a": "Ends in a heading. [header]", "ctx_b": "[step]"})
+    rows.append(ROW | {"ctx_b": "in white space [step]\n\t [x]"})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    texts = [" ".join([*ROW["endings"], ROW["ctx"], "the man bakes a Baking: word WORD "])] * 5
+    return tokenization.train_bpe(texts, 320)
+
+
+@pytest.fixture(scope="module")
+def beginning(bpe):
+    """A tokenizer that puts a token before each text, as Llama's does."""
+    made = tokenization.train_bpe([" ".join(ROW["endings"])], 300)
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", made.eos_token_id)]
+    )
+    assert made("a")["input_ids"][0] == made.eos_token_id
+    return made
+
+
+@pytest.fixture(scope="module")
+def characters():
+    """A token is a character."""
+    return tokenization.make_characters([json.dumps(ROW) + "Hé"])
+
+
+# Text
+
+
+def test_text_is_cleaned_by_the_harness_rules(tmp_path):
+    row = ROW | {
+        "activity_label": " Food",
+        "ctx_a": "[header] How to bake [title] Mix it.  Now [substeps] stir.",
+        "ctx_b": "the Pan [title] HEAT[x] ",
+        "ctx": "as It stands [step]  ",
+        "endings": ["  [step] it ", "a [title] b", "[x]", "Two  spaces [y] here."],
+    }
+    (item,) = items_of(tmp_path, row)
+    assert item.context == "Food: How to bake. Mix it. Now stir. The pan. heat"
+    assert item.endings == (" it", "a. b", "", "Two spaces here.")
+    assert item.raw_context == row["ctx"] and list(item.raw_endings) == row["endings"] and item.label == 2
+
+
+def test_text_is_cleaned_as_by_the_harness_itself(tmp_path):
+    pytest.importorskip("lm_eval")
+    from lm_eval.tasks.hellaswag.utils import process_docs
+
+    rows = nasty_rows(500)
+    wanted = process_docs(SimpleNamespace(map=lambda change: [change(row) for row in rows]))
+    for item, other in zip(items_of(tmp_path, *rows), wanted, strict=True):
+        assert (item.context, list(item.endings), item.label) == (other["query"], other["choices"], other["gold"])
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("name", ["bpe", "beginning"])
+def test_harness_questions_have_the_ids_of_the_harness(tmp_path, name, request):
+    pytest.importorskip("lm_eval")
+    from lm_eval.models.huggingface import HFLM
+
+    tokenizer = request.getfixturevalue(name)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=320))
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
+    items = items_of(tmp_path, *nasty_rows(100))
+    test = hellaswag.Test(items, tokenizer, ("acc",))
+    for item, (context, endings) in zip(items, test.questions, strict=True):
+        for ending, ids in zip(item.endings, endings, strict=True):
+            assert (context, ids) == harness._encode_pair(item.context, f" {ending}")
+
+
+@pytest.mark.parametrize("name", ["bpe", "beginning"])
+def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, name, request):
+    tokenizer = request.getfixturevalue(name)
+    rows = nasty_rows(20)
+    test = hellaswag.Test(items_of(tmp_path, *rows), tokenizer, ("acc_token_norm",))
+    for row, (context, endings) in zip(rows, test.questions, strict=True):
+        assert context == tokenizer.encode(row["ctx"])
+        assert endings == [tokenizer.encode(f" {text}", add_special_tokens=False) for text in row["endings"]]
+
+
+def test_only_what_the_scores_need_is_encoded(tmp_path, bpe):
+    items = items_of(tmp_path, ROW, ROW | {"ctx": "Other text"})
+    whole = hellaswag.Test(items, bpe)
+    assert len(whole.questions) == 4
+    for scores in (("acc",), ("acc_norm",), ("acc_norm", "acc")):
+        assert hellaswag.Test(items, bpe, scores).questions == whole.questions[:2]
+    assert hellaswag.Test(items, bpe, ("acc_token_norm",)).questions == whole.questions[2:]
+
+
+def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path, bpe):
+    with pytest.raises(BadInput, match="the tokenizer cannot write HellaSwag's text: "):
+        hellaswag.Test(items_of(tmp_path, ROW), tokenization.make_characters(["abc"]))
+    with pytest.raises(BadInput, match="the tokenizer cannot write HellaSwag's text: "):
+        hellaswag.Test(items_of(tmp_path, ROW | {"ctx_b": "half of a pair \ud800"}), bpe)
+
+
+@pytest.mark.parametrize("score", hellaswag.SCORES)
+@pytest.mark.parametrize("change", [{"endings": ["a", "b", "c", "zzz"]}, {"ctx": "zzz", "ctx_a": "zzz", "ctx_b": ""}])
+def test_an_ending_or_context_that_becomes_no_token_is_refused_with_its_line(tmp_path, score, change):
+    tokenizer = tokenization.train_bpe(["abc"], 300)
+    swallow = [normalizers.Replace(text, "") for text in ("zzz", "Baking:")]
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([*swallow, normalizers.Strip()])
+    items = items_of(tmp_path, ROW, ROW | change)
+    with pytest.raises(BadInput, match="items.jsonl: line 2: this tokenizer makes no token of"):
+        hellaswag.Test(items, tokenizer, (score,))
+
+
+def test_questions_longer_than_the_context_are_counted_and_an_ending_that_is_longer_is_refused(tmp_path, characters):
+    rows = [ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (10, 11, 12)]
+    test = hellaswag.Test(items_of(tmp_path, *rows), characters, ("acc_token_norm",))
+    assert test.tokens.max() == 4
+    assert [test.longer_than(limit) for limit in (None, 15, 14, 13, 12, 4)] == [0, 0, 1, 2, 3, 3]
+    with pytest.raises(BadInput) as caught:
+        test.longer_than(3)
+    assert str(caught.value) == (
+        "HellaSwag cannot be scored: its longest ending has 4 tokens with this tokenizer, and the model's context "
+        "(sequence_length) is 3; it needs at least 4"
+    )
+
+
+# Scores
+
+
+@pytest.fixture
+def three(tmp_path, characters):
+    """Three items of 2, 4, 8 and 1 characters once they are cleaned; raw, a character is a token, and a space more."""
+    endings = ["aa", "a [b] éé", "aaaaaaaa", "a"]
+    rows = [ROW | {"endings": endings, "label": label} for label in (2, 3, 0)]
+    return hellaswag.Test(items_of(tmp_path, *rows), characters)
+
+
+LIKELIHOODS = np.array(
+    [
+        [-4.0, -6.0, -10.0, -3.5],  # per character: -2, -1.5, -1.25, -3.5
+        [-8.0, -8.0, -32.0, -9.0],  # the same value twice; per character -4, -2, -4, -9
+        [-1.0, -2.0, -4.0, -5.0],  # per character -0.5 three times
+        [-3.0, -9.0, -10.8, -1.9],  # of 3, 9, 9 and 2 tokens: -1, -1, -1.2, -0.95
+        [-6.0, -9.0, -9.0, -4.0],  # -2, -1, -1, -2
+        [-1.5, -9.0, -9.0, -2.0],  # -0.5, -1, -1, -1
+    ]
+)
+
+
+def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of_equals_the_first(three):
+    assert three.characters[0].tolist() == [2, 4, 8, 1] and three.tokens[3].tolist() == [3, 9, 9, 2]
+    predictions = three.predictions(LIKELIHOODS)
+    assert {name: chosen.tolist() for name, chosen in predictions.items()} == {
+        "acc": [3, 0, 0],
+        "acc_norm": [2, 1, 0],
+        "acc_token_norm": [3, 1, 0],
+    }
+
+
+def test_scores_are_the_share_that_is_right_and_its_standard_error(three):
+    right = {"acc": [0, 0, 1], "acc_norm": [1, 0, 1], "acc_token_norm": [0, 0, 1]}  # the labels are 2, 3, 0
+    got = three.scores(three.predictions(LIKELIHOODS))
+    assert list(got) == ["acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "acc_token_norm", "acc_token_norm_stderr"]
+    for name, values in right.items():
+        assert got[name] == pytest.approx(sum(values) / 3)
+        assert got[f"{name}_stderr"] == pytest.approx(statistics.stdev(values) / 3**0.5)
+
+
+def test_scores_on_the_way_are_those_of_the_questions_done(three):
+    predictions = three.predictions(LIKELIHOODS)
+    got = three.scores(predictions, done=iter([2, 0, 5]))
+    assert (got["acc"], got["acc_norm"], got["acc_token_norm"]) == (0.5, 1, 1)
+    assert got["acc_stderr"] == pytest.approx(statistics.stdev([0, 1]) / 2**0.5) and got["acc_norm_stderr"] == 0
+    assert set(three.scores(predictions, done=[4, 3])) == {"acc_token_norm", "acc_token_norm_stderr"}
+    assert set(three.scores(predictions, done=[1])) == {"acc", "acc_stderr", "acc_norm", "acc_norm_stderr"}
+    assert three.scores(predictions, done=[]) == {}
+
+
+@pytest.mark.parametrize("wanted", [("acc",), ("acc_norm",), ("acc_token_norm",), ("acc_token_norm", "acc")])
+def test_some_of_the_scores_are_what_they_are_among_all(three, characters, wanted):
+    all_of_them = three.scores(three.predictions(LIKELIHOODS))
+    test = hellaswag.Test(three.items, characters, wanted)
+    given = LIKELIHOODS[3:] if wanted == ("acc_token_norm",) else LIKELIHOODS[: len(test.questions)]
+    got = test.scores(test.predictions(given))
+    assert got == {name: all_of_them[name] for score in wanted for name in (score, f"{score}_stderr")}
+
+
+def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_path, bpe):
+    test = hellaswag.Test(items_of(tmp_path, ROW | {"endings": ["[a]", "b", "c [d]", "e"]}), bpe, ("acc", "acc_norm"))
+    chosen = test.predictions(np.array([[-0.5, -700.0, -800.0, -900.0]]))
+    assert chosen["acc"].tolist() == [0] and chosen["acc_norm"].tolist() == [2]
+
+
+def test_questions_not_scored_yet_warn_of_nothing(tmp_path, bpe):
+    test = hellaswag.Test(items_of(tmp_path, ROW | {"endings": ["a", "[b]", "c", "d"]}), bpe)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {int(chosen[0]) for chosen in test.predictions(np.zeros((2, 4))).values()} == {0}
+
+
+def test_published_scores_are_per_cent_in_the_order_of_the_scores():
+    assert all(len(row) == len(hellaswag.SCORES) for row in hellaswag.PUBLISHED.values())
+    assert all(25 < value < 100 for row in hellaswag.PUBLISHED.values() for value in row if value is not None)
+
+
+# Files
+
+
+def without(name):
+    return {key: value for key, value in ROW.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ("{", "is no JSON object (Expecting property name"),
+        ('["ctx"]', "is no JSON object"),
+        ("null", "is no JSON object"),
+        *((without(name), f"has no {name}; a HellaSwag item has activity_label, ctx_a,") for name in ROW),
+        *((ROW | {name: None}, f"has no {name}; ") for name in ROW),
+        ({"ctx": "x"}, "has no activity_label, ctx_a, ctx_b, endings, label; "),
+        (ROW | {"label": ""}, "label = '': must be 0, 1, 2 or 3; the test split has none: take the validation split"),
+        (ROW | {"label": "7"}, "label = '7': must be 0, 1, 2 or 3"),
+        (ROW | {"label": -1}, "label = -1: must be 0, 1, 2 or 3"),
+        (ROW | {"label": True}, "label = True: must be 0, 1, 2 or 3"),
+        (ROW | {"label": 1.0}, "label = 1.0: must be 0, 1, 2 or 3"),
+        (ROW | {"endings": ["a", "b", "c"]}, "endings must be a list of 4 texts"),
+        (ROW | {"endings": "abcd"}, "endings must be a list of 4 texts"),
+        (ROW | {"endings": [1, 2, 3, 4]}, "each of endings must be text"),
+        (ROW | {"ctx_b": 5}, "activity_label, ctx_a, ctx_b, ctx and each of endings must be text"),
+        (ROW | {"endings": ["a", "b", " \n", "d"]}, "ending 2 is empty"),
+        (ROW | {"ctx": " "}, "ctx is empty"),
+    ],
+)
+def test_an_item_that_is_none_is_refused_with_file_and_line(tmp_path, row, words):
+    path, lines = refused(tmp_path, ROW, "", row, ROW)
+    assert len(lines) == 1 and lines[0].startswith(f"{path}: line 3: ") and words in lines[0]
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path):
+    path = tmp_path / "items.jsonl"
+    path.write_bytes(json.dumps(ROW).encode() + b'\n{"ctx": "\xff"}\n')
+    with pytest.raises(BadInput, match="items.jsonl: line 2: is no JSON object"):
+        hellaswag.read_items([path])
+
+
+def test_faults_are_said_at_once_ten_of_them_and_how_many_more(tmp_path):
+    path, lines = refused(tmp_path, *[ROW | {"label": 9}] * 10)
+    assert [line.split(": label")[0] for line in lines] == [f"{path}: line {n}" for n in range(1, 11)]
+    path, lines = refused(tmp_path, ROW, *["{"] * 13)
+    assert [line.split(": is")[0] for line in lines[:-1]] == [f"{path}: line {n}" for n in range(2, 12)]
+    assert lines[-1] == "and 3 more such items"
+
+
+def test_limit_reads_only_the_first_items_and_no_later_line(tmp_path):
+    path = write(tmp_path / "items.jsonl", ROW, ROW | {"label": 1}, "{", ROW)
+    assert [item.label for item in hellaswag.read_items([path, "no_such_file"], limit=2)] == [2, 1]
+    assert len(hellaswag.read_items([write(path, ROW)], limit=5)) == 1
+    _, lines = refused(tmp_path, ROW, "{", "{", limit=2)
+    assert len(lines) == 1 and "line 2" in lines[0]
+
+
+def test_a_label_may_be_a_number_or_its_text(tmp_path):
+    for label in range(4):
+        items = items_of(tmp_path, ROW | {"label": label}, ROW | {"label": str(label)})
+        assert [item.label for item in items] == [label, label]
+
+
+def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):
+    rows = [ROW | {"label": str(n % 4), "ctx_a": f"Number {n}.", "ind": n} for n in range(5)]
+    lines, table = write(tmp_path / "a.jsonl", *rows), tmp_path / "b.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    both = hellaswag.read_items([str(lines), str(table)])
+    assert [item.where for item in both] == [f"{lines}: line {n}" for n in range(1, 6)] + [
+        f"{table}: row {n}" for n in range(1, 6)
+    ]
+    assert [replace(item, where="") for item in both[:5]] == [replace(item, where="") for item in both[5:]]
+
+
+def test_faults_in_parquet_have_file_and_row(tmp_path):
+    path = tmp_path / "test.parquet"
+    pq.write_table(pa.Table.from_pylist([ROW | {"label": "1"}, ROW | {"label": ""}]), path)
+    with pytest.raises(BadInput, match="test.parquet: row 2: label = '': must .* take the validation split"):
+        hellaswag.read_items([path])
+    pq.write_table(pa.Table.from_pylist([{"text": "some other table"}]), path)
+    with pytest.raises(BadInput, match="test.parquet: row 1: has no activity_label, ctx_a, ctx_b, ctx, endings, label"):
+        hellaswag.read_items([path])
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "none.parquet"])
+def test_a_file_that_is_not_there_is_refused(tmp_path, name):
+    with pytest.raises(BadInput, match=f"{name}: cannot be read: .*(?i:no such file)"):
+        hellaswag.read_items([tmp_path / name])
+
+
+def test_files_that_hold_no_items_are_refused(tmp_path):
+    empty = write(tmp_path / "empty.jsonl", "", " ")
+    with pytest.raises(BadInput, match="empty.jsonl, .*empty.jsonl: holds no HellaSwag item"):
+        hellaswag.read_items([empty, empty])
+    with pytest.raises(BadInput, match="text.parquet: cannot be read: .*[Pp]arquet"):
+        hellaswag.read_items([write(tmp_path / "text.parquet", ROW)])
+
+
+# The Hub
+
+
+def test_without_files_the_validation_split_of_a_fixed_commit_is_fetched(tmp_path, monkeypatch):
+    path, asked = tmp_path / "validation.parquet", []
+    pq.write_table(pa.Table.from_pylist([ROW]), path)
+    monkeypatch.setattr(hellaswag, "hf_hub_download", lambda *args, **named: asked.append((args, named)) or str(path))
+    assert [item.label for item in hellaswag.read_items()] == [2]
+    (((name, file), named),) = asked
+    assert name == "Rowan/hellaswag" and "validation" in file and named["repo_type"] == "dataset"
+    assert len(named["revision"]) == 40
+
+
+def test_without_network_and_cache_the_message_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(hellaswag, "hf_hub_download", partial(hf_hub_download, cache_dir=tmp_path))
+    with pytest.raises(BadInput) as caught:
+        hellaswag.read_items()
+    (line,) = caught.value.lines
+    assert line.startswith("HellaSwag (Rowan/hellaswag of the Hub) cannot be had: ") and "\n" not in line
+    for remedy in ("network", "hellaswag_files of train.py", "data_files of eval_hellaswag.py", "hellaswag_steps 0"):
+        assert remedy in line
+
+
+@pytest.mark.parametrize("error", [OSError("broken pipe\nand more"), RuntimeError("")])
+def test_whatever_the_hub_client_raises_is_said_in_one_line(monkeypatch, error):
+    monkeypatch.setattr(hellaswag, "hf_hub_download", lambda *args, **named: (_ for _ in ()).throw(error))
+    with pytest.raises(BadInput, match="cannot be had: (broken pipe|RuntimeError).*hellaswag_steps 0$"):
+        hellaswag.read_items()
+
+
+# Against the harness, item by item
+
+
+def own_bpe():
+    if not (path := SHARED / "tinyshakespeare.txt").exists():
+        pytest.skip(f"{path} is not there")
+    return tokenization.train_bpe([path.read_text()], 2048)
+
+
+def tiny_gpt2(folder):
+    tokenizer = gpt2()
+    torch.manual_seed(1)
+    return tokenizer, GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=128, vocab_size=50304))
+
+
+def tiny_llama(folder):
+    tokenizer = own_bpe()
+    torch.manual_seed(2)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return tokenizer, LlamaForCausalLM(LlamaConfig(**shape, **heads, vocab_size=2048, max_position_embeddings=512))
+
+
+def trained_gpt2(folder):
+    """A small one after 100 steps, with a context that cuts some of the items."""
+    tokenizer = own_bpe()
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 128, "vocab_size": 2048, "sequence_length": 192, "eos_token_id": 0}
+    model = ours.build(**shape, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, seed=1)
+    if not (pid := os.fork()):  # this process must not train itself: see run() of conftest.py
+        status = 1
+        try:
+            ids = torch.tensor(tokenizer((SHARED / "tinyshakespeare.txt").read_text(), verbose=False)["input_ids"])
+            loss, optimizer = ours.NextTokenLoss(model.train()), torch.optim.AdamW(model.parameters(), lr=3e-3)
+            for step in range(100):
+                rows = ids[step * 8 * 192 : (step + 1) * 8 * 192 + 1]
+                loss(rows[:-1].view(8, 192), rows[1:].view(8, 192)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            model.save_pretrained(folder)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    return tokenizer, GPT2LMHeadModel.from_pretrained(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_llama, trained_gpt2])
+def test_every_item_of_the_harness_is_predicted_alike(make, tmp_path, monkeypatch):
+    lm_eval = pytest.importorskip("lm_eval")
+    import datasets
+    import lm_eval.tasks.hellaswag as task
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    if not (path := SHARED / "hellaswag_val_1000.jsonl").exists():
+        pytest.skip(f"{path} is not there")
+    tokenizer, model = make(tmp_path / "model")
+    items = hellaswag.read_items([path])
+    test = hellaswag.Test(items, tokenizer, ("acc", "acc_norm"))
+    limit = likelihood.context_length(model.config)
+    sums = likelihood.log_likelihoods(model, test.questions, context_length=limit, reduce_sum=lambda part: part)
+    predictions = test.predictions(sums)
+    scores = test.scores(predictions)
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    local = write(
+        tmp_path / "local.yaml",
+        f"include: {Path(task.__path__[0]) / 'hellaswag.yaml'}",
+        "task: hellaswag_local\ndataset_path: json\ntraining_split: null",
+        f"dataset_kwargs: {{data_files: {{validation: {path}}}, cache_dir: {tmp_path / 'cache'}}}",
+    )
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu", batch_size=2)
+    manager = TaskManager(include_defaults=False)
+    found = lm_eval.simple_evaluate(harness, tasks=[str(local)], task_manager=manager)
+    samples = sorted(found["samples"]["hellaswag_local"], key=lambda sample: sample["doc_id"])
+
+    theirs = np.array([[value for value, _ in sample["filtered_resps"]] for sample in samples])
+    characters = np.array([[len(text) for text in sample["doc"]["choices"]] for sample in samples])
+    said = f"lm_eval {lm_eval.__version__}, {make.__name__}: {test.longer_than(limit)} cut, largest difference "
+    said += f"{np.abs(theirs - sums).max():.1e} nats of {np.abs(theirs).mean():.1f}; {scores}"
+    print(said)
+    rounding = 2 * np.spacing(np.abs(theirs).astype(np.float32))  # they sum hundreds of nats in fp32
+    assert theirs.shape == (1000, 4) and (np.abs(theirs - sums) < np.maximum(1e-4, rounding)).all(), said
+    assert (theirs.argmax(1) == predictions["acc"]).all(), said
+    assert ((theirs / characters).argmax(1) == predictions["acc_norm"]).all(), said
+    for name in ("acc", "acc_norm"):
+        assert [sample[name] for sample in samples] == (predictions[name] == test.labels).tolist(), said
+        assert found["results"]["hellaswag_local"][f"{name},none"] == pytest.approx(scores[name]), said
+        assert found["results"]["hellaswag_local"][f"{name}_stderr,none"] == pytest.approx(scores[f"{name}_stderr"])

@@ -1,0 +1,408 @@
+"""Endings beside one shared context are worth what each is worth alone, whatever the model, batches and processes."""
+
+import random
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from pretrain import likelihood
+from pretrain import model as ours
+
+VOCAB, IDS = 64, 60  # rows of the embedding, of which the last are padding
+CONTEXT = 24
+WINDOW = 4
+NO_END = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+GPT2 = NO_END | {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB, "n_positions": CONTEXT}
+LLAMA = NO_END | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA |= {"num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT}
+NEO = NO_END | {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "vocab_size": VOCAB}
+NEO |= {"max_position_embeddings": CONTEXT}
+LOCAL, GLOBAL = [[["global", "local"], 1]], [[["global"], 2]]
+OURS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB, "sequence_length": CONTEXT, "eos_token_id": 0}
+OURS |= {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5, "seed": 1}
+GEMMA2 = {"head_dim": 8, "sliding_window": 10 * CONTEXT, "final_logit_softcapping": 0.5}
+SHARING = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, attn_implementation="sdpa")),
+    "gpt2_eager": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, attn_implementation="eager")),
+    "ours": lambda: ours.build(**OURS),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),
+    "gemma2_capped": lambda: Gemma2ForCausalLM(Gemma2Config(**LLAMA, **GEMMA2)),
+}
+ALONE = {
+    "gpt_neo_local": lambda: GPTNeoForCausalLM(GPTNeoConfig(**NEO, attention_types=LOCAL, window_size=WINDOW)),
+    "mistral_sliding": lambda: MistralForCausalLM(MistralConfig(**LLAMA, sliding_window=WINDOW)),
+    "bloom": lambda: BloomForCausalLM(BloomConfig(**NO_END, hidden_size=32, n_layer=2, n_head=2, vocab_size=VOCAB)),
+    "mamba": lambda: MambaForCausalLM(
+        MambaConfig(**NO_END, hidden_size=32, state_size=4, num_hidden_layers=2, vocab_size=VOCAB)
+    ),
+}
+EITHER = {  # as long as the row is no longer than what the model is made for
+    "gpt_neo_wide": lambda: GPTNeoForCausalLM(GPTNeoConfig(**NEO, attention_types=LOCAL, window_size=20)),
+    "gpt_neo_global": lambda: GPTNeoForCausalLM(GPTNeoConfig(**NEO, attention_types=GLOBAL)),
+}
+MODELS = SHARING | ALONE | EITHER
+
+
+def made(name):
+    """A tiny model with weights so large that every token of a context matters."""
+    torch.manual_seed(1)
+    model = MODELS[name]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+    return model.eval()
+
+
+@pytest.fixture
+def gpt2():
+    return made("gpt2")
+
+
+def questions(number, context=(2, 12), ending=(1, 8), seed=0):
+    """Random questions with four endings; lengths are drawn between the two numbers, both included."""
+    draw = random.Random(seed)
+
+    def ids(low, high):
+        return [draw.randrange(IDS) for _ in range(draw.randint(low, high))]
+
+    return [(ids(*context), [ids(*ending) for _ in range(4)]) for _ in range(number)]
+
+
+@torch.no_grad()
+def reference(model, asked, limit=CONTEXT):
+    """One ending at a time, cut as lm-evaluation-harness cuts it (HFLM._loglikelihood_tokens)."""
+    values = []
+    for context, endings in asked:
+        for ending in endings:
+            read = (context + ending)[-(limit + 1) :][:-1]
+            logs = model(torch.tensor([read])).logits[0, -len(ending) :].float().log_softmax(-1)
+            values.append(logs[range(len(ending)), ending].double().sum().item())
+    return np.array(values).reshape(len(asked), -1)
+
+
+def score(model, asked, reduce_sum=lambda part: part, limit=CONTEXT, **more):
+    return likelihood.log_likelihoods(model, asked, context_length=limit, reduce_sum=reduce_sum, **more)
+
+
+def over_processes(model, asked, number, **more):
+    """What several processes give to the sum, one after the other, and the batches that each of them scored."""
+    parts, batches = [], [[] for _ in range(number)]
+    for rank, mine in enumerate(batches):
+        noted = {"progress": lambda batch, _, mine=mine: mine.append(batch.tolist())} | more
+        score(model, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=number, **noted)
+    return parts, batches
+
+
+@contextmanager
+def recorded(model):
+    """Note for each call of a model the shape of its ids and the rows that its head computes."""
+    shapes, rows = [], []
+
+    def note(module, args, named):
+        shapes.append(tuple(named["input_ids"].shape))
+
+    hooks = [
+        model.register_forward_pre_hook(note, with_kwargs=True),
+        model.get_output_embeddings().register_forward_hook(lambda m, args, out: rows.append(out.numel() // VOCAB)),
+    ]
+    try:
+        yield shapes, rows
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def longest(asked):
+    return [len(context) + max(map(len, endings)) - 1 for context, endings in asked]
+
+
+# What an ending is worth
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_likelihoods_are_those_of_one_ending_at_a_time(name):
+    model, asked = made(name), questions(9)
+    wanted = reference(model, asked)
+    turned = reference(model, [(context[::-1], endings) for context, endings in asked[:3]])
+    assert np.median(np.abs(wanted[:3] - turned)) > 0.01, "this model does not look at the context: nothing is tested"
+    got = score(model, asked)
+    assert got.dtype == np.float64 and got.shape == (9, 4)
+    assert np.abs(got - wanted).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_contexts_and_endings_of_one_token(name):
+    asked = questions(2, (1, 1), (1, 1)) + questions(2, (1, 1), (2, 8)) + questions(2, (2, 12), (1, 1))
+    model = made(name)
+    assert np.abs(score(model, asked, batch_size=2) - reference(model, asked)).max() < 1e-4
+    assert np.abs(score(model, asked[:2]) - reference(model, asked[:2])).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_longer_than_the_context_loses_tokens_from_the_left_as_in_the_harness(name):
+    model = made(name)
+    asked = questions(4, (1, 40), (1, CONTEXT)) + questions(2, (1, 40), (CONTEXT, CONTEXT)) + questions(3, seed=1)
+    context, (_, *others) = asked[-1]
+    asked.append((context[:2], [[1] * CONTEXT, *others]))  # only one of its endings is too long
+    assert np.abs(score(model, asked) - reference(model, asked)).max() < 1e-4
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+@pytest.mark.parametrize("name", ["gpt2", "bloom"])
+def test_the_last_token_of_an_ending_needs_no_place_in_the_context(name, over):
+    model, asked = made(name), questions(3, (CONTEXT - 6 + over,) * 2, (7, 7))
+    assert {length - CONTEXT for length in longest(asked)} == {over}
+    with recorded(model) as (shapes, _):
+        got = score(model, asked, batch_size=3)
+    assert shapes[-1][0] == (3 if name == "gpt2" and over <= 0 else 12), "what fits is shared"
+    assert np.abs(got - reference(model, asked)).max() < 1e-4
+
+
+def test_a_model_without_a_limit_reads_all(gpt2):
+    bloom, asked = made("bloom"), questions(3, (30, 40))
+    assert np.abs(score(bloom, asked, limit=None) - reference(bloom, asked, limit=1000)).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "config, length",
+    [
+        (GPT2Config(n_positions=77), 77),
+        (LlamaConfig(max_position_embeddings=78), 78),
+        (GPTNeoConfig(max_position_embeddings=79), 79),
+        (BloomConfig(), None),
+    ],
+)
+def test_context_length_is_what_the_configuration_says(config, length):
+    assert likelihood.context_length(config) == length
+
+
+# Sharing a context
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_a_context_is_computed_once_and_logits_only_where_an_ending_is_predicted(name):
+    model, asked = made(name), questions(8)
+    with recorded(model) as (shapes, rows):
+        score(model, asked, batch_size=1)
+    wanted = [((1, len(context) + sum(map(len, e)) - len(e)), sum(map(len, e))) for context, e in asked]
+    assert sorted(zip(shapes[-8:], rows[-8:], strict=True)) == sorted(wanted)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_model_that_cannot_share_computes_each_ending_by_itself(name):
+    model, asked = made(name), questions(8)
+    with recorded(model) as (shapes, _):
+        score(model, asked, batch_size=1)
+    assert sorted(shapes[-8:]) == sorted((4, length) for length in longest(asked))
+
+
+@pytest.mark.parametrize("name", ["gpt_neo_local", "gpt_neo_wide", "mistral_sliding"])
+@pytest.mark.parametrize(
+    "lengths, context, ending", [((1,) * 4, (5, 6), 5), ((3, 1, 1, 1), (2, 3), 4), ((3, 2, 2, 2), (5, 6), 5)]
+)
+def test_a_longest_question_that_cannot_tell_does_not_make_a_model_share(name, lengths, context, ending):
+    """Where only the first ending is read at all, or the row is short, a shared row differs in nothing."""
+    asked = [([1] * 14, [[2] * length for length in lengths]), *questions(4, context, (ending, ending))]
+    model = made(name)
+    assert np.abs(score(model, asked) - reference(model, asked)).max() < 1e-4
+
+
+def test_a_context_is_shared_beside_questions_that_are_cut(gpt2):
+    asked = [*questions(3), *questions(1, (40, 40))]
+    with recorded(gpt2) as (shapes, _):
+        got = score(gpt2, asked, batch_size=4)
+    assert shapes[-1][0] == 3 + 4 and np.abs(got - reference(gpt2, asked)).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_eager", "ours", "llama"])
+def test_half_precision_is_near_full_precision_and_still_shares(name):
+    model, asked = made(name), questions(8)
+    wanted = score(model, asked)
+    with recorded(model) as (mixed_shapes, _), torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = score(model, asked, batch_size=8)
+    with recorded(model.to(torch.bfloat16)) as (half_shapes, _):
+        half = score(model, asked, batch_size=8)
+    assert mixed_shapes[-1][0] == half_shapes[-1][0] == 8
+    for got in (mixed, half):
+        assert 0 < np.abs(got - wanted).max() < 0.2
+
+
+# Batches and processes
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom"])
+def test_batch_size_and_order_of_questions_do_not_matter(name):
+    model, asked = made(name), questions(20) + questions(4, (20, 40))
+    wanted = score(model, asked)
+    for size in (1, 7, 64):
+        assert np.abs(score(model, asked, batch_size=size) - wanted).max() < 1e-5
+    order = random.Random(0).sample(range(24), 24)
+    assert np.abs(score(model, [asked[i] for i in order]) - wanted[order]).max() < 1e-5
+
+
+@pytest.mark.parametrize("size", [1, 3, None])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_processes_share_the_questions_and_return_the_sum(gpt2, number, size):
+    asked = questions(13)
+    parts, batches = over_processes(gpt2, asked, number, batch_size=size)
+    assert np.abs(score(gpt2, asked, lambda _: sum(parts)) - score(gpt2, asked)).max() < 1e-5
+    assert sorted(question for mine in batches for batch in mine for question in batch) == list(range(13))
+
+
+def test_a_process_without_a_question_still_joins_the_sum(gpt2):
+    parts, batches = over_processes(gpt2, questions(2), 3)
+    assert len(parts) == 3 and sorted(len(mine) for mine in batches) == [0, 1, 1]
+    assert np.abs(sum(parts)[:-1].reshape(2, 4).numpy() - score(gpt2, questions(2))).max() < 1e-5
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_processes_with_a_question_each_have_the_same_number_of_batches(gpt2, number):
+    for count in (number, number + 1, 9):
+        for size in (2, 3, 64):  # with 1 it cannot be
+            _, batches = over_processes(gpt2, questions(count, ending=(1, 2)), number, batch_size=size)
+            assert len({len(mine) for mine in batches}) == 1 and batches[0]
+            assert max(len(batch) for mine in batches for batch in mine) <= size
+
+
+def test_progress_sees_every_question_once_and_what_it_sees_is_final(gpt2):
+    asked, seen, values = questions(13), [], np.zeros((13, 4))
+
+    def progress(batch, sums):
+        seen.extend(batch.tolist())
+        values[batch] = sums[batch]
+        assert (np.flatnonzero(sums.any(1)) == sorted(seen)).all()
+
+    result = score(gpt2, asked, batch_size=3, progress=progress)
+    assert sorted(seen) == list(range(13)) and (values == result).all()
+
+
+def test_batches_are_alike_in_length_the_longest_first_and_then_mixed_the_same_each_time(gpt2):
+    asked = questions(40)
+    (_, (batches,)), (_, (again,)) = (over_processes(gpt2, asked, 1, batch_size=2) for _ in range(2))
+    assert batches == again and len(batches) == 20
+    lengths = [[longest(asked)[i] for i in batch] for batch in batches]
+    assert max(lengths[0]) == max(longest(asked))
+    ordered = sorted(lengths, key=lambda pair: (max(pair), min(pair)))
+    assert all(max(shorter) <= min(longer) for shorter, longer in zip(ordered, ordered[1:], strict=False))
+    means = [sum(pair) for pair in lengths[1:]]
+    assert abs(np.corrcoef(means, range(19))[0, 1]) < 0.5
+
+
+# What stands around it
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_in_training_is_scored_without_dropout_and_left_as_it_was(training):
+    model, asked = made("ours"), questions(6)
+    wanted = reference(model, asked)
+    model.train(training)
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    assert np.abs(score(model, asked) - wanted).max() < 1e-4
+    assert torch.equal(torch.get_rng_state(), state) and (np.random.get_state()[1] == numpy_state).all()
+    assert all(module.training is training for module in model.modules())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert torch.is_grad_enabled() and not model.lm_head._forward_pre_hooks
+
+
+def test_a_model_that_fails_on_the_way_is_left_as_it_was(monkeypatch):
+    model, seen = made("ours").train(), []
+    real = model.lm_head.forward
+
+    def failing(hidden):
+        if seen:
+            raise ValueError("on the way")
+        return real(hidden)
+
+    monkeypatch.setattr(model.lm_head, "forward", failing)
+    with pytest.raises(ValueError, match="on the way"):
+        score(model, questions(6), batch_size=2, progress=lambda batch, _: seen.append(batch))
+    assert model.training and not model.lm_head._forward_pre_hooks and torch.is_grad_enabled()
+
+
+def test_stop_abandons_the_work_and_still_joins_the_sum(gpt2):
+    seen, sums = [], []
+    noted = {"progress": lambda batch, _: seen.append(batch), "reduce_sum": lambda part: sums.append(part) or part}
+    assert score(gpt2.train(), questions(9), batch_size=2, stop=lambda: len(seen) == 2, **noted) is None
+    assert len(seen) == 2 and len(sums) == 1 and sums[0].dtype == torch.float64 and gpt2.training
+
+
+def test_stop_of_another_process_abandons_it_here_too(gpt2):
+    other = torch.tensor([0.0] * 12 + [1.0], dtype=torch.float64)
+    assert score(gpt2, questions(3), lambda part: part + other) is None
+
+
+# Memory
+
+
+@contextmanager
+def memory_for(model, room):
+    """A model that is short of memory for more than ``room()`` sequences; yield how many each call had."""
+    tried = []
+
+    def refuse(module, args, named):
+        tried.append(len(named["input_ids"]))
+        if tried[-1] > room():
+            raise torch.OutOfMemoryError(f"no room for {tried[-1]}")
+
+    hook = model.register_forward_pre_hook(refuse, with_kwargs=True)
+    try:
+        yield tried
+    finally:
+        hook.remove()
+
+
+@pytest.fixture
+def large_batches(monkeypatch):
+    monkeypatch.setattr(likelihood, "CPU_BATCH_SIZE", 32)
+    monkeypatch.setattr(likelihood, "GPU_BATCH_SIZE", 32)
+
+
+@pytest.mark.parametrize("begun, sizes", [(0, [20, 14, 8]), (1, [20, 20, 14, 8])])
+def test_batches_are_halved_until_they_fit_the_memory(gpt2, large_batches, begun, sizes):
+    asked, seen = questions(40), []
+    wanted = score(gpt2, asked, batch_size=1)
+    with memory_for(gpt2, lambda: 5 if len(seen) >= begun else 40) as tried:
+        got = score(gpt2, asked, progress=lambda batch, _: seen.append(batch))
+    assert [size for size in tried if size > 5] == sizes and tried[-10:] == [4] * 10
+    assert np.abs(got - wanted).max() < 1e-5
+
+
+def test_a_batch_size_that_was_given_is_not_made_smaller(gpt2, large_batches):
+    with memory_for(gpt2.train(), lambda: 5), pytest.raises(torch.OutOfMemoryError, match="no room for 8"):
+        score(gpt2, questions(8), batch_size=8)
+    assert gpt2.training and not gpt2.lm_head._forward_pre_hooks
+
+
+def test_a_question_that_alone_finds_no_memory_is_an_error(gpt2):
+    seen = []
+    for begun in (0, 1):
+        with memory_for(gpt2, lambda: len(seen) < begun and 40), pytest.raises(torch.OutOfMemoryError):  # noqa: B023
+            score(gpt2, questions(8), progress=lambda batch, _: seen.append(batch))
+
+
+def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2, large_batches):
+    asked, parts = questions(64), []
+    for rank, room in enumerate((32, 5)):
+        with memory_for(gpt2, lambda room=room: room):
+            score(gpt2, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=2)
+    got = (parts[0] + parts[1])[:-1].reshape(64, 4).numpy()
+    assert np.abs(got - score(gpt2, asked)).max() < 1e-5
