@@ -378,7 +378,7 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
     fixed = config.science(recipe(tmp_path))
     may_change = {"per_device_train_batch_size", "logging_steps", "eval_steps", "eval_tokens", "sample_steps"}
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
-    may_change |= {"resume_from_checkpoint", "stream_keep", "data_device"}
+    may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
     data = {*config.SOURCE_NAMES, *config.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
     assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == config.FIELDS.keys()
     assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}

@@ -396,7 +396,7 @@ def test_a_question_that_alone_finds_no_memory_is_an_error(gpt2):
     seen = []
     for begun in (0, 1):
         with memory_for(gpt2, lambda: len(seen) < begun and 40), pytest.raises(torch.OutOfMemoryError):  # noqa: B023
-            score(gpt2, questions(8), progress=lambda batch, _: seen.append(batch))
+            score(gpt2, questions(2 * likelihood.CPU_BATCH_SIZE), progress=lambda batch, _: seen.append(batch))
 
 
 def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2, large_batches):
