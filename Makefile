@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # nvidia-smi without a driver says so on its standard output: only a success counts.
 CARD := $(shell names=$$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
-# The YAML for this machine: a named card's own, else the one for any single card, else the CPU's.
-ACCELERATE_CONFIG ?= accelerate_configs/$(if $(CARD),$(if $(findstring H200,$(CARD)),h200,$(if $(findstring A6000,$(CARD)),a6000,single_gpu)),cpu).yaml
+# The YAML for this machine: the card's own ("NVIDIA GeForce RTX 4090" is rtx4090), else any card's, else the CPU's.
+CARD_WORDS := $(shell echo '$(CARD)' | tr A-Z a-z | sed -E 's/(nvidia|tesla|geforce) //g; s/rtx a/a/; s/rtx ([0-9])/rtx\1/; s/[ -].*//')
+PRESET := $(if $(wildcard accelerate_configs/$(CARD_WORDS).yaml),$(CARD_WORDS),conservative)
+ACCELERATE_CONFIG ?= accelerate_configs/$(if $(CARD),$(PRESET),cpu).yaml
 RECIPE ?= recipes/quickstart.yaml
 FLAGS ?=
 

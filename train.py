@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from pretrain import (
+    cards,
     checkpoint,
     config,
     evaluation,
@@ -100,7 +101,7 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
         n_embd=recipe.n_embd,
         sequence_length=recipe.sequence_length,
     )
-    peak = hardware.peak_flops(device, accelerator.mixed_precision)
+    peak = cards.peak_flops(hardware.device_name(device), accelerator.mixed_precision)
     meter = Meter(flops, peak * plan.num_processes if peak else None, state["elapsed_seconds"])
     report = Report(
         run_dir,

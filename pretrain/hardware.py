@@ -1,4 +1,4 @@
-"""What this machine is and can do: name, precision, compiler, peak FLOP/s; and the Accelerator that uses it."""
+"""What this machine is and can do: name, precision, compiler; and the Accelerator that uses it."""
 
 import os
 import platform
@@ -10,18 +10,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
 from .errors import BadInput
-
-# Dense bf16/fp16 tensor peaks with fp32 accumulate, TFLOP/s, from NVIDIA's data sheets (GeForce Ampere and Ada run that
-# at half of the headline rate, which is for fp16 accumulate), by the whole name that the driver gives.
-TENSOR_PEAKS = {
-    r"NVIDIA H200": 989.0,
-    r"NVIDIA H100 80GB HBM3|NVIDIA H100 SXM.*": 989.0,
-    r"NVIDIA H100 PCIe": 756.0,
-    r"NVIDIA A100[- ].*": 312.0,
-    r"NVIDIA RTX A6000": 154.8,
-    r"NVIDIA GeForce RTX 4090": 165.2,
-    r"NVIDIA GeForce RTX 3090": 71.0,
-}
 
 # As /proc/mounts names them.
 NETWORK_FILE_SYSTEMS = re.compile(
@@ -97,14 +85,6 @@ def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None
     over = [(point, kind) for point, kind in found if path.is_relative_to(point.replace("\\040", " "))]
     kind = max(reversed(over), key=lambda entry: len(entry[0]), default=("", ""))[1]  # of two at one place the later
     return kind if NETWORK_FILE_SYSTEMS.fullmatch(kind) else None
-
-
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return one device's dense peak in FLOP/s at this precision, or None where it is not known."""
-    if device.type != "cuda" or precision not in ("bf16", "fp16"):
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak * 1e12 for known, peak in TENSOR_PEAKS.items() if re.fullmatch(known, name)), None)
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:

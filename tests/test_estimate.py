@@ -1,0 +1,75 @@
+"""Estimates: sizes are the model's own, memory grows as it must, and no speed is above a card's peak."""
+
+import pytest
+
+from pretrain import cards, estimate
+from pretrain import model as gpt2
+
+GPT2 = estimate.Shape(12, 768, 50304, 1024)
+SMALL = estimate.Shape(2, 32, 64, 16)
+HOW = {"half": True, "compiled": True}
+
+
+def test_parameters_and_flops_are_those_of_the_model():
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = gpt2.build(
+        n_layer=2, n_head=2, n_embd=32, vocab_size=64, sequence_length=16, seed=1, eos_token_id=0, **dropout
+    )
+    assert SMALL.parameters == gpt2.count_parameters(model)
+    counted = gpt2.flops_per_token(num_parameters=SMALL.parameters, n_layer=2, n_embd=32, sequence_length=16)
+    assert SMALL.flops_per_token == counted
+    assert GPT2.parameters == 124_475_904
+
+
+@pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
+def test_no_card_is_said_to_be_faster_than_its_peak(card):
+    for shape in (GPT2, SMALL, estimate.Shape(48, 1600, 50304, 1024)):
+        for count in (1, 8):
+            done = estimate.run(
+                shape,
+                tokens=10**9,
+                tokens_per_step=2**19,
+                peak_flops=card.teraflops * 1e12,
+                bandwidth=card.gigabytes_per_second * 1e9,
+                count=count,
+            )
+            assert 0 < done["mfu"] < estimate.PEAK_SHARE
+
+
+def test_llm_c_s_published_speeds_lie_within_a_tenth():
+    for name, measured in (("h100", 468_000), ("a100", 218_000)):
+        card = cards.named(name)
+        seconds = estimate.seconds_per_token(
+            GPT2, peak_flops=card.teraflops * 1e12, bandwidth=card.gigabytes_per_second * 1e9
+        )
+        assert 1 / seconds == pytest.approx(measured, rel=0.1)
+
+
+def test_memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing_compiling_and_shards():
+    def total(micro_batch=8, **how):
+        return sum(estimate.memory(GPT2, micro_batch=micro_batch, **(HOW | how)).values())
+
+    assert total(16) > total(8) > total(1) > 16 * GPT2.parameters
+    assert total(checkpointing=True) < total() < total(compiled=False) < total(compiled=False, half=False)
+    state = frozenset({"weights", "gradients", "moments"})
+    assert total(shards=8, sharded=state) == pytest.approx(total() - 16 * GPT2.parameters * 7 / 8)
+
+
+def test_the_largest_micro_batch_fits_and_one_more_would_not():
+    free = 24 * 2**30
+    size = estimate.largest_micro_batch(free, 512, GPT2, **HOW)
+    taken = [sum(estimate.memory(GPT2, micro_batch=n, **HOW).values()) for n in (size, size + 1)]
+    assert taken[0] <= estimate.HEADROOM * free < taken[1]
+    assert estimate.largest_micro_batch(free, 4, GPT2, **HOW) == 4
+    assert estimate.largest_micro_batch(2 * 2**30, 512, GPT2, **HOW) == 0
+
+
+def test_more_cards_take_less_time_but_not_less_money():
+    def run(count):
+        about = {"tokens": 10**10, "tokens_per_step": 2**19, "peak_flops": 155e12, "bandwidth": 768e9}
+        return estimate.run(GPT2, **about, watts=300, price_per_hour=0.8, count=count)
+
+    one, eight = run(1), run(8)
+    assert one["hours"] / 8 < eight["hours"] < one["hours"]
+    assert eight["cost"] > one["cost"] == pytest.approx(0.8 * one["hours"])
+    assert one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
