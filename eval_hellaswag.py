@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         refuse_push(asked)
     items = hellaswag.read_items(asked.data_files, asked.limit)
     name = gpt2.find(asked.model)
-    tokenizer = tokenization.load(name)
+    tokenizer = tokenization.load(name, of_model=True)
     test = hellaswag.Test(items, tokenizer)
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = hardware.make_accelerator(precision="no")
@@ -43,7 +43,10 @@ def main(argv: list[str] | None = None) -> int:
     cut = test.longer_than(limit)
 
     start = time.perf_counter()
-    likelihoods = score(test, model, limit, asked.batch_size, accelerator)
+    try:
+        likelihoods = score(test, model, limit, asked.batch_size, accelerator)
+    except KeyboardInterrupt:
+        raise BadInput("stopped before all items were scored; nothing was written", 130) from None
     seconds = time.perf_counter() - start
     if not accelerator.is_main_process:
         return 0
@@ -95,6 +98,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         faults.append(f"--batch_size {asked.batch_size}: must be auto, or 1 or more")
     if asked.output and (Path(asked.output).is_dir() or not Path(asked.output).absolute().parent.is_dir()):
         faults.append(f"--output {asked.output}: must be a file in a folder that exists")
+    if asked.output and Path(asked.output).resolve() in {Path(name).resolve() for name in asked.data_files or ()}:
+        faults.append(f"--output {asked.output}: is one of --data_files, which it would replace")
     if faults:
         raise BadInput(faults)
     asked.batch_size = None if asked.batch_size == "auto" else int(asked.batch_size)
@@ -170,7 +175,7 @@ def rows(test: hellaswag.Test, likelihoods: np.ndarray) -> list[dict]:
             "characters": test.characters[i].tolist(),
             "raw_sum_logprob": likelihoods[number + i].tolist(),
             "raw_tokens": test.tokens[number + i].tolist(),
-            **{name: int(predictions[name][i]) for name in test.wanted},
+            **{f"{name}_prediction": int(predictions[name][i]) for name in test.wanted},
         }
         for i, item in enumerate(test.items)
     ]
@@ -196,7 +201,8 @@ def table(line: dict, limit: int | None, device: str) -> str:
             "",
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",
-            "per cent; acc, acc_norm: lm-evaluation-harness's text and rule; acc_token_norm: build-nanogpt's and llm.c's",
+            "per cent ± standard error",
+            "acc, acc_norm: lm-evaluation-harness's text and rule; acc_token_norm: build-nanogpt's and llm.c's",
             *hellaswag.SOURCES,
         ]
     )

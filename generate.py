@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
     disable_progress_bar()
     name = gpt2.find(asked.model)
-    tokenizer = tokenization.load(name)
+    tokenizer = tokenization.load(name, of_model=True)
     model = gpt2.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)
     for number in range(asked.num_samples):

@@ -549,7 +549,7 @@ def describe_hellaswag_test(recipe: config.Recipe, corpus: Corpus) -> Iterator[s
     """Say that the run scores itself on HellaSwag, and on what."""
     if recipe.hellaswag_steps:
         cut = f"; {corpus.hellaswag_cut} texts lose their beginning to the context" if corpus.hellaswag_cut else ""
-        yield f"test     {len(corpus.hellaswag.items):,} HellaSwag items every {recipe.hellaswag_steps} steps{cut}"
+        yield f"score    {len(corpus.hellaswag.items):,} HellaSwag items every {recipe.hellaswag_steps} steps{cut}"
 
 
 def describe_data(recipe: config.Recipe, corpus: Corpus, order: windows.TrainOrder) -> Iterator[str]:
@@ -654,12 +654,12 @@ def hellaswag_scores(
             num_processes=accelerator.num_processes,
             stop=stop,
         )
-    return None if found is None else test.scores(test.predictions(found))
+    return None if found is None else test.scores(test.predictions(found)) | {"items": len(test.items)}
 
 
 def describe_hellaswag(result: dict[str, float]) -> str:
     """Say HellaSwag's scores in one line, in per cent."""
-    each = (f"{score} {100 * result[score]:.2f} ± {100 * result[f'{score}_stderr']:.2f}" for score in hellaswag.SCORES)
+    each = (f"{score} {100 * result[score]:.2f}% ± {100 * result[f'{score}_stderr']:.2f}" for score in hellaswag.SCORES)
     return f"HellaSwag {', '.join(each)}"
 
 
@@ -768,10 +768,11 @@ def finish(
     accelerator: Accelerator,
 ) -> None:
     """Score the test split where there is one, write ``model/``, and say where everything lies."""
-    if corpus.test:
-        look(recipe.max_steps, "test")
-    if accelerator.is_main_process:
-        gpt2.export(model, run_dir / "model", corpus.tokenizer)
+    with meter.paused():
+        if corpus.test:
+            look(recipe.max_steps, "test")
+        if accelerator.is_main_process:
+            gpt2.export(model, run_dir / "model", corpus.tokenizer)
     report.say(f"trained for {duration(meter.elapsed)} (looking and saving not counted)")
     for name, what in {
         "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model",

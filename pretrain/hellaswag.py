@@ -114,8 +114,9 @@ class Test:
             return 0
         if (longest := self.tokens.max()) > context_length:
             raise BadInput(
-                f"HellaSwag cannot be scored: its longest ending has {longest} tokens with this tokenizer, and the "
-                f"model's context (sequence_length) is {context_length}; it needs at least {longest}"
+                f"HellaSwag cannot be scored: the longest ending of these items has {longest} tokens with this tokenizer, "
+                f"and the model's context is {context_length}; it needs at least {longest} (in training: "
+                f"--sequence_length, or --hellaswag_steps 0)"
             )
         lengths = np.array([len(context) for context, _ in self.questions]) + self.tokens.max(1) - 1
         return int((lengths > context_length).sum())
@@ -164,8 +165,9 @@ def _fetch() -> Path:
         return Path(hf_hub_download(DATASET, FILE, repo_type="dataset", revision=REVISION))
     except Exception as error:  # the Hub's client, the cache and the network each raise their own kinds
         raise BadInput(
-            f"HellaSwag ({DATASET} of the Hub) cannot be had: {_first_line(error)}. Try again with a network, or give a "
-            f"file with its items (hellaswag_files of train.py, data_files of eval_hellaswag.py), or hellaswag_steps 0"
+            f"HellaSwag ({DATASET} of the Hub) cannot be had: {_first_line(error)}. It needs a network "
+            f"once; else give a file with its items: train.py --hellaswag_files FILE (or --hellaswag_steps 0), "
+            f"eval_hellaswag.py --data_files FILE"
         ) from None
 
 

@@ -141,7 +141,11 @@ def find(name: str) -> str:
         return str(path / "model")
     if path.is_dir() and (path / "checkpoints").is_dir():
         raise BadInput(f"--model {name}: the run has not written model/ yet; it does so at its end")
-    if not path.exists() and (path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()):
+    if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
+        raise BadInput(f"--model {name}: holds no model; give a folder with config.json and weights")
+    if not path.exists() and (
+        path.parts[0] == "runs" or path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()
+    ):
         raise BadInput(f"--model {name}: no such folder (a Hub id is owner/name)")
     return name
 

@@ -63,8 +63,8 @@ def make_characters(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     return _wrap(tokenizer)
 
 
-def load(name: str) -> PreTrainedTokenizerFast:
-    """Load a fast tokenizer from a folder or the Hub.
+def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
+    """Load a fast tokenizer from a folder or the Hub; ``of_model``: it is a model's own, not one that a recipe names.
 
     Raises BadInput when it cannot be had, has no fast form, or has no end-of-text token.
     """
@@ -72,6 +72,11 @@ def load(name: str) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if of_model:
+            raise BadInput(
+                f"--model {name}: its tokenizer cannot be loaded: {reason}. Give a folder with tokenizer.json, or a Hub "
+                f"id that this machine can reach"
+            ) from None
         raise BadInput(
             f"tokenizer = {name}: cannot be loaded ({reason}). Give a folder with tokenizer.json, a Hub id that this "
             f"machine can reach, or bpe or characters to make one from the text"

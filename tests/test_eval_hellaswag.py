@@ -115,8 +115,8 @@ def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
     ):
         for row in each:
             value = [nats / (row[counts][i] if counts else 1) for i, nats in enumerate(row[sums])]
-            assert row[name] == value.index(max(value))
-        assert line[name] == pytest.approx(sum(row[name] == row["label"] for row in each) / 40)
+            assert row[f"{name}_prediction"] == value.index(max(value))
+        assert line[name] == pytest.approx(sum(row[f"{name}_prediction"] == row["label"] for row in each) / 40)
 
 
 def test_scores_are_the_same_for_any_batch_size_order_and_number_of_processes(place):
@@ -146,9 +146,11 @@ def test_what_the_user_can_mend_is_said_before_anything_is_scored(place):
     message = refused(*ok, "--batch_size", "none", "--limit", "-1", "--output", "nowhere/x.jsonl")
     assert all(flag in message for flag in ("--batch_size none", "--limit -1", "--output nowhere/x.jsonl"))
     assert "--output runs: must be a file" in refused(*ok, "--output", "runs")
+    assert "which it would replace" in refused(*ok, "--output", "./items.jsonl")
     assert "runs/none: no such folder" in refused("--model", "runs/none", *ok[2:])
     Path("empty").mkdir()
-    assert "empty: cannot be loaded" in refused("--model", "./empty", *ok[2:])
+    assert "empty: holds no model" in refused("--model", "./empty", *ok[2:])
+    assert "no such folder" in refused("--model", "runs/none/model", *ok[2:])
     Path("runs/young/checkpoints").mkdir(parents=True)
     assert "has not written model/ yet" in refused("--model", "runs/young", *ok[2:])
     Path("items.jsonl").write_text('{"label": 1}\n[]\n{"\n')
