@@ -28,6 +28,7 @@ from pretrain import (
     cards,
     checkpoint,
     config,
+    estimate,
     evaluation,
     files,
     hardware,
@@ -95,12 +96,8 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
     state, notes = resume(recipe, corpus, run_dir, model, optimizer, accelerator)
     first_step, bad_in_a_row, skipped = state["step"], state["bad_in_a_row"], state["skipped_updates"]
 
-    flops = gpt2.flops_per_token(
-        num_parameters=gpt2.count_parameters(model),
-        n_layer=recipe.n_layer,
-        n_embd=recipe.n_embd,
-        sequence_length=recipe.sequence_length,
-    )
+    shape = estimate.Shape(recipe.n_layer, recipe.n_embd, recipe.vocab_size, recipe.sequence_length)
+    flops = shape.flops_per_token
     peak = cards.peak_flops(hardware.device_name(device), accelerator.mixed_precision)
     meter = Meter(flops, peak * plan.num_processes if peak else None, state["elapsed_seconds"])
     report = Report(

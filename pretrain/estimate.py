@@ -29,7 +29,10 @@ class Shape:
 
     @property
     def flops_per_token(self) -> int:
-        """FLOPs of forward and backward: 6 N + 12 L d T, N without position embeddings (PaLM, appendix B)."""
+        """FLOPs of forward and backward: 6 N + 12 L d T, N without position embeddings.
+
+        The usual estimate (PaLM, appendix B): 6 per weight, and the attention products counted as if not causal.
+        """
         weights = self.parameters - self.n_embd * self.sequence_length
         return 6 * weights + 12 * self.n_layer * self.n_embd * self.sequence_length
 

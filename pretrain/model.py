@@ -193,15 +193,6 @@ def count_parameters(model: GPT2LMHeadModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def flops_per_token(*, num_parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:
-    """Return the FLOPs of forward and backward per token: 6 N + 12 L d T, N without position embeddings.
-
-    The usual estimate (PaLM, appendix B): 6 per weight, and the attention products counted as if not causal.
-    """
-    weights = num_parameters - n_embd * sequence_length
-    return 6 * weights + 12 * n_layer * n_embd * sequence_length
-
-
 def export(model: GPT2LMHeadModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write ``folder`` as any program of the ecosystem loads it: a stock GPT-2 in fp32 and its tokenizer.
 

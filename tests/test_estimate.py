@@ -1,24 +1,51 @@
 """Estimates: sizes are the model's own, memory grows as it must, and no speed is above a card's peak."""
 
+import re
+
 import pytest
+from conftest import ROOT
 
 from pretrain import cards, estimate
 from pretrain import model as gpt2
 
 GPT2 = estimate.Shape(12, 768, 50304, 1024)
 SMALL = estimate.Shape(2, 32, 64, 16)
+NO_CARD = {"cpu", "mps", "conservative"}
+PRESETS = [p for p in sorted((ROOT / "accelerate_configs").glob("*.yaml")) if p.stem not in NO_CARD]
 HOW = {"half": True, "compiled": True}
 
 
-def test_parameters_and_flops_are_those_of_the_model():
+def test_gpt2_124m_costs_what_is_published():
+    shape = estimate.Shape(12, 768, 50257, 1024)
+    assert shape.parameters == 124_439_808
+    assert shape.flops_per_token / 1e6 == pytest.approx(855, abs=1)
+
+
+def test_parameters_are_those_of_the_model():
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = gpt2.build(
         n_layer=2, n_head=2, n_embd=32, vocab_size=64, sequence_length=16, seed=1, eos_token_id=0, **dropout
     )
     assert SMALL.parameters == gpt2.count_parameters(model)
-    counted = gpt2.flops_per_token(num_parameters=SMALL.parameters, n_layer=2, n_embd=32, sequence_length=16)
-    assert SMALL.flops_per_token == counted
     assert GPT2.parameters == 124_475_904
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_a_presets_figures_are_the_formulas(preset):
+    name, _, count = preset.stem.partition("_x")
+    card, link = cards.named(name), {"a100": 300e9, "h100": 450e9}.get(name, 20e9)
+    done = estimate.run(
+        GPT2,
+        tokens=10**10,
+        tokens_per_step=2**19,
+        peak_flops=card.teraflops * 1e12,
+        bandwidth=card.gigabytes_per_second * 1e9,
+        count=int(count or 1),
+        link=link,
+    )
+    said = re.search(r"# ([\d,]+) tokens/s, (\d+)% MFU", preset.read_text())
+    assert float(said[1].replace(",", "")) == float(f"{done['tokens_per_second']:.2g}")
+    assert int(said[2]) == round(100 * done["mfu"])
 
 
 @pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)

@@ -108,12 +108,10 @@ def test_same_seed_same_weights_and_another_seed_others():
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_gpt2_124m_has_its_published_size_and_cost():
+def test_gpt2_124m_has_its_published_size():
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config(vocab_size=50257))
     assert gpt2.count_parameters(model) == 124_439_808
-    flops = gpt2.flops_per_token(num_parameters=124_439_808, n_layer=12, n_embd=768, sequence_length=1024)
-    assert flops / 1e6 == pytest.approx(855, abs=1)
 
 
 @pytest.fixture
