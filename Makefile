@@ -4,15 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 # nvidia-smi without a driver says so on its standard output: only a success counts.
 CARD := $(shell names=$$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
-# The YAML for this machine: the card's own ("NVIDIA GeForce RTX 4090" is rtx4090), else any card's, else the CPU's.
-CARD_WORDS := $(shell echo '$(CARD)' | tr A-Z a-z | sed -E 's/(nvidia|tesla|geforce) //g; s/rtx a/a/; s/rtx ([0-9])/rtx\1/; s/[ -].*//')
-PRESET := $(if $(wildcard accelerate_configs/$(CARD_WORDS).yaml),$(CARD_WORDS),conservative)
-ACCELERATE_CONFIG ?= accelerate_configs/$(if $(CARD),$(PRESET),cpu).yaml
+# The YAML for a number of these cards, the CPU's where there is none.
+preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from pretrain import cards; \
+	print(cards.preset(sys.argv[1], int(sys.argv[2])))' '$(CARD)' $(1)).yaml
+ACCELERATE_CONFIG ?= $(call preset,1)
+# What `make ddp-train` takes: all cards of this machine; two processes where there is none.
+NGPUS ?= $(if $(CARD),$(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU'),2)
+DDP_CONFIG = $(call preset,$(NGPUS))
+# What --multi_gpu adds to a single card's YAML.
+MULTI_GPU = $(if $(findstring _x$(NGPUS).yaml,$(1)),,$(if $(filter 1,$(NGPUS)),,--multi_gpu --num_processes $(NGPUS)))
+SECONDS ?= 60
 RECIPE ?= recipes/quickstart.yaml
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help environment train test test-slow check format clean
+.PHONY: help environment check-setup gpu-status gpu-hot train ddp-train stop test test-slow check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -22,8 +28,30 @@ environment: $(VENV)/.installed ## make .venv and install requirements.txt
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
 	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) train.py --recipe $(RECIPE) $(FLAGS)
 
+ddp-train: $(VENV)/.installed ## the same on all cards of this machine (NGPUS=8); without a card, on 2 CPU processes
+ifeq ($(strip $(CARD)),)
+	ACCELERATE_USE_CPU=true $(BIN)/torchrun --nproc_per_node $(NGPUS) train.py --recipe $(RECIPE) $(FLAGS)
+else
+	$(BIN)/accelerate launch --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(RECIPE) $(FLAGS)
+endif
+
+stop: ## end this folder's runs, each after its checkpoint (RUN=runs/name: only that one)
+	@sh scripts/stop.sh $(RUN)
+
+check-setup: $(VENV)/.installed ## what this machine is and lacks (FLAGS="--estimate --all_cards": what a run takes)
+	$(BIN)/python check_setup.py $(FLAGS)
+
+gpu-status: ## each card's use, memory, watts and temperature
+	@table=$$(nvidia-smi --query-gpu=index,name,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu \
+		--format=csv,noheader 2>/dev/null) && echo "$$table" | awk -F ', ' \
+		'BEGIN {row = "%-4s %-32s %6s %12s %12s %10s %5s\n"; printf row, "card", "name", "use", "memory", "of", "power", "°C"} \
+		{printf row, $$1, $$2, $$3, $$4, $$5, $$6, $$7}' || echo "no NVIDIA driver answers here"
+
+gpu-hot: $(VENV)/.installed ## full load on every card for a minute (SECONDS=60)
+	$(BIN)/python check_setup.py --warm_up_seconds $(SECONDS)
+
 test: $(VENV)/.installed-dev ## the tests, under 6 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 3
 
 test-slow: $(VENV)/.installed-slow ## campaigns of kills and parities
 	$(BIN)/python -m pytest -m slow

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = tokenization.load(name, of_model=True)
     test = hellaswag.Test(items, tokenizer)
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
-    accelerator = hardware.make_accelerator(precision="no")
+    accelerator = hardware.make_accelerator(hardware.this_device(), precision="no")
     model = gpt2.load(name).to(accelerator.device)
     limit = likelihood.context_length(model.config)
     cut = test.longer_than(limit)

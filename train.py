@@ -36,6 +36,7 @@ from pretrain import (
     likelihood,
     optim,
     plots,
+    rehearsal,
     sampling,
     shards,
     sources,
@@ -44,12 +45,17 @@ from pretrain import (
 )
 from pretrain import model as gpt2
 from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
+from pretrain.horizon import Horizon
 from pretrain.reader import Reader, Supply
 from pretrain.report import Meter, Report, due, duration, read_metrics
-from pretrain.stopping import StopRequest
+from pretrain.sharding import WholeModel
+from pretrain.stopping import StopRequest, peers
 
 EXTRAS = {"eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop")}
 BAD_UPDATES_IN_A_ROW = 3
+HINT_AFTER = 50  # updates, when the gauges have settled
+MOST_TOKENS = {"cuda": 2**16, "mps": 2**13, "cpu": 2**13}  # of a micro-batch that auto proposes: more is not faster
+GPT2_SMALL = estimate.Shape(12, 768, 50304, 1024)  # what the cards' own micro-batches are known for
 LOCK = ".lock"
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
 
@@ -64,8 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     if "eval_only" not in extras:  # which writes nothing
         refuse_foreign_run(recipe, run_dir)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
-    accelerator = hardware.make_accelerator()
-    with contextlib.closing(Corpus(recipe, argv)) as corpus:
+    accelerator = hardware.make_accelerator(hardware.this_device(), tf32=recipe.tf32, timeout=recipe.ddp_timeout)
+    with peers(), contextlib.closing(Corpus(recipe, argv)) as corpus:
         if "eval_only" in extras:
             return evaluate(recipe, corpus, run_dir, accelerator)
         with run_folder(recipe, run_dir, accelerator):
@@ -74,36 +80,36 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: Accelerator) -> int:
     """Train to ``max_steps``, from the newest checkpoint where there is one; return the exit status."""
-    plan = config.make_plan(recipe, accelerator.num_processes)
     device, rank = accelerator.device, accelerator.process_index
+    stop = StopRequest(recipe.ddp_timeout)
 
-    # Which windows a step reads is a pure function of recipe and step: there is no reader's state to save.
-    order = train_order(recipe, corpus.sources, plan)
-
-    # Accelerate moves, wraps (DDP), compiles and autocasts the module that returns the loss. `model` stays the bare
-    # GPT2LMHeadModel that shares its weights: it is what is saved, evaluated, sampled and exported.
-    model = build_model(recipe, corpus)
-    loss_module = gpt2.NextTokenLoss(model)
-    training_module = accelerator.prepare(loss_module)
-    optimizer = optim.adamw(
-        model,
-        learning_rate=recipe.learning_rate,
-        beta1=recipe.adam_beta1,
-        beta2=recipe.adam_beta2,
-        epsilon=recipe.adam_epsilon,
-        weight_decay=recipe.weight_decay,
-    )
+    # Accelerate moves, wraps (DDP, FSDP2), compiles and autocasts the module that returns the loss. `model` stays the
+    # bare GPT2LMHeadModel that shares its weights: it is what is saved, evaluated, sampled and exported.
+    model = build_model(recipe, corpus).to(device)
+    training_module, optimizer = prepare(recipe, model, accelerator)
     state, notes = resume(recipe, corpus, run_dir, model, optimizer, accelerator)
     first_step, bad_in_a_row, skipped = state["step"], state["bad_in_a_row"], state["skipped_updates"]
+    horizon = Horizon(
+        max_steps=recipe.max_steps,
+        warmup_steps=recipe.warmup_steps,
+        max_hours=recipe.max_hours,
+        planned=state.get("planned"),
+    )
+    whole_model = WholeModel(model, device, (lambda: build_model(recipe, corpus)) if accelerator.is_fsdp2 else None)
 
-    shape = estimate.Shape(recipe.n_layer, recipe.n_embd, recipe.vocab_size, recipe.sequence_length)
+    # Which windows a step reads is a pure function of recipe and step: there is no reader's state to save.
+    batches = train_batches(recipe, corpus, device)
+    plan = fit_micro_batch(recipe, state, model, optimizer, training_module, accelerator, stop)
+    order = train_order(recipe, corpus.sources, plan)
+
+    shape = recipe_shape(recipe)
     flops = shape.flops_per_token
     peak = cards.peak_flops(hardware.device_name(device), accelerator.mixed_precision)
     meter = Meter(flops, peak * plan.num_processes if peak else None, state["elapsed_seconds"])
     report = Report(
         run_dir,
         first_step=first_step,
-        max_steps=recipe.max_steps,
+        max_steps=horizon.max_steps,
         tokens_per_step=recipe.tokens_per_step,
         is_main=accelerator.is_main_process,
     )
@@ -111,12 +117,15 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
         report.say(line)
     report.start_progress()
     corpus.say, corpus.supply.waited_seconds = report.say, state["data_wait_seconds"]
-    batches = train_batches(recipe, corpus, device)
-    stop = StopRequest()
+
+    def mean(tensor: torch.Tensor) -> torch.Tensor:
+        """Average over the processes."""
+        return accelerator.reduce(tensor.to(device), "mean")
 
     def look(step: int, split: str) -> None:
         """Evaluate one split and report it, unless a request to stop abandons it."""
-        result = validation_loss(recipe, plan, corpus, split, loss_module, accelerator, lambda: stop.requested)
+        with whole_model() as whole:
+            result = validation_loss(recipe, plan, corpus, split, whole, accelerator, lambda: stop.requested)
         if result is not None:
             prefix = "eval" if split == "validation" else split
             report.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
@@ -124,21 +133,29 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
 
     def look_hellaswag(step: int) -> None:
         """Score the model on HellaSwag and report it, unless a request to stop abandons it."""
-        result = hellaswag_scores(corpus, model, accelerator, lambda: stop.requested)
+        with whole_model() as whole:
+            result = hellaswag_scores(corpus, whole, accelerator, lambda: stop.requested)
         if result is not None:
             report.log(step, {f"hellaswag/{name}": value for name, value in result.items()})
             report.say(f"step {step}: {describe_hellaswag(result)}")
 
-    def save(step: int) -> None:
+    def sample(step: int, show: bool) -> None:
+        """Write samples."""
+        with whole_model() as whole:
+            write_samples(recipe, corpus, report, step, whole, show=show)
+
+    def save(step: int, alone: bool = False) -> None:
+        """Save a checkpoint: all processes together, or one ``alone`` whose peers wait for it in vain."""
         counters = {"skipped_updates": skipped, "bad_in_a_row": bad_in_a_row, "elapsed_seconds": meter.elapsed}
-        save_checkpoint(recipe, corpus, run_dir, step, counters, model, optimizer, accelerator, report)
-        if recipe.stream_keep == "consumed":
+        counters |= {"planned": horizon.planned, "micro_batch": plan.per_device_train_batch_size}
+        save_checkpoint(recipe, corpus, run_dir, step, counters, model, optimizer, accelerator, report, alone)
+        if recipe.stream_keep == "consumed" and not alone:
             corpus.delete_consumed(order, run_dir)
 
     failure = None
     # `step` = updates attempted. max_steps updates take max_steps + 1 visits: the last one only looks and saves.
     for step in range(first_step, recipe.max_steps + 1):
-        last = step == recipe.max_steps
+        last = step >= horizon.max_steps
 
         with meter.paused():  # looking is not training: it never counts as time
             if due(step, recipe.eval_steps, last):
@@ -146,7 +163,7 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
             if due(step, recipe.hellaswag_steps, last):
                 look_hellaswag(step)
             if due(step, recipe.sample_steps, last):
-                write_samples(recipe, corpus, report, step, model, show=last)
+                sample(step, show=last)
             if due(step, recipe.save_steps, last) and step > first_step:
                 save(step)
         if last:
@@ -154,19 +171,21 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
             break
 
         failure = wait_for_data(corpus, order, step, stop)  # for a stream that is behind
-        lr = learning_rate(recipe, step)
+        lr = learning_rate(recipe, step, horizon)
         optim.set_lr(optimizer, lr)
 
         loss = torch.zeros((), device=device)  # nats per token, mean over this process's share of the step
-        for micro_step in range(plan.gradient_accumulation_steps):
-            if (stopping := stop.agreed()) or failure:
-                break  # the partial step is abandoned: a resumed run does it again, to the bit
-            inputs_BT, targets_BT = batches.batch(order.windows(step, micro_step, rank, corpus.epoch_windows))
-            seed_dropout(recipe.seed, step, micro_step, rank)
-            with gradient_exchange(accelerator, training_module, micro_step + 1 == plan.gradient_accumulation_steps):
-                micro_loss = training_module(inputs_BT, targets_BT)
-                accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
-            loss += micro_loss.detach() / plan.gradient_accumulation_steps
+        with out_of_memory_told(recipe, plan, device, lambda: step > first_step and save(step, alone=True)):  # noqa: B023
+            for micro_step in range(plan.gradient_accumulation_steps):
+                if (stopping := stop.agreed()) or failure:
+                    break  # the partial step is abandoned: a resumed run does it again, to the bit
+                inputs_BT, targets_BT = batches.batch(order.windows(step, micro_step, rank, corpus.epoch_windows))
+                seed_dropout(recipe.seed, step, micro_step, rank)
+                last_micro = micro_step + 1 == plan.gradient_accumulation_steps
+                with gradient_exchange(accelerator, training_module, last_micro):
+                    micro_loss = training_module(inputs_BT, targets_BT)
+                    accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
+                loss += micro_loss.detach() / plan.gradient_accumulation_steps
         if stopping or failure:
             break
 
@@ -176,25 +195,23 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
             loss,
             max_grad_norm=recipe.max_grad_norm,
             scaler=accelerator.scaler,
-            reduce_mean=lambda tensor: accelerator.reduce(tensor, "mean"),
+            reduce_mean=mean,
         )
         meter.count(recipe.tokens_per_step)
 
+        skipped += not outcome.applied
+        bad_in_a_row = 0 if outcome.applied else bad_in_a_row + (not outcome.overflow)
         if not outcome.applied:  # the weights are as before; an fp16 overflow is no fault of theirs
-            skipped, bad_in_a_row = skipped + 1, bad_in_a_row + (not outcome.overflow)
             report.say(f"step {step + 1}: update skipped: {outcome.reason}")
-            if bad_in_a_row == BAD_UPDATES_IN_A_ROW:
-                bad_in_a_row = 0  # so that a resumed run, which goes on after these windows, has its own three
-                save(step + 1)
-                raise TrainingStopped(diverged(run_dir, step + 1, outcome.reason))
-        else:
-            bad_in_a_row = 0
-        if due(step + 1, recipe.logging_steps, step + 1 == recipe.max_steps):
-            row = {"train/loss": outcome.loss, "train/grad_norm": outcome.grad_norm, "train/lr": lr}
-            row |= {"skipped_updates": skipped, "elapsed_seconds": meter.elapsed, **meter.read()}
-            row["data_wait_seconds"] = corpus.supply.waited_seconds  # of elapsed_seconds
-            report.log(step + 1, row)
-            report.progress(step + 1, row)
+        if bad_in_a_row == BAD_UPDATES_IN_A_ROW:
+            bad_in_a_row = 0  # so that a resumed run, which goes on after these windows, has its own three
+            save(step + 1)
+            raise TrainingStopped(diverged(run_dir, step + 1, outcome.reason))
+        if news := horizon.plan(step + 1, meter.elapsed, mean):
+            report.extend(horizon.max_steps, news)
+            save(step + 1)  # so that a resumed run keeps the plan
+        if due(step + 1, recipe.logging_steps, step + 1 == horizon.max_steps):
+            tell(recipe, plan, report, corpus, meter, step + 1, outcome, lr, skipped, device)
 
     if step > first_step and (stopping or failure):
         save(step)
@@ -203,7 +220,11 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
     if stopping:
         report.say(f"stopped by {stop.signal.name} after {step} steps; the same command goes on from there")
     else:
-        finish(recipe, corpus, run_dir, model, report, meter, look, accelerator)
+        with meter.paused():
+            if corpus.test:
+                look(step, "test")
+            with whole_model() as whole:
+                finish(corpus, run_dir, whole, report, meter, accelerator)
     report.close()
     if accelerator.is_main_process:
         plots.draw_curves(read_metrics(run_dir / "metrics.jsonl"), run_dir / "curves.png", recipe.run_name)
@@ -444,7 +465,7 @@ def run_folder(recipe: config.Recipe, run_dir: Path, accelerator: Accelerator) -
 
 
 def build_model(recipe: config.Recipe, corpus: Corpus) -> PreTrainedModel:
-    """Build the recipe's GPT-2, on the CPU in fp32."""
+    """Build the recipe's GPT-2, on the CPU in fp32, the same on every process."""
     return gpt2.build(
         n_layer=recipe.n_layer,
         n_head=recipe.n_head,
@@ -457,7 +478,128 @@ def build_model(recipe: config.Recipe, corpus: Corpus) -> PreTrainedModel:
         eos_token_id=corpus.tokenizer.eos_token_id,
         seed=recipe.seed,
         init_from=recipe.init_from,
+        gradient_checkpointing=recipe.gradient_checkpointing,
     )
+
+
+def prepare(
+    recipe: config.Recipe, model: PreTrainedModel, accelerator: Accelerator
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return the module that returns the loss, as Accelerate wraps it, and the optimizer of the model's weights."""
+    loss_module = gpt2.NextTokenLoss(model)
+    optimizer = optim.adamw(
+        model,
+        learning_rate=recipe.learning_rate,
+        beta1=recipe.adam_beta1,
+        beta2=recipe.adam_beta2,
+        epsilon=recipe.adam_epsilon,
+        weight_decay=recipe.weight_decay,
+        shard=recipe.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2,
+    )
+    if accelerator.is_fsdp2:  # its sharded weights are other tensors, which the optimizer must be given
+        training_module, prepared = accelerator.prepare(loss_module, optimizer)
+        return training_module, prepared.optimizer
+    return accelerator.prepare(loss_module), optimizer
+
+
+def recipe_shape(recipe: config.Recipe) -> estimate.Shape:
+    """Return the model's size, for estimates."""
+    return estimate.Shape(recipe.n_layer, recipe.n_embd, recipe.vocab_size, recipe.sequence_length)
+
+
+def fit_micro_batch(
+    recipe: config.Recipe,
+    state: dict,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    training_module: torch.nn.Module,
+    accelerator: Accelerator,
+    stop: StopRequest,
+) -> config.Plan:
+    """Share a step after trying one micro-batch; auto: halve it until no process runs out of memory.
+
+    Raises BadInput, on all processes, when a given size does not fit, or not one sequence.
+    """
+    auto, ceiling = recipe.per_device_train_batch_size == "auto", None
+    if auto:
+        free = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
+        # A resumed run keeps its size, and so its bits.
+        mine = state.get("micro_batch") or propose_micro_batch(recipe, hardware.this_device(), free, accelerator)
+        ceiling = int(accelerator.gather(torch.tensor([mine], device=accelerator.device)).min())
+
+    def forward_and_backward(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+        with gradient_exchange(accelerator, training_module, wanted=False):
+            accelerator.backward(training_module(inputs_BT, targets_BT))
+
+    while True:
+        plan = config.make_plan(recipe, accelerator.num_processes, ceiling)
+        if (
+            accelerator.is_fsdp2
+        ):  # where its forward pass is an exchange: one process's failure would leave the rest waiting
+            return plan
+        failed = rehearsal.runs_out_of_memory(
+            forward_and_backward,
+            model.parameters(),
+            micro_batch=plan.per_device_train_batch_size,
+            sequence_length=recipe.sequence_length,
+            moments_held=state["step"] > 0,
+            device=accelerator.device,
+        )
+        if not any(stop.any_of(failed)):
+            return plan
+        ceiling = plan.per_device_train_batch_size // 2
+        if not auto or not ceiling:
+            raise BadInput(out_of_memory(recipe, plan, accelerator.device))
+
+
+def propose_micro_batch(recipe: config.Recipe, device: hardware.Device, free: float, accelerator: Accelerator) -> int:
+    """Return where auto begins: the size known for a named card, else the largest that the memory model lets fit."""
+    most = max(1, MOST_TOKENS[device.kind] // recipe.sequence_length)
+    card, shape = cards.find(device.name), recipe_shape(recipe)
+    known = card and card.micro_batch and shape == GPT2_SMALL and not recipe.gradient_checkpointing
+    if known and device.memory_bytes > 0.9 * card.memory_gib * 2**30:  # an A100 has 80 or 40 GB
+        return min(card.micro_batch, most)
+    sharded = {"moments"} if recipe.shard_optimizer else set()
+    fits = estimate.largest_micro_batch(
+        free,
+        most,
+        shape,
+        half=accelerator.mixed_precision != "no",
+        compiled=accelerator.state.dynamo_plugin.backend.value.lower() != "no",
+        checkpointing=recipe.gradient_checkpointing,
+        shards=accelerator.num_processes,
+        sharded=frozenset({"weights", "gradients", "moments"} if accelerator.is_fsdp2 else sharded),
+    )
+    return max(1, fits)
+
+
+def out_of_memory(recipe: config.Recipe, plan: config.Plan, device: torch.device) -> str:
+    """Say what ran out of memory and what to do."""
+    size = plan.per_device_train_batch_size
+    asked = recipe.per_device_train_batch_size
+    remedies = [f"--per_device_train_batch_size {size // 2}{' or auto' if asked != 'auto' else ''}"] if size > 1 else []
+    remedies += [] if recipe.gradient_checkpointing else ["--gradient_checkpointing true"]
+    remedies += [] if size > 1 else ["a smaller model or --sequence_length", "or, on several cards, zero3_x8.yaml"]
+    return (
+        f"per_device_train_batch_size = {asked}: {hardware.device_name(device)} runs out of memory at a micro-batch of "
+        f"{size} x {recipe.sequence_length} tokens. Use {', or '.join(remedies)}; what is learned stays the same"
+    )
+
+
+@contextlib.contextmanager
+def out_of_memory_told(
+    recipe: config.Recipe, plan: config.Plan, device: torch.device, save: Callable[[], object]
+) -> Iterator[None]:
+    """End the run with a checkpoint and a remedy when memory runs out after all.
+
+    This process does so alone: the others may sit in an exchange already, and end with it.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        save()
+        message = out_of_memory(recipe, plan, device)
+        raise TrainingStopped(f"{message}; the run goes on from its newest checkpoint", alone=True) from None
 
 
 def find_checkpoint(recipe: config.Recipe, run_dir: Path, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
@@ -506,8 +648,9 @@ def resume(
     if accelerator.scaler is not None and state["scaler"]:
         accelerator.scaler.load_state_dict(state["scaler"])
     notes.append(f"resumed from {path}")
-    if state["step"] >= recipe.max_steps:
-        notes.append(f"nothing is left to train: max_steps = {recipe.max_steps} is reached")
+    max_steps, _ = state.get("planned") or (recipe.max_steps, 0)
+    if state["step"] >= max_steps:
+        notes.append(f"nothing is left to train: max_steps = {max_steps} is reached")
     if state["threads"] != torch.get_num_threads():
         notes.append(f"note: it ran with {state['threads']} threads; bits may differ with {torch.get_num_threads()}")
     return state, notes
@@ -525,6 +668,14 @@ def header(
     """Return the lines that say what this run is."""
     tokens = recipe.max_steps * recipe.tokens_per_step
     compiled = accelerator.state.dynamo_plugin.backend.value.lower()
+    tf32 = torch.get_float32_matmul_precision() == "high"
+    options = [
+        f"precision {accelerator.mixed_precision if accelerator.mixed_precision != 'no' else 'fp32'}",
+        *(["TF32"] if tf32 else []),
+        f"compile {compiled}",
+        *(["gradient checkpointing"] if recipe.gradient_checkpointing else []),
+        *(["FSDP2"] if accelerator.is_fsdp2 else ["ZeRO-1"] if recipe.shard_optimizer else []),
+    ]
     return [
         f"run      {recipe.run_name} in {recipe.output_dir}",
         f"model    GPT-2, {gpt2.count_parameters(model) / 1e6:.1f}M parameters: {recipe.n_layer} layers, "
@@ -534,8 +685,7 @@ def header(
         f"step     {recipe.tokens_per_step:,} tokens = {plan.num_processes} process(es) x "
         f"{plan.gradient_accumulation_steps} micro-batch(es) x {plan.per_device_train_batch_size} sequences x "
         f"{recipe.sequence_length} tokens",
-        f"device   {hardware.device_name(accelerator.device)}, precision "
-        f"{accelerator.mixed_precision if accelerator.mixed_precision != 'no' else 'fp32'}, compile {compiled}",
+        f"device   {hardware.device_name(accelerator.device)}, {', '.join(options)}",
         *describe_hellaswag_test(recipe, corpus),
         f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the "
         f"first steps",
@@ -602,7 +752,7 @@ def validation_loss(
     plan: config.Plan,
     corpus: Corpus,
     split: str,
-    loss_module: torch.nn.Module,
+    model: PreTrainedModel,
     accelerator: Accelerator,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
@@ -620,14 +770,15 @@ def validation_loss(
         rank=accelerator.process_index,
         num_processes=plan.num_processes,
     )
-    return evaluation.validation_loss(
-        loss_module,
-        batches,
-        device=accelerator.device,
-        reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
-        bytes_per_token=corpus.bytes_per_token,
-        stop=stop,
-    )
+    with hardware.autocast(accelerator):
+        return evaluation.validation_loss(
+            gpt2.NextTokenLoss(model),
+            batches,
+            device=accelerator.device,
+            reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
+            bytes_per_token=corpus.bytes_per_token,
+            stop=stop,
+        )
 
 
 def describe_loss(split: str, result: dict[str, float]) -> str:
@@ -641,7 +792,7 @@ def hellaswag_scores(
 ) -> dict[str, float] | None:
     """Return the three scores and their errors, all processes sharing the work (None when stopped)."""
     test = corpus.hellaswag
-    with accelerator.autocast():
+    with hardware.autocast(accelerator):
         found = likelihood.log_likelihoods(
             model,
             test.questions,
@@ -670,8 +821,15 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     accelerator: Accelerator,
     report: Report,
+    alone: bool = False,
 ) -> None:
-    """Save a checkpoint; a full disk is said and survived, for the older checkpoints still stand."""
+    """Save a checkpoint; a full disk is said and survived, for the older checkpoints still stand.
+
+    Args:
+        alone: the other processes do not call. Where tensors are sharded nothing can be saved then.
+    """
+    if alone and (accelerator.is_fsdp2 or recipe.shard_optimizer) and accelerator.num_processes > 1:
+        return
     state = {
         **counters,
         "tokens": step * recipe.tokens_per_step,
@@ -691,10 +849,12 @@ def save_checkpoint(
             state,
             is_main=accelerator.is_main_process,
             keep=recipe.save_total_limit,
+            alone=alone,
         )
     except (OSError, SafetensorError) as error:
         report.say(f"error: no checkpoint at step {step}: {error}. Free some space; the run goes on")
-    accelerator.wait_for_everyone()
+    if not alone:
+        accelerator.wait_for_everyone()
 
 
 def write_samples(
@@ -720,13 +880,13 @@ def write_samples(
             report.say(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
 
 
-def learning_rate(recipe: config.Recipe, step: int) -> float:
-    """Return the recipe's learning rate for the update after ``step``: a pure function, no scheduler's state."""
+def learning_rate(recipe: config.Recipe, step: int, horizon: Horizon) -> float:
+    """Return the learning rate for the update after ``step``: a pure function, no scheduler's state."""
     return optim.lr_at(
         step,
         peak=recipe.learning_rate,
-        warmup_steps=recipe.warmup_steps,
-        max_steps=recipe.max_steps,
+        warmup_steps=horizon.warmup_steps,
+        max_steps=horizon.max_steps,
         min_ratio=recipe.min_lr_ratio,
         shape=recipe.lr_scheduler_type,
     )
@@ -741,8 +901,41 @@ def seed_dropout(seed: int, step: int, micro_step: int, rank: int) -> None:
 def gradient_exchange(
     accelerator: Accelerator, module: torch.nn.Module, wanted: bool
 ) -> contextlib.AbstractContextManager:
-    """Exchange gradients between processes in this backward pass, or leave them for a later one."""
-    return contextlib.nullcontext() if wanted else accelerator.no_sync(module)
+    """Exchange gradients between processes in this backward pass, or leave them for a later one.
+
+    FSDP exchanges in each: whole gradients that wait for a later one are the memory that it is there to save.
+    """
+    return contextlib.nullcontext() if wanted or accelerator.is_fsdp2 else accelerator.no_sync(module)
+
+
+def tell(
+    recipe: config.Recipe,
+    plan: config.Plan,
+    report: Report,
+    corpus: Corpus,
+    meter: Meter,
+    step: int,
+    outcome: optim.Update,
+    lr: float,
+    skipped: int,
+    device: torch.device,
+) -> None:
+    """Report an update: the metrics row, the progress line and, once a run, what would use the card better."""
+    gauges = hardware.gauges(device)
+    row = {"train/loss": outcome.loss, "train/grad_norm": outcome.grad_norm, "train/lr": lr}
+    row |= {"skipped_updates": skipped, "elapsed_seconds": meter.elapsed, **meter.read(), **gauges}
+    row["data_wait_seconds"] = corpus.supply.waited_seconds  # of elapsed_seconds
+    report.log(step, row)
+    report.progress(step, row)
+    if meter.updates >= HINT_AFTER:
+        report.hint(
+            hardware.hint(
+                gauges,
+                micro_batch=plan.per_device_train_batch_size,
+                most=plan.per_device_train_batch_size * plan.gradient_accumulation_steps,
+                waiting=corpus.supply.waited_seconds / max(meter.elapsed, 1e-9),
+            )
+        )
 
 
 def diverged(run_dir: Path, step: int, reason: str) -> str:
@@ -755,21 +948,11 @@ def diverged(run_dir: Path, step: int, reason: str) -> str:
 
 
 def finish(
-    recipe: config.Recipe,
-    corpus: Corpus,
-    run_dir: Path,
-    model: PreTrainedModel,
-    report: Report,
-    meter: Meter,
-    look: Callable[[int, str], None],
-    accelerator: Accelerator,
+    corpus: Corpus, run_dir: Path, model: PreTrainedModel, report: Report, meter: Meter, accelerator: Accelerator
 ) -> None:
-    """Score the test split where there is one, write ``model/``, and say where everything lies."""
-    with meter.paused():
-        if corpus.test:
-            look(recipe.max_steps, "test")
-        if accelerator.is_main_process:
-            gpt2.export(model, run_dir / "model", corpus.tokenizer)
+    """Write ``model/`` and say where everything lies."""
+    if accelerator.is_main_process:
+        gpt2.export(model, run_dir / "model", corpus.tokenizer)
     report.say(f"trained for {duration(meter.elapsed)} (looking and saving not counted)")
     for name, what in {
         "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model",
@@ -783,17 +966,19 @@ def finish(
 
 def evaluate(recipe: config.Recipe, corpus: Corpus, run_dir: Path, accelerator: Accelerator) -> int:
     """Score the run's newest checkpoint, or ``init_from``: validation loss and HellaSwag; print one JSON line."""
-    plan = config.make_plan(recipe, accelerator.num_processes)
-    model = build_model(recipe, corpus)
+    model = build_model(recipe, corpus).to(accelerator.device)
     path = None if recipe.init_from else find_checkpoint(recipe, run_dir, accelerator)[0]
     if path is None and not recipe.init_from:
         raise BadInput(f"eval_only: {run_dir} holds no checkpoint; train first, or give --init_from MODEL")
     if path is not None:
         config.refuse_changed_science(path, checkpoint.read_state(path)["science"], recipe)
         checkpoint.load(path, model, None)
-    loss_module = gpt2.NextTokenLoss(model)
-    accelerator.prepare(loss_module)
-    result = validation_loss(recipe, plan, corpus, "validation", loss_module, accelerator)
+    ceiling = None  # what trains fits, for there is no gradient here
+    if recipe.per_device_train_batch_size == "auto":
+        free = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
+        ceiling = propose_micro_batch(recipe, hardware.this_device(), free, accelerator)
+    plan = config.make_plan(recipe, accelerator.num_processes, ceiling)
+    result = validation_loss(recipe, plan, corpus, "validation", model, accelerator)
     line = {"model": recipe.init_from or str(path)} | {f"eval/{name}": value for name, value in result.items()}
     if corpus.hellaswag:
         found = hellaswag_scores(corpus, model, accelerator)

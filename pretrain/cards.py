@@ -7,11 +7,17 @@ fp32 at half the rate.
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+PRESETS = Path(__file__).parent.parent / "accelerate_configs"
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card: ``name`` is also its preset's, ``pattern`` the driver's whole name of it."""
+    """A card: ``name`` is also its preset's, ``pattern`` the driver's whole name of it.
+
+    ``link_gigabytes_per_second`` is between neighbours, one way: a PCIe 4.0 slot's, or NVLink's.
+    """
 
     name: str
     pattern: str
@@ -22,6 +28,7 @@ class Card:
     capability: tuple[int, int]
     micro_batch: int | None = None  # of 1,024 tokens of GPT-2 124M: where to start
     source: str = ""
+    link_gigabytes_per_second: float = 20
 
     @property
     def precision(self) -> str:
@@ -65,7 +72,7 @@ CARDS = (
     Card("a10g", r"NVIDIA A10G", 24, 70.0, 600, 300, (8, 6), None, "NVIDIA A10G data sheet"),
     Card("a30", r"NVIDIA A30", 24, 165.0, 933, 165, (8, 0), 24, "NVIDIA A30 data sheet"),
     Card("a40", r"NVIDIA A40", 48, 149.7, 696, 300, (8, 6), 20, "NVIDIA A40 data sheet"),
-    Card("a100", r"NVIDIA A100[- ].*", 80, 312.0, 2039, 400, (8, 0), 64, "NVIDIA A100 data sheet (80 GB SXM)"),
+    Card("a100", r"NVIDIA A100[- ].*", 80, 312.0, 2039, 400, (8, 0), 64, "NVIDIA A100 data sheet (80 GB SXM)", 300),
     Card("l4", r"NVIDIA L4", 24, 121.0, 300, 72, (8, 9), None, "NVIDIA L4 data sheet, half of its sparse figure"),
     Card("l40s", r"NVIDIA L40S", 48, 362.0, 864, 350, (8, 9), None, "NVIDIA L40S data sheet"),
     Card(
@@ -78,9 +85,10 @@ CARDS = (
         (9, 0),
         None,
         "NVIDIA H100 data sheet (SXM)",
+        450,
     ),
     Card("h100_pcie", r"NVIDIA H100 PCIe", 80, 756.0, 2000, 350, (9, 0), None, "NVIDIA H100 data sheet (PCIe)"),
-    Card("h200", r"NVIDIA H200", 141, 989.0, 4800, 700, (9, 0), None, "NVIDIA H200 data sheet"),
+    Card("h200", r"NVIDIA H200", 141, 989.0, 4800, 700, (9, 0), None, "NVIDIA H200 data sheet", 450),
 )
 
 
@@ -98,3 +106,22 @@ def peak_flops(driver_name: str, precision: str) -> float | None:
     """Return a card's dense peak in FLOP/s at this precision (bf16, fp16), or None where it is not known."""
     card = find(driver_name)
     return card.teraflops * 1e12 if card and precision in ("bf16", "fp16") else None
+
+
+def preset(driver_name: str, count: int = 1, folder: Path = PRESETS) -> str:
+    """Return the stem of the accelerate YAML for ``count`` cards that the driver calls by this name.
+
+    ``rtx4090_x2`` where such a file exists, else the single card's; ``conservative`` for an unknown card, ``cpu`` for
+    none (an empty name).
+    """
+    card = find(driver_name.strip())
+    if card is None:
+        return "conservative" if driver_name.strip() else "cpu"
+    return preset_of(card, count, folder)
+
+
+def preset_of(card: Card, count: int = 1, folder: Path = PRESETS) -> str:
+    """Return the stem of the accelerate YAML for ``count`` of a card (h100_pcie takes h100's)."""
+    names = [card.name, card.name.partition("_")[0]]
+    stems = [f"{name}_x{count}" for name in names if count > 1] + names
+    return next((stem for stem in stems if (folder / f"{stem}.yaml").is_file()), "conservative")

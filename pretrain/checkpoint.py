@@ -1,7 +1,7 @@
 """Checkpoints that cannot be half-written, silently damaged, or executed.
 
 A checkpoint is a folder ``step-00001000``: ``model.safetensors`` and ``optimizer.safetensors`` under plain parameter
-names (so one process, DDP and sharded runs read each other's), ``state.json``, and ``manifest.json`` with every
+names (so one process, DDP, ZeRO-1 and FSDP2 read each other's), ``state.json``, and ``manifest.json`` with every
 file's size and SHA-256, written last. It is made under another name and renamed when all of it is on disk. No pickle.
 There is no generator state to save: order and dropout are functions of (seed, step, micro_step, rank).
 """
@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -30,7 +31,6 @@ NAME = re.compile(r"step-(\d{8})")
 PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 TIED = "lm_head.weight"  # the same tensor as transformer.wte.weight, which is the name that is saved
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def save(
@@ -42,20 +42,24 @@ def save(
     *,
     is_main: bool,
     keep: int,
+    alone: bool = False,
 ) -> Path:
     """Save the state after ``step`` updates as ``folder/step-XXXXXXXX``; every process calls, the main one writes.
 
     Args:
         model: the bare Transformers model, not a wrapper of it.
         state: what else a resumed run needs, JSON.
+        alone: this process saves and no other calls; possible where no tensor is sharded.
         keep: checkpoints to leave (0 = all); older ones go only after the new one was read back and verified.
 
     Raises OSError (disk full, say) with the older checkpoints untouched and nothing half-made.
     """
-    weights = get_model_state_dict(model, options=FULL)
-    moments = get_optimizer_state_dict(model, optimizer, options=FULL)  # empty on all processes but the first
+    # Full: gathered from all processes, on the first one (the others have nothing then).
+    options = StateDictOptions(full_state_dict=not alone, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    moments = _gather_moments(model, optimizer, options)
     path = folder / f"step-{step:08d}"
-    if not is_main or find_fault(path) is None:
+    if not (is_main or alone) or find_fault(path) is None:
         return path
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".step-{step:08d}.tmp-{uuid.uuid4().hex[:8]}"
@@ -63,7 +67,7 @@ def save(
     try:
         _write_tensors({k: v for k, v in weights.items() if k != TIED}, aside / MODEL)
         _write_tensors(
-            {f"{k}/{kind}": v for k, kinds in moments["state"].items() for kind, v in kinds.items()}, aside / OPTIMIZER
+            {f"{k}/{kind}": v for k, kinds in moments.items() for kind, v in kinds.items()}, aside / OPTIMIZER
         )
         files.write_json(aside / STATE, {"step": step, **state})
         rows = {
@@ -86,6 +90,24 @@ def save(
         for old in [other for other in list_checkpoints(folder) if other.name <= path.name][keep:]:
             shutil.rmtree(old)
     return path
+
+
+def _is_zero(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer, "consolidate_state_dict")  # ZeroRedundancyOptimizer, whose import is slow
+
+
+def _gather_moments(
+    model: nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return each parameter's moments on the CPU by its name."""
+    if not _is_zero(optimizer):
+        return get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+    optimizer.consolidate_state_dict(to=0)
+    if dist.get_rank():
+        return {}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    return {order[index]: kinds for index, kinds in optimizer.state_dict()["state"].items()}
 
 
 def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -173,10 +195,16 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) 
     set_model_state_dict(model, weights, options=options)
     if optimizer is None:
         return
-    # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
-    moments = get_optimizer_state_dict(model, optimizer, options=options)
-    moments["state"] = {}
+    state: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(path / OPTIMIZER).items():
         parameter, kind = name.split("/")
-        moments["state"].setdefault(parameter, {})[kind] = tensor
+        state.setdefault(parameter, {})[kind] = tensor
+    if _is_zero(optimizer):
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        for parameter in (p for group in optimizer.optim.param_groups for p in group["params"]):  # this process's share
+            kinds = state[names[parameter]]
+            optimizer.optim.state[parameter] = {kind: kinds[kind].to(parameter.device) for kind in kinds}
+        return
+    # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
+    moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
     set_optimizer_state_dict(model, optimizer, moments, options=options)

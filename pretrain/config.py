@@ -10,18 +10,18 @@ import dataclasses
 import difflib
 import math
 import re
-import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from .errors import BadInput
 
 ABSENT = dataclasses.MISSING
+Auto = Literal["auto"]
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -117,8 +117,19 @@ class Recipe:
     # Batch.
     tokens_per_step: int = key("tokens in one update, over all processes", low=1, high=2**40)
     max_steps: int = key("updates", low=1, high=10**9)
-    per_device_train_batch_size: int = key(
-        "ceiling for the sequences of one micro-batch", kind="run", low=1, high=2**20
+    max_hours: float = key(
+        "plan fewer updates, from the speed of the first ones, so that training takes at most this long (looking and "
+        "saving come on top); 0 = max_steps as it stands",
+        default=0.0,
+        low=0.0,
+        high=1e6,
+    )
+    per_device_train_batch_size: int | Auto = key(
+        "ceiling for the sequences of one micro-batch; auto = as many as the memory holds, tried before the first step",
+        default="auto",
+        kind="run",
+        low=1,
+        high=2**20,
     )
     # Optimizer and schedule.
     learning_rate: float = key("peak learning rate", low=0.0, high=10.0)
@@ -137,6 +148,22 @@ class Recipe:
         default=2**26,
         low=1,
         high=2**40,
+    )
+    # Machine: what the accelerate YAML has no key for. Nothing here changes what is learned.
+    tf32: bool | Auto = key(
+        "fp32 matrix products with 10 bits of mantissa; auto = on cards from Ampere on", default="auto", kind="run"
+    )
+    gradient_checkpointing: bool = key(
+        "keep a block's input only and compute the block again in the backward pass: less memory, about a third more "
+        "work",
+        default=False,
+        kind="run",
+    )
+    shard_optimizer: bool = key(
+        "each process keeps its share of AdamW's moments (ZeRO-1) instead of all of them", default=False, kind="run"
+    )
+    ddp_timeout: int = key(
+        "seconds after which a process that others wait for counts as lost", default=600, kind="run", low=1, high=10**6
     )
     # Looking: every so many steps; 0 = never.
     logging_steps: int = key("steps between metrics rows", default=10, kind="run", low=0, high=10**9)
@@ -276,8 +303,11 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     return dataclasses.replace(recipe, run_name=run_name, output_dir=recipe.output_dir or f"runs/{run_name}")
 
 
-def make_plan(recipe: Recipe, num_processes: int) -> Plan:
+def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) -> Plan:
     """Share a step over the processes: the largest micro-batch at or below the ceiling that divides it.
+
+    Args:
+        ceiling: instead of the recipe's; without any (auto) a process takes its whole share at once.
 
     Raises BadInput with the process counts and token counts that work when none does.
     """
@@ -292,8 +322,9 @@ def make_plan(recipe: Recipe, num_processes: int) -> Plan:
             f"--tokens_per_step {nearest}"
         )
     share = sequences // num_processes
-    ceiling = min(recipe.per_device_train_batch_size, share)
-    micro_batch = next(size for size in range(ceiling, 0, -1) if share % size == 0)
+    if ceiling is None and recipe.per_device_train_batch_size != "auto":
+        ceiling = recipe.per_device_train_batch_size
+    micro_batch = next(size for size in range(min(ceiling or share, share), 0, -1) if share % size == 0)
     return Plan(num_processes, sequences, micro_batch, share // micro_batch)
 
 
@@ -311,11 +342,13 @@ def science(recipe: Recipe) -> dict[str, Any]:
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
     """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
+    younger = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}  # than the run
+    then = {name: before.get(name, younger.get(name)) for name in science(recipe)}
     faults = [
-        f"{where}: {name} = {_shown(before.get(name))}, asked for {_shown(now)}: fixed for a run. Give another "
-        f"--run_name, or set it back"
+        f"{where}: {name} = {_shown(then[name])}, asked for {_shown(now)}: fixed for a run. Give another --run_name, "
+        f"or set it back"
         for name, now in science(recipe).items()
-        if before.get(name) != now
+        if then[name] != now
     ]
     if faults:
         raise BadInput(faults)
@@ -358,7 +391,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _field_faults(path: Path, name: str, value: Any) -> list[str]:
     field, wanted = FIELDS[name].metadata, TYPES[name]
     where = f"{path}: {name} = {_shown(value)}"
-    if value is None and _is_optional(wanted):
+    if (value is None and _is_optional(wanted)) or (value == "auto" and _may_be_auto(wanted)):
         return []
     if not _fits(value, wanted):
         hint = ""
@@ -448,14 +481,18 @@ def _refuse(message: str) -> typing.NoReturn:
 
 
 def _bare(wanted: Any) -> Any:
-    """``int`` of ``int | None``."""
-    if isinstance(wanted, types.UnionType):
-        return next(arg for arg in typing.get_args(wanted) if arg is not type(None))
+    """``int`` of ``int | None`` and of ``int | Auto``."""
+    if _is_optional(wanted) or _may_be_auto(wanted):
+        return next(arg for arg in typing.get_args(wanted) if arg not in (type(None), Auto))
     return wanted
 
 
 def _is_optional(wanted: Any) -> bool:
-    return isinstance(wanted, types.UnionType)
+    return type(None) in typing.get_args(wanted)
+
+
+def _may_be_auto(wanted: Any) -> bool:
+    return Auto in typing.get_args(wanted)
 
 
 def _is_list(wanted: Any) -> bool:
@@ -482,6 +519,8 @@ def _from_text(text: str | list[str], wanted: Any) -> Any:
     bare = _bare(wanted)
     if _is_optional(wanted) and text in ("null", "none", ["null"], ["none"]):
         return None
+    if _may_be_auto(wanted) and text == "auto":
+        return text
     if _is_list(wanted):
         return text
     if bare is bool:
@@ -497,7 +536,8 @@ def _type_name(wanted: Any) -> str:
     if _is_list(wanted):
         return "a list of texts"
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-    return names.get(_bare(wanted), getattr(wanted, "__name__", str(wanted)))
+    name = names.get(_bare(wanted), getattr(wanted, "__name__", str(wanted)))
+    return f"{name}, or auto" if _may_be_auto(wanted) else name
 
 
 def _number_text(number: float, wanted: type) -> str:

@@ -16,13 +16,20 @@ class BadInput(ValueError):
 
 
 class TrainingStopped(RuntimeError):
-    """The run cannot go on through no fault of the input (three bad updates in a row, say); exit status 1."""
+    """The run cannot go on through no fault of the input (three bad updates in a row, say); exit status 1.
+
+    ``alone``: only this process knows, so it speaks whichever it is.
+    """
+
+    def __init__(self, message: str, *, alone: bool = False):
+        super().__init__(message)
+        self.alone = alone
 
 
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a script's ``main``: BadInput prints its lines and returns 2, TrainingStopped returns 1.
 
-    Every process of a launch finds the same fault; only the first one says it.
+    Every process of a launch finds the same fault; only the first one says it, unless it is known to one ``alone``.
     """
 
     @functools.wraps(main)
@@ -30,7 +37,7 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
         try:
             return main(*args, **kwargs) or 0
         except (BadInput, TrainingStopped) as error:
-            if os.environ.get("RANK", "0") == "0":
+            if os.environ.get("RANK", "0") == "0" or getattr(error, "alone", False):
                 for line in getattr(error, "lines", [str(error)]):
                     print(f"error: {line}", file=sys.stderr, flush=True)
             return getattr(error, "status", 1)

@@ -1,13 +1,25 @@
-"""What this machine is and can do: name, precision, compiler; and the Accelerator that uses it."""
+"""What this machine is and can do, what it shall use of that, and the Accelerator that does.
 
+A ``Device`` is plain values, so that any card can be pretended.
+"""
+
+import contextlib
 import os
 import platform
 import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.rendezvous import rendezvous
+from torch.utils._triton import has_triton_package
 
 from .errors import BadInput
 
@@ -16,44 +28,179 @@ NETWORK_FILE_SYSTEMS = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|lustre|beegfs|gpfs|ceph|glusterfs|afs|9p|"
     r"fuse\.(sshfs|glusterfs|s3fs|gcsfuse|ceph.*|rclone)"
 )
+AMPERE, COMPILED = (8, 0), (7, 0)  # the first compute capabilities with bf16 and TF32, and with Triton
 
 
-def make_accelerator(precision: str | None = None) -> Accelerator:
+@dataclass(frozen=True)
+class Device:
+    """What a process computes on.
+
+    Attributes:
+        kind: cuda, mps or cpu.
+        memory_bytes: of one card; of a CPU the machine's.
+        capability: of the least capable visible card, as NVIDIA counts it; None elsewhere.
+        count: cards of this machine.
+        compiler: whether Triton is installed, which torch.compile needs on a card.
+    """
+
+    kind: str
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int] | None = None
+    count: int = 0
+    compiler: bool = False
+
+    @property
+    def precision(self) -> str:
+        """The best mixed precision: bf16 where the card has it, else fp16 on a card, else no (fp32)."""
+        if self.kind != "cuda":
+            return "no"
+        return "bf16" if self.capability >= AMPERE else "fp16"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile works and is worth its time."""
+        return self.kind == "cuda" and self.compiler and self.capability >= COMPILED
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether fp32 matrix products may run as TF32."""
+        return self.kind == "cuda" and self.capability >= AMPERE
+
+
+def this_device() -> Device:
+    """Return what this process computes on, as ``accelerate`` would choose it too."""
+    forced = os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
+    if torch.cuda.is_available() and not forced:
+        cards = range(torch.cuda.device_count())
+        mine = torch.cuda.get_device_properties(min(int(os.environ.get("LOCAL_RANK", "0")), len(cards) - 1))
+        least = min(torch.cuda.get_device_capability(card) for card in cards)
+        return Device("cuda", mine.name, mine.total_memory, least, len(cards), has_triton_package())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.backends.mps.is_available() and not forced:
+        return Device("mps", "mps", memory)
+    return Device("cpu", f"CPU ({processor_name()}), {torch.get_num_threads()} threads", memory)
+
+
+def make_accelerator(
+    device: Device, *, precision: str | None = None, tf32: bool | str = "auto", timeout: float = 600.0
+) -> Accelerator:
     """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
 
     Args:
-        precision: without a YAML: this one (no, fp16, bf16); None: the best that the card has.
+        precision: without a YAML: this one (no, fp16, bf16); None: the best that the device has.
+        tf32: whether fp32 matrix products run as TF32; auto: where the card can.
+        timeout: seconds that a process waits for the others.
 
-    Raises BadInput when the YAML asks for a precision that the device cannot do, with the remedy.
+    Raises BadInput when the YAML or ``tf32`` asks for what the device cannot do, with the remedy.
     """
+    refuse_impossible(device, os.environ, tf32)
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
-    wanted = os.environ.get("ACCELERATE_MIXED_PRECISION", "no") if launched else precision or best_precision()
-    cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "false").lower() != "true"
-    if wanted == "bf16" and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise BadInput(
-            f"mixed_precision: bf16: {torch.cuda.get_device_name()} has no bf16; write mixed_precision: fp16 in the "
-            f"accelerate YAML"
+    wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision
+    # Blocks of varying size leave gaps in CUDA's memory; segments that grow do not (Linux only, and not under WSL).
+    if device.kind == "cuda" and sys.platform == "linux" and "microsoft" not in platform.release().lower():
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    _meet_after_restart(device, timeout)
+    accelerator = Accelerator(
+        mixed_precision=wanted,
+        dynamo_backend="inductor" if not launched and device.compiles else None,
+        kwargs_handlers=[
+            # No buffer of GPT-2 changes in training, so there is nothing to broadcast at each forward.
+            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=timeout)),
+        ],
+    )
+    if (
+        accelerator.is_fsdp2 and wanted == "bf16"
+    ):  # as DDP does it; Accelerate would average in bf16, and round the loss
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        accelerator.state.fsdp_plugin.mixed_precision_policy = policy
+    # After Accelerate, which sets it for itself when a compiler meets fp32.
+    use_tf32 = device.has_tf32 if tf32 == "auto" else tf32
+    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+    return accelerator
+
+
+def _meet_after_restart(device: Device, timeout: float) -> None:
+    """Connect the processes that a launcher has restarted, under a name of this attempt's own.
+
+    Where the launcher's store outlives the processes it still holds the addresses of the dead ones, and the new ones
+    would call them (torch 2.13; https://github.com/pytorch/pytorch/issues/135712). Accelerate takes what is connected.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        dist.init_process_group(
+            "nccl" if device.kind == "cuda" else "gloo",
+            store=dist.PrefixStore(f"restart-{attempt}", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout),
         )
-    if wanted == "fp16" and not cuda:
-        raise BadInput('mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML')
-    if os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1":
-        raise BadInput(
+
+
+def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
+    """Compute in the run's mixed precision inside the block, also where FSDP does without autocast."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    return torch.autocast(accelerator.device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def refuse_impossible(device: Device, environment: Mapping[str, str], tf32: bool | str = "auto") -> None:
+    """Raise BadInput with a line for each thing that the launcher's YAML or ``tf32`` asks for and ``device`` has not.
+
+    Args:
+        environment: as ``accelerate launch`` and ``torchrun`` set it.
+    """
+    wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
+    faults = []
+    if wanted == "fp8":
+        faults.append("mixed_precision: fp8 is not supported here; write mixed_precision: bf16 in the accelerate YAML")
+    elif wanted != "no" and device.kind == "cpu" and environment.get("ACCELERATE_USE_CPU", "false").lower() != "true":
+        faults.append(
+            f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is "
+            f"torch a CPU build? run check_setup.py). Without a GPU: --config_file accelerate_configs/cpu.yaml"
+        )
+    elif wanted == "fp16" and device.kind != "cuda":
+        faults.append('mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML')
+    elif wanted == "bf16" and device.kind == "cuda" and device.precision != "bf16":
+        faults.append(
+            f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"
+        )
+    compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    if compiler == "inductor" and device.kind == "cuda" and not device.compiles:
+        why = "is too old for its compiler, Triton" if device.compiler else "has no Triton here (pip install triton)"
+        faults.append(
+            f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take '
+            f"accelerate_configs/conservative.yaml"
+        )
+    if device.kind == "cuda" and (processes := int(environment.get("LOCAL_WORLD_SIZE", "1"))) > device.count:
+        faults.append(
+            f"num_processes: {processes} processes on this machine, and PyTorch sees {device.count} card(s); write "
+            f"num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"
+        )
+    if environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1":
+        faults.append(
             "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the accelerate YAML, or "
             "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
         )
-    backend = None
-    if not launched and cuda:
-        backend = "inductor"
-    # No buffer of GPT-2 changes in training, so there is nothing to broadcast at each forward.
-    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-    return Accelerator(mixed_precision=wanted, dynamo_backend=backend, kwargs_handlers=[ddp])
-
-
-def best_precision() -> str:
-    """Return bf16 where the card has it, else fp16 on a card, else no (fp32)."""
-    if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true":
-        return "no"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        faults.append(
+            "distributed_type: DEEPSPEED is not used here; take accelerate_configs/zero1_x8.yaml, zero2_x8.yaml or "
+            "zero3_x8.yaml, which need no further package"
+        )
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        if device.kind != "cuda":  # Accelerate would start processes that know nothing of each other
+            faults.append("distributed_type: FSDP needs NVIDIA cards; without them use distributed_type: MULTI_CPU")
+        if environment.get("FSDP_VERSION", "1") != "2":
+            faults.append("fsdp_version: 1 is not supported here; write fsdp_version: 2")
+        if wanted == "fp16":
+            faults.append(
+                "mixed_precision: fp16 under FSDP: its gradient scaler is not supported here; use DDP or bf16"
+            )
+    if tf32 is True and not device.has_tf32:
+        faults.append(f"tf32 = true: {device.name} has no TF32 (Ampere and later have); use --tf32 auto")
+    if faults:
+        raise BadInput(faults)
 
 
 def device_name(device: torch.device) -> str:
@@ -90,3 +237,56 @@ def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None
 def peak_memory_bytes(device: torch.device) -> int | None:
     """Return the most device memory that was allocated at once, or None where it is not counted."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def free_memory_bytes(device: torch.device, num_processes: int = 1) -> int:
+    """Return the memory that this process may plan with: a card's free part and its own; of a CPU its share."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_processes
+
+
+def gauges(device: torch.device) -> dict[str, float]:
+    """Return ``gpu/memory`` (peak allocated, a share of the card), ``gpu/utilization`` (a share), ``gpu/watts``.
+
+    The last two come from NVML and are left out where nvidia-ml-py or the driver does not give them. Empty on a CPU.
+    """
+    if device.type != "cuda":
+        return {}
+    total = torch.cuda.get_device_properties(device).total_memory
+    read = {"gpu/memory": torch.cuda.max_memory_allocated(device) / total}
+    try:
+        read["gpu/utilization"] = torch.cuda.utilization(device) / 100
+        read["gpu/watts"] = torch.cuda.power_draw(device) / 1000
+    except Exception:  # no nvidia-ml-py, a virtual card, a driver of another age: NVML has a kind of error for each
+        return read
+    return read
+
+
+def hint(read: Mapping[str, float], *, micro_batch: int, most: int, waiting: float) -> str | None:
+    """Return the one thing to try first for a better use of the card, if any.
+
+    Args:
+        read: what ``gauges`` gave.
+        micro_batch, most: sequences of a micro-batch, and of this process's share of a step.
+        waiting: share of the training time in which batches were waited for.
+    """
+    if waiting > 0.1:
+        return f"the device waits for data {waiting:.0%} of the time: is the data on a slow or network disk?"
+    if read.get("gpu/utilization", 1.0) < 0.7:
+        return (
+            f"the card is busy only {read['gpu/utilization']:.0%} of the time: is the data on a slow disk, the "
+            f"micro-batch small, or another program on the card? docs/gpu_tuning.md has the order in which to look"
+        )
+    memory = read.get("gpu/memory")
+    if memory is not None and memory > 0.95:
+        return (
+            f"{memory:.0%} of the card's memory is in use: should it run out, --per_device_train_batch_size "
+            f"{max(1, micro_batch // 2)} goes on from the last checkpoint"
+        )
+    if memory is not None and memory < 0.8 and micro_batch < most:
+        return (
+            f"only {memory:.0%} of the card's memory is in use: a larger --per_device_train_batch_size than "
+            f"{micro_batch} would fit, and may be faster"
+        )
+    return None

@@ -70,8 +70,12 @@ def build(
     eos_token_id: int,
     seed: int,
     init_from: str | None = None,
+    gradient_checkpointing: bool = False,
 ) -> GPT2LMHeadModel:
     """Build GPT-2 in fp32 with seeded random weights, or with those of ``init_from`` (a folder or Hub id).
+
+    Args:
+        gradient_checkpointing: in training keep each block's input only and compute the block again for its gradients.
 
     Raises BadInput when ``init_from`` cannot be loaded or has another shape.
     """
@@ -95,6 +99,8 @@ def build(
     model = GPT2LMHeadModel(config)
     if init_from is not None:
         _copy_weights(model, init_from)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 def lr_at(
@@ -27,15 +28,32 @@ def lr_at(
 
 
 def adamw(
-    model: nn.Module, *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float
-) -> torch.optim.AdamW:
-    """Build AdamW; weight decay acts on tensors of two or more dimensions only (not on biases and norms)."""
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    shard: bool = False,
+) -> torch.optim.Optimizer:
+    """Build AdamW; weight decay acts on tensors of two or more dimensions only (not on biases and norms).
+
+    Args:
+        shard: each process of the default group keeps the moments of its share of the tensors, updates these, and
+            sends them to the others (ZeRO-1, https://arxiv.org/abs/1910.02054). The updates are the same.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
+    settings = {"lr": learning_rate, "betas": (beta1, beta2), "eps": epsilon, "fused": True}
+    if shard:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # its package brings TorchScript's warnings
+
+        return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **settings)
+    return torch.optim.AdamW(groups, **settings)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -83,6 +101,8 @@ def update(
     if scaler is not None:
         scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
+    if isinstance(norm, DTensor):  # under FSDP each process has a part of it
+        norm = norm.full_tensor()
     mean_loss, grad_norm = reduce_mean(torch.stack([loss.float(), norm.float()])).tolist()
     applied = math.isfinite(mean_loss) and math.isfinite(grad_norm)
     overflow = False

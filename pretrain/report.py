@@ -31,6 +31,7 @@ class Meter:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._before, self._since = elapsed, time.perf_counter()
         self._window_tokens, self._window_start = 0, elapsed
+        self.updates, self._window_updates = 0, 0
 
     @property
     def elapsed(self) -> float:
@@ -47,17 +48,23 @@ class Meter:
             self._since = time.perf_counter()
 
     def count(self, tokens: int) -> None:
-        """Add tokens trained on."""
+        """Add an update and the tokens trained on in it."""
         self._window_tokens += tokens
+        self._window_updates += 1
+        self.updates += 1
 
     def read(self) -> dict[str, float]:
-        """Return speed since the last read: ``tokens_per_second``, and ``mfu`` (a fraction) where the peak is known."""
+        """Return the speed since the last read.
+
+        ``tokens_per_second``, ``ms_per_step`` and, where the peak is known, ``mfu`` (a fraction).
+        """
         now = self.elapsed
-        speed = self._window_tokens / max(now - self._window_start, 1e-9)
-        self._window_tokens, self._window_start = 0, now
-        result = {"tokens_per_second": speed}
-        if self.peak_flops:
-            result["mfu"] = speed * self.flops_per_token / self.peak_flops
+        seconds = max(now - self._window_start, 1e-9)
+        speed = self._window_tokens / seconds
+        result = {"tokens_per_second": speed, "ms_per_step": 1000 * seconds / max(self._window_updates, 1)}
+        self._window_tokens, self._window_updates, self._window_start = 0, 0, now
+        if self.peak_flops and (mfu := speed * self.flops_per_token / self.peak_flops) <= 1:
+            result["mfu"] = mfu  # more would only say that the peak is another card's
         return result
 
 
@@ -71,7 +78,7 @@ class Report:
 
     def __init__(self, run_dir: Path, *, first_step: int, max_steps: int, tokens_per_step: int, is_main: bool):
         self.first_step, self.max_steps, self.tokens_per_step = first_step, max_steps, tokens_per_step
-        self.is_main = is_main
+        self.is_main, self._hinted = is_main, False
         self.metrics_path, self.samples_path = run_dir / "metrics.jsonl", run_dir / "samples.txt"
         if not is_main:
             return
@@ -83,6 +90,19 @@ class Report:
         self._last_line = -1e9
         self._started: tuple[int, float] | None = None
         self._told = False
+
+    def hint(self, text: str | None) -> None:
+        """Say what would use the card better, once."""
+        if text and not self._hinted:
+            self._hinted = True
+            self.say(f"hint: {text}")
+
+    def extend(self, max_steps: int, text: str) -> None:
+        """Say that the run has another length now, and count towards it."""
+        self.max_steps, self._started, self._told = max_steps, None, False
+        self.say(text)
+        if self.is_main and self._bar is not None:
+            self._bar.total = max_steps
 
     def start_progress(self) -> None:
         """Show the progress bar (on a terminal)."""
@@ -121,6 +141,9 @@ class Report:
                 self.say(f"expected training time {duration((self.max_steps - self.first_step) * per_step)}")
         mfu = f"{100 * values['mfu']:.1f}%" if "mfu" in values else "n/a"
         shown = {"loss": f"{values['train/loss']:.3f}", "tok/s": f"{values['tokens_per_second']:,.0f}", "MFU": mfu}
+        shown["ms"] = f"{values['ms_per_step']:,.0f}"
+        if "gpu/memory" in values:
+            shown["memory"] = f"{values['gpu/memory']:.0%}"
         if self._bar is not None:
             self._bar.set_postfix(shown, refresh=False)
             self._bar.update(step - self._bar.n)

@@ -1,11 +1,20 @@
 """Stopping early: SIGTERM, Ctrl-C, or a launcher that died, agreed on by all processes."""
 
+import contextlib
 import os
+import re
 import signal
+from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from .errors import TrainingStopped
+
+LOST = re.compile(
+    r"connection (closed|reset|refused)|timed? ?out|broken pipe|socket|ncclRemoteError|peer", re.IGNORECASE
+)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Set by `accelerate launch` and by torchrun: then the parent process is a launcher, and its death is a request to stop
 # (`accelerate launch` dies of SIGTERM without telling its child).
@@ -16,13 +25,15 @@ class StopRequest:
     """Notes a request to stop and lets the loop ask for it where it is safe.
 
     Every process of a launch may hear of it at another moment; ``agreed`` makes them stop at the same place. The
-    question goes over a small gloo group: no device is involved, no stream waits.
+    question goes over a small gloo group: no device is involved, no stream waits. It is also where a process that
+    died, or hangs for ``timeout`` seconds, is noticed first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float = 600.0) -> None:
         self.signal: signal.Signals | None = None
         self._parent = os.getppid() if any(name in os.environ for name in LAUNCHED) else None
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
         for number in SIGNALS:
             signal.signal(number, self._note)
 
@@ -44,14 +55,44 @@ class StopRequest:
         return stop
 
     def any_of(self, *flags: bool) -> list[bool]:
-        """Return, for each flag, whether any process has it set; every process must call it at the same place."""
+        """Return, for each flag, whether any process has it set; every process must call it at the same place.
+
+        Raises TrainingStopped when another process is lost.
+        """
         if self._group is None:
             return list(flags)
         tensor = torch.tensor(flags, dtype=torch.uint8)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        with peers():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return [bool(flag) for flag in tensor.tolist()]
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as a shell reports it."""
+        """128 + the signal's number, as a shell reports it.
+
+        0 under ``torchrun --max_restarts``, which would start a failed process anew although it was asked to stop.
+        """
+        if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+            return 0
         return 128 + int(self.signal or signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def peers() -> Iterator[None]:
+    """Turn the error of an exchange with a lost process, inside the block, into TrainingStopped.
+
+    NCCL and gloo raise RuntimeErrors of many wordings; what they have in common is that a connection failed or timed
+    out.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        words = LOST.search(str(error))
+        if words is None or isinstance(error, TrainingStopped):
+            raise
+        raise TrainingStopped(
+            f"another process of this run died or hangs ({words[0]}); its own message is above or in its log. The same "
+            f"command goes on from the newest checkpoint; torchrun and accelerate launch do so by themselves with "
+            f"--max_restarts 3. A time limit that is too short: --ddp_timeout",
+            alone=True,
+        ) from None

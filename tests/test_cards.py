@@ -8,8 +8,10 @@ from conftest import ROOT
 
 from pretrain import cards
 
-NO_CARD = {"cpu", "mps", "conservative"}
-CARD_PRESETS = [p for p in sorted((ROOT / "accelerate_configs").glob("*.yaml")) if p.stem not in NO_CARD]
+# What is left is for any card: cpu, mps, conservative, sharded, several machines.
+CARD_PRESETS = [
+    path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")) if cards.named(path.stem.partition("_x")[0])
+]
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,45 @@ def test_make_train_chooses_the_cards_preset(driver, preset):
     command = ["make", "-n", "-C", str(ROOT), "train", f"CARD={driver}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"--config_file accelerate_configs/{preset}.yaml" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "driver, count, stem",
+    [
+        ("NVIDIA GeForce RTX 4090", 1, "rtx4090"),
+        ("NVIDIA GeForce RTX 4090", 2, "rtx4090_x2"),
+        ("NVIDIA GeForce RTX 4090", 3, "rtx4090"),
+        ("NVIDIA H100 PCIe", 1, "h100"),
+        ("NVIDIA H100 PCIe", 8, "h100_x8"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "conservative"),
+        ("NVIDIA GeForce RTX 3090 Ti", 2, "conservative"),
+        (" ", 8, "cpu"),
+    ],
+)
+def test_a_preset_is_the_cards_own_for_so_many_of_them(driver, count, stem):
+    assert cards.preset(driver, count) == stem and (cards.PRESETS / f"{stem}.yaml").is_file()
+
+
+def test_each_preset_of_a_card_is_what_its_driver_s_name_leads_to():
+    for card in cards.CARDS:
+        assert cards.preset_of(card) in (card.name, card.name.partition("_")[0])
+
+
+def test_only_cards_with_nvlink_have_a_faster_link_than_pcie():
+    assert {card.name for card in cards.CARDS if card.link_gigabytes_per_second > 20} == {"a100", "h100", "h200"}
+
+
+@pytest.mark.parametrize(
+    "driver, number, words",
+    [
+        ("NVIDIA RTX A6000", 4, "--config_file accelerate_configs/a6000_x4.yaml  train.py"),
+        ("NVIDIA RTX A6000", 3, "--config_file accelerate_configs/a6000.yaml --multi_gpu --num_processes 3 train.py"),
+        ("NVIDIA RTX A6000", 1, "--config_file accelerate_configs/a6000.yaml  train.py"),
+        ("Some Card", 2, "--config_file accelerate_configs/conservative.yaml --multi_gpu --num_processes 2 train.py"),
+        ("", 2, "ACCELERATE_USE_CPU=true .venv/bin/torchrun --nproc_per_node 2 train.py"),
+    ],
+)
+def test_make_ddp_train_launches_so_many_processes(driver, number, words):
+    command = ["make", "-n", "-C", str(ROOT), "ddp-train", f"CARD={driver}", f"NGPUS={number}", "FLAGS=--max_steps 3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert words in done.stdout and "--recipe recipes/quickstart.yaml --max_steps 3" in done.stdout

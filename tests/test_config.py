@@ -143,8 +143,10 @@ def test_text_that_is_no_finite_number_gets_no_remedy_that_fails_again(tmp_path,
 @pytest.mark.parametrize("name", list(config.FIELDS))
 def test_wrong_type_is_refused_for_every_key(tmp_path, name):
     wanted = config.TYPES[name]
-    wrong = [{"a": 1}, True] + ([] if config._is_optional(wanted) else [None])
+    wrong = [{"a": 1}] + ([] if config._is_optional(wanted) else [None])
+    wrong += [] if config._bare(wanted) is bool else [True]
     wrong += {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(config._bare(wanted), ["x", [5], 5])
+    wrong += [] if config._may_be_auto(wanted) or config._bare(wanted) is str else ["auto"]
     for value in wrong:
         path = write(tmp_path, yaml.safe_dump(BASE | {name: value}))
         (message,) = refused(path)
@@ -379,6 +381,7 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
     may_change = {"per_device_train_batch_size", "logging_steps", "eval_steps", "eval_tokens", "sample_steps"}
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
     may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
+    may_change |= {"tf32", "gradient_checkpointing", "shard_optimizer", "ddp_timeout"}
     data = {*config.SOURCE_NAMES, *config.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
     assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == config.FIELDS.keys()
     assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}
@@ -395,6 +398,33 @@ def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
         )
     init, seed = sorted(caught.value.lines)
     assert "run: init_from = none, asked for gpt2: fixed for a run" in init and "seed = 1, asked for 7" in seed
+
+
+def test_a_run_that_is_older_than_a_key_goes_on_with_the_keys_default(tmp_path):
+    before = config.science(recipe(tmp_path))
+    del before["max_hours"]
+    config.refuse_changed_science(Path("run"), before, recipe(tmp_path))
+    with pytest.raises(BadInput, match="max_hours = 0.0, asked for 2.0"):
+        config.refuse_changed_science(Path("run"), before, recipe(tmp_path, max_hours=2))
+
+
+def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
+    assert recipe(tmp_path, per_device_train_batch_size="auto", tf32=True).tf32 is True
+    path = write(tmp_path)
+    read = config.load_recipe(path, {"per_device_train_batch_size": "auto", "tf32": "false"})
+    assert (read.per_device_train_batch_size, read.tf32) == ("auto", False)
+    assert config.load_recipe(path, {"per_device_train_batch_size": "7"}).per_device_train_batch_size == 7
+    for flags in ({"per_device_train_batch_size": "Auto"}, {"tf32": "yes"}, {"max_steps": "auto"}):
+        (message,) = refused(path, flags)
+        assert next(iter(flags)) in message
+    assert "must be an integer, or auto" in refused(path, {"per_device_train_batch_size": "Auto"})[0]
+
+
+def test_the_micro_batch_is_the_largest_at_or_below_the_ceiling_that_divides_the_share(tmp_path):
+    asked = recipe(tmp_path, per_device_train_batch_size="auto", tokens_per_step=24 * 16, sequence_length=16)
+    plans = [config.make_plan(asked, 2, ceiling) for ceiling in (None, 100, 12, 11, 5, 1)]
+    assert [plan.per_device_train_batch_size for plan in plans] == [12, 12, 12, 6, 4, 1]
+    assert {plan.per_device_train_batch_size * plan.gradient_accumulation_steps for plan in plans} == {12}
 
 
 # What a run reads.

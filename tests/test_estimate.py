@@ -10,7 +10,7 @@ from pretrain import model as gpt2
 
 GPT2 = estimate.Shape(12, 768, 50304, 1024)
 SMALL = estimate.Shape(2, 32, 64, 16)
-NO_CARD = {"cpu", "mps", "conservative"}
+NO_CARD = {"cpu", "mps", "conservative", "zero1_x8", "zero2_x8", "zero3_x8", "fsdp2_x8", "multi_node_2x8"}
 PRESETS = [p for p in sorted((ROOT / "accelerate_configs").glob("*.yaml")) if p.stem not in NO_CARD]
 HOW = {"half": True, "compiled": True}
 

@@ -1,5 +1,8 @@
 """What the machine is said to be, and what it is refused."""
 
+import dataclasses
+import os
+import types
 from pathlib import Path
 
 import pytest
@@ -8,17 +11,11 @@ import torch
 from pretrain import hardware
 from pretrain.errors import BadInput
 
-
-@pytest.fixture
-def card(monkeypatch):
-    """Call it with a name to pretend that the machine has that card."""
-
-    def pretend(name, bf16=True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
-
-    return pretend
+CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
+T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)
+P4000 = hardware.Device("cuda", "Quadro P4000", 8 * 2**30, (6, 1), 1, True)
+A6000 = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, True)
+LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
 
 @pytest.fixture(autouse=True)
@@ -27,44 +24,155 @@ def not_launched(monkeypatch):
         monkeypatch.delenv(f"ACCELERATE_{name}", raising=False)
 
 
-def test_cpu_has_no_counted_memory():
+def faults(device, tf32="auto", **environment):
+    """What is wrong with a launch on that device, one line each."""
+    try:
+        hardware.refuse_impossible(device, environment, tf32)
+    except BadInput as error:
+        return error.lines
+    return []
+
+
+def test_cpu_has_no_counted_memory_and_no_gauges():
     assert hardware.peak_memory_bytes(torch.device("cpu")) is None
+    assert hardware.gauges(torch.device("cpu")) == {}
 
 
-def test_best_precision_of_a_cpu_is_fp32(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert hardware.best_precision() == "no"
+@pytest.mark.parametrize("device, precision", [(CPU, "no"), (T4, "fp16"), (P4000, "fp16"), (A6000, "bf16")])
+def test_the_best_precision_is_what_the_device_has(device, precision):
+    assert device.precision == precision
 
 
-def test_best_precision_is_what_the_card_can(card, monkeypatch):
-    card("NVIDIA A100")
-    assert hardware.best_precision() == "bf16"
-    card("Tesla T4", bf16=False)
-    assert hardware.best_precision() == "fp16"
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert hardware.best_precision() == "no"
+@pytest.mark.parametrize("device, compiles", [(CPU, False), (T4, True), (P4000, False), (A6000, True)])
+def test_without_a_yaml_the_compiler_is_taken_where_it_works(device, compiles):
+    assert device.compiles == compiles
+    assert not dataclasses.replace(device, compiler=False).compiles
 
 
-def test_fp16_without_a_gpu_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    with pytest.raises(BadInput, match='mixed_precision: fp16 needs a GPU; write mixed_precision: "no"'):
-        hardware.make_accelerator()
+def test_tf32_comes_with_ampere():
+    assert [device.has_tf32 for device in (CPU, T4, A6000)] == [False, False, True]
+    assert not faults(A6000, True) and not faults(T4, False) and not faults(T4)
+    assert "tf32 = true: Tesla T4 has no TF32" in faults(T4, True)[0] and "--tf32 auto" in faults(T4, True)[0]
 
 
-def test_bf16_on_a_card_without_it_is_refused_with_the_remedy(card, monkeypatch):
-    card("Tesla T4", bf16=False)
+def test_a_pretended_ampere_card_gets_tf32_after_accelerate_had_its_say(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        hardware, "Accelerator", lambda **how: seen.append(how) or types.SimpleNamespace(is_fsdp2=False)
+    )
+    monkeypatch.setattr(hardware.os, "environ", dict(os.environ))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: seen.append(precision))
+    for device, tf32 in ((A6000, "auto"), (A6000, False), (T4, "auto"), (CPU, "auto")):
+        hardware.make_accelerator(device, tf32=tf32)
+    assert seen[1::2] == ["high", "highest", "highest", "highest"]
+    assert [how["mixed_precision"] for how in seen[0::2]] == ["bf16", "bf16", "fp16", "no"]
+    assert [how["dynamo_backend"] for how in seen[0::2]] == ["inductor"] * 3 + [None]
+
+
+def test_segments_that_grow_are_asked_for_on_a_card_unless_the_user_has(monkeypatch):
+    monkeypatch.setattr(hardware, "Accelerator", lambda **how: types.SimpleNamespace(is_fsdp2=False))
+    for device, before, after in (
+        (A6000, {}, "expandable_segments:True"),
+        (A6000, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, "max_split_size_mb:128"),
+        (CPU, {}, None),
+    ):
+        environment = dict(before)
+        monkeypatch.setattr(hardware.os, "environ", environment)
+        hardware.make_accelerator(device)
+        assert environment.get("PYTORCH_CUDA_ALLOC_CONF") == after
+
+
+def test_a_cards_yaml_without_a_card_is_refused_with_the_yaml_to_take():
+    for precision in ("bf16", "fp16"):
+        (line,) = faults(CPU, ACCELERATE_MIXED_PRECISION=precision)
+        assert f"mixed_precision: {precision}" in line and "PyTorch sees none" in line and "cpu.yaml" in line
+    assert not faults(CPU, ACCELERATE_MIXED_PRECISION="bf16", ACCELERATE_USE_CPU="true")  # slow, and asked for
+    assert not faults(CPU, ACCELERATE_MIXED_PRECISION="no")
+    (line,) = faults(CPU, ACCELERATE_MIXED_PRECISION="fp16", ACCELERATE_USE_CPU="true")
+    assert 'fp16 needs a GPU; write mixed_precision: "no"' in line
+
+
+@pytest.mark.parametrize(
+    "device, environment, said",
+    [
+        (T4, LAUNCHED, "Tesla T4 has no bf16; write mixed_precision: fp16"),
+        (A6000, {"ACCELERATE_MIXED_PRECISION": "fp8"}, "write mixed_precision: bf16"),
+        (P4000, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "too old for its compiler"),
+        (dataclasses.replace(A6000, compiler=False), {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "pip install triton"),
+        (A6000, LAUNCHED | {"LOCAL_WORLD_SIZE": "4"}, "sees 2 card(s); write num_processes: 2"),
+        (A6000, {"ACCELERATE_USE_DEEPSPEED": "true"}, "zero1_x8.yaml"),
+        (A6000, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "write fsdp_version: 2"),
+        (CPU, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "FSDP needs NVIDIA cards"),
+        (T4, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "fp16 under FSDP"),
+        (A6000, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps is derived here"),
+        (CPU, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "auto"}, "gradient_accumulation_steps is derived here"),
+    ],
+)
+def test_what_a_machine_cannot_do_is_refused_with_the_remedy(device, environment, said):
+    (line,) = faults(device, **environment)
+    assert said in line
+    assert not faults(A6000, **LAUNCHED, ACCELERATE_DYNAMO_BACKEND="INDUCTOR", LOCAL_WORLD_SIZE="2")
+
+
+def test_all_faults_are_said_at_once_and_stop_the_accelerator(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    with pytest.raises(BadInput, match="Tesla T4 has no bf16; write mixed_precision: fp16"):
-        hardware.make_accelerator()
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    with pytest.raises(BadInput) as caught:
+        hardware.make_accelerator(T4, tf32=True)
+    assert len(caught.value.lines) == 3
 
 
-@pytest.mark.parametrize("value", ["4", "auto"])
-def test_accumulation_in_the_accelerate_yaml_is_refused(monkeypatch, value):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", value)
-    with pytest.raises(BadInput, match="gradient_accumulation_steps is derived here"):
-        hardware.make_accelerator()
+def test_this_machine_is_what_accelerate_would_take(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    card = types.SimpleNamespace(name="NVIDIA RTX A6000", total_memory=48 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(8, 6), (7, 5)][index])
+    found = hardware.this_device()
+    # The least capable card decides, or two processes would compute in two precisions.
+    assert (found.kind, found.name, found.capability, found.count) == ("cuda", "NVIDIA RTX A6000", (7, 5), 2)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert hardware.this_device().kind == "cpu" and hardware.this_device().memory_bytes > 2**30
+
+
+def test_gauges_read_memory_use_and_watts_and_do_without_nvml(monkeypatch):
+    card = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1000))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 830)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 97)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
+    assert hardware.gauges(card) == {"gpu/memory": 0.83, "gpu/utilization": 0.97, "gpu/watts": 287.5}
+
+    def missing(device):
+        raise ModuleNotFoundError("nvidia-ml-py")
+
+    monkeypatch.setattr(torch.cuda, "utilization", missing)
+    assert hardware.gauges(card) == {"gpu/memory": 0.83}
+
+
+@pytest.mark.parametrize(
+    "memory, micro_batch, waiting, said",
+    [
+        (0.85, 8, 0.0, None),
+        (
+            0.5,
+            8,
+            0.0,
+            "only 50% of the card's memory is in use: a larger --per_device_train_batch_size than 8 would fit",
+        ),
+        (0.5, 32, 0.0, None),  # the whole share of a step
+        (0.97, 8, 0.0, "--per_device_train_batch_size 4 goes on"),
+        (0.97, 1, 0.0, "--per_device_train_batch_size 1"),
+        (0.5, 8, 0.2, "waits for data 20% of the time"),
+        (None, 8, 0.0, None),  # a CPU
+    ],
+)
+def test_a_hint_is_given_where_something_is_to_be_had(memory, micro_batch, waiting, said):
+    read = {} if memory is None else {"gpu/memory": memory}
+    told = hardware.hint(read, micro_batch=micro_batch, most=32, waiting=waiting)
+    assert (told is None) == (said is None) and (said or "") in (told or "")
+    idle = hardware.hint(read | {"gpu/utilization": 0.4}, micro_batch=micro_batch, most=32, waiting=0.0)
+    assert "busy only 40% of the time" in idle
 
 
 def test_cpu_is_named_with_its_threads():

@@ -23,7 +23,7 @@ def make(run_dir, first_step=0, is_main=True, max_steps=10):
 
 
 def row(elapsed, loss=2.0, **more):
-    return {"train/loss": loss, "tokens_per_second": 1234.5, "elapsed_seconds": elapsed, **more}
+    return {"train/loss": loss, "tokens_per_second": 1234.5, "ms_per_step": 250.0, "elapsed_seconds": elapsed, **more}
 
 
 def test_rows_are_on_disk_when_log_returns(tmp_path):
@@ -119,18 +119,39 @@ def test_speed_and_mfu_are_of_the_time_since_the_last_read(clock):
     meter = Meter(flops_per_token=10, peak_flops=1000.0, elapsed=77.0)
     meter.count(60)
     clock.now += 2
-    assert meter.read() == pytest.approx({"tokens_per_second": 30.0, "mfu": 0.3})
+    assert meter.read() == pytest.approx({"tokens_per_second": 30.0, "ms_per_step": 2000.0, "mfu": 0.3})
     with meter.paused():
         clock.now += 9
-    meter.count(10)
+    meter.count(5)
+    meter.count(5)
     clock.now += 1
-    assert meter.read() == pytest.approx({"tokens_per_second": 10.0, "mfu": 0.1})
+    assert meter.read() == pytest.approx({"tokens_per_second": 10.0, "ms_per_step": 500.0, "mfu": 0.1})
+    assert meter.updates == 3
 
 
 def test_mfu_is_left_out_where_the_peak_is_unknown(clock):
     meter = Meter(flops_per_token=10, peak_flops=None)
     clock.now += 1
-    assert set(meter.read()) == {"tokens_per_second"}
+    assert set(meter.read()) == {"tokens_per_second", "ms_per_step"}
+
+
+def test_one_hint_is_said_and_no_second(tmp_path, capsys):
+    made = make(tmp_path)
+    for text in (None, "first", "second", "first"):
+        made.hint(text)
+    assert capsys.readouterr().err == "hint: first\n"
+    make(tmp_path, is_main=False).hint("on another process")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_planned_length_is_what_is_counted_to(tmp_path, capsys):
+    made = make(tmp_path, max_steps=1000)
+    made.progress(1, row(0.0))
+    made.extend(20, "max_hours = 1: 20 steps")
+    made.progress(10, row(10.0))
+    made.progress(20, row(20.0))
+    assert "max_hours = 1: 20 steps" in (said := capsys.readouterr().err)
+    assert "step 20/20" in said and "/1000" in said.splitlines()[0]
 
 
 @pytest.mark.parametrize(

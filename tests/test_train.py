@@ -26,7 +26,7 @@ from pretrain.report import read_metrics
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
 TINY = ("--recipe", "tiny.yaml")
-TIMES = ("elapsed_seconds", "tokens_per_second", "data_wait_seconds")
+TIMES = ("elapsed_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")
 
 
 def rows(run_name: str) -> list[dict]:
@@ -266,12 +266,12 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
 
 def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
     real = train.gpt2.NextTokenLoss.forward
-    calls = []
+    calls = []  # the first with gradients is the rehearsal's; then two a step
 
     def poisoned(self, inputs_BT, targets_BT):
         loss = real(self, inputs_BT, targets_BT)
         calls.append(torch.is_grad_enabled())
-        bad = sum(calls) == 5 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
+        bad = sum(calls) == 6 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
         return loss * float("inf") if bad else loss
 
     monkeypatch.setattr(train.gpt2.NextTokenLoss, "forward", poisoned)

@@ -1,0 +1,605 @@
+"""Tell before it costs: what this machine is and lacks, what a run will take, whether a card holds its load.
+
+    python check_setup.py                                       # a line a check; --quick leaves out the slow ones
+    python check_setup.py --estimate --card a6000 --count 4     # memory, tokens/s, hours, kWh; --all_cards for a table
+    python check_setup.py --warm_up_seconds 60                  # all cards at full load for a minute
+
+Exit status: 0 no error found, 1 an error (or no card to load), 2 flags or a recipe that make no sense.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretrain import cards, checks, estimate
+from pretrain.checks import Check
+from pretrain.errors import BadInput, exit_on_bad_input
+
+try:
+    import yaml
+
+    from pretrain import config
+except ModuleNotFoundError as missing:  # before the packages are installed this is the first thing to say
+    sys.exit(f"error    packages: {missing.name} is not installed. Remedy: make environment, or "
+             "pip install -r requirements.txt")  # fmt: skip
+
+ROOT = Path(__file__).resolve().parent
+GPT2_124M = (12, 768, 1024)  # blocks, width, context: what the cards' starting micro-batches are for
+TINY = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+STEP_SECONDS, COMPILE_SECONDS, EXCHANGE_SECONDS, NETWORK_SECONDS = 120, 300, 120, 5
+PYTHON_SOURCE_BYTES = 30e6  # python_stdlib's shards, generously
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Check, estimate or load, as the flags say; return the exit status."""
+    asked = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        if asked.warm_up_seconds:
+            return warm_up(asked.warm_up_seconds)
+        recipe = config.load_recipe(Path(asked.recipe))
+        return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
+    except KeyboardInterrupt:
+        raise BadInput("stopped before all was tried", 130) from None
+    except BrokenPipeError:  # as with "| head": what is left to say goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the flags; raises BadInput for any that makes no sense."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output, not lines")
+    parser.add_argument(
+        "--quick", action="store_true", help="without the compiler, the all-reduce and the disk's speed"
+    )
+    parser.add_argument("--estimate", action="store_true", help="what the recipe will take, not what the machine is")
+    parser.add_argument(
+        "--card", metavar="NAME", help="estimate for this card (a6000, rtx4090, ...), not the machine's"
+    )
+    parser.add_argument("--all_cards", action="store_true", help="estimate for every card we know: a table")
+    parser.add_argument("--count", type=int, metavar="N", help="estimate for this many cards")
+    parser.add_argument("--price_per_hour", type=float, default=0.0, metavar="P", help="of one card, in any currency")
+    parser.add_argument(
+        "--warm_up_seconds", type=int, default=0, metavar="S", help="full load on every card for so long"
+    )
+    asked = config.parse_flags(parser, argv)
+    faults = []
+    if asked.card and cards.named(asked.card) is None:
+        near = difflib.get_close_matches(asked.card.lower(), [card.name for card in cards.CARDS], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {card_names()}"
+        faults.append(f"--card {asked.card}: no such card; {hint}")
+    if asked.count is not None and asked.count < 1:
+        faults.append(f"--count {asked.count}: must be 1 or more")
+    if not 0 <= asked.price_per_hour < float("inf"):
+        faults.append(f"--price_per_hour {asked.price_per_hour}: must be 0 or more")
+    if not 0 <= asked.warm_up_seconds <= 3600:
+        faults.append(f"--warm_up_seconds {asked.warm_up_seconds}: must be 1 to 3600")
+    if asked.card and asked.all_cards:
+        faults.append("--card and --all_cards: give one of them")
+    if faults:
+        raise BadInput(faults)
+    asked.estimate |= bool(asked.card or asked.all_cards or asked.count or asked.price_per_hour)
+    return asked
+
+
+# ---- what the machine is
+
+
+def show_checks(recipe: config.Recipe, asked: argparse.Namespace) -> int:
+    """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
+    facts, found = {}, []
+    for check in examine(recipe, asked, facts):
+        found.append(check)
+        if not asked.json:
+            print(check, flush=True)
+    counts = {level: sum(check.level == level for check in found) for level in (checks.ERROR, checks.WARNING)}
+    if asked.json:
+        print(json.dumps({"checks": [dataclasses.asdict(check) for check in found], "facts": facts}, indent=1))
+    else:
+        print(f"{counts['error']} errors, {counts['warning']} warnings")
+    return 1 if counts["error"] else 0
+
+
+def examine(recipe: config.Recipe, asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
+    """Yield one verdict after the other, cheap ones first; ``facts`` fills with what was found."""
+    yield checks.python(sys.version_info[:3])
+    pins = checks.read_pins((ROOT / "requirements.txt").read_text(encoding="utf-8"))
+    installed = {name: package_version(name) for name in pins}
+    facts |= {"python": platform.python_version(), "packages": installed}
+    yield from checks.packages(pins, installed)
+    yield checks.system(platform.system(), platform.release())
+    works = all(package_version(name) for name in ("torch", "transformers", "accelerate"))
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # a library of CUDA's that is not there, a wheel of another processor
+        works = False
+        if package_version("torch"):
+            yield Check("torch", checks.ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
+    if works:
+        yield from examine_cards(asked, facts)
+    yield from examine_disk(recipe, asked, facts, works)
+    yield from examine_network(recipe, works)
+
+
+def examine_cards(asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
+    """Yield verdicts on torch's build, the driver and each card, the YAML to take, and what was tried on them."""
+    import torch
+
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    listed = nvidia_smi()
+    driver = listed[0]["driver"] if listed else kernel_driver()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = bool(listed) or Path("/proc/driver/nvidia").exists()
+    yield checks.build(
+        torch.__version__,
+        torch.version.cuda,
+        usable=count,
+        present=present,
+        capability=listed[0]["capability"] if listed else None,
+        driver=driver,
+        hidden=hidden,
+    )
+    listed = [] if hidden else listed
+    if torch.version.cuda and present:
+        yield checks.driver(driver, torch.version.cuda)
+    seen = [torch.cuda.get_device_properties(i) for i in range(count)]
+    mine = [
+        {"name": card.name, "memory_bytes": card.total_memory, "capability": (card.major, card.minor)} for card in seen
+    ]
+    here = mine or listed
+    for card in here:
+        yield checks.card(card["name"], card["memory_bytes"], card["capability"], known=bool(cards.find(card["name"])))
+    usable = bool(mine) or not (listed or (present and not hidden))
+    if torch.version.cuda:  # torch for AMD cards names its kernels otherwise
+        for card in {card["name"]: card for card in mine}.values():
+            verdict = checks.architecture(card["name"], card["capability"], torch.cuda.get_arch_list(), driver)
+            usable &= verdict.level == checks.OK
+            yield verdict
+    threads = torch.get_num_threads()
+    preset = cards.preset(here[0]["name"] if here else "", len(here))
+    if not here and torch.backends.mps.is_available():
+        preset = "mps"
+    if not here:
+        yield Check("card", checks.OK, f"none: CPU, {threads} threads; make train takes {preset}.yaml")
+    facts |= {"cards": here, "driver": driver, "cuda": torch.version.cuda, "threads": threads}
+    facts |= {"preset": preset}
+    yield checks.launch(preset, len(here))
+    if usable:
+        yield from examine_trials(mine, preset, asked.quick, facts)
+
+
+def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> Iterator[Check]:
+    """Yield verdicts on what was really tried: training steps, attention, TF32, the compiler, the all-reduce."""
+    from pretrain import trials
+
+    multiprocessing.set_forkserver_preload(["pretrain.trials", "pretrain.model"])  # imported once, for every trial
+    device = "cuda" if mine else "cpu"
+    modern = bool(mine) and mine[0]["capability"] >= (8, 0)
+    half = "fp16" if mine and not modern else "bf16"
+    step = {"make": tiny_model, "vocabulary": TINY["vocab_size"], "length": TINY["sequence_length"], "batch": 4}
+    step |= {"device": device}
+
+    def tried(name: str, work, seconds: float, **given) -> trials.Result:
+        with trying(name):
+            result = trials.attempt(work, [given], seconds)
+        facts[name] = result.value or result.problem
+        return result
+
+    def timed(result: trials.Result, name: str, remedy: str) -> Check:
+        if result.problem:
+            level = checks.ERROR if mine or result is plain else checks.WARNING  # a CPU trains in fp32
+            return Check(name, level, f"a training step fails: {result.problem}", remedy)
+        taken = result.value["seconds"]
+        faster = f", {plain.value['seconds'] / taken:.2f} times as fast as fp32" if result is not plain else ""
+        return Check(name, checks.OK, f"a step of a tiny GPT-2 takes {1000 * taken:.1f} ms on {device}{faster}")
+
+    plain = tried("fp32", trials.training_step, STEP_SECONDS, precision="no", compiled=False, **step)
+    yield timed(plain, "fp32", "reinstall torch and its driver: nothing trains without this")
+    if plain.problem:
+        return
+    mixed = tried(half, trials.training_step, STEP_SECONDS, precision=half, compiled=False, **step)
+    yield timed(mixed, half, 'write mixed_precision: "no" in the accelerate YAML')
+    if mine:
+        kernels = tried("attention", trials.attention, STEP_SECONDS, device=device, precision=half)
+        yield attention_verdict(kernels, modern)
+    if modern:
+        result = tried("TF32", trials.tf32, STEP_SECONDS, device=device)
+        rates = " against ".join(f"{rate / 1e12:.1f}" for rate in reversed(result.value.values()))
+        text = f"{rates} TFLOP/s in fp32" if rates else result.problem
+        yield Check("TF32", checks.WARNING if result.problem else checks.OK, text)
+    elif mine:
+        yield Check("TF32", checks.OK, "n/a before Ampere (8.0)")
+    else:
+        yield Check("attention", checks.OK, "flash attention and TF32: n/a on a CPU")
+    if quick:
+        return
+    precision = half if mine else "no"
+    result = tried("compile", trials.training_step, COMPILE_SECONDS, precision=precision, compiled=True, **step)
+    faster = (
+        f"{plain.value['seconds'] / result.value['seconds']:.2f} times as fast as plain fp32" if result.value else ""
+    )
+    text = faster and f"compiled in {result.value['first_seconds']:.0f} s, then {faster} (a tiny model gains little)"
+    yield checks.compiled(result.problem, text, on_card="dynamo_config" in read_preset(preset))
+    backend, processes = ("nccl", len(mine)) if len(mine) > 1 else ("gloo", 2)
+    with trying("all-reduce"):
+        result = trials.together(processes, backend, EXCHANGE_SECONDS, megabytes=256 if backend == "nccl" else 64)
+    facts["all-reduce"] = result.value or result.problem
+    yield checks.all_reduce(result.problem, backend=backend, count=processes, **result.value)
+
+
+def attention_verdict(result, modern: bool) -> Check:
+    """Judge the attention kernels that ran (flash needs Ampere)."""
+    text = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in result.value.items()) or result.problem
+    if "flash" in result.value:
+        return Check("attention", checks.OK, text)
+    if not modern and result.value:
+        return Check("attention", checks.OK, f"{text}; flash: n/a before Ampere (8.0)")
+    remedy = "training takes the next kernel, slower; reinstall torch from requirements.txt"
+    return Check("attention", checks.WARNING, f"flash does not run: {text}", remedy)
+
+
+def tiny_model():
+    """Build the model that the trials train: GPT-2's parts, 2 layers, 128 wide."""
+    from pretrain import model
+
+    return model.NextTokenLoss(model.build(**TINY, **NO_DROPOUT, eos_token_id=0, seed=1))
+
+
+def examine_disk(recipe: config.Recipe, asked: argparse.Namespace, facts: dict, works: bool) -> Iterator[Check]:
+    """Yield verdicts on the folder that the run will be written to; ``works``: torch can be imported."""
+    wanted = Path(recipe.output_dir).absolute()
+    folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
+    size, shards = 12.0 * shape_of(recipe).parameters, shard_bytes(recipe)
+    kept = recipe.save_total_limit or (recipe.max_steps // recipe.save_steps if recipe.save_steps else 0)
+    free = shutil.disk_usage(folder).free
+    facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
+    yield checks.disk(free, size * (kept + 1), shards, str(folder), recipe.run_name)
+    if works:
+        from pretrain import hardware
+
+        yield from checks.mount(hardware.network_mount(folder), str(folder))
+    if asked.quick or free < 2**30 or not works:
+        return
+    from pretrain import trials
+
+    try:
+        with trying("disk speed"):
+            speed = trials.write_speed(folder)
+    except OSError as error:
+        yield Check("disk speed", checks.ERROR, f"{folder} cannot be written: {error.strerror}", "another --output_dir")
+        return
+    facts["disk"]["bytes_per_second"] = speed
+    yield checks.disk_speed(speed, size)
+
+
+def shard_bytes(recipe: config.Recipe) -> float:
+    """Return the bytes of the token shards that a run makes, at most: those of the tokens that it trains on."""
+    sources = [source for source in config.sources(recipe) if not source["data_dir"]]
+    tokens = min(recipe.limit_tokens or float("inf"), recipe.tokens_per_step * recipe.max_steps)
+    size = tokens * (2 if recipe.vocab_size <= 65_536 else 4)
+    own = all(source["find"]["dataset_name"] == "python_stdlib" for source in sources)
+    return 0.0 if not sources else min(size, PYTHON_SOURCE_BYTES) if own else float(size)
+
+
+def examine_network(recipe: config.Recipe, works: bool) -> Iterator[Check]:
+    """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    names = {source["find"]["dataset_name"] for source in config.sources(recipe) if not source["data_dir"]}
+    wanted = {"hub": (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else look at HTTPS_PROXY")}
+    for name in sorted(filter(None, names - {"python_stdlib"})):
+        remedy = "look at dataset_name, or log in (hf auth login); offline: data_files"
+        wanted[f"data set {name}"] = (f"{hub}/api/datasets/{name}", remedy)
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        wanted = {}
+        yield Check("hub", checks.OK, "HF_HUB_OFFLINE is set: not asked")
+    if package_version("wandb") and os.environ.get("WANDB_MODE", "online") == "online":
+        url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
+        wanted["wandb"] = (url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here")
+    if works:
+        from pretrain import trials
+
+        with trying("network"):
+            problems = trials.reach([url for url, _ in wanted.values()], NETWORK_SECONDS)
+        for name, (url, remedy) in wanted.items():
+            if name.startswith("data set") and problems[hub] and not problems[hub].startswith("HTTP 4"):
+                continue  # said once
+            # A refusal of its front page is an answer; of a data set's page it is not.
+            there = problems[url].startswith("HTTP 4") and name in ("hub", "wandb")
+            yield checks.reachable(name, url, "" if there else problems[url], remedy)
+    if package_version("huggingface_hub"):
+        from huggingface_hub import get_token
+
+        yield checks.login(get_token() is not None)
+
+
+@contextlib.contextmanager
+def trying(name: str) -> Iterator[None]:
+    """Show on a terminal what is being tried, for as long as it is."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"...      {name}", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print(" " * (9 + len(name)), end="\r", file=sys.stderr, flush=True)
+
+
+def package_version(name: str) -> str | None:
+    """Return the installed version of a package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def nvidia_smi() -> list[dict]:
+    """Return the machine's NVIDIA cards as the driver lists them, none where there is no driver."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return checks.read_nvidia_smi(done.stdout) if done.returncode == 0 else []
+
+
+def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Return the version of the driver that the kernel has loaded, or None."""
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
+    return found[1] if found else None
+
+
+# ---- what a run will take
+
+
+def show_estimates(recipe: config.Recipe, asked: argparse.Namespace) -> int:
+    """Print what the recipe takes on one card, on several, or on each that we know."""
+    if asked.all_cards:
+        rows = [estimate_run(recipe, card, asked.count or 1, asked.price_per_hour) for card in cards.CARDS]
+        print(json.dumps(rows, indent=1) if asked.json else table(recipe, rows))
+        return 0
+    found = nvidia_smi() if not asked.card else []
+    card = cards.named(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
+    if card is None:
+        here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
+        raise BadInput(f"--estimate: {here}; give --card, one of {card_names()}, or --all_cards")
+    row = estimate_run(recipe, card, asked.count or len(found) or 1, asked.price_per_hour)
+    print(json.dumps(row, indent=1) if asked.json else describe(recipe, card, row))
+    return 0
+
+
+def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
+    """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
+    shape, preset = shape_of(recipe), read_preset(cards.preset_of(card))
+    compiled = "dynamo_config" in preset
+    ceiling = recipe.per_device_train_batch_size
+    ceiling = min(512, ceiling) if isinstance(ceiling, int) else 512
+    if (shape.n_layer, shape.n_embd, shape.sequence_length) == GPT2_124M and card.micro_batch:
+        ceiling = min(ceiling, card.micro_batch)
+    how = {"half": True, "compiled": compiled}
+    if getattr(recipe, "shard_optimizer", False):
+        how |= {"shards": count, "sharded": frozenset({"moments"})}
+    checkpointing = getattr(recipe, "gradient_checkpointing", False)
+    size = estimate.largest_micro_batch(card.memory_gib * 2**30, ceiling, shape, checkpointing=checkpointing, **how)
+    if not size and not checkpointing:
+        checkpointing = True
+        size = estimate.largest_micro_batch(card.memory_gib * 2**30, ceiling, shape, checkpointing=True, **how)
+    tokens = recipe.tokens_per_step * recipe.max_steps
+    row = {
+        "card": card.name,
+        "count": count,
+        "memory_gib": card.memory_gib,
+        "precision": card.precision,
+        "compiled": compiled,
+        "parameters": shape.parameters,
+        "flops_per_token": shape.flops_per_token,
+        "tokens": tokens,
+        "fits": bool(size),
+    }
+    if not size:
+        return row
+    plan = config.make_plan(dataclasses.replace(recipe, per_device_train_batch_size=size), count)
+    size = plan.per_device_train_batch_size
+    work = 0.75 if checkpointing else 1.0  # the forward pass, a third of the work, is done once more
+    run = estimate.run(
+        shape,
+        tokens=tokens,
+        tokens_per_step=recipe.tokens_per_step,
+        peak_flops=work * card.teraflops * 1e12,
+        bandwidth=work * card.gigabytes_per_second * 1e9,
+        count=count,
+        link=card.link_gigabytes_per_second * 1e9,
+        watts=card.watts,
+        price_per_hour=price_per_hour,
+    )
+    run["mfu"] *= work
+    memory = estimate.memory(shape, micro_batch=size, checkpointing=checkpointing, **how)
+    row |= {
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "gradient_checkpointing": checkpointing,
+        "memory_bytes": {name: round(part) for name, part in memory.items()},
+        **run,
+        "measured_tokens_per_second": measured(recipe, card, count),
+    }
+    if not price_per_hour:
+        del row["cost"]
+    return row
+
+
+def measured(recipe: config.Recipe, card: cards.Card, count: int) -> float | None:
+    """Return the tokens per second that benchmarks/results holds for this recipe and machine, or None.
+
+    A result counts that is a JSON object with recipe (its name), card (short name), count and tokens_per_second.
+    """
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"), reverse=True):
+        with contextlib.suppress(ValueError, OSError):
+            result = json.loads(path.read_text(encoding="utf-8"))
+            wanted = {"recipe": recipe.run_name, "card": card.name, "count": count}
+            if isinstance(result, dict) and wanted.items() <= result.items():
+                return result["tokens_per_second"]
+    return None
+
+
+def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
+    """Return an estimate as lines to read."""
+    lines = [
+        f"{recipe.run_name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
+        f"{card.gigabytes_per_second:g} GB/s, {card.watts} W: {card.source})",
+        "",
+        f"parameters   {row['parameters']:,}",
+        f"FLOPs        {row['flops_per_token'] / 1e6:,.0f} M a token, {row['flops_per_token'] * row['tokens']:.2e} for "
+        f"{in_short(row['tokens'])} tokens",
+    ]
+    if not row["fits"]:
+        return "\n".join([*lines, "memory       does not fit, not even one sequence with gradient checkpointing"])
+    parts, size = row["memory_bytes"], row["per_device_train_batch_size"]
+    said = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items())
+    lines += [
+        f"memory       {sum(parts.values()) / 2**30:.1f} GiB a card: {said}",
+        f"micro-batch  {size} sequences of {recipe.sequence_length:,} tokens, {row['gradient_accumulation_steps']} a step "
+        f"and card; {row['precision']}, {'compiled' if row['compiled'] else 'not compiled'}",
+    ]
+    if row["gradient_checkpointing"] and not getattr(recipe, "gradient_checkpointing", False):
+        lines.append("             fits with --gradient_checkpointing true only, which is a third more work")
+    lines += [
+        f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU",
+        f"time         {rounded(row['hours'])} h, looking and saving not counted",
+        f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
+    ]
+    if "cost" in row:
+        lines.append(f"cost         {rounded(row['cost'])}")
+    speed = row["measured_tokens_per_second"]
+    known = f"Measured: {speed:,.0f} tokens/s (benchmarks/results)." if speed else "Nothing of it is measured."
+    return "\n".join([*lines, "", known, SOURCES])
+
+
+SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/estimate.py, with the data sheets'
+figures of pretrain/cards.py (75% of the tensor peak, 80% of the memory's bandwidth). Parameters and FLOPs are counted."""
+
+
+def table(recipe: config.Recipe, rows: list[dict]) -> str:
+    """Return estimates as a table, a row a card."""
+    priced = any("cost" in row for row in rows)
+    heads = [
+        "card",
+        "GiB",
+        "precision",
+        "micro-batch",
+        "tokens/s",
+        "MFU",
+        "hours",
+        "kWh",
+        *(["cost"] if priced else []),
+    ]
+    body = []
+    for row in rows:
+        cells = [row["card"], f"{row['memory_gib']:g}", row["precision"]]
+        if row["fits"]:
+            mark = " *" if row["gradient_checkpointing"] else ""
+            cells += [f"{row['per_device_train_batch_size']}{mark}", rounded(row["tokens_per_second"])]
+            cells += [f"{100 * row['mfu']:.0f}%", rounded(row["hours"]), rounded(row["kilowatt_hours"])]
+            cells += [rounded(row["cost"])] if priced else []
+        else:
+            cells.append("does not fit")
+        body.append(cells)
+    widths = [max(len(row[i]) for row in [heads, *body] if i < len(row)) for i in range(len(heads))]
+    lines = [
+        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))  # noqa: B905
+        for row in [heads, *body]
+    ]
+    first = rows[0]
+    known = [
+        f"{row['card']} {row['measured_tokens_per_second']:,.0f} tokens/s"
+        for row in rows
+        if row.get("measured_tokens_per_second")
+    ]
+    return "\n".join(
+        [
+            f"{recipe.run_name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
+            f"{first['count']} card{'s' if first['count'] > 1 else ''}",
+            "",
+            *lines,
+            "",
+            *(
+                ["* with --gradient_checkpointing true"]
+                if any(row.get("gradient_checkpointing") for row in rows)
+                else []
+            ),
+            f"Measured: {', '.join(known)}." if known else "Nothing of it is measured.",
+            SOURCES,
+        ]
+    )
+
+
+def shape_of(recipe: config.Recipe) -> estimate.Shape:
+    """Return the size of a recipe's model."""
+    return estimate.Shape(recipe.n_layer, recipe.n_embd, recipe.vocab_size, recipe.sequence_length)
+
+
+def read_preset(stem: str) -> dict:
+    """Return an accelerate YAML's values."""
+    return yaml.safe_load((cards.PRESETS / f"{stem}.yaml").read_text(encoding="utf-8"))
+
+
+def card_names() -> str:
+    """Return the names that --card takes."""
+    return ", ".join(card.name for card in cards.CARDS)
+
+
+def in_short(tokens: int) -> str:
+    """Return a count in billions or millions."""
+    return f"{tokens / 1e9:.1f} B" if tokens >= 1e9 else f"{tokens / 1e6:.1f} M"
+
+
+def rounded(number: float) -> str:
+    """Return three digits of a number, without an exponent."""
+    return f"{number:.3g}" if abs(number) < 1000 else f"{float(f'{number:.3g}'):,.0f}"
+
+
+# ---- full load
+
+
+def warm_up(seconds: int) -> int:
+    """Multiply matrices on every card for ``seconds``; say every 5 s what each reaches. 1 where there is no card."""
+    import torch
+
+    from pretrain import trials
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        print("no card that torch can use: nothing to load; python check_setup.py says why", file=sys.stderr)
+        return 1
+    old = any(torch.cuda.get_device_capability(i) < (8, 0) for i in range(count))
+    precision, passed = "fp16" if old else "bf16", 0.0
+    print(f"{count} cards, {seconds} s of {precision} matrix products of 8,192 x 8,192; Ctrl-C ends it")
+    for readings in trials.load([f"cuda:{i}" for i in range(count)], seconds, precision):
+        passed += 5
+        for i, (device, reading) in enumerate(readings.items()):
+            name = torch.cuda.get_device_name(i)
+            peak = cards.peak_flops(name, precision)
+            share = f" ({100 * reading['flops_per_second'] / peak:.0f}% of its peak)" if peak else " (peak not known)"
+            watts = f", {reading['watts']:.0f} W" if reading["watts"] is not None else ""
+            heat = f", {reading['celsius']:.0f} °C" if reading["celsius"] is not None else ""
+            rate = f"{reading['flops_per_second'] / 1e12:.1f} TFLOP/s"
+            print(f"{min(passed, seconds):4.0f} s  {device} {name}: {rate}{share}{watts}{heat}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

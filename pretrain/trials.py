@@ -1,0 +1,320 @@
+"""Real trials of a machine, each in a process of its own, so that a crash or a hang is a result, not the end."""
+
+import contextlib
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a trial: what it returned, or ``problem`` in one line (empty: none)."""
+
+    value: dict
+    problem: str = ""
+
+
+def attempt(work: Callable[..., dict], arguments: list[dict], seconds: float) -> Result:
+    """Call ``work(**arguments[i])`` in one fresh process each; return what the first returned when all have.
+
+    A process that raises, dies or is not done after ``seconds`` ends them all, with the compilers they started.
+    ``work`` and its arguments must be importable by a new Python. Processes are forks of a server that has imported
+    what ``multiprocessing.set_forkserver_preload`` names, and has touched neither a card nor a thread; they see the
+    environment as it was at the first attempt.
+    """
+    context = multiprocessing.get_context("forkserver")
+    started, found, deadline = [], {}, time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="trial-", ignore_cleanup_errors=True) as folder:
+        try:
+            for i, given in enumerate(arguments):
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_child, args=(theirs, folder, seconds, work, given), daemon=True)
+                try:
+                    process.start()
+                except (OSError, EOFError) as error:
+                    return Result({}, f"no process can be started: {type(error).__name__} {error}")
+                theirs.close()
+                started.append((i, process, ours))
+            while len(found) < len(started):
+                open_ends = {ours: (i, process) for i, process, ours in started if i not in found}
+                ready = wait(list(open_ends), max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    return Result({}, f"no answer in {seconds:.0f} s")
+                for ours in ready:
+                    i, process = open_ends[ours]
+                    try:
+                        found[i] = ours.recv()
+                    except EOFError:
+                        return Result({}, _death(process, Path(folder)))
+                    if found[i].problem:
+                        return found[i]
+            return found[0]
+        finally:
+            for i, process, ours in started:
+                if i in found:
+                    process.join(5)  # it has answered, and puts away what it holds
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
+                process.join()
+                ours.close()
+
+
+def _child(connection, folder: str, seconds: float, work: Callable[..., dict], arguments: dict) -> None:
+    os.setsid()  # its own group, so that the compilers it starts end with it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a line, not a file of gigabytes
+    signal.alarm(math.ceil(seconds) + 5)  # should the parent die
+    output = os.open(Path(folder) / f"{os.getpid()}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # A fresh cache: what is tried is the compiler, not what it left behind.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
+    try:
+        connection.send(Result(work(**arguments)))
+    except BaseException as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+        connection.send(Result({}, f"{type(error).__name__}: {lines[0]}"[:300]))
+    connection.close()
+
+
+def _death(process, folder: Path) -> str:
+    process.join(5)
+    code = process.exitcode
+    name = "is gone" if code is None else f"exit status {code}"
+    if code is not None and code < 0:
+        name = f"killed by {signal.Signals(-code).name}"
+    said = folder / f"{process.pid}.txt"
+    lines = said.read_text(errors="replace").strip().splitlines() if said.is_file() else []
+    return f"its process ended without a result, {name}" + (f": {lines[-1][:200]}" if lines else "")
+
+
+def training_step(
+    make: Callable[[], nn.Module],
+    *,
+    vocabulary: int,
+    batch: int,
+    length: int,
+    device: str,
+    precision: str,
+    compiled: bool,
+    steps: int = 5,
+) -> dict[str, float]:
+    """Train ``make()`` for a few steps; return ``first_seconds`` (compiling included), ``seconds`` a step, ``loss``.
+
+    Args:
+        make: returns a module that maps (B, T) int64 inputs and targets to a loss.
+        precision: no (fp32), bf16 or fp16 by autocast.
+
+    Raises RuntimeError when a loss or a gradient is not finite.
+    """
+    torch.manual_seed(1)
+    module = make().to(device)
+    run = torch.compile(module) if compiled else module
+    ids = torch.randint(0, vocabulary, (batch, length + 1), device=device)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    half, taken = HALF.get(precision), []
+    for _ in range(1 + steps):
+        start = time.perf_counter()
+        with torch.autocast(torch.device(device).type, dtype=half, enabled=half is not None):
+            loss = run(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        if not (loss.isfinite() and norm.isfinite()):
+            raise RuntimeError(f"loss {loss.item()}, gradient norm {norm.item()}: not finite")
+        optimizer.step()
+        optimizer.zero_grad()
+        _finish(device)
+        taken.append(time.perf_counter() - start)
+    return {"first_seconds": taken[0], "seconds": min(taken[1:]), "loss": loss.item()}
+
+
+def attention(*, device: str, precision: str) -> dict[str, float]:
+    """Run causal attention forward and backward, 4 x 12 heads x 1,024 x 64; return seconds by kernel.
+
+    Keys: flash, efficient, math; one is missing where it does not run.
+    """
+    kernels = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+    }
+    seconds = {}
+    for name, kernel in kernels.items():
+        shape = {"size": (4, 12, 1024, 64), "device": device, "dtype": HALF[precision]}
+        query, key, value = (torch.randn(**shape, requires_grad=True) for _ in range(3))
+        with contextlib.suppress(RuntimeError), sdpa_kernel(kernel):
+            for _ in range(3):
+                start = time.perf_counter()
+                F.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+                _finish(device)
+                seconds[name] = time.perf_counter() - start
+    return seconds
+
+
+def tf32(*, device: str, size: int = 4096) -> dict[str, float]:
+    """Time a fp32 matrix product without and with TF32; return ``fp32`` and ``tf32``, FLOP/s."""
+    a, b = torch.randn(2, size, size, device=device)
+    found = {}
+    for name, precision in (("fp32", "highest"), ("tf32", "high")):
+        torch.set_float32_matmul_precision(precision)
+        for _ in range(3):
+            start = time.perf_counter()
+            a @ b
+            _finish(device)
+            found[name] = 2 * size**3 / (time.perf_counter() - start)
+    return found
+
+
+def all_reduce(*, rank: int, count: int, backend: str, meeting: str, megabytes: int = 64) -> dict[str, float]:
+    """Sum ``megabytes`` of fp32 over ``count`` processes; return ``bytes_per_second`` over each link of the ring.
+
+    A ring moves 2 (n - 1) / n of the bytes over each link (NCCL's tests call that the bus bandwidth). nccl: process i
+    takes card i. ``meeting``: a path that does not exist yet, the same for all. Raises RuntimeError on a wrong sum.
+    """
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=count)
+    values, repeats = torch.full((megabytes * 2**18,), rank + 1.0, device=device), 3
+    dist.all_reduce(values)
+    if not (values == count * (count + 1) / 2).all():
+        raise RuntimeError("the sum over the processes is wrong")
+    dist.barrier()
+    _finish(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        dist.all_reduce(values.fill_(1.0))
+    _finish(device)
+    seconds = (time.perf_counter() - start) / repeats
+    dist.destroy_process_group()
+    return {"bytes_per_second": 2 * (count - 1) / count * values.nbytes / seconds}
+
+
+def together(count: int, backend: str, seconds: float, megabytes: int = 64) -> Result:
+    """Attempt ``all_reduce`` in ``count`` processes."""
+    with tempfile.TemporaryDirectory(prefix="meeting-") as folder:
+        given = {"count": count, "backend": backend, "meeting": str(Path(folder) / "store"), "megabytes": megabytes}
+        return attempt(all_reduce, [given | {"rank": rank} for rank in range(count)], seconds)
+
+
+def write_speed(folder: Path, megabytes: int = 256) -> float:
+    """Write and fsync a file of random bytes in ``folder``, and remove it; return bytes per second.
+
+    Raises OSError when the folder does not take it.
+    """
+    block, path = os.urandom(8 * 2**20), folder / f".write-trial-{uuid.uuid4().hex[:8]}"
+    blocks = max(1, megabytes // 8)
+    try:
+        start = time.perf_counter()
+        with open(path, "wb") as file:
+            for _ in range(blocks):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        return blocks * len(block) / (time.perf_counter() - start)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def reach(urls: list[str], seconds: float) -> dict[str, str]:
+    """Ask each address at once; return what went wrong by address ("": it answered; a status: it refused)."""
+    found = dict.fromkeys(urls, f"no answer in {seconds:g} s")
+
+    def ask(url: str) -> None:
+        try:
+            urllib.request.urlopen(url, timeout=seconds).close()
+            found[url] = ""
+        except urllib.error.HTTPError as error:
+            found[url] = f"HTTP {error.code} {error.reason}"
+        except Exception as error:  # names, sockets, TLS and bad addresses each raise their own kinds
+            found[url] = str(getattr(error, "reason", error)) or type(error).__name__
+
+    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]  # a name's look-up has no limit
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds + 1
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
+
+
+def load(
+    devices: list[str], seconds: float, precision: str, *, size: int = 8192, interval: float = 5.0
+) -> Iterator[dict[str, dict[str, float | None]]]:
+    """Multiply matrices on all devices at once for ``seconds``; every ``interval`` yield readings by device.
+
+    A reading has ``flops_per_second`` since the last one, ``watts`` and ``celsius`` (None without nvidia-ml-py).
+    Raises what a device raised.
+    """
+    stop, done, failed = threading.Event(), dict.fromkeys(devices, 0), []
+
+    def work(device: str) -> None:
+        try:
+            a, b = torch.randn(2, size, size, device=device).to(HALF[precision])
+            out = torch.empty_like(a)
+            while not stop.is_set():
+                for _ in range(8):
+                    torch.mm(a, b, out=out)
+                _finish(device)
+                done[device] += 8
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(device,), daemon=True) for device in devices]
+    for thread in threads:
+        thread.start()
+    end, before, last = time.monotonic() + seconds, dict(done), time.monotonic()
+    try:
+        while not failed and (left := end - time.monotonic()) > 0:
+            time.sleep(min(interval, left))
+            now, count = time.monotonic(), dict(done)
+            if failed:
+                break
+            yield {
+                device: {
+                    "flops_per_second": 2 * size**3 * (count[device] - before[device]) / (now - last),
+                    "watts": _sensor(torch.cuda.power_draw, device, 1000),
+                    "celsius": _sensor(torch.cuda.temperature, device, 1),
+                }
+                for device in devices
+            }
+            before, last = count, now
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    if failed:
+        raise failed[0]
+
+
+def _sensor(read: Callable, device: str, unit: float) -> float | None:
+    try:
+        return read(torch.device(device)) / unit
+    except Exception:  # no nvidia-ml-py, no such sensor, not a CUDA device
+        return None
+
+
+def _finish(device: str | torch.device) -> None:
+    """Wait until a card has done what it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,67 @@
+#!/bin/bash
+# GPT-2 124M on a rented machine, from nothing to a model on the Hub:
+#   git clone REPOSITORY ursa-minor && cd ursa-minor && make environment && source .venv/bin/activate
+#   DRY_RUN=1 bash scripts/run_gpt2_124m.sh                                  # prints the commands, runs none
+#   HF_TOKEN=... HUB_MODEL_ID=you/gpt2-124m bash scripts/run_gpt2_124m.sh    # without HUB_MODEL_ID nothing is pushed
+# Interrupted (spot machine, Ctrl-C, power cut)? Run it again: the trainer goes on from the newest checkpoint, on another machine
+# too if runs/ and data/ lie on a disk that stays. A lock lets only one run at a time. Flags go to train.py: ... --save_steps 500
+#
+# The arithmetic (recipes/gpt2_124m.yaml):
+#   FLOPs a token  6 N + 12 L d T = 6 x 123.7M + 12 x 12 x 768 x 1,024 = 855 MFLOP
+#   tokens         19,073 steps x 524,288 = 10.0B          FLOPs  8.55e18
+#   price          hours x PRICE_PER_HOUR (of the whole machine, in your currency)
+#   machine        tokens/s     hours   all estimated (pretrain/estimate.py), none measured; looking and saving come on top
+#   8x h100        4,000,000     0.7
+#   8x a100        1,600,000     1.8
+#   1x h200          580,000     4.8
+#   1x h100          510,000     5.5
+#   1x a100          200,000    13.9
+#   1x rtx4090       100,000    26.7
+#   1x a6000          92,000    30.4
+#
+# Environment: DRY_RUN=1, HUB_MODEL_ID, HF_TOKEN (only from here; never printed), PRICE_PER_HOUR, and PREPARE=1, which tokenises
+# all data before training. That is not needed: the data is streamed while training. It helps where the download is slower than
+# the cards, and is best done on a machine without cards that shares the disk.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+RECIPE=recipes/gpt2_124m.yaml
+RUN=runs/gpt2_124m
+
+run() { # print a command in a dry run, else run it
+    if [[ ${DRY_RUN:-0} == 1 ]]; then echo "$*"; else "$@"; fi
+}
+
+# The cards: nvidia-smi without a driver says so on its standard output, so only a success counts.
+CARDS=$(nvidia-smi -L 2>/dev/null) || CARDS=""
+NAMES=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) || NAMES=""
+COUNT=$(grep -c '^GPU ' <<<"$CARDS") || COUNT=0
+[[ $COUNT == 0 ]] && NAMES=""
+PRESET=$(python -c 'import sys; from pretrain import cards; print(cards.preset(sys.argv[1], int(sys.argv[2])))' \
+    "${NAMES%%$'\n'*}" "$COUNT")
+LAUNCH=(accelerate launch --config_file "accelerate_configs/$PRESET.yaml")
+if ((COUNT > 1)) && [[ $PRESET != *_x$COUNT ]]; then # no YAML for so many: the single card's, with their number
+    LAUNCH+=(--multi_gpu --num_processes "$COUNT")
+fi
+
+if [[ ${DRY_RUN:-0} != 1 ]]; then
+    if ((COUNT == 0)); then
+        echo "nvidia-smi lists no card, and this run is not for a CPU. What is: make train" >&2
+        exit 1
+    fi
+    if [[ -n ${HUB_MODEL_ID:-} && -z ${HF_TOKEN:-} ]]; then
+        echo "HUB_MODEL_ID is set but HF_TOKEN is not: the push at the end would fail. export HF_TOKEN, with write access" >&2
+        exit 1
+    fi
+    mkdir -p runs
+    exec 9>"$RUN.lock"
+    flock -n 9 || { echo "$RUN.lock: another run of this script is at it" >&2; exit 1; }
+fi
+
+run python check_setup.py --recipe "$RECIPE" # exit status 1 stops here
+[[ ${PREPARE:-0} == 1 ]] && run python prepare_data.py --recipe "$RECIPE"
+run "${LAUNCH[@]}" train.py --recipe "$RECIPE" "$@"
+[[ -n ${HUB_MODEL_ID:-} ]] && run hf upload "$HUB_MODEL_ID" "$RUN/model" .
+if [[ ${DRY_RUN:-0} != 1 && -n ${PRICE_PER_HOUR:-} ]]; then
+    awk -v s="$SECONDS" -v p="$PRICE_PER_HOUR" 'BEGIN { printf "this call: %.2f h x %s = %.2f\n", s / 3600, p, s / 3600 * p }'
+fi
+exit 0

@@ -1,0 +1,86 @@
+"""train.py on a machine that it is not: out of memory where it is told, FSDP2 on CPUs, a process that hangs or dies.
+
+Environment: MOST = the largest micro-batch that fits (of process MOST_RANK only, where set); OUT_AT = "STEP": memory
+runs out in that step's second micro-batch (on process OUT_RANK); FSDP = "true" or "false", reshard_after_forward: the
+model is sharded as `accelerate launch` with fsdp2_x8.yaml would do it, but over gloo; HANG_AT or DIE_AT = "STEP": process
+1 sleeps or is killed there, the first time (a file `struck` tells).
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+import train
+from pretrain import hardware, windows
+from pretrain import model as gpt2
+
+RANK = "0"
+
+
+class SmallMemory(gpt2.NextTokenLoss):
+    """A loss that more than so many sequences at once are too much for."""
+
+    def forward(self, inputs_BT, targets_BT):
+        if os.environ.get("MOST_RANK", RANK) == RANK and len(inputs_BT) > int(os.environ["MOST"]):
+            raise torch.OutOfMemoryError("simulated")
+        return super().forward(inputs_BT, targets_BT)
+
+
+class Struck(windows.TrainOrder):
+    """Something happens when the windows of a micro-batch are asked for."""
+
+    def windows(self, step, micro_step, rank, num_windows):
+        where = str(step) if micro_step == 1 else ""
+        if os.environ.get("OUT_AT") == where and os.environ.get("OUT_RANK", "0") == RANK:
+            raise torch.OutOfMemoryError("simulated")
+        if RANK == "1" and not Path("struck").exists():
+            if os.environ.get("HANG_AT") == where:
+                Path("struck").touch()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or the launcher waits 30 s before it kills
+                time.sleep(600)
+            if os.environ.get("DIE_AT") == where:
+                Path("struck").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().windows(step, micro_step, rank, num_windows)
+
+
+def sharded(make):
+    """Make the Accelerator of a machine with cards: Accelerate itself has FSDP2 on cards only."""
+
+    def replaced(*args, **kwargs):
+        accelerator = make(*args, **kwargs)
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=os.environ["FSDP"] == "true",
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["GPT2Block"],
+            cpu_ram_efficient_loading=False,
+        )
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # as AcceleratorState does on cards
+        AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
+        return accelerator
+
+    return replaced
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train there."""
+    global RANK
+    RANK = os.environ.get("RANK", "0")
+    if "MOST" in os.environ:
+        train.gpt2.NextTokenLoss = SmallMemory
+    if {"OUT_AT", "HANG_AT", "DIE_AT"} & set(os.environ):
+        train.windows.TrainOrder = Struck
+    if "FSDP" in os.environ:
+        hardware.make_accelerator = sharded(hardware.make_accelerator)
+    return train.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,367 @@
+"""check_setup.py as a user calls it, and the Makefile's targets around it. No card is here: cards are pretended."""
+
+import dataclasses
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, fork
+
+import check_setup
+from pretrain import cards, config, trials
+
+RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
+A6000 = {"name": "NVIDIA RTX A6000", "memory_bytes": 48 * 2**30, "capability": (8, 6)}
+SMI = "NVIDIA GeForce RTX 4090, 550.54.14, 24564 MiB, 8.9"
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Nothing of the network is asked."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+
+@pytest.fixture
+def pages():
+    """A server that stands in for the Hub and wandb: its address, and the paths that it was asked for."""
+    asked = []
+
+    class Pages(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(404 if "missing" in self.path else 200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+def recipe(**changes) -> config.Recipe:
+    return dataclasses.replace(config.load_recipe(Path(RECIPE)), **changes)
+
+
+def called(capsys, *flags: str, expect: int = 0) -> tuple[str, str]:
+    """What main prints on standard output and standard error."""
+    capsys.readouterr()
+    assert check_setup.main(["--recipe", RECIPE, *flags]) == expect
+    return capsys.readouterr()
+
+
+def pretend(folder: Path, monkeypatch, name: str, text: str) -> None:
+    """Put a program of this name before all others."""
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch, capsys):
+    url, asked = pages
+    environment = {"HF_ENDPOINT": url, "WANDB_BASE_URL": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    status = check_setup.main(["--quick", "--json", "--recipe", RECIPE])
+    out, error = capsys.readouterr()
+    said = json.loads(out)
+    found = {check["name"]: check for check in said["checks"]}
+    assert status == (1 if "error" in {check["level"] for check in found.values()} else 0)
+    assert {"python", "packages", "system", "torch", "launch", "fp32", "disk", "hub", "login"} <= found.keys()
+    assert (
+        found["fp32"]["level"] == found["hub"]["level"] == found["data set HuggingFaceFW/fineweb-edu"]["level"] == "ok"
+    )
+    assert "/api/datasets/HuggingFaceFW/fineweb-edu" in asked
+    assert found["login"]["text"].startswith("logged in") and "hf_secret" not in out + error
+    assert not {"compile", "all-reduce", "disk speed"} & found.keys()
+    assert said["facts"]["fp32"]["seconds"] > 0 and said["facts"]["disk"]["checkpoint_bytes"] == 12 * 124_475_904
+
+
+def test_addresses_that_do_not_answer_are_warnings_and_offline_asks_nothing(pages, monkeypatch):
+    url, asked = pages
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", url)
+
+    def levels(name: str | None) -> dict[str, str]:
+        return {check.name: check.level for check in check_setup.examine_network(recipe(dataset_name=name), True)}
+
+    assert levels("me/there") == {"hub": "ok", "data set me/there": "ok", "login": "ok"}
+    assert levels("me/missing")["data set me/missing"] == "warning"
+    asked.clear()
+    assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["/"]
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert levels("me/there") == {"hub": "warning", "login": "ok"}
+    asked.clear()
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert levels("me/there") == {"hub": "ok", "login": "ok"} and not asked
+
+
+def test_a_cpu_build_beside_a_card_ends_with_1_and_the_wheel(quiet, capsys, tmp_path, monkeypatch):
+    if torch.version.cuda:
+        pytest.skip("torch is a CUDA build")
+    pretend(tmp_path, monkeypatch, "nvidia-smi", f'echo "{SMI}"')
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    out, _ = called(capsys, "--quick", expect=1)
+    assert "error    torch:" in out and "--index-url https://download.pytorch.org/whl/cu126" in out
+    assert "ok       card: NVIDIA GeForce RTX 4090, 24.0 GiB" in out and "rtx4090.yaml" in out
+    assert out.splitlines()[-1].startswith("1 errors") and "fp32" not in out
+
+
+def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
+    pretend(tmp_path, monkeypatch, "nvidia-smi", 'echo "NVIDIA-SMI has failed, 1, 2 MiB, 3"; exit 9')
+    assert check_setup.nvidia_smi() == []
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n")
+    assert check_setup.kernel_driver(version) == "535.183.01" and check_setup.kernel_driver(tmp_path / "no") is None
+
+
+def simulated(monkeypatch, mine: list[dict], preset: str, failing: str = "") -> dict[str, object]:
+    """Verdicts of the trials on pretended cards; ``failing``: the one that hangs."""
+
+    def attempt(work, arguments, seconds):
+        name = f"{work.__name__} {arguments[0].get('compiled', '')}".strip()
+        if name == failing:
+            return trials.Result({}, f"no answer in {seconds} s")
+        step = {"first_seconds": 30.0, "seconds": 0.01, "loss": 1.0}
+        values = {"attention": {"flash": 1e-3, "math": 4e-3}, "tf32": {"fp32": 1e13, "tf32": 4e13}}
+        return trials.Result(values.get(name, step))
+
+    def together(count, backend, seconds, megabytes):
+        if failing == "all_reduce":
+            return trials.Result({}, f"no answer in {seconds} s")
+        return trials.Result({"bytes_per_second": 1e10})
+
+    monkeypatch.setattr(trials, "attempt", attempt)
+    monkeypatch.setattr(trials, "together", together)
+    return {check.name: check for check in check_setup.examine_trials(mine, preset, False, {})}
+
+
+def test_every_trial_of_cards_has_its_line(monkeypatch):
+    found = simulated(monkeypatch, [A6000, A6000], "a6000_x2")
+    assert {check.level for check in found.values()} == {"ok"}
+    assert found.keys() == {"fp32", "bf16", "attention", "TF32", "compile", "all-reduce"}
+    assert "nccl, 2 processes: 10.00 GB/s" in found["all-reduce"].text
+    assert "40.0 against 10.0 TFLOP/s" in found["TF32"].text
+    old = simulated(monkeypatch, [{"name": "Tesla V100-SXM2-16GB", "capability": (7, 0)}], "v100")
+    assert "fp16" in old and "bf16" not in old and "n/a" in old["TF32"].text and "gloo" in old["all-reduce"].text
+
+
+@pytest.mark.parametrize(
+    "failing, name, level",
+    [
+        ("training_step False", "fp32", "error"),
+        ("training_step True", "compile", "error"),
+        ("attention", "attention", "warning"),
+        ("tf32", "TF32", "warning"),
+        ("all_reduce", "all-reduce", "error"),
+    ],
+)
+def test_a_trial_that_hangs_is_a_line_with_its_level(monkeypatch, failing, name, level):
+    found = simulated(monkeypatch, [A6000, A6000], "a6000_x2", failing)
+    assert found[name].level == level and "no answer" in found[name].text
+
+
+def test_it_runs_from_any_folder(tmp_path):
+    command = [sys.executable, str(ROOT / "check_setup.py"), "--all_cards", "--recipe", RECIPE]
+    assert "rtx4090" in subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_packages_the_first_thing_said_is_how_to_install_them():
+    done = subprocess.run([sys.executable, "-S", str(ROOT / "check_setup.py")], capture_output=True, text=True)
+    assert done.returncode == 1 and "yaml is not installed" in done.stderr and "make environment" in done.stderr
+
+
+def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
+    monkeypatch.setattr(check_setup, "nvidia_smi", list)
+    for flags, words in (
+        (["--estimate", "--card", "a600"], "--card a600: no such card; did you mean a6000?"),
+        (["--estimate", "--card", "zzz"], "use one of t4, v100"),
+        (["--estimte"], "--estimte: no such flag; did you mean --estimate?"),
+        (["--card", "t4", "--count", "0"], "--count 0: must be 1 or more"),
+        (["--card", "t4", "--price_per_hour", "nan"], "--price_per_hour nan"),
+        (["--warm_up_seconds", "-1"], "--warm_up_seconds -1"),
+        (["--all_cards", "--card", "t4"], "give one of them"),
+        (["--card", "t4", "--count", "3"], "which 3 processes cannot share equally"),
+        (["--estimate"], "no NVIDIA card; give --card, one of t4"),
+        (["--recipe", "none.yaml"], "none.yaml"),
+    ):
+        out, error = called(capsys, *flags, expect=2)
+        assert not out and words in error
+    monkeypatch.setattr(check_setup, "nvidia_smi", lambda: [{"name": "NVIDIA X"}])
+    assert "NVIDIA X is not in our table" in called(capsys, "--estimate", expect=2)[1]
+
+
+def test_the_table_has_every_card_and_no_speed_above_a_peak(capsys):
+    out, _ = called(capsys, "--estimate", "--all_cards")
+    assert [line.split()[0] for line in out.splitlines()[3 : 3 + len(cards.CARDS)]] == [c.name for c in cards.CARDS]
+    assert "124,475,904 parameters, 10.0 B tokens" in out and "Nothing of it is measured" in out and "cost" not in out
+    rows = json.loads(called(capsys, "--all_cards", "--json", "--price_per_hour", "2", "--count", "4")[0])
+    for row, card in zip(rows, cards.CARDS, strict=True):
+        assert row["card"] == card.name and row["fits"] and row["cost"] == pytest.approx(8 * row["hours"])
+        assert row["tokens_per_second"] * row["flops_per_token"] < 4 * card.teraflops * 1e12
+        assert row["mfu"] < 1 and row["precision"] == card.precision and row["compiled"] == (card.name != "v100")
+        assert row["per_device_train_batch_size"] * 4 * row["gradient_accumulation_steps"] == 512
+        assert row["per_device_train_batch_size"] <= (card.micro_batch or 512)
+        assert sum(row["memory_bytes"].values()) < card.memory_gib * 2**30
+
+
+def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(check_setup, "nvidia_smi", lambda: [{"name": "NVIDIA RTX A6000"}] * 4)
+    row = json.loads(called(capsys, "--estimate", "--json")[0])
+    assert (row["card"], row["count"]) == ("a6000", 4)
+    alone = json.loads(called(capsys, "--card", "a6000", "--json")[0])
+    assert alone["count"] == 1 and alone["hours"] < 4 * row["hours"] < 4.5 * alone["hours"]
+
+
+def test_an_estimate_is_read_as_words(capsys):
+    out, _ = called(capsys, "--estimate", "--card", "a6000", "--count", "4", "--price_per_hour", "0.8")
+    for word in ("parameters   124,475,904", "855 M a token", "weights 0.5", "micro-batch", "% MFU", " kWh", "cost"):
+        assert word in out
+    assert "Nothing of it is measured" in out and "pretrain/estimate.py" in out
+
+
+def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):
+    model = {"n_layer": 36, "n_embd": 1280, "n_head": 20, "per_device_train_batch_size": 16}
+    large = tmp_path / "large.yaml"
+    large.write_text(config.as_yaml(recipe(**model, run_name="large")))
+    rows = json.loads(called(capsys, "--all_cards", "--json", "--recipe", str(large))[0])
+    kinds = {
+        row["card"]: row["fits"] and ("checkpointing" if row["gradient_checkpointing"] else "plain") for row in rows
+    }
+    assert kinds["rtx4060"] is False and kinds["h200"] == "plain" and "checkpointing" in kinds.values()
+    out, _ = called(capsys, "--all_cards", "--recipe", str(large))
+    assert "does not fit" in out and "* with --gradient_checkpointing true" in out
+    card = next(name for name, kind in kinds.items() if kind == "checkpointing")
+    assert "--gradient_checkpointing true only" in called(capsys, "--card", card, "--recipe", str(large))[0]
+    assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", str(large))[0]
+
+
+def test_checkpointing_costs_a_third_more_work_and_saves_memory(capsys, tmp_path):
+    asked = tmp_path / "gpt2_124m.yaml"
+    asked.write_text(config.as_yaml(recipe(gradient_checkpointing=True)))
+    flags = ("--card", "a6000", "--json")
+    plain, less = (json.loads(called(capsys, *flags, "--recipe", path)[0]) for path in (RECIPE, str(asked)))
+    assert less["tokens_per_second"] == pytest.approx(0.75 * plain["tokens_per_second"])
+    assert less["mfu"] == pytest.approx(0.75 * plain["mfu"])
+    assert less["memory_bytes"]["activations"] < plain["memory_bytes"]["activations"] / 2
+
+
+def test_a_measured_speed_is_said_to_be_measured(capsys, tmp_path, monkeypatch):
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    result = {"recipe": "gpt2_124m", "card": "a6000", "count": 1, "tokens_per_second": 91234.0}
+    (tmp_path / "benchmarks/results/a6000.json").write_text(json.dumps(result))
+    (tmp_path / "benchmarks/results/torn.json").write_text("{")
+    monkeypatch.setattr(check_setup, "ROOT", tmp_path)
+    assert "Measured: 91,234 tokens/s" in called(capsys, "--card", "a6000")[0]
+    assert "Nothing of it is measured" in called(capsys, "--card", "a6000", "--count", "2")[0]
+    assert "Measured: a6000 91,234 tokens/s" in called(capsys, "--all_cards")[0]
+
+
+def test_what_a_run_writes_is_counted():
+    assert check_setup.shard_bytes(recipe()) == 2 * 19073 * 524288
+    assert check_setup.shard_bytes(recipe(limit_tokens=10**6)) == 2e6
+    assert check_setup.shard_bytes(recipe(vocab_size=100_000, limit_tokens=10**6)) == 4e6
+    assert check_setup.shard_bytes(recipe(data_dir="shards")) == 0
+    assert check_setup.shard_bytes(recipe(dataset_name="python_stdlib")) < 1e8
+
+
+def test_a_load_needs_a_card_and_tells_what_each_reaches(capsys, monkeypatch):
+    if not torch.cuda.is_available():
+        assert "no card" in called(capsys, "--warm_up_seconds", "5", expect=1)[1]
+    for name, value in (("is_available", True), ("device_count", 2)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: ("NVIDIA RTX A6000", "NVIDIA X")[i])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (8, 6))
+    read = {"flops_per_second": 77.4e12, "watts": 299.6, "celsius": None}
+    monkeypatch.setattr(trials, "load", lambda devices, seconds, precision: iter([dict.fromkeys(devices, read)]))
+    out, _ = called(capsys, "--warm_up_seconds", "5")
+    assert "cuda:0 NVIDIA RTX A6000: 77.4 TFLOP/s (50% of its peak), 300 W" in out
+    assert "cuda:1 NVIDIA X: 77.4 TFLOP/s (peak not known), 300 W" in out
+
+
+def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
+    pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
+    command = ["make", "-s", "-C", str(ROOT), "gpu-status"]
+    assert subprocess.check_output(command, text=True) == "no NVIDIA driver answers here\n"
+    row = "0, NVIDIA RTX A6000, 98 %, 40000 MiB, 49140 MiB, 299.10 W, 71"
+    pretend(tmp_path, monkeypatch, "nvidia-smi", f'echo "{row}"')
+    head, line = subprocess.check_output(command, text=True).splitlines()
+    assert head.split()[:3] == ["card", "name", "use"] and "NVIDIA RTX A6000" in line and line.endswith("71")
+
+
+def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
+    command = ["sh", str(ROOT / "scripts" / "stop.sh"), *runs]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+
+
+def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workplace):
+    assert stop().stdout == "nothing is running in runs/\n"
+    assert stop("runs/none").returncode == 1
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    old = Path("runs/old")
+    old.mkdir(parents=True)
+    (old / ".lock").write_text(f"{other.pid}\n")  # left behind, and its number is another's by now
+    flags = ("--recipe", "tiny.yaml", "--max_steps", "1000000", "--eval_steps", "0", "--sample_steps", "0")
+    pid, _, _ = fork("train.py", (*flags, "--save_steps", "0", "--run_name", "r"), {"ACCELERATE_USE_CPU": "true"})
+    try:
+        for _ in range(300):
+            if Path("runs/r/metrics.jsonl").exists() and Path("runs/r/metrics.jsonl").stat().st_size:
+                break
+            time.sleep(0.1)
+        done = stop()
+        assert done.returncode == 0, done.stderr
+        assert f"runs/r: process {pid} was told to stop" in done.stdout and "runs/r: stopped" in done.stdout
+        assert "runs/old" not in done.stdout and other.poll() is None
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
+        pid = None
+        assert list(Path("runs/r/checkpoints").glob("step-*")) and stop("runs/r").returncode == 0
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        other.kill()
+        other.wait()
+
+
+HOLDER = """
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+file = open("runs/r/.lock", "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write(sys.argv[1] if len(sys.argv) > 1 else str(os.getpid()))
+file.flush()
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_stop_touches_no_process_that_does_not_hold_the_lock_and_does_not_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/r").mkdir(parents=True)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        for recorded, words in (([str(other.pid)], "not by process"), (["?"], "names no process"), ([], "after 1 s")):
+            holder = subprocess.Popen([sys.executable, "-c", HOLDER, *recorded], stdout=subprocess.PIPE)
+            holder.stdout.readline()
+            done = stop(LIMIT="1")
+            holder.kill()
+            holder.wait()
+            assert done.returncode == 1 and words in done.stderr and other.poll() is None
+    finally:
+        other.kill()
+        other.wait()

@@ -1,0 +1,139 @@
+"""The presets that are for no single card, as `accelerate launch` reads them; the large recipes; pages that name both."""
+
+import re
+
+import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+from conftest import ROOT
+
+from pretrain import config, estimate
+
+GPT2_XL = estimate.Shape(48, 1600, 50304, 1024)
+MOMENTS, SHARED = {"moments"}, {"weights", "gradients", "moments"}
+
+
+def launched(name, *flags):
+    """The flags of ``accelerate launch`` with this preset, and the environment that its processes get."""
+    words = ["--config_file", str(ROOT / "accelerate_configs" / f"{name}.yaml"), *flags, "train.py"]
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    return args, prepare_multi_gpu_env(args)
+
+
+@pytest.mark.parametrize("name, reshard", [("zero2_x8", "false"), ("zero3_x8", "true"), ("fsdp2_x8", "true")])
+def test_a_sharded_preset_is_fsdp2_over_gpt2_blocks(name, reshard):
+    args, environment = launched(name, "--main_process_port", "0")
+    wanted = {
+        "ACCELERATE_USE_FSDP": "true",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_DYNAMO_BACKEND": "NO",
+        "FSDP_VERSION": "2",
+        "FSDP_RESHARD_AFTER_FORWARD": reshard,
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "GPT2Block",
+        "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+        "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+        "FSDP_OFFLOAD_PARAMS": "false",
+    }
+    assert {key: environment.get(key) for key in wanted} == wanted
+    assert args.num_processes == 8 and args.nproc_per_node == "8" and not args.multi_gpu
+
+
+def test_accelerate_builds_its_fsdp_plugin_from_that_environment(monkeypatch):
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    for name, reshard in (("zero2_x8", False), ("zero3_x8", True)):
+        for key, value in launched(name, "--main_process_port", "0")[1].items():
+            if key.startswith("FSDP_"):
+                monkeypatch.setenv(key, value)
+        plugin = FullyShardedDataParallelPlugin()
+        assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is reshard
+        assert plugin.transformer_cls_names_to_wrap == ["GPT2Block"] and plugin.cpu_ram_efficient_loading is False
+
+
+def test_zero1_is_ddp_and_its_head_gives_the_flag_that_shards():
+    args, environment = launched("zero1_x8", "--main_process_port", "0")
+    assert args.multi_gpu and args.num_processes == 8 and "ACCELERATE_USE_FSDP" not in environment
+    assert environment["ACCELERATE_DYNAMO_BACKEND"] == "INDUCTOR"
+    head = (ROOT / "accelerate_configs/zero1_x8.yaml").read_text().splitlines()[0]
+    assert "zero1_x8.yaml" in head and "--shard_optimizer true" in head
+
+
+def test_two_machines_get_their_rank_and_address_by_flags():
+    flags = ("--machine_rank", "1", "--main_process_ip", "node1", "--main_process_port", "20001")
+    args, environment = launched("multi_node_2x8", *flags, "--rdzv_backend", "c10d", "--max_restarts", "3")
+    assert (args.nnodes, args.nproc_per_node, args.num_processes) == ("2", "8", 16) and args.multi_gpu
+    assert args.rdzv_endpoint == "node1:20001" and args.node_rank == 1 and args.max_restarts == 3
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
+def test_accelerate_does_not_read_the_rendezvous_from_a_yaml(tmp_path):
+    """Why it is a flag everywhere. When this fails, accelerate has learned it: put it into multi_node_2x8.yaml."""
+    path = tmp_path / "c10d.yaml"
+    path.write_text((ROOT / "accelerate_configs/multi_node_2x8.yaml").read_text() + "rdzv_backend: c10d\n")
+    words = ["--config_file", str(path), "train.py"]
+    assert _validate_launch_command(launch_command_parser().parse_args(words))[0].rdzv_backend == "static"
+
+
+@pytest.mark.parametrize(
+    "name, sharded, compiled",
+    [
+        ("zero1_x8", MOMENTS, True),
+        ("zero2_x8", SHARED, False),
+        ("zero3_x8", SHARED | {"half copies"}, False),
+    ],
+)
+def test_the_memory_in_a_head_is_the_formulas(name, sharded, compiled):
+    how = {"micro_batch": 1, "half": True, "compiled": compiled, "shards": 8, "sharded": frozenset(sharded)}
+    without, with_it = (
+        f"{sum(estimate.memory(GPT2_XL, checkpointing=on, **how).values()) / 2**30:.1f}" for on in (False, True)
+    )
+    text = (ROOT / "accelerate_configs" / f"{name}.yaml").read_text()
+    assert f"{without} GiB a card, {with_it} with gradient checkpointing" in text
+    assert "estimated" in text and "not measured" in text
+    assert f"| {without} GiB | {with_it} GiB |" in (ROOT / "accelerate_configs/README.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["docs/gpu_tuning.md", "accelerate_configs/README.md", "recipes/README.md"])
+def test_files_that_a_page_names_exist(page):
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:py|yaml|sh|md))\b", text))
+    here = {".", "accelerate_configs", "recipes", "docs", "scripts"}
+    # MACHINE.yaml stands for one; the others are torch's and accelerate's, which the page says.
+    theirs = {
+        "accelerate_configs/MACHINE.yaml",
+        "torch/_inductor/exc.py",
+        "torch/cuda/__init__.py",
+        "commands/launch.py",
+    }
+    theirs |= {"config/train_shakespeare_char.py"}
+    missing = {name for name in named - theirs if not any((ROOT / folder / name).is_file() for folder in here)}
+    assert named and not missing
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_tuning_page_names_only_recipe_keys_that_exist():
+    text = (ROOT / "docs/gpu_tuning.md").read_text()
+    flags = set(re.findall(r"--([a-z]+_[a-z_]+)", text))
+    others = {"all_cards", "warm_up_seconds", "max_restarts", "main_process_port", "num_processes"}
+    assert flags - others <= set(config.FIELDS)
+    assert len(text.splitlines()) < 200
+
+
+def test_the_tuning_pages_short_run_is_a_valid_one():
+    words = re.search(r"`(--max_steps 70 [^`]+)`", (ROOT / "docs/gpu_tuning.md").read_text())[1].split()
+    recipe, _ = config.parse_command(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words], "", {})
+    assert recipe.max_steps == 70 and recipe.output_dir == "runs/try1"
+
+
+@pytest.mark.parametrize("name", ["gpt2_small", "gpt2_350m", "gpt2_774m", "gpt2_1558m"])
+def test_a_big_recipes_arithmetic_is_the_formulas(name):
+    recipe = config.load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    shape = estimate.Shape(recipe.n_layer, recipe.n_embd, recipe.vocab_size, recipe.sequence_length)
+    tokens = recipe.max_steps * recipe.tokens_per_step
+    text = (ROOT / "recipes" / f"{name}.yaml").read_text()
+    assert f"= {shape.flops_per_token * tokens:.2e} FLOP (estimated".replace("e+", "e") in text
+    assert f"{tokens / shape.parameters:.0f} tokens a parameter" in text
+    assert tokens <= recipe.limit_tokens and recipe.tokens_per_step // recipe.sequence_length % 16 == 0
+    assert tokens / shape.parameters >= 20 and "not measured" in text

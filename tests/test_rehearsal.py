@@ -1,0 +1,57 @@
+"""The try before the first step: it says whether a micro-batch fits, and leaves nothing behind."""
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain import rehearsal
+
+
+def rehearse(step, parameters=(), **how):
+    about = {"micro_batch": 3, "sequence_length": 5, "moments_held": True, "device": torch.device("cpu")}
+    return rehearsal.runs_out_of_memory(step, parameters, **(about | how))
+
+
+def test_a_step_of_the_asked_size_is_tried():
+    seen = []
+    assert not rehearse(lambda inputs_BT, targets_BT: seen.append((inputs_BT, targets_BT)))
+    ((inputs_BT, targets_BT),) = seen
+    assert inputs_BT.shape == targets_BT.shape == (3, 5) and inputs_BT.dtype == torch.int64
+
+
+def test_running_out_is_an_answer_and_any_other_error_is_not():
+    def out(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def wrong(*_):
+        raise RuntimeError("something else")
+
+    assert rehearse(out)
+    with pytest.raises(RuntimeError, match="something else"):
+        rehearse(wrong)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_gradient_is_left_and_no_weight_is_touched(fails):
+    layer = nn.Linear(4, 4)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+
+    def step(*_):
+        layer(torch.ones(2, 4)).sum().backward()
+        if fails:
+            raise torch.OutOfMemoryError("late")
+
+    assert rehearse(step, layer.parameters()) is fails
+    assert all(parameter.grad is None for parameter in layer.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+
+
+def test_room_for_moments_is_made_unless_the_optimizer_has_them(monkeypatch):
+    made = []
+    real = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: made.append(tensor.shape) or real(tensor))
+    layer = nn.Linear(4, 4)
+    rehearse(lambda *_: None, layer.parameters(), moments_held=True)
+    assert not made
+    rehearse(lambda *_: None, layer.parameters(), moments_held=False)
+    assert sorted(made) == sorted(2 * [p.shape for p in layer.parameters()])

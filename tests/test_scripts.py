@@ -1,0 +1,225 @@
+"""What the launch scripts do, in which order, and when they stop; the programs that they start are pretended."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from accelerate.commands.launch import launch_command_parser
+from conftest import ROOT
+
+from pretrain import cards, estimate
+
+RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm_2x8.sh"
+GPT2 = estimate.Shape(12, 768, 50304, 1024)
+
+NVIDIA_SMI = """#!/bin/bash
+[[ {count} == 0 ]] && {{ echo "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."; exit 9; }}
+for ((i = 0; i < {count}; i++)); do
+    if [[ $1 == -L ]]; then echo "GPU $i: {name} (UUID: GPU-$i)"; else echo "{name}"; fi
+done
+"""
+NOTE = """#!/bin/bash
+echo "{program} $*" >>"$LOG"
+exit "${{{program}_status:-0}}"
+"""
+PYTHON = f"""#!/bin/bash
+[[ $1 == -c ]] && exec {sys.executable} "$@"
+echo "python $*" >>"$LOG"
+exit "${{python_status:-0}}"
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A copy of the script beside the real pretrain/ and YAMLs; ``run`` starts it among pretended programs."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "bin").mkdir()
+    for name in ("pretrain", "accelerate_configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    script = tmp_path / "scripts" / RUN.name
+    script.write_text(RUN.read_text())
+    log = tmp_path / "log"
+
+    def program(name, text):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def run(card="NVIDIA RTX A6000", count=1, flags=(), **environment):
+        log.write_text("")
+        program("nvidia-smi", NVIDIA_SMI.format(name=card, count=count))
+        program("python", PYTHON)
+        for name in ("accelerate", "hf"):
+            program(name, NOTE.format(program=name))
+        kept = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "LOG": str(log), "HOME": str(tmp_path)}
+        done = subprocess.run(["bash", str(script), *flags], env=kept | environment, capture_output=True, text=True)
+        return done, log.read_text().splitlines()
+
+    return run
+
+
+CHECK = "python check_setup.py --recipe recipes/gpt2_124m.yaml"
+TRAIN = "accelerate launch --config_file accelerate_configs/{}.yaml{} train.py --recipe recipes/gpt2_124m.yaml"
+PUSH = "hf upload you/gpt2 runs/gpt2_124m/model ."
+
+
+@pytest.mark.parametrize("script", [RUN, SLURM], ids=lambda path: path.stem)
+def test_a_script_is_bash_and_stops_at_the_first_error(script):
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert "\nset -euo pipefail\n" in script.read_text() and os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    "card, count, preset, more",
+    [
+        ("NVIDIA RTX A6000", 1, "a6000", ""),
+        ("NVIDIA A100-SXM4-80GB", 8, "a100_x8", ""),
+        ("NVIDIA H200", 8, "h200", " --multi_gpu --num_processes 8"),
+        ("Some Card 9000", 2, "conservative", " --multi_gpu --num_processes 2"),
+        ("none", 0, "cpu", ""),
+    ],
+)
+def test_a_dry_run_prints_the_commands_for_these_cards_and_runs_none(machine, card, count, preset, more, tmp_path):
+    done, ran = machine(card, count, DRY_RUN="1")
+    assert done.returncode == 0 and not ran and not (tmp_path / "runs").exists()
+    assert done.stdout.splitlines() == [CHECK, TRAIN.format(preset, more)]
+
+
+def test_more_cards_than_the_yaml_are_given_to_accelerate():
+    from accelerate.commands.launch import _validate_launch_command
+
+    path = str(ROOT / "accelerate_configs/h200.yaml")
+    words = ["--config_file", path, "--multi_gpu", "--num_processes", "8", "train.py"]
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    assert args.multi_gpu and args.num_processes == 8 and args.mixed_precision == "bf16"
+    assert args.dynamo_backend == "INDUCTOR"
+
+
+def test_the_order_is_check_train_push(machine):
+    done, ran = machine(HUB_MODEL_ID="you/gpt2", HF_TOKEN="hf_secret", flags=["--save_steps", "500"])
+    assert done.returncode == 0
+    assert ran == [CHECK, TRAIN.format("a6000", "") + " --save_steps 500", PUSH]
+    assert "hf_secret" not in done.stdout + done.stderr
+
+
+def test_nothing_is_pushed_or_prepared_unless_asked_for(machine):
+    assert machine()[1] == [CHECK, TRAIN.format("a6000", "")]
+    assert machine(PREPARE="1")[1][1] == "python prepare_data.py --recipe recipes/gpt2_124m.yaml"
+
+
+def test_a_failing_check_stops_before_training(machine):
+    done, ran = machine(python_status="1", HUB_MODEL_ID="you/gpt2", HF_TOKEN="x")
+    assert done.returncode == 1 and ran == [CHECK]
+
+
+def test_an_interrupted_run_pushes_nothing_and_trains_again_when_started_again(machine):
+    hub = {"HUB_MODEL_ID": "you/gpt2", "HF_TOKEN": "x"}
+    done, ran = machine(accelerate_status="143", **hub)
+    assert done.returncode == 143 and ran == [CHECK, TRAIN.format("a6000", "")]
+    done, ran = machine(**hub)
+    assert done.returncode == 0 and ran == [CHECK, TRAIN.format("a6000", ""), PUSH]
+
+
+def test_what_would_waste_the_hours_is_refused_first(machine):
+    done, ran = machine(count=0)
+    assert done.returncode == 1 and not ran and "no card" in done.stderr
+    done, ran = machine(HUB_MODEL_ID="you/gpt2")
+    assert done.returncode == 1 and not ran and "HF_TOKEN" in done.stderr
+
+
+def test_only_one_run_at_a_time(machine, tmp_path):
+    (tmp_path / "runs").mkdir()
+    with open(tmp_path / "runs/gpt2_124m.lock", "w") as lock:
+        subprocess.run(["flock", "-n", str(lock.fileno())], pass_fds=[lock.fileno()], check=True)
+        done, ran = machine()
+    assert done.returncode == 1 and not ran and "another run" in done.stderr
+    assert machine()[0].returncode == 0
+
+
+def test_the_price_is_hours_times_the_price_of_an_hour(machine):
+    assert re.search(r"this call: 0\.0\d h x 2\.5 = 0\.0", machine(PRICE_PER_HOUR="2.5")[0].stdout)
+
+
+def test_the_heads_speeds_and_hours_are_the_formulas():
+    rows = re.findall(r"^#   (\d)x (\w+) +([\d,]+) +([\d.]+)$", RUN.read_text(), re.MULTILINE)
+    assert len(rows) == 7
+    for count, name, speed, hours in rows:
+        card = cards.named(name)
+        done = estimate.run(
+            GPT2,
+            tokens=19073 * 2**19,
+            tokens_per_step=2**19,
+            peak_flops=card.teraflops * 1e12,
+            bandwidth=card.gigabytes_per_second * 1e9,
+            count=int(count),
+            link={"a100": 300e9, "h100": 450e9}.get(name, 20e9),
+        )
+        assert float(speed.replace(",", "")) == float(f"{done['tokens_per_second']:.2g}")
+        assert float(hours) == round(done["hours"], 1)
+    assert f"{GPT2.flops_per_token / 1e6:.0f} MFLOP" in RUN.read_text()
+
+
+SRUN = """#!/bin/bash
+printf '%s\\n' "srun $*" >>"$LOG"
+while [[ $1 == -* ]]; do shift; done
+SLURM_NODEID=1 exec "$@"
+"""
+TRAINER = """#!/bin/bash
+echo "accelerate $*" >>"$LOG"
+[[ -z ${wait:-} ]] && exit 0
+trap 'echo stopped >>"$LOG"; exit 0' TERM
+echo ready >>"$LOG"
+for ((i = 0; i < 200; i++)); do sleep 0.05; done
+"""
+SCONTROL = """#!/bin/bash
+[[ $1 == requeue ]] && echo "scontrol $*" >>"$LOG"
+[[ "$1 $2" == "show hostnames" ]] && printf 'node1\\nnode2\\n'
+[[ "$1 $2" == "show job" ]] && echo "   PreemptEligibleTime=2026-11-21T10:00:00 PreemptTime=None"
+exit 0
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Start the Slurm script among a pretended srun, scontrol and accelerate."""
+    for name, text in {"srun": SRUN, "accelerate": TRAINER, "scontrol": SCONTROL}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+    log.write_text("")
+    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "4711", "SLURM_CPUS_PER_TASK": "32"}
+    kept = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log)} | slurm
+
+    def start(*flags, **environment):
+        return subprocess.Popen(["bash", str(SLURM), *flags], env=kept | environment, cwd=ROOT, text=True), log
+
+    return start
+
+
+def test_slurm_starts_one_accelerate_a_node_with_its_rank_and_flags_that_exist(cluster):
+    process, log = cluster("--recipe", "recipes/gpt2_1558m.yaml", "--run_name", "a b")
+    assert process.wait(20) == 0
+    *_, line = log.read_text().splitlines()
+    assert line.endswith("train.py --recipe recipes/gpt2_1558m.yaml --run_name a b")
+    args = launch_command_parser().parse_args(line.removeprefix("accelerate launch ").split())
+    assert (ROOT / args.config_file).is_file() and args.config_file.endswith("multi_node_2x8.yaml")
+    assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "node1", 24711)
+    assert args.rdzv_backend == "c10d" and args.max_restarts == 3
+
+
+def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again(cluster):
+    process, log = cluster(wait="1")
+    deadline = time.monotonic() + 20
+    while "ready" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(20) == 0
+    assert log.read_text().splitlines()[-2:] == ["stopped", "scontrol requeue 4711"]
+
+
+def test_slurm_asks_for_two_nodes_of_eight_and_may_be_requeued():
+    asked = re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE)
+    assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"} <= set(asked)

@@ -1,0 +1,317 @@
+"""End to end: what a run promises on machines that run out of memory, lose a process, or shard."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, fork, run
+from test_train import final_state, ledger, losses, rows
+
+import train
+from pretrain import cards, checkpoint, config, estimate, hardware
+
+CHILD = str(ROOT / "tests" / "machine_child.py")
+WITNESS = str(ROOT / "tests" / "ledger_child.py")
+TINY = ("--recipe", "tiny.yaml")
+QUIET = ("--eval_steps", "0", "--sample_steps", "0")
+
+
+def sequences(stderr: str) -> tuple[int, int]:
+    """Micro-batches and their size, of the header."""
+    found = re.search(r"process\(es\) x (\d+) micro-batch\(es\) x (\d+) sequences", stderr)
+    return int(found[1]), int(found[2])
+
+
+# per_device_train_batch_size: auto, and an explicit one.
+
+
+@pytest.mark.parametrize("most, taken", [(8, 8), (7, 4), (4, 4), (3, 2), (1, 1)])
+def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(workplace, most, taken):
+    auto = ("--per_device_train_batch_size", "auto", *QUIET, "--max_steps", "3", "--warmup_steps", "1")
+    done = run(CHILD, *TINY, *auto, "--run_name", "a", MOST=str(most))
+    assert sequences(done.stderr) == (8 // taken, taken)
+    run(CHILD, *TINY, *auto, "--run_name", "b", "--per_device_train_batch_size", str(taken))
+    assert losses("a") == losses("b")
+    state = checkpoint.read_state(Path("runs/a/checkpoints/step-00000003"))
+    assert state["micro_batch"] == taken and state["tokens"] == 3 * 128
+
+
+def test_one_process_that_runs_out_lowers_all_of_them(workplace):
+    auto = ("--per_device_train_batch_size", "auto", *QUIET)
+    done = run(CHILD, *TINY, *auto, "--run_name", "a", processes=2, MOST="1", MOST_RANK="1")
+    assert sequences(done.stderr) == (4, 1)
+    run("train.py", *TINY, *QUIET, "--run_name", "b", "--per_device_train_batch_size", "1", processes=2)
+    assert final_state("a")["model.safetensors"] == final_state("b")["model.safetensors"]
+
+
+def test_when_not_one_sequence_fits_checkpointing_is_proposed(workplace):
+    done = run(CHILD, *TINY, "--per_device_train_batch_size", "auto", "--run_name", "a", expect=2, MOST="0")
+    assert "runs out of memory at a micro-batch of 1 x 16 tokens" in done.stderr
+    assert "--gradient_checkpointing true" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_explicit_size_that_does_not_fit_is_explained_and_not_changed(workplace):
+    done = run(CHILD, *TINY, "--per_device_train_batch_size", "4", "--run_name", "a", expect=2, MOST="3")
+    assert "per_device_train_batch_size = 4: CPU" in done.stderr and "micro-batch of 4 x 16 tokens" in done.stderr
+    assert "--per_device_train_batch_size 2 or auto" in done.stderr
+    assert not list(Path("runs/a").glob("metrics.jsonl"))
+    done = run(CHILD, *TINY, *QUIET, "--per_device_train_batch_size", "2", "--run_name", "a", MOST="3")
+    assert sequences(done.stderr) == (4, 2)
+
+
+def test_a_resumed_auto_run_keeps_its_size_and_so_its_bits(workplace):
+    auto = ("--per_device_train_batch_size", "auto")
+    run(CHILD, *TINY, *auto, "--run_name", "whole", MOST="2", LEDGER="whole.ledger")
+    run(CHILD, *TINY, *auto, "--run_name", "k", expect=1, MOST="2", OUT_AT="7", LEDGER="k.ledger")
+    done = run(CHILD, *TINY, *auto, "--run_name", "k")  # more would fit now
+    assert sequences(done.stderr) == (4, 2) and "resumed from runs/k/checkpoints/step-00000007" in done.stderr
+    assert final_state("k") == final_state("whole")
+
+
+@pytest.mark.parametrize("processes, rank", [(1, "0"), (2, "0"), (2, "1")])
+def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(uninterrupted_two, processes, rank):
+    children = [
+        fork(
+            CHILD, (*TINY, "--run_name", "k"), machine | {"ACCELERATE_USE_CPU": "true", "OUT_AT": "5", "OUT_RANK": rank}
+        )
+        for machine in torchrun_environments(processes)
+    ]
+    out = Path(children[int(rank)][2])
+    assert os.waitstatus_to_exitcode(os.waitpid(children[int(rank)][0], 0)[1]) == 1
+    for number, (pid, _, _) in enumerate(children):
+        if number != int(rank):  # the launcher ends it; here it notices by itself
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    said = out.read_text()
+    assert "runs out of memory" in said and "--per_device_train_batch_size 1" in said and "Traceback" not in said
+    path = Path("runs/k/checkpoints/step-00000005")
+    assert checkpoint.find_fault(path) is None
+    run("train.py", *TINY, "--run_name", "k", processes=processes)
+    whole = "whole" if processes == 1 else "two"
+    assert final_state("k") == final_state(whole)
+
+
+def torchrun_environments(processes):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    if processes == 1:
+        return [{}]
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "t"}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+
+
+@pytest.fixture(scope="session")
+def two_runs(prepared, tmp_path_factory):
+    """Runs that nothing interrupted, on one and on two processes, made once."""
+    import contextlib
+    import shutil
+
+    folder = tmp_path_factory.mktemp("two")
+    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        run(WITNESS, *TINY, "--run_name", "whole", LEDGER="whole.ledger")
+        run(WITNESS, *TINY, "--run_name", "two", processes=2, LEDGER="two.ledger")
+    return folder
+
+
+@pytest.fixture
+def uninterrupted_two(two_runs, tmp_path, monkeypatch):
+    """A folder of one's own that holds both, as runs/whole and runs/two."""
+    import shutil
+
+    shutil.copytree(two_runs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Sharding.
+
+
+def test_zero_1_equals_ddp_to_the_bit_and_resumes_to_the_bit(uninterrupted_two):
+    zero = (*TINY, "--shard_optimizer", "true")
+    run("train.py", *zero, "--run_name", "z", processes=2)
+    assert final_state("z") == final_state("two")
+    run(CHILD, *zero, "--run_name", "k", processes=2, expect=None, OUT_AT="7", OUT_RANK="0")
+    run("train.py", *zero, "--run_name", "k", processes=2)
+    assert final_state("k") == final_state("two")
+
+
+@pytest.mark.parametrize("reshard", ["true", "false"])
+def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(uninterrupted_two, reshard):
+    done = run(CHILD, *TINY, "--run_name", "f", processes=2, FSDP=reshard)
+    assert "FSDP2" in done.stderr
+    two = losses("two")
+    assert losses("f") == pytest.approx(two, abs=1e-5) and len(two) == 12
+    evals = [[row["eval/loss"] for row in rows(name) if "eval/loss" in row] for name in ("f", "two")]
+    assert evals[0] == pytest.approx(evals[1], abs=1e-5)
+    done = run("train.py", *TINY, "--run_name", "x", "--eval_only", "--init_from", "runs/f/model")
+    assert f'"eval/loss": {evals[0][-1]:.3f}'[:-1] in done.stdout
+
+
+@pytest.mark.parametrize("order", [("one", "fsdp", "zero", "ddp"), ("fsdp", "one", "ddp", "fsdp"), ("ddp", "fsdp")])
+def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uninterrupted_two, order):
+    machines = {
+        "one": ((), 1, {}),
+        "ddp": ((), 2, {}),
+        "zero": (("--shard_optimizer", "true"), 2, {}),
+        "fsdp": ((), 2, {"FSDP": "true"}),
+    }
+    still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]  # dropout is a rank's own
+    run("train.py", *TINY, *still, "--run_name", "still")
+    for number, name in enumerate(order):
+        flags, processes, environment = machines[name]
+        more = {"OUT_AT": str(3 * number + 4)} if number + 1 < len(order) else {}  # after the checkpoint of 3, 6, 9
+        done = run(
+            CHILD, *TINY, *still, *flags, "--run_name", "m", processes=processes, expect=None, **environment, **more
+        )
+        assert ("resumed from" in done.stderr) == (number > 0)
+    assert losses("m") == pytest.approx(losses("still"), abs=1e-5)
+    assert len(losses("m")) == 12 and Path("runs/m/model/config.json").is_file()
+
+
+def test_fsdp_on_a_cpu_is_refused(workplace):
+    done = run("train.py", *TINY, expect=2, ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
+    assert "distributed_type: FSDP needs NVIDIA cards" in done.stderr
+    assert not Path("runs").exists()
+
+
+# A process that hangs or dies.
+
+
+@pytest.mark.parametrize("what", [pytest.param("HANG_AT", marks=()), pytest.param("DIE_AT", marks=pytest.mark.slow)])
+def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly(uninterrupted_two, what):
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "--max_restarts",
+        "1",
+    ]
+    command = [*launcher, CHILD, *TINY, "--run_name", "k", "--ddp_timeout", "6"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", what: "7", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
+    environment["PYTHONPATH"] = str(ROOT)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    said, struck_for = [], None
+    for line in process.stderr:
+        said.append(line)
+        if "another process of this run died or hangs" in line and struck_for is None:
+            struck_for = time.time() - Path("struck").stat().st_mtime
+    assert process.wait() == 0, "".join(said)
+    assert struck_for is not None and struck_for < 6 + 5, "".join(said)
+    assert any("resumed from runs/k/checkpoints/step-00000006" in line for line in said)
+    assert final_state("k") == final_state("two")
+
+
+# max_hours.
+
+
+def test_max_hours_plans_a_shorter_run_and_a_resumed_run_keeps_the_plan(workplace):
+    flags = (*QUIET, "--max_steps", "100000", "--warmup_steps", "1000", "--logging_steps", "5")
+    hours = ("--max_hours", "0.0008")  # 2.9 s
+    done = run("train.py", *TINY, *flags, *hours, "--run_name", "h")
+    planned = int(re.search(r"takes ([\d,]+) of the 100,000 steps", done.stderr)[1].replace(",", ""))
+    last = rows("h")[-1]
+    assert last["step"] == planned < 1000 and last["train/lr"] == pytest.approx(3e-4)  # the floor, at the planned end
+    again = run("train.py", *TINY, *flags, *hours, "--run_name", "h")
+    assert f"nothing is left to train: max_steps = {planned} is reached" in again.stderr
+    changed = run("train.py", *TINY, *flags, "--run_name", "h", expect=2)
+    assert "max_hours" in changed.stderr
+
+
+# Gradient checkpointing.
+
+
+def test_gradient_checkpointing_changes_no_bit(workplace):
+    short = (*QUIET, "--max_steps", "4", "--warmup_steps", "1", "--save_steps", "4")
+    run("train.py", *TINY, *short, "--run_name", "a")
+    run("train.py", *TINY, *short, "--run_name", "b", "--gradient_checkpointing", "true")
+    assert final_state("a", 4)["model.safetensors"] == final_state("b", 4)["model.safetensors"]
+
+
+# Pretended cards.
+
+
+class FakeAccelerator:
+    """What propose_micro_batch asks an Accelerator."""
+
+    num_processes, is_fsdp2 = 1, False
+
+    def __init__(self, precision, compiled):
+        self.mixed_precision = precision
+        backend = type("Backend", (), {"value": "INDUCTOR" if compiled else "NO"})
+        self.state = type("State", (), {"dynamo_plugin": type("Plugin", (), {"backend": backend})})
+
+
+def gpt2_124m(**changes):
+    values = {"per_device_train_batch_size": "auto", "data_files": ["x"], "dataset_name": None, "hellaswag_steps": 0}
+    recipe = config.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
+    return type(recipe)(**{**{name: getattr(recipe, name) for name in config.FIELDS}, **values, **changes})
+
+
+STARTS = {"a6000": 32, "a4500": 16, "a30": 24, "a40": 20, "rtx3090": 16, "rtx4090": 16, "t4": 8, "v100": 8, "a100": 64}
+DRIVERS_NAMES = {"t4": "Tesla T4", "v100": "Tesla V100-SXM2-16GB", "a100": "NVIDIA A100-SXM4-80GB"}
+DRIVERS_NAMES |= {"h100": "NVIDIA H100 80GB HBM3"}
+
+
+@pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
+def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
+    name = DRIVERS_NAMES.get(card.name, card.pattern)
+    memory = int(card.memory_gib * 0.98 * 2**30)  # as the driver counts it
+    device = hardware.Device("cuda", name, memory, card.capability, 1, compiler=True)
+    assert cards.find(name) is card
+    assert device.precision == card.precision and device.has_tf32 == card.has_tf32
+    preset = cards.preset(name)
+    text = (ROOT / "accelerate_configs" / f"{preset}.yaml").read_text()
+    assert f"mixed_precision: {device.precision}" in text
+    accelerator = FakeAccelerator(device.precision, "INDUCTOR" in text)
+    proposed = train.propose_micro_batch(gpt2_124m(), device, memory, accelerator)
+    assert proposed == STARTS.get(card.name, proposed)
+    said = int(re.search(r"micro-batch (\d+)", text)[1])
+    assert said <= proposed <= 64  # a preset says a power of two, where the memory model gave it
+    how = {"half": True, "compiled": "INDUCTOR" in text}
+    if card.name not in STARTS:
+        taken = sum(estimate.memory(train.GPT2_SMALL, micro_batch=proposed, **how).values())
+        assert taken <= estimate.HEADROOM * memory
+
+
+def test_a_card_with_less_memory_than_its_name_says_is_asked_for_less():
+    half = hardware.Device("cuda", "NVIDIA A100-SXM4-40GB", 40 * 2**30, (8, 0), 1, True)
+    assert train.propose_micro_batch(gpt2_124m(), half, 39.0 * 2**30, FakeAccelerator("bf16", True)) < 64
+
+
+def test_an_unknown_card_gets_what_the_memory_model_lets_fit_and_at_least_one_sequence():
+    sizes = []
+    for gib in (1, 6, 12, 24, 48):
+        device = hardware.Device("cuda", "Some Card 9000", gib * 2**30, (8, 0), 1, True)
+        sizes.append(train.propose_micro_batch(gpt2_124m(), device, gib * 2**30, FakeAccelerator("bf16", True)))
+    assert sizes[0] == 1 and sizes == sorted(sizes) and 1 < sizes[1] < sizes[4] <= 64
+    checkpointed = gpt2_124m(gradient_checkpointing=True)
+    device = hardware.Device("cuda", "Some Card 9000", 6 * 2**30, (8, 0), 1, True)
+    assert train.propose_micro_batch(checkpointed, device, 6 * 2**30, FakeAccelerator("bf16", True)) > sizes[1]
+
+
+def test_a_cpu_takes_small_micro_batches():
+    device = hardware.Device("cpu", "CPU (x)", 64 * 2**30)
+    assert train.propose_micro_batch(gpt2_124m(), device, 60 * 2**30, FakeAccelerator("no", False)) == 8
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_windows_are_one_list_whatever_the_micro_batch(workplace):
+    run(WITNESS, *TINY, *QUIET, "--run_name", "a", "--per_device_train_batch_size", "auto", LEDGER="a.ledger")
+    run(WITNESS, *TINY, *QUIET, "--run_name", "b", "--per_device_train_batch_size", "1", LEDGER="b.ledger")
+
+    def flat(path):
+        read = ledger(Path(path))
+        return [window for key in sorted(read) for window in read[key].split()]
+
+    assert flat("a.ledger") == flat("b.ledger")
