@@ -54,13 +54,14 @@ def memory(
         checkpointing: a block keeps its input only, and is computed again.
         shards: processes that share the parts named in ``sharded`` (weights, gradients, moments).
 
-    Bytes kept for the backward pass, a token and layer, in units of d. Half precision, eager: the residual stream
-    twice (8), two layer norms' outputs in both precisions (12), q, k, v (6), attention's output (2), the MLP's
-    product before and after its GELU (16): 44; a compiler computes the layer norms again from the residual: 34.
-    fp32: 52. Logits: in half precision, in fp32 with their softmax and its gradient.
+    Bytes kept for the backward pass, a token and layer, in units of d. Half precision: the residual stream twice in
+    fp32 (8), two layer norms' outputs (4), q, k, v (6), attention's output (2), the MLP's product before and after its
+    GELU (16): 36. fp32: 64, for the layer norms' outputs are as wide as all else. A logit in half precision: itself,
+    fp32, log-softmax and gradient at once: 12; a compiler keeps the half one and computes the rest again: 3. fp32: 12
+    and 5. These agree with PyTorch's allocations on a CPU (benchmarks/memory.py); on a card they are not measured.
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
-    block = (34 if compiled else 44) * d if half else 52 * d
+    block = 36 * d if half else 64 * d
     kept = shape.n_layer * 4 * d + block if checkpointing else shape.n_layer * block
     part = {
         "weights": 4.0 * n,
@@ -68,7 +69,7 @@ def memory(
         "moments": 8.0 * n,
         "half copies": 2.0 * n if half else 0.0,
         "activations": float(tokens * kept),
-        "logits": float(tokens * shape.vocab_size * (10 if half else 12)),
+        "logits": float(tokens * shape.vocab_size * (12 if not compiled else 3 if half else 5)),
         "context": CONTEXT_BYTES,
     }
     return {name: size / shards if name in sharded else size for name, size in part.items()}

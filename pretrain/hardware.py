@@ -105,8 +105,7 @@ def make_accelerator(
         mixed_precision=wanted,
         dynamo_backend="inductor" if not launched and device.compiles else None,
         kwargs_handlers=[
-            # No buffer of GPT-2 changes in training, so there is nothing to broadcast at each forward.
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             InitProcessGroupKwargs(timeout=timedelta(seconds=timeout)),
         ],
     )

@@ -100,7 +100,8 @@ def build(
     if init_from is not None:
         _copy_weights(model, init_from)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        older = getattr(model, "gradient_checkpointing_enable", None)  # until Transformers 5.17 or so
+        getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
     return model
 
 

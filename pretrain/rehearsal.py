@@ -34,8 +34,8 @@ def runs_out_of_memory(
     failed = False
     try:
         room = [] if moments_held else [torch.empty_like(p) for p in parameters for _ in range(2)]
-        ids_BT = torch.zeros(micro_batch, sequence_length, dtype=torch.int64, device=device)
-        forward_and_backward(ids_BT, ids_BT)
+        inputs_BT = torch.zeros(micro_batch, sequence_length, dtype=torch.int64, device=device)
+        forward_and_backward(inputs_BT, inputs_BT.clone())  # two tensors, as in training: one would be compiled apart
     except torch.OutOfMemoryError:
         failed = True  # and the exception, whose frames hold tensors, is gone after this line
     except (TorchDynamoException, InductorError) as error:

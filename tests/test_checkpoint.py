@@ -6,7 +6,10 @@ import random
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from safetensors.torch import load_file
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from pretrain import checkpoint
@@ -180,3 +183,48 @@ def test_gradient_scale_is_saved_as_json_and_comes_back(tmp_path):
     other = torch.amp.GradScaler("cpu", init_scale=2.0)
     other.load_state_dict(checkpoint.read_state(path)["scaler"])
     assert other.get_scale() == 1024.0
+
+
+def zero_1(rank, place, folder):
+    """On process 0: whether ZeRO-1's checkpoint equals a plain optimizer's, and comes back into both."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+    model, plain = make()
+    sharded = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    whole = save(folder / "plain", 1, (model, plain)) if rank == 0 else None
+    dist.barrier()
+    checkpoint.load(folder / "plain" / "step-00000001", model, sharded)
+    mine = [p for group in sharded.optim.param_groups for p in group["params"]]
+    assert 0 < len(mine) < len(list(model.parameters()))  # a share
+    assert all(torch.equal(sharded.optim.state[p]["exp_avg"], plain.state[p]["exp_avg"]) for p in mine)
+    path = checkpoint.save(folder / "zero", 1, model, sharded, {}, is_main=rank == 0, keep=0)
+    dist.barrier()
+    if rank == 0:
+        a, b = load_file(path / checkpoint.OPTIMIZER), load_file(whole / checkpoint.OPTIMIZER)
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_zero_1_writes_what_a_plain_optimizer_writes_and_reads_its_share(tmp_path):
+    mp.start_processes(zero_1, (str(tmp_path / "meet"), tmp_path), nprocs=2, start_method="fork")
+
+
+def alone(rank, place, folder):
+    """Let process 1 save while process 0 does nothing."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+    if rank == 1:
+        pair = make()
+        path = checkpoint.save(folder, 5, *pair, {"skipped_updates": 1}, is_main=False, keep=0, alone=True)
+        other = make(1)
+        checkpoint.load(path, *other)
+        mine, theirs = moments(*pair), moments(*other)
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_any_process_can_save_alone_what_is_not_sharded(tmp_path):
+    mp.start_processes(alone, (str(tmp_path / "meet"), tmp_path / "checkpoints"), nprocs=2, start_method="fork")
+    assert checkpoint.find_fault(tmp_path / "checkpoints" / "step-00000005") is None

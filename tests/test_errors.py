@@ -56,3 +56,14 @@ def test_bad_input_is_a_value_error_that_holds_all_lines():
     error = BadInput(line for line in ("a", "b"))
     assert isinstance(error, ValueError) and error.lines == ["a", "b"] and str(error) == "a\nb"
     assert BadInput("alone").lines == ["alone"]
+
+
+def test_what_one_process_alone_knows_it_says_whichever_it_is(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "3")
+    for alone, said in ((False, ""), (True, "error: out of memory\n")):
+
+        @exit_on_bad_input
+        def main(alone=alone):
+            raise TrainingStopped("out of memory", alone=alone)
+
+        assert main() == 1 and capsys.readouterr().err == said

@@ -48,6 +48,14 @@ def test_a_presets_figures_are_the_formulas(preset):
     assert int(said[2]) == round(100 * done["mfu"])
 
 
+def test_the_readmes_table_of_cards_is_that_of_their_presets():
+    rows = re.findall(r"\| `(\w+)\.yaml`: .*? \| (\d+), ([\d,]+), (\d+)% \|", (ROOT / "README.md").read_text())
+    assert {row[0] for row in rows} == {path.stem for path in PRESETS if "_x" not in path.stem}
+    for name, micro_batch, speed, share in rows:
+        head = (ROOT / "accelerate_configs" / f"{name}.yaml").read_text()
+        assert f"micro-batch {micro_batch} of" in head and f"# {speed} tokens/s, {share}% MFU" in head
+
+
 @pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
 def test_no_card_is_said_to_be_faster_than_its_peak(card):
     for shape in (GPT2, SMALL, estimate.Shape(48, 1600, 50304, 1024)):

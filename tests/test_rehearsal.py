@@ -3,8 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InductorError
 
 from pretrain import rehearsal
+from pretrain.errors import BadInput
 
 
 def rehearse(step, parameters=(), **how):
@@ -16,7 +19,9 @@ def test_a_step_of_the_asked_size_is_tried():
     seen = []
     assert not rehearse(lambda inputs_BT, targets_BT: seen.append((inputs_BT, targets_BT)))
     ((inputs_BT, targets_BT),) = seen
-    assert inputs_BT.shape == targets_BT.shape == (3, 5) and inputs_BT.dtype == torch.int64
+    assert (
+        inputs_BT is not targets_BT and inputs_BT.shape == targets_BT.shape == (3, 5) and inputs_BT.dtype == torch.int64
+    )
 
 
 def test_running_out_is_an_answer_and_any_other_error_is_not():
@@ -29,6 +34,23 @@ def test_running_out_is_an_answer_and_any_other_error_is_not():
     assert rehearse(out)
     with pytest.raises(RuntimeError, match="something else"):
         rehearse(wrong)
+
+
+def test_a_compiler_that_does_not_work_is_said_with_the_way_round_it():
+    def uncompiled(*_):
+        raise InductorError(RuntimeError("No working C++ compiler found"), None)
+
+    with pytest.raises(
+        BadInput, match=r"torch.compile fails .*: No working C\+\+ compiler.*dynamo_backend"
+    ):
+        rehearse(uncompiled)
+
+
+def test_memory_that_runs_out_while_compiling_is_lack_of_memory():
+    def out(*_):
+        raise BackendCompilerFailed(lambda: None, torch.OutOfMemoryError("CUDA out of memory"), None)
+
+    assert rehearse(out)
 
 
 @pytest.mark.parametrize("fails", [False, True])

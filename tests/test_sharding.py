@@ -36,4 +36,4 @@ def look(rank, path):
 
 
 def test_a_sharded_model_is_whole_on_a_process_that_computes_alone(tmp_path):
-    mp.spawn(look, (str(tmp_path / "meet"),), nprocs=2)
+    mp.start_processes(look, (str(tmp_path / "meet"),), nprocs=2, start_method="fork")

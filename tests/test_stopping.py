@@ -9,7 +9,8 @@ import traceback
 import pytest
 import torch.distributed as dist
 
-from pretrain.stopping import SIGNALS, StopRequest
+from pretrain.errors import TrainingStopped
+from pretrain.stopping import SIGNALS, StopRequest, peers
 
 
 @pytest.fixture
@@ -51,6 +52,42 @@ def test_one_process_has_only_its_own_flags(handlers):
     stop = StopRequest()
     assert stop.any_of(True, False, True) == [True, False, True] and stop.any_of(False) == [False]
     assert not stop.requested and stop.signal is None  # a flag is no request to stop
+
+
+def test_under_a_launcher_that_restarts_a_run_that_was_asked_to_stop_has_not_failed(handlers, monkeypatch):
+    stop = StopRequest()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.agreed()
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert stop.exit_code == 0
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    assert stop.exit_code == 143
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
+        "[unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete",
+        "NCCL error: remote process exited or there was a network error, ncclRemoteError: ...",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5) ran for 600000 milliseconds before timing out",
+    ],
+)
+def test_a_lost_process_is_said_by_whoever_notices_and_how_to_go_on(words):
+    with pytest.raises(TrainingStopped) as caught, peers():
+        raise RuntimeError(words)
+    assert "died or hangs" in str(caught.value) and "--max_restarts 3" in str(caught.value) and caught.value.alone
+
+
+def test_other_errors_pass_as_they_are():
+    for error in (
+        RuntimeError("shape mismatch"),
+        ValueError("timed out"),
+        TrainingStopped("Timed out waiting for data"),
+    ):
+        with pytest.raises(type(error)) as caught, peers():
+            raise error
+        assert caught.value is error
 
 
 def two_processes(folder, act):

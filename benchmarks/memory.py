@@ -1,0 +1,120 @@
+"""The memory of a training step: measured, beside what pretrain/estimate.py says.
+
+    python benchmarks/memory.py                                         # a small GPT-2, on the CPU or the card
+    python benchmarks/memory.py --n_layer 12 --n_embd 768 --n_head 12 --vocab_size 50304 --sequence_length 1024 \
+        --micro_batch 4 16 32                                           # GPT-2 124M, on a card
+
+Two micro-batches and one AdamW update. On a card the peak is the CUDA allocator's. On a CPU it is that of
+PyTorch's allocations on their time line, as the profiler writes them down: the same tensors, but the CPU's kernels and
+their own scratch memory, and autocast as it is on a CPU.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import contextlib
+import itertools
+import json
+
+import torch
+
+from pretrain import estimate, hardware, optim
+from pretrain import model as gpt2
+
+
+def step(module, optimizer, ids_BT, precision: str) -> None:
+    """Do one update as train.py does."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    for _ in range(2):  # the first one's gradients are there when the second one runs
+        with torch.autocast(ids_BT.device.type, dtype) if dtype else contextlib.nullcontext():
+            loss = module(ids_BT, ids_BT.clone())
+        loss.backward()
+    optim.update(
+        optimizer, list(module.parameters()), loss.detach(), max_grad_norm=1.0, scaler=None, reduce_mean=lambda t: t
+    )
+
+
+def peak_on_cpu(work) -> int:
+    """Return the most bytes that ``work`` had allocated at once, above those at its begin."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        work()
+    held = most = 0
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def measure(asked: argparse.Namespace, micro_batch: int, precision: str, compiled: bool, checkpointing: bool) -> int:
+    """Return the peak of a step in bytes, with weights, gradients and moments, without CUDA's context."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch._dynamo.reset()
+    model = gpt2.build(
+        n_layer=asked.n_layer,
+        n_head=asked.n_head,
+        n_embd=asked.n_embd,
+        vocab_size=asked.vocab_size,
+        sequence_length=asked.sequence_length,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        eos_token_id=0,
+        seed=1,
+        gradient_checkpointing=checkpointing,
+    )
+    module = gpt2.NextTokenLoss(model.to(device).train())
+    optimizer = optim.adamw(model, learning_rate=1e-4, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
+    ids_BT = torch.randint(0, asked.vocab_size, (micro_batch, asked.sequence_length), device=device)
+    run = torch.compile(module) if compiled else module
+    step(run, optimizer, ids_BT, precision)  # compiles, and makes the moments
+    weights_and_moments = 12 * sum(parameter.numel() for parameter in model.parameters())
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        step(run, optimizer, ids_BT, precision)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+    return weights_and_moments + peak_on_cpu(lambda: step(run, optimizer, ids_BT, precision))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure every combination; print each beside the estimate."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, size in (("n_layer", 4), ("n_embd", 256), ("n_head", 4), ("vocab_size", 8192), ("sequence_length", 128)):
+        parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--precision", nargs="+", default=["bf16", "no"], choices=["bf16", "fp16", "no"])
+    parser.add_argument("--json", help="write the figures here too")
+    asked = parser.parse_args(argv)
+    shape = estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)
+    device = hardware.this_device()
+    print(f"machine      {device.name}, torch {torch.__version__}")
+    print(f"model        {shape}, {shape.parameters:,} parameters")
+    print("precision  compiled  checkpointing  micro-batch  measured MiB  estimated MiB  estimated / measured")
+    rows = []
+    ways = itertools.product(asked.precision, (False, True), (False, True), asked.micro_batch)
+    for precision, compiled, checkpointing, micro_batch in ways:
+        how = {"half": precision != "no", "compiled": compiled, "checkpointing": checkpointing}
+        said = sum(estimate.memory(shape, micro_batch=micro_batch, **how).values()) - estimate.CONTEXT_BYTES
+        found = measure(asked, micro_batch, precision, compiled, checkpointing)
+        rows.append({"precision": precision, "micro_batch": micro_batch, "measured": found, "estimated": round(said)})
+        rows[-1] |= {"compiled": compiled, "checkpointing": checkpointing}
+        print(
+            f"{precision:9}  {compiled!s:8}  {checkpointing!s:13}  {micro_batch:11}  {found / 2**20:12,.0f}  "
+            f"{said / 2**20:13,.0f}  {said / found:20.2f}",
+            flush=True,
+        )
+    if asked.json:
+        about = {"machine": device.name, "torch": torch.__version__, "shape": vars(shape)}
+        Path(asked.json).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
