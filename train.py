@@ -556,9 +556,9 @@ def propose_micro_batch(recipe: config.Recipe, device: hardware.Device, free: fl
     """Return where auto begins: the size known for a named card, else the largest that the memory model lets fit."""
     most = max(1, MOST_TOKENS[device.kind] // recipe.sequence_length)
     card, shape = cards.find(device.name), recipe_shape(recipe)
-    known = card and card.micro_batch and shape == GPT2_SMALL and not recipe.gradient_checkpointing
-    if known and device.memory_bytes > 0.9 * card.memory_gib * 2**30:  # an A100 has 80 or 40 GB
-        return min(card.micro_batch, most)
+    if card and card.micro_batch and shape == GPT2_SMALL and not recipe.gradient_checkpointing:
+        share = min(1.0, device.memory_bytes / (0.9 * card.memory_gib * 2**30))  # an A100 has 80 or 40 GB
+        return min(int(share * card.micro_batch), most)
     sharded = {"moments"} if recipe.shard_optimizer else set()
     fits = estimate.largest_micro_batch(
         free,

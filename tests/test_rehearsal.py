@@ -40,9 +40,7 @@ def test_a_compiler_that_does_not_work_is_said_with_the_way_round_it():
     def uncompiled(*_):
         raise InductorError(RuntimeError("No working C++ compiler found"), None)
 
-    with pytest.raises(
-        BadInput, match=r"torch.compile fails .*: No working C\+\+ compiler.*dynamo_backend"
-    ):
+    with pytest.raises(BadInput, match=r"torch.compile fails .*: No working C\+\+ compiler.*dynamo_backend"):
         rehearse(uncompiled)
 
 
