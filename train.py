@@ -99,7 +99,7 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
 
     # Which windows a step reads is a pure function of recipe and step: there is no reader's state to save.
     batches = train_batches(recipe, corpus, device)
-    plan = fit_micro_batch(recipe, state, model, optimizer, training_module, accelerator, stop)
+    plan = fit_micro_batch(recipe, state, model, optimizer, training_module, accelerator, stop, corpus.say)
     order = train_order(recipe, corpus.sources, plan)
 
     shape = recipe_shape(recipe)
@@ -515,6 +515,7 @@ def fit_micro_batch(
     training_module: torch.nn.Module,
     accelerator: Accelerator,
     stop: StopRequest,
+    say: Callable[[str], None],
 ) -> config.Plan:
     """Share a step after trying one micro-batch; auto: halve it until no process runs out of memory.
 
@@ -531,6 +532,8 @@ def fit_micro_batch(
         with gradient_exchange(accelerator, training_module, wanted=False):
             accelerator.backward(training_module(inputs_BT, targets_BT))
 
+    if accelerator.state.dynamo_plugin.backend.value.lower() != "no":
+        say("compiling: the first micro-batch takes a minute or two")
     while True:
         plan = config.make_plan(recipe, accelerator.num_processes, ceiling)
         if (
@@ -548,6 +551,8 @@ def fit_micro_batch(
         if not any(stop.any_of(failed)):
             return plan
         ceiling = plan.per_device_train_batch_size // 2
+        if auto and ceiling:
+            say(f"a micro-batch of {plan.per_device_train_batch_size} sequences runs out of memory: trying {ceiling}")
         if not auto or not ceiling:
             raise BadInput(out_of_memory(recipe, plan, accelerator.device))
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from .errors import TrainingStopped
 
 LOST = re.compile(
-    r"connection (closed|reset|refused)|timed? ?out|broken pipe|socket|ncclRemoteError|peer", re.IGNORECASE
+    r"connection (was )?(closed|reset|refused)|timed? ?out|timing out|broken pipe|remote process exited", re.IGNORECASE
 )
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Set by `accelerate launch` and by torchrun: then the parent process is a launcher, and its death is a request to stop
