@@ -70,6 +70,9 @@ def memory(
         "half copies": 2.0 * n if half else 0.0,
         "activations": float(tokens * kept),
         "logits": float(tokens * shape.vocab_size * (12 if not compiled else 3 if half else 5)),
+        # A compiled backward pass hands over all gradients at once, to be added to those there are, when its
+        # activations are gone.
+        "fresh gradients": max(0.0, 4.0 * n - tokens * kept) if compiled else 0.0,
         "context": CONTEXT_BYTES,
     }
     return {name: size / shards if name in sharded else size for name, size in part.items()}
