@@ -36,6 +36,7 @@ except ModuleNotFoundError as missing:  # before the packages are installed this
              "pip install -r requirements.txt")  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent
+MOST_TOKENS = 2**16  # of a micro-batch, as train.py's auto has it
 GPT2_124M = (12, 768, 1024)  # blocks, width, context: what the cards' starting micro-batches are for
 TINY = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -79,6 +80,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     asked = config.parse_flags(parser, argv)
     faults = []
+    asked.card = asked.card and short_name(asked.card)
     if asked.card and cards.named(asked.card) is None:
         near = difflib.get_close_matches(asked.card.lower(), [card.name for card in cards.CARDS], n=1)
         hint = f"did you mean {near[0]}?" if near else f"use one of {card_names()}"
@@ -95,6 +97,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise BadInput(faults)
     asked.estimate |= bool(asked.card or asked.all_cards or asked.count or asked.price_per_hour)
     return asked
+
+
+def short_name(card: str) -> str:
+    """Return a card's short name, also for the driver's name of it, whole or without the maker's."""
+    found = (cards.find(f"{maker}{card}") for maker in ("", "NVIDIA ", "NVIDIA GeForce ", "Tesla "))
+    return next((known.name for known in found if known), card.lower())
 
 
 # ---- what the machine is
@@ -178,7 +186,7 @@ def examine_cards(asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
         yield Check("card", checks.OK, f"none: CPU, {threads} threads; make train takes {preset}.yaml")
     facts |= {"cards": here, "driver": driver, "cuda": torch.version.cuda, "threads": threads}
     facts |= {"preset": preset}
-    yield checks.launch(preset, len(here))
+    yield checks.launch(preset, len(here), asked.recipe)
     if usable:
         yield from examine_trials(mine, preset, asked.quick, facts)
 
@@ -388,17 +396,18 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
     shape, preset = shape_of(recipe), read_preset(cards.preset_of(card))
     compiled = "dynamo_config" in preset
     ceiling = recipe.per_device_train_batch_size
-    ceiling = min(512, ceiling) if isinstance(ceiling, int) else 512
+    ceiling = min(MOST_TOKENS // shape.sequence_length, ceiling if isinstance(ceiling, int) else MOST_TOKENS)
     if (shape.n_layer, shape.n_embd, shape.sequence_length) == GPT2_124M and card.micro_batch:
         ceiling = min(ceiling, card.micro_batch)
     how = {"half": True, "compiled": compiled}
     if getattr(recipe, "shard_optimizer", False):
         how |= {"shards": count, "sharded": frozenset({"moments"})}
     checkpointing = getattr(recipe, "gradient_checkpointing", False)
-    size = estimate.largest_micro_batch(card.memory_gib * 2**30, ceiling, shape, checkpointing=checkpointing, **how)
+    memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
+    size = estimate.largest_micro_batch(memory, ceiling, shape, checkpointing=checkpointing, **how)
     if not size and not checkpointing:
         checkpointing = True
-        size = estimate.largest_micro_batch(card.memory_gib * 2**30, ceiling, shape, checkpointing=True, **how)
+        size = estimate.largest_micro_batch(memory, ceiling, shape, checkpointing=True, **how)
     tokens = recipe.tokens_per_step * recipe.max_steps
     row = {
         "card": card.name,
@@ -473,7 +482,8 @@ def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
     lines += [
         f"memory       {sum(parts.values()) / 2**30:.1f} GiB a card: {said}",
         f"micro-batch  {size} sequences of {recipe.sequence_length:,} tokens, {row['gradient_accumulation_steps']} a step "
-        f"and card; {row['precision']}, {'compiled' if row['compiled'] else 'not compiled'}",
+        f"and card; {row['precision']}, {'compiled' if row['compiled'] else 'not compiled'}"
+        f"{', gradient checkpointing' if row['gradient_checkpointing'] else ''}",
     ]
     if row["gradient_checkpointing"] and not getattr(recipe, "gradient_checkpointing", False):
         lines.append("             fits with --gradient_checkpointing true only, which is a third more work")

@@ -679,7 +679,13 @@ def header(
         *(["TF32"] if tf32 else []),
         f"compile {compiled}",
         *(["gradient checkpointing"] if recipe.gradient_checkpointing else []),
-        *(["FSDP2"] if accelerator.is_fsdp2 else ["ZeRO-1"] if recipe.shard_optimizer else []),
+        *(
+            ["FSDP2"]
+            if accelerator.is_fsdp2
+            else ["ZeRO-1"]
+            if recipe.shard_optimizer and plan.num_processes > 1
+            else []
+        ),
     ]
     return [
         f"run      {recipe.run_name} in {recipe.output_dir}",

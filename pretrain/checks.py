@@ -188,10 +188,15 @@ def card(name: str, memory_bytes: int | None, capability: tuple[int, int] | None
     return Check("card", WARNING, f"{text}: not in our table, so MFU will be n/a", remedy)
 
 
-def launch(preset: str, count: int) -> Check:
-    """Say which accelerate YAML to take, with the flags for more cards than the YAML has."""
+def launch(preset: str, count: int, recipe: str = "") -> Check:
+    """Say which accelerate YAML to take, with the flags for more cards than the YAML has, and the recipe."""
+    chosen = f" --recipe {recipe}" if recipe else ""
     more = f" --multi_gpu --num_processes {count}" if count > 1 and not preset.endswith(f"_x{count}") else ""
-    return Check("launch", OK, f"accelerate launch --config_file accelerate_configs/{preset}.yaml{more} train.py")
+    return Check(
+        "launch",
+        OK,
+        f"accelerate launch --config_file accelerate_configs/{preset}.yaml{more} train.py{chosen}",
+    )
 
 
 def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:

@@ -100,6 +100,9 @@ def make_accelerator(
     # Blocks of varying size leave gaps in CUDA's memory; segments that grow do not (Linux only, and not under WSL).
     if device.kind == "cuda" and sys.platform == "linux" and "microsoft" not in platform.release().lower():
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and device.kind == "cpu":  # or Accelerate starts each one for itself
+        os.environ["ACCELERATE_USE_CPU"] = "true"
     _meet_after_restart(device, timeout)
     accelerator = Accelerator(
         mixed_precision=wanted,
@@ -109,9 +112,13 @@ def make_accelerator(
             InitProcessGroupKwargs(timeout=timedelta(seconds=timeout)),
         ],
     )
-    if (
-        accelerator.is_fsdp2 and wanted == "bf16"
-    ):  # as DDP does it; Accelerate would average in bf16, and round the loss
+    if accelerator.num_processes != processes:
+        raise BadInput(
+            f"WORLD_SIZE = {processes}, but Accelerate makes it {accelerator.num_processes}: the processes would train "
+            f"apart. Start them with torchrun or accelerate launch, on NVIDIA cards or on CPUs"
+        )
+    if accelerator.is_fsdp2 and wanted == "bf16":
+        # As DDP does it; Accelerate would average in bf16, and round the loss.
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         accelerator.state.fsdp_plugin.mixed_precision_policy = policy
     # After Accelerate, which sets it for itself when a compiler meets fp32.
@@ -189,9 +196,12 @@ def refuse_impossible(device: Device, environment: Mapping[str, str], tf32: bool
         )
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         if device.kind != "cuda":  # Accelerate would start processes that know nothing of each other
-            faults.append("distributed_type: FSDP needs NVIDIA cards; without them use distributed_type: MULTI_CPU")
+            faults.append(
+                "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards. Without a GPU: --config_file "
+                "accelerate_configs/cpu.yaml"
+            )
         if environment.get("FSDP_VERSION", "1") != "2":
-            faults.append("fsdp_version: 1 is not supported here; write fsdp_version: 2")
+            faults.append("fsdp_version: 1 (FSDP_VERSION) is not supported here; write fsdp_version: 2")
         if wanted == "fp16":
             faults.append(
                 "mixed_precision: fp16 under FSDP: its gradient scaler is not supported here; use DDP or bf16"

@@ -11,7 +11,7 @@ class Horizon:
     """The length of the schedule, planned once when ``max_hours`` is given.
 
     Args:
-        max_steps, warmup_steps: of the schedule as it was asked for; a planned one keeps their proportion.
+        max_steps, warmup_steps: of the schedule as it was asked for; a planned one warms up for a quarter at most.
         max_hours: of training; 0 = as it was asked for.
         planned: what an earlier process of this run has planned.
 
@@ -44,7 +44,7 @@ class Horizon:
         steps, warmup_steps = self.asked
         fits = step + max(0, int((3600 * self.max_hours - elapsed) / seconds))
         self.max_steps = min(steps, fits)
-        self.warmup_steps = round(warmup_steps * self.max_steps / steps)
+        self.warmup_steps = min(warmup_steps, max(self.max_steps // 4, step))  # what is done of it stays
         self.planned = [self.max_steps, self.warmup_steps]
         return (
             f"max_hours = {self.max_hours:g}: at {1000 * seconds:,.0f} ms a step the run takes {self.max_steps:,} of the "

@@ -91,7 +91,8 @@ def peers() -> Iterator[None]:
         if words is None or isinstance(error, TrainingStopped):
             raise
         raise TrainingStopped(
-            f"another process of this run died or hangs ({words[0]}); its own message is above or in its log. The same "
+            f"another process of this run died, was killed (memory?) or hangs ({words[0]}); what it said, if anything, "
+            f"is above or in its log. The same "
             f"command goes on from the newest checkpoint; torchrun and accelerate launch do so by themselves with "
             f"--max_restarts 3. A time limit that is too short: --ddp_timeout",
             alone=True,

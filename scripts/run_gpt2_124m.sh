@@ -43,6 +43,9 @@ if ((COUNT > 1)) && [[ $PRESET != *_x$COUNT ]]; then # no YAML for so many: the 
     LAUNCH+=(--multi_gpu --num_processes "$COUNT")
 fi
 
+if [[ ${DRY_RUN:-0} == 1 ]] && ((COUNT == 0)); then
+    echo "nvidia-smi lists no card here: without DRY_RUN this stops before the first command" >&2
+fi
 if [[ ${DRY_RUN:-0} != 1 ]]; then
     if ((COUNT == 0)); then
         echo "nvidia-smi lists no card, and this run is not for a CPU. What is: make train" >&2

@@ -236,7 +236,7 @@ def test_an_estimate_is_read_as_words(capsys):
 
 
 def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):
-    model = {"n_layer": 36, "n_embd": 1280, "n_head": 20, "per_device_train_batch_size": 16}
+    model = {"n_layer": 36, "n_embd": 1280, "n_head": 20, "sequence_length": 8192}
     large = tmp_path / "large.yaml"
     large.write_text(config.as_yaml(recipe(**model, run_name="large")))
     rows = json.loads(called(capsys, "--all_cards", "--json", "--recipe", str(large))[0])

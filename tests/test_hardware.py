@@ -15,6 +15,7 @@ CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
 T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)
 P4000 = hardware.Device("cuda", "Quadro P4000", 8 * 2**30, (6, 1), 1, True)
 A6000 = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, True)
+FAKE = types.SimpleNamespace(is_fsdp2=False, num_processes=1)  # an Accelerator
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
 
@@ -57,9 +58,7 @@ def test_tf32_comes_with_ampere():
 
 def test_a_pretended_ampere_card_gets_tf32_after_accelerate_had_its_say(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        hardware, "Accelerator", lambda **how: seen.append(how) or types.SimpleNamespace(is_fsdp2=False)
-    )
+    monkeypatch.setattr(hardware, "Accelerator", lambda **how: seen.append(how) or FAKE)
     monkeypatch.setattr(hardware.os, "environ", dict(os.environ))
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: seen.append(precision))
     for device, tf32 in ((A6000, "auto"), (A6000, False), (T4, "auto"), (CPU, "auto")):
@@ -70,7 +69,7 @@ def test_a_pretended_ampere_card_gets_tf32_after_accelerate_had_its_say(monkeypa
 
 
 def test_segments_that_grow_are_asked_for_on_a_card_unless_the_user_has(monkeypatch):
-    monkeypatch.setattr(hardware, "Accelerator", lambda **how: types.SimpleNamespace(is_fsdp2=False))
+    monkeypatch.setattr(hardware, "Accelerator", lambda **how: FAKE)
     for device, before, after in (
         (A6000, {}, "expandable_segments:True"),
         (A6000, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, "max_split_size_mb:128"),
@@ -102,7 +101,7 @@ def test_a_cards_yaml_without_a_card_is_refused_with_the_yaml_to_take():
         (A6000, LAUNCHED | {"LOCAL_WORLD_SIZE": "4"}, "sees 2 card(s); write num_processes: 2"),
         (A6000, {"ACCELERATE_USE_DEEPSPEED": "true"}, "zero1_x8.yaml"),
         (A6000, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "write fsdp_version: 2"),
-        (CPU, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "FSDP needs NVIDIA cards"),
+        (CPU, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "needs NVIDIA cards. Without a GPU: --config_file"),
         (T4, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "fp16 under FSDP"),
         (A6000, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps is derived here"),
         (CPU, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "auto"}, "gradient_accumulation_steps is derived here"),
@@ -120,6 +119,14 @@ def test_all_faults_are_said_at_once_and_stop_the_accelerator(monkeypatch):
     with pytest.raises(BadInput) as caught:
         hardware.make_accelerator(T4, tf32=True)
     assert len(caught.value.lines) == 3
+
+
+def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
+    monkeypatch.setattr(hardware, "Accelerator", lambda **how: FAKE)
+    monkeypatch.setattr(hardware.os, "environ", {"WORLD_SIZE": "2"})
+    with pytest.raises(BadInput, match="WORLD_SIZE = 2, but Accelerate makes it 1"):
+        hardware.make_accelerator(CPU)
+    assert hardware.os.environ["ACCELERATE_USE_CPU"] == "true"  # so that the real one does know
 
 
 def test_this_machine_is_what_accelerate_would_take(monkeypatch):

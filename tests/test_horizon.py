@@ -28,7 +28,7 @@ def test_the_planned_run_takes_the_hours_that_were_given():
     said = run(horizon, 2.0, compiling=120.0)
     assert [text is not None for text in said] == [False] * (FIRST - 1) + [True]
     assert horizon.max_steps == FIRST + (3600 - 120 - 2 * FIRST) // 2  # the compiler's time is in the hours
-    assert horizon.warmup_steps == 174  # the same share of the run
+    assert horizon.warmup_steps == horizon.max_steps // 4  # of the 1,000 that were asked for
     assert "2,000 ms a step" in said[-1] and "1,740 of the 10,000 steps" in said[-1]
 
 
@@ -39,9 +39,15 @@ def test_a_run_that_fits_keeps_its_length():
 
 
 def test_hours_that_are_over_end_the_run_where_it_stands():
-    horizon = Horizon(max_steps=200, warmup_steps=20, max_hours=0.001)
+    horizon = Horizon(max_steps=200, warmup_steps=50, max_hours=0.001)
     run(horizon, 5.0)
-    assert horizon.max_steps == FIRST
+    assert horizon.max_steps == FIRST == horizon.warmup_steps  # the warm-up that was done is not taken back
+
+
+def test_a_warm_up_that_is_short_enough_stays_as_it_was_asked_for():
+    horizon = Horizon(max_steps=10_000, warmup_steps=100, max_hours=1.0)
+    run(horizon, 2.0)
+    assert horizon.max_steps == pytest.approx(1800, abs=1) and horizon.warmup_steps == 100
 
 
 def test_a_plan_is_made_once_and_kept_by_a_resumed_run():

@@ -175,7 +175,7 @@ def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uni
 
 def test_fsdp_on_a_cpu_is_refused(workplace):
     done = run("train.py", *TINY, expect=2, ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
-    assert "distributed_type: FSDP needs NVIDIA cards" in done.stderr
+    assert "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards" in done.stderr
     assert not Path("runs").exists()
 
 
@@ -201,7 +201,7 @@ def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly
     said, struck_for = [], None
     for line in process.stderr:
         said.append(line)
-        if "another process of this run died or hangs" in line and struck_for is None:
+        if "another process of this run died" in line and struck_for is None:
             struck_for = time.time() - Path("struck").stat().st_mtime
     assert process.wait() == 0, "".join(said)
     assert struck_for is not None and struck_for < 6 + 5, "".join(said)
