@@ -478,7 +478,7 @@ def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
     if not row["fits"]:
         return "\n".join([*lines, "memory       does not fit, not even one sequence with gradient checkpointing"])
     parts, size = row["memory_bytes"], row["per_device_train_batch_size"]
-    said = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items())
+    said = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
     lines += [
         f"memory       {sum(parts.values()) / 2**30:.1f} GiB a card: {said}",
         f"micro-batch  {size} sequences of {recipe.sequence_length:,} tokens, {row['gradient_accumulation_steps']} a step "
