@@ -36,8 +36,6 @@ except ModuleNotFoundError as missing:  # before the packages are installed this
              "pip install -r requirements.txt")  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent
-MOST_TOKENS = 2**16  # of a micro-batch, as train.py's auto has it
-GPT2_124M = (12, 768, 1024)  # blocks, width, context: what the cards' starting micro-batches are for
 TINY = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 STEP_SECONDS, COMPILE_SECONDS, EXCHANGE_SECONDS, NETWORK_SECONDS = 120, 300, 120, 5
@@ -395,19 +393,17 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
     """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
     shape, preset = shape_of(recipe), read_preset(cards.preset_of(card))
     compiled = "dynamo_config" in preset
-    ceiling = recipe.per_device_train_batch_size
-    ceiling = min(MOST_TOKENS // shape.sequence_length, ceiling if isinstance(ceiling, int) else MOST_TOKENS)
-    if (shape.n_layer, shape.n_embd, shape.sequence_length) == GPT2_124M and card.micro_batch:
-        ceiling = min(ceiling, card.micro_batch)
-    how = {"half": True, "compiled": compiled}
+    how = {"half": True, "compiled": compiled, "known": card.micro_batch}
     if getattr(recipe, "shard_optimizer", False):
         how |= {"shards": count, "sharded": frozenset({"moments"})}
     checkpointing = getattr(recipe, "gradient_checkpointing", False)
     memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
-    size = estimate.largest_micro_batch(memory, ceiling, shape, checkpointing=checkpointing, **how)
+    size = estimate.first_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if not size and not checkpointing:
         checkpointing = True
-        size = estimate.largest_micro_batch(memory, ceiling, shape, checkpointing=True, **how)
+        size = estimate.first_micro_batch(shape, memory, checkpointing=True, **how)
+    if isinstance(asked := recipe.per_device_train_batch_size, int):
+        size = min(size, asked)
     tokens = recipe.tokens_per_step * recipe.max_steps
     row = {
         "card": card.name,
@@ -437,6 +433,7 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
         price_per_hour=price_per_hour,
     )
     run["mfu"] *= work
+    del how["known"]
     memory = estimate.memory(shape, micro_batch=size, checkpointing=checkpointing, **how)
     row |= {
         "per_device_train_batch_size": size,

@@ -54,8 +54,7 @@ from pretrain.stopping import StopRequest, peers
 EXTRAS = {"eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop")}
 BAD_UPDATES_IN_A_ROW = 3
 HINT_AFTER = 50  # updates, when the gauges have settled
-MOST_TOKENS = {"cuda": 2**16, "mps": 2**13, "cpu": 2**13}  # of a micro-batch that auto proposes: more is not faster
-GPT2_SMALL = estimate.Shape(12, 768, 50304, 1024)  # what the cards' own micro-batches are known for
+CPU_TOKENS = 2**13  # of a micro-batch that auto proposes without a card: more is not faster
 LOCK = ".lock"
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
 
@@ -559,16 +558,16 @@ def fit_micro_batch(
 
 def propose_micro_batch(recipe: config.Recipe, device: hardware.Device, free: float, accelerator: Accelerator) -> int:
     """Return where auto begins: the size known for a named card, else the largest that the memory model lets fit."""
-    most = max(1, MOST_TOKENS[device.kind] // recipe.sequence_length)
-    card, shape = cards.find(device.name), recipe_shape(recipe)
-    if card and card.micro_batch and shape == GPT2_SMALL and not recipe.gradient_checkpointing:
+    card, known = cards.find(device.name), None
+    if card and card.micro_batch:
         share = min(1.0, device.memory_bytes / (0.9 * card.memory_gib * 2**30))  # an A100 has 80 or 40 GB
-        return min(int(share * card.micro_batch), most)
+        known = int(share * card.micro_batch)
     sharded = {"moments"} if recipe.shard_optimizer else set()
-    fits = estimate.largest_micro_batch(
+    fits = estimate.first_micro_batch(
+        recipe_shape(recipe),
         free,
-        most,
-        shape,
+        known=known,
+        most_tokens=estimate.MOST_TOKENS if device.kind == "cuda" else CPU_TOKENS,
         half=accelerator.mixed_precision != "no",
         compiled=accelerator.state.dynamo_plugin.backend.value.lower() != "no",
         checkpointing=recipe.gradient_checkpointing,

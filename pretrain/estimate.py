@@ -9,6 +9,7 @@ from dataclasses import dataclass
 # GPT-2 124M on an H100 and 200k on an A100, where llm.c measured 468k and about 218k. Not yet measured by us.
 PEAK_SHARE, BANDWIDTH_SHARE = 0.75, 0.8
 CONTEXT_BYTES = 0.8 * 2**30  # what CUDA and its libraries take of a card before the first tensor
+MOST_TOKENS = 2**16  # of a micro-batch on a card
 HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
 
 
@@ -35,6 +36,9 @@ class Shape:
         """
         weights = self.parameters - self.n_embd * self.sequence_length
         return 6 * weights + 12 * self.n_layer * self.n_embd * self.sequence_length
+
+
+GPT2_124M = Shape(12, 768, 50304, 1024)
 
 
 def memory(
@@ -87,6 +91,22 @@ def largest_micro_batch(free_bytes: float, ceiling: int, shape: Shape, **how) ->
         if sum(memory(shape, micro_batch=size, **how).values()) <= HEADROOM * free_bytes:
             return size
     return 0
+
+
+def first_micro_batch(
+    shape: Shape, free_bytes: float, *, known: int | None, most_tokens: int = MOST_TOKENS, **how
+) -> int:
+    """Return where the search for a micro-batch begins; 0: not even one sequence fits.
+
+    Args:
+        known: the card's own, of GPT-2 124M; other models get what the memory model lets fit.
+        most_tokens: of a micro-batch; more is not faster.
+        how: the arguments of ``memory``.
+    """
+    most = max(1, most_tokens // shape.sequence_length)
+    if known and shape == GPT2_124M and not how.get("checkpointing"):
+        return min(known, most)
+    return largest_micro_batch(free_bytes, most, shape, **how)
 
 
 def seconds_per_token(shape: Shape, *, peak_flops: float, bandwidth: float) -> float:

@@ -111,3 +111,14 @@ def test_more_cards_take_less_time_but_not_less_money():
     assert one["hours"] / 8 < eight["hours"] < one["hours"]
     assert eight["cost"] > one["cost"] == pytest.approx(0.8 * one["hours"])
     assert one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
+
+
+def test_a_cards_own_micro_batch_is_for_gpt2_124m_and_other_models_get_what_fits():
+    free = 24 * 2**30
+    assert estimate.first_micro_batch(GPT2, free, known=16, **HOW) == 16
+    assert estimate.first_micro_batch(GPT2, free, known=200, **HOW) == 64  # 65,536 tokens
+    assert estimate.first_micro_batch(GPT2, free, known=16, most_tokens=8192, **HOW) == 8
+    larger = estimate.Shape(24, 1024, 50304, 1024)
+    for shape, how in ((larger, HOW), (GPT2, HOW | {"checkpointing": True})):
+        fits = estimate.largest_micro_batch(free, 64, shape, **how)
+        assert estimate.first_micro_batch(shape, free, known=16, **how) == fits != 16

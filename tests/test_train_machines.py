@@ -278,7 +278,7 @@ def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     assert said == (proposed if card.name in STARTS else 2 ** (proposed.bit_length() - 1))
     how = {"half": True, "compiled": "INDUCTOR" in text}
     if card.name not in STARTS:
-        taken = sum(estimate.memory(train.GPT2_SMALL, micro_batch=proposed, **how).values())
+        taken = sum(estimate.memory(estimate.GPT2_124M, micro_batch=proposed, **how).values())
         assert taken <= estimate.HEADROOM * memory
 
 
