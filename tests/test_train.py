@@ -151,7 +151,10 @@ def test_sigterm_abandons_the_partial_step_saves_and_resumes_exactly(uninterrupt
     assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
 
 
-@pytest.mark.parametrize(("number", "launched"), [("SIGINT", False), ("SIGTERM", True), ("SIGINT", True)])
+LATER = pytest.param("SIGINT", True, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("number", "launched"), [("SIGINT", False), ("SIGTERM", True), LATER])
 def test_a_signal_to_trainer_or_launcher_saves_and_frees_the_folder(workplace, number, launched):
     script = [str(ROOT / "train.py"), *TINY, "--run_name", "s", "--max_steps", "100000", "--eval_steps", "0"]
     config_file = str(ROOT / "accelerate_configs" / "cpu.yaml")
