@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
@@ -34,6 +33,7 @@ from pretrain import (
     hardware,
     hellaswag,
     likelihood,
+    muon,
     optim,
     plots,
     rehearsal,
@@ -46,12 +46,16 @@ from pretrain import (
 from pretrain import model as gpt2
 from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
 from pretrain.horizon import Horizon
+from pretrain.profiling import Profile
 from pretrain.reader import Reader, Supply
 from pretrain.report import Meter, Report, due, duration, read_metrics
 from pretrain.sharding import WholeModel
 from pretrain.stopping import StopRequest, peers
 
-EXTRAS = {"eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop")}
+EXTRAS = {
+    "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
+    "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
+}
 BAD_UPDATES_IN_A_ROW = 3
 HINT_AFTER = 50  # updates, when the gauges have settled
 CPU_TOKENS = 2**13  # of a micro-batch that auto proposes without a card: more is not faster
@@ -73,11 +77,18 @@ def main(argv: list[str] | None = None) -> int:
     with peers(), contextlib.closing(Corpus(recipe, argv)) as corpus:
         if "eval_only" in extras:
             return evaluate(recipe, corpus, run_dir, accelerator)
-        with run_folder(recipe, run_dir, accelerator):
-            return train(recipe, corpus, run_dir, accelerator)
+        with run_folder(recipe, run_dir, accelerator), checkpoint_saver(recipe, corpus, run_dir, accelerator) as saver:
+            return train(recipe, corpus, run_dir, saver, accelerator, profiled="profile" in extras)
 
 
-def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: Accelerator) -> int:
+def train(
+    recipe: config.Recipe,
+    corpus: "Corpus",
+    run_dir: Path,
+    saver: checkpoint.Saver,
+    accelerator: Accelerator,
+    profiled: bool = False,
+) -> int:
     """Train to ``max_steps``, from the newest checkpoint where there is one; return the exit status."""
     device, rank = accelerator.device, accelerator.process_index
     stop = StopRequest(recipe.ddp_timeout)
@@ -144,13 +155,14 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
             write_samples(recipe, corpus, report, step, whole, show=show)
 
     def save(step: int, alone: bool = False) -> None:
-        """Save a checkpoint: all processes together, or one ``alone`` whose peers wait for it in vain."""
+        """Begin to save: all processes together, or one ``alone`` whose peers wait for it in vain."""
         counters = {"skipped_updates": skipped, "bad_in_a_row": bad_in_a_row, "elapsed_seconds": meter.elapsed}
         counters |= {"planned": horizon.planned, "micro_batch": plan.per_device_train_batch_size}
-        save_checkpoint(recipe, corpus, run_dir, step, counters, model, optimizer, accelerator, report, alone)
+        save_checkpoint(recipe, corpus, saver, step, counters, model, optimizer, accelerator, alone)
         if recipe.stream_keep == "consumed" and not alone:
             corpus.delete_consumed(order, run_dir)
 
+    profile = Profile(run_dir / "profile" if profiled and accelerator.is_main_process else None, device, report.say)
     failure = None
     # `step` = updates attempted. max_steps updates take max_steps + 1 visits: the last one only looks and saves.
     for step in range(first_step, recipe.max_steps + 1):
@@ -196,6 +208,7 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
             scaler=accelerator.scaler,
             reduce_mean=mean,
         )
+        profile.step()
         meter.count(recipe.tokens_per_step)
 
         skipped += not outcome.applied
@@ -212,6 +225,7 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
         if due(step + 1, recipe.logging_steps, step + 1 == horizon.max_steps):
             tell(recipe, plan, report, corpus, meter, step + 1, outcome, lr, skipped, device)
 
+    profile.close()
     if step > first_step and (stopping or failure):
         save(step)
     if failure and not stopping:
@@ -224,6 +238,9 @@ def train(recipe: config.Recipe, corpus: "Corpus", run_dir: Path, accelerator: A
                 look(step, "test")
             with whole_model() as whole:
                 finish(corpus, run_dir, whole, report, meter, accelerator)
+    saver.finish()
+    if recipe.stream_keep == "consumed":
+        corpus.delete_consumed(order, run_dir)
     report.close()
     if accelerator.is_main_process:
         plots.draw_curves(read_metrics(run_dir / "metrics.jsonl"), run_dir / "curves.png", recipe.run_name)
@@ -486,15 +503,13 @@ def prepare(
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the module that returns the loss, as Accelerate wraps it, and the optimizer of the model's weights."""
     loss_module = gpt2.NextTokenLoss(model)
-    optimizer = optim.adamw(
-        model,
-        learning_rate=recipe.learning_rate,
-        beta1=recipe.adam_beta1,
-        beta2=recipe.adam_beta2,
-        epsilon=recipe.adam_epsilon,
-        weight_decay=recipe.weight_decay,
-        shard=recipe.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2,
-    )
+    settings = {"learning_rate": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+    settings |= {"beta1": recipe.adam_beta1, "beta2": recipe.adam_beta2, "epsilon": recipe.adam_epsilon}
+    settings["shard"] = recipe.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
+    if recipe.optimizer == "muon":
+        optimizer = muon.muon(model, momentum=recipe.muon_momentum, **settings)
+    else:
+        optimizer = optim.adamw(model, **settings)
     if accelerator.is_fsdp2:  # its sharded weights are other tensors, which the optimizer must be given
         training_module, prepared = accelerator.prepare(loss_module, optimizer)
         return training_module, prepared.optimizer
@@ -821,19 +836,30 @@ def describe_hellaswag(result: dict[str, float]) -> str:
     return f"HellaSwag {', '.join(each)}"
 
 
+def checkpoint_saver(
+    recipe: config.Recipe, corpus: Corpus, run_dir: Path, accelerator: Accelerator
+) -> checkpoint.Saver:
+    """Return what saves checkpoints into the run folder while training goes on."""
+    return checkpoint.Saver(
+        run_dir / "checkpoints",
+        is_main=accelerator.is_main_process,
+        keep=recipe.save_total_limit,
+        say=lambda line: corpus.say(line),
+    )
+
+
 def save_checkpoint(
     recipe: config.Recipe,
     corpus: Corpus,
-    run_dir: Path,
+    saver: checkpoint.Saver,
     step: int,
     counters: dict,
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     accelerator: Accelerator,
-    report: Report,
     alone: bool = False,
 ) -> None:
-    """Save a checkpoint; a full disk is said and survived, for the older checkpoints still stand.
+    """Begin to save a checkpoint; a full disk is said and survived, for the older checkpoints still stand.
 
     Args:
         alone: the other processes do not call. Where tensors are sharded nothing can be saved then.
@@ -850,21 +876,7 @@ def save_checkpoint(
         "threads": torch.get_num_threads(),
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
     }
-    try:
-        checkpoint.save(
-            run_dir / "checkpoints",
-            step,
-            model,
-            optimizer,
-            state,
-            is_main=accelerator.is_main_process,
-            keep=recipe.save_total_limit,
-            alone=alone,
-        )
-    except (OSError, SafetensorError) as error:
-        report.say(f"error: no checkpoint at step {step}: {error}. Free some space; the run goes on")
-    if not alone:
-        accelerator.wait_for_everyone()
+    saver.save(step, model, optimizer, state, alone=alone)
 
 
 def write_samples(
@@ -899,6 +911,7 @@ def learning_rate(recipe: config.Recipe, step: int, horizon: Horizon) -> float:
         max_steps=horizon.max_steps,
         min_ratio=recipe.min_lr_ratio,
         shape=recipe.lr_scheduler_type,
+        decay_ratio=recipe.decay_ratio,
     )
 
 

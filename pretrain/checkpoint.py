@@ -4,16 +4,21 @@ A checkpoint is a folder ``step-00001000``: ``model.safetensors`` and ``optimize
 names (so one process, DDP, ZeRO-1 and FSDP2 read each other's), ``state.json``, and ``manifest.json`` with every
 file's size and SHA-256, written last. It is made under another name and renamed when all of it is on disk. No pickle.
 There is no generator state to save: order and dropout are functions of (seed, step, micro_step, rank).
+
+``Saver`` does all of this beside training, which stands still only while the tensors are copied.
 """
 
 import json
 import re
 import shutil
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -23,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from . import files
 from .errors import BadInput
@@ -33,42 +39,82 @@ MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors"
 TIED = "lm_head.weight"  # the same tensor as transformer.wte.weight, which is the name that is saved
 
 
-def save(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: dict,
-    *,
-    is_main: bool,
-    keep: int,
-    alone: bool = False,
-) -> Path:
-    """Save the state after ``step`` updates as ``folder/step-XXXXXXXX``; every process calls, the main one writes.
+class Saver:
+    """Saves checkpoints into ``folder`` while training goes on, one at a time.
+
+    Leaving its block waits for the one that is being written. A save that fails (a full disk, say) is told, and leaves
+    the older checkpoints untouched and nothing half-made.
 
     Args:
-        model: the bare Transformers model, not a wrapper of it.
-        state: what else a resumed run needs, JSON.
-        alone: this process saves and no other calls; possible where no tensor is sharded.
+        is_main: of all processes, which call together, the main one writes.
         keep: checkpoints to leave (0 = all); older ones go only after the new one was read back and verified.
-
-    Raises OSError (disk full, say) with the older checkpoints untouched and nothing half-made.
+        say: told of a failed save.
     """
-    # Full: gathered from all processes, on the first one (the others have nothing then).
-    options = StateDictOptions(full_state_dict=not alone, cpu_offload=True)
-    weights = get_model_state_dict(model, options=options)
-    moments = _gather_moments(model, optimizer, options)
+
+    def __init__(self, folder: Path, *, is_main: bool, keep: int, say: Callable[[str], None]):
+        self.folder, self.is_main, self.keep, self.say = folder, is_main, keep, say
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: tuple[int, Future] | None = None
+        self._copies: dict[str, torch.Tensor] = {}  # kept, for new memory costs more than the copying
+
+    def save(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, *, alone: bool = False
+    ) -> None:
+        """Copy the state after ``step`` updates and begin to write it as ``folder/step-XXXXXXXX``.
+
+        Args:
+            model: the bare Transformers model, not a wrapper of it.
+            state: what else a resumed run needs, JSON.
+            alone: this process saves and no other calls; possible where no tensor is sharded.
+        """
+        self.finish()
+        weights, moments = _gather(model, optimizer, alone)
+        if not (self.is_main or alone) or find_fault(self.folder / f"step-{step:08d}") is None:
+            return
+        weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
+        future = self._writer.submit(_write, self.folder, step, weights, moments, state, self.keep)
+        self._writing = step, future
+
+    def finish(self) -> None:
+        """Wait until what was begun is on disk."""
+        if self._writing is None:
+            return
+        (step, future), self._writing = self._writing, None
+        try:
+            future.result()
+        except (OSError, SafetensorError) as error:
+            self.say(f"error: no checkpoint at step {step}: {error}. Free some space; the run goes on")
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.finish()
+        self._writer.shutdown()
+
+    def _copy(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        copied = {}
+        for name, tensor in tensors.items():
+            key = f"{file}:{name}"
+            if key not in self._copies:
+                self._copies[key] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
+            copied[name] = self._copies[key].copy_(tensor)
+        return copied
+
+
+def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> Path:
+    """Save one checkpoint and return it when it is on disk; arguments as ``Saver``'s. Raises OSError."""
+    return _write(folder, step, *_gather(model, optimizer, alone=True), state, keep=0)
+
+
+def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int) -> Path:
     path = folder / f"step-{step:08d}"
-    if not (is_main or alone) or find_fault(path) is None:
-        return path
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".step-{step:08d}.tmp-{uuid.uuid4().hex[:8]}"
     aside.mkdir()
     try:
-        _write_tensors({k: v for k, v in weights.items() if k != TIED}, aside / MODEL)
-        _write_tensors(
-            {f"{k}/{kind}": v for k, kinds in moments.items() for kind, v in kinds.items()}, aside / OPTIMIZER
-        )
+        _write_tensors(weights, aside / MODEL)
+        _write_tensors(moments, aside / OPTIMIZER)
         files.write_json(aside / STATE, {"step": step, **state})
         rows = {
             name: {"size": (aside / name).stat().st_size, "sha256": files.sha256(aside / name)}
@@ -90,6 +136,18 @@ def save(
         for old in [other for other in list_checkpoints(folder) if other.name <= path.name][keep:]:
             shutil.rmtree(old)
     return path
+
+
+def _gather(
+    model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return weights and moments by name: the tensors themselves, or copies of what is sharded, on the main process."""
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    options = StateDictOptions(full_state_dict=sharded and not alone, cpu_offload=sharded)
+    weights = get_model_state_dict(model, options=options)
+    moments = _gather_moments(model, optimizer, options)
+    weights = {name: tensor for name, tensor in weights.items() if name != TIED}
+    return weights, {f"{name}/{kind}": v for name, kinds in moments.items() for kind, v in kinds.items()}
 
 
 def _is_zero(optimizer: torch.optim.Optimizer) -> bool:

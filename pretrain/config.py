@@ -132,11 +132,18 @@ class Recipe:
         high=2**20,
     )
     # Optimizer and schedule.
-    learning_rate: float = key("peak learning rate", low=0.0, high=10.0)
+    optimizer: str = key(
+        "adamw, or muon: Muon for the blocks' matrices, AdamW for the rest", default="adamw", choices=("adamw", "muon")
+    )
+    learning_rate: float = key("peak learning rate, of both where there are two", low=0.0, high=10.0)
     min_lr_ratio: float = key("last learning rate / peak", low=0.0, high=1.0)
     warmup_steps: int = key("updates of linear warm-up", low=0, high=10**9)
-    lr_scheduler_type: str = key("shape after the warm-up", choices=("cosine", "linear", "constant"))
-    weight_decay: float = key("AdamW's, on tensors of two or more dimensions only", low=0.0, high=10.0)
+    lr_scheduler_type: str = key(
+        "shape after the warm-up; wsd: the peak, then a line down", choices=("cosine", "linear", "wsd", "constant")
+    )
+    decay_ratio: float = key("wsd: the line down, as a share of max_steps", default=0.2, low=0.0, high=1.0)
+    weight_decay: float = key("on tensors of two or more dimensions only", low=0.0, high=10.0)
+    muon_momentum: float = key("Muon's momentum", default=0.95, low=0.0, high=0.9999999)
     adam_beta1: float = key("AdamW's beta1", low=0.0, high=0.9999999)
     adam_beta2: float = key("AdamW's beta2", low=0.0, high=0.9999999)
     adam_epsilon: float = key("AdamW's epsilon", low=0.0, high=1.0)
@@ -425,6 +432,11 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
         faults.append(
             f"{path}: warmup_steps = {r.warmup_steps} is more than max_steps = {r.max_steps}: the peak would "
             f"never be reached. Use --warmup_steps {max(1, r.max_steps // 20)}"
+        )
+    if r.lr_scheduler_type == "wsd" and r.warmup_steps + r.decay_ratio * r.max_steps > r.max_steps:
+        faults.append(
+            f"{path}: warmup_steps = {r.warmup_steps} and the decay, decay_ratio = {r.decay_ratio} of max_steps = "
+            f"{r.max_steps}, overlap. Use --decay_ratio {math.floor(100 * (1 - r.warmup_steps / r.max_steps)) / 100}"
         )
     if r.save_total_limit == 1:
         faults.append(

@@ -175,10 +175,12 @@ def load(name: str) -> PreTrainedModel:
 
 
 class NextTokenLoss(nn.Module):
-    """A model and its loss as one module, so that a compiler sees both and DDP wraps both."""
+    """A model and its loss as one module, so that a compiler sees both and DDP wraps both.
 
-    # In evaluation nothing is kept for a backward pass, so fp32 logits of this many rows are all that is ever whole.
-    eval_rows = 4096
+    Never more than ``rows`` rows of logits exist at once (vocabulary x 4 bytes each in fp32), in training and looking.
+    """
+
+    rows = 8192  # a card's matrix products are as fast as with more, and adding up the head's gradient costs little
 
     def __init__(self, model: GPT2LMHeadModel):
         super().__init__()
@@ -188,11 +190,46 @@ class NextTokenLoss(nn.Module):
         """Return the mean loss, a fp32 scalar in nats per token; inputs and targets are (B, T) int64."""
         hidden = self.model.transformer(inputs_BT, use_cache=False).last_hidden_state.flatten(0, 1)
         targets = targets_BT.flatten()
-        if torch.is_grad_enabled():
+        if len(targets) <= self.rows:
             return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
-        parts = zip(hidden.split(self.eval_rows), targets.split(self.eval_rows), strict=True)
+        if torch.is_grad_enabled():
+            return _ChunkedLoss.apply(hidden, self.model.lm_head.weight, targets, self.rows) / len(targets)
+        parts = zip(hidden.split(self.rows), targets.split(self.rows), strict=True)
         sums = [F.cross_entropy(self.model.lm_head(rows).float(), ids, reduction="sum") for rows, ids in parts]
-        return torch.stack(sums).sum() / targets.numel()
+        return torch.stack(sums).sum() / len(targets)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Sum of cross-entropies of a linear head, and its gradients at once, some rows at a time.
+
+    The gradients by hidden states and head cost two matrix products wherever they are computed; here they are while a
+    part's logits are there, so that none must be kept. They are those of the sum, which fp16 can hold; the backward
+    pass only scales them.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden_NE, weight_VE, targets_N, rows):
+        device = hidden_NE.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
+        head = weight_VE.to(dtype)
+        loss = torch.zeros((), device=hidden_NE.device)
+        by_hidden, by_head = [], torch.zeros_like(weight_VE)
+        for part, ids in zip(hidden_NE.split(rows), targets_N.split(rows), strict=True):
+            part = part.to(dtype)
+            logits = (part @ head.T).float()
+            by_logits = torch.softmax(logits, -1)
+            loss = loss + F.cross_entropy(logits, ids, reduction="sum")
+            by_logits = (by_logits - F.one_hot(ids, len(head))).to(dtype)
+            by_hidden.append((by_logits @ head).to(hidden_NE.dtype))
+            by_head += by_logits.T @ part
+        ctx.save_for_backward(torch.cat(by_hidden), by_head)
+        return loss
+
+    @staticmethod
+    def backward(ctx, by_loss):
+        by_hidden, by_head = ctx.saved_tensors
+        return by_hidden * by_loss, by_head * by_loss, None, None
 
 
 def count_parameters(model: GPT2LMHeadModel) -> int:

@@ -10,20 +10,32 @@ from torch.distributed.tensor import DTensor
 
 
 def lr_at(
-    step: int, *, peak: float, warmup_steps: int, max_steps: int, min_ratio: float, shape: str = "cosine"
+    step: int,
+    *,
+    peak: float,
+    warmup_steps: int,
+    max_steps: int,
+    min_ratio: float,
+    shape: str = "cosine",
+    decay_ratio: float = 0.2,
 ) -> float:
     """Return the learning rate of the update that follows ``step`` updates.
 
     It rises linearly over ``warmup_steps`` updates (the first is peak / warmup_steps, never 0), then falls to
-    ``peak * min_ratio`` exactly at the last update, step max_steps - 1. ``shape``: cosine, linear or constant.
+    ``peak * min_ratio`` exactly at the last update, step max_steps - 1.
+
+    Args:
+        shape: cosine, linear, constant, or wsd (warm-up, stable, decay: https://arxiv.org/abs/2405.18392): the peak,
+            then a line over the last ``decay_ratio`` of max_steps.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     if shape == "constant":
         return peak
-    falling = max_steps - 1 - warmup_steps
-    progress = min(1.0, (step - warmup_steps) / falling) if falling > 0 else 1.0
-    share = 1.0 - progress if shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    begin = max(warmup_steps, max_steps - 1 - round(decay_ratio * max_steps)) if shape == "wsd" else warmup_steps
+    falling = max_steps - 1 - begin
+    progress = min(1.0, (step - begin) / falling) if falling > 0 else float(step >= begin)
+    share = 1.0 - max(0.0, progress) if shape in ("linear", "wsd") else 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * (min_ratio + (1.0 - min_ratio) * share)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import threading
 
 import pytest
 import torch
@@ -29,9 +30,16 @@ def make(seed: int = 0) -> tuple[GPT2LMHeadModel, torch.optim.AdamW]:
 
 
 def save(folder, step: int, pair=None, **state):
-    model, optimizer = pair or make(step)
-    keep = state.pop("keep", 0)
-    return checkpoint.save(folder, step, model, optimizer, state, is_main=True, keep=keep)
+    return checkpoint.save(folder, step, *(pair or make(step)), state)
+
+
+def save_and_rotate(folder, *steps: int) -> list[str]:
+    """Save as training does, keeping two; return what was said."""
+    said = []
+    with checkpoint.Saver(folder, is_main=True, keep=2, say=said.append) as saver:
+        for step in steps:
+            saver.save(step, *make(step), {})
+    return said
 
 
 def moments(model, optimizer) -> dict:
@@ -128,22 +136,44 @@ def test_none_that_verifies_is_an_error_and_none_at_all_is_a_beginning(tmp_path)
 
 
 def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch):
-    for step in (1, 2, 3):
-        save(tmp_path, step, keep=2)
+    assert not save_and_rotate(tmp_path, 1, 2, 3)
     assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["3", "2"]
     monkeypatch.setattr(checkpoint, "find_fault", lambda path: "injected")
-    with pytest.raises(OSError, match="injected"):
-        save(tmp_path, 4, keep=2)
+    (said,) = save_and_rotate(tmp_path, 4)
+    assert "no checkpoint at step 4" in said and "injected" in said
     assert len(checkpoint.list_checkpoints(tmp_path)) == 3
+
+
+def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path, monkeypatch):
+    """The writing is held back until the weights are others; a second save waits for the first."""
+    go, real = threading.Event(), checkpoint._write_tensors
+    monkeypatch.setattr(checkpoint, "_write_tensors", lambda *args: (go.wait(60), real(*args)))
+    model, optimizer = make(7)
+    before, moments_before = {k: v.clone() for k, v in model.state_dict().items()}, moments(model, optimizer)
+    moments_before = {k: v.clone() for k, v in moments_before.items()}
+    with checkpoint.Saver(tmp_path, is_main=True, keep=0, say=pytest.fail) as saver:
+        saver.save(1, model, optimizer, {})
+        for tensor in (*model.parameters(), *moments(model, optimizer).values()):
+            tensor.data.fill_(3)
+        assert not checkpoint.list_checkpoints(tmp_path)  # training goes on before it is there
+        go.set()
+        saver.save(2, model, optimizer, {})
+        assert checkpoint.find_fault(tmp_path / "step-00000001") is None
+    other = make(1)
+    checkpoint.load(tmp_path / "step-00000001", *other)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other[0].state_dict().items())
+    assert all(torch.equal(tensor, moments_before[key]) for key, tensor in moments(*other).items())
+    checkpoint.load(tmp_path / "step-00000002", *other)
+    assert all((parameter == 3).all() for parameter in other[0].parameters())
 
 
 def test_saving_over_a_damaged_checkpoint_replaces_it_and_keeps_the_good_ones(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
     (save(tmp_path, 3) / checkpoint.MODEL).unlink()
-    save(tmp_path, 2, keep=2)
+    assert not save_and_rotate(tmp_path, 2)
     assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["3", "2", "1"]
-    assert checkpoint.find_fault(save(tmp_path, 3, keep=2)) is None
+    assert not save_and_rotate(tmp_path, 3) and checkpoint.find_fault(tmp_path / "step-00000003") is None
     assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003"]
 
 
@@ -197,7 +227,9 @@ def zero_1(rank, place, folder):
     mine = [p for group in sharded.optim.param_groups for p in group["params"]]
     assert 0 < len(mine) < len(list(model.parameters()))  # a share
     assert all(torch.equal(sharded.optim.state[p]["exp_avg"], plain.state[p]["exp_avg"]) for p in mine)
-    path = checkpoint.save(folder / "zero", 1, model, sharded, {}, is_main=rank == 0, keep=0)
+    with checkpoint.Saver(folder / "zero", is_main=rank == 0, keep=0, say=pytest.fail) as saver:
+        saver.save(1, model, sharded, {})
+    path = folder / "zero" / "step-00000001"
     dist.barrier()
     if rank == 0:
         a, b = load_file(path / checkpoint.OPTIMIZER), load_file(whole / checkpoint.OPTIMIZER)
@@ -216,9 +248,10 @@ def alone(rank, place, folder):
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
     if rank == 1:
         pair = make()
-        path = checkpoint.save(folder, 5, *pair, {"skipped_updates": 1}, is_main=False, keep=0, alone=True)
+        with checkpoint.Saver(folder, is_main=False, keep=0, say=pytest.fail) as saver:
+            saver.save(5, *pair, {"skipped_updates": 1}, alone=True)
         other = make(1)
-        checkpoint.load(path, *other)
+        checkpoint.load(folder / "step-00000005", *other)
         mine, theirs = moments(*pair), moments(*other)
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
     dist.barrier()

@@ -194,7 +194,7 @@ def test_all_faults_come_at_once(tmp_path):
 
 def test_wrong_choice_names_the_nearest(tmp_path):
     (message,) = refused(write(tmp_path, lr_scheduler_type="cosin"))
-    assert "cosine, linear or constant" in message and "did you mean cosine?" in message
+    assert "cosine, linear, wsd or constant" in message and "did you mean cosine?" in message
 
 
 @pytest.mark.parametrize("name", ["hub_token", "wandb_api_key", "password", "my_secret"])

@@ -48,6 +48,15 @@ def test_constant_stays_at_the_peak():
     assert {lr(step, shape="constant") for step in range(4, 20)} == {2.0}
 
 
+def test_wsd_stays_at_the_peak_and_then_falls_in_a_line_to_the_floor():
+    rates = [lr(step, shape="wsd", decay_ratio=0.25) for step in range(20)]  # 4 warm-up, 11 stable, 5 down
+    assert rates[3:15] == [2.0] * 12
+    assert rates[14:] == pytest.approx([2.0 - 1.8 * n / 5 for n in range(6)])
+    assert rates[-1] == 2.0 * 0.1
+    assert lr(19, shape="wsd", decay_ratio=0.0) == 2.0 * 0.1
+    assert lr(30, shape="wsd", decay_ratio=1.0, max_steps=20) == 2.0 * 0.1
+
+
 def test_warm_up_as_long_as_the_run_ends_at_the_peak():
     assert lr(19, warmup_steps=20) == 2.0 and all(lr(s, warmup_steps=20) > 0 for s in range(20))
 

@@ -1,6 +1,7 @@
 """End to end: what a run promises, through the real script, on a small character model with dropout."""
 
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from pretrain.report import read_metrics
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
 TINY = ("--recipe", "tiny.yaml")
+UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 TIMES = ("elapsed_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")
 
 
@@ -100,6 +102,36 @@ def test_first_update_has_a_learning_rate_and_the_last_is_the_floor(workplace):
     assert rates[0] == pytest.approx(1e-3)
     assert max(rates) == pytest.approx(3e-3)
     assert rates[-1] == pytest.approx(3e-4)
+
+
+# Steps 1, 4, 8 and 12 of conftest's recipe on its text; fp32 on a CPU, torch 2.13.0. No dropout: its random numbers are
+# PyTorch's business. Another machine's kernels round otherwise, and Muon makes more of it.
+GOLDEN = {
+    "adamw": ([4.174410, 3.808260, 3.440293, 3.312551], 2e-5),
+    "muon": ([4.174410, 3.870184, 3.462822, 3.341961], 2e-4),
+}
+
+
+@pytest.mark.parametrize("optimizer", GOLDEN)
+@pytest.mark.parametrize("rows", [None, 5])
+def test_the_loss_curve_moves_only_when_the_changelog_says_so(workplace, monkeypatch, optimizer, rows):
+    """Also where the loss is computed a few rows at a time, as it is for large micro-batches."""
+    if rows:
+        monkeypatch.setattr(train.gpt2.NextTokenLoss, "rows", rows)
+    curve, tolerance = GOLDEN[optimizer]
+    still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]
+    run("train.py", *TINY, *still, *UNSEEN, "--save_steps", "0", "--optimizer", optimizer, "--run_name", "r")
+    assert [losses("r")[step] for step in (1, 4, 8, 12)] == pytest.approx(curve, abs=tolerance)
+
+
+def test_profile_says_where_the_time_went(workplace):
+    done = run("train.py", *TINY, *UNSEEN, "--save_steps", "0", "--max_steps", "14", "--profile", "--run_name", "p")
+    table = Path("runs/p/profile/table.txt").read_text()
+    assert "matrix products" in table and "aten::" in table and "profile of 3 updates" in done.stderr
+    with gzip.open("runs/p/profile/trace.json.gz") as file:
+        assert any("aten::" in event.get("name", "") for event in json.load(file)["traceEvents"])
+    done = run("train.py", *TINY, *UNSEEN, "--save_steps", "0", "--max_steps", "5", "--profile", "--run_name", "q")
+    assert "no profile" in done.stderr and "--max_steps" in done.stderr
 
 
 @pytest.mark.parametrize("stage", ["model", "optimizer", "state", "manifest", "rename", "rotate"])

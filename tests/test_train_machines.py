@@ -153,9 +153,14 @@ def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(uninterrupted_tw
 
 
 @pytest.mark.parametrize(
-    "order", [("one", "fsdp", "zero", "ddp"), pytest.param(("fsdp", "one", "ddp", "fsdp"), marks=pytest.mark.slow)]
+    "optimizer, order",
+    [
+        ("muon", ("one", "fsdp", "zero", "ddp")),  # AdamW's moments are among Muon's
+        pytest.param("adamw", ("one", "fsdp", "zero", "ddp"), marks=pytest.mark.slow),
+        pytest.param("muon", ("fsdp", "one", "ddp", "fsdp"), marks=pytest.mark.slow),
+    ],
 )
-def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uninterrupted_two, order):
+def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uninterrupted_two, optimizer, order):
     machines = {
         "one": ((), 1, {}),
         "ddp": ((), 2, {}),
@@ -163,6 +168,7 @@ def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uni
         "fsdp": ((), 2, {"FSDP": "true"}),
     }
     still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]  # dropout is a rank's own
+    still += ["--optimizer", optimizer]
     run("train.py", *TINY, *still, "--run_name", "still")
     for number, name in enumerate(order):
         flags, processes, environment = machines[name]
@@ -171,7 +177,8 @@ def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uni
             CHILD, *TINY, *still, *flags, "--run_name", "m", processes=processes, expect=None, **environment, **more
         )
         assert ("resumed from" in done.stderr) == (number > 0)
-    assert losses("m") == pytest.approx(losses("still"), abs=1e-5)
+    # Newton-Schulz lifts small singular values, and so what rounding has made of them.
+    assert losses("m") == pytest.approx(losses("still"), abs=1e-5 if optimizer == "adamw" else 1e-4)
     assert len(losses("m")) == 12 and Path("runs/m/model/config.json").is_file()
 
 

@@ -1,0 +1,140 @@
+"""Muon: momentum whose every matrix is made orthogonal before it is applied; AdamW for what is no hidden matrix.
+
+Source: K. Jordan et al., https://kellerjordan.github.io/posts/muon/; the step's size is that of AdamW by the rule of
+Liu et al., https://arxiv.org/abs/2502.16982. Each choice below was made by benchmarks/muon_ablation.py.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+
+QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: steepest at 0; singular values end between about 0.7 and 1.2
+ROUNDS = 5
+MOST_ELEMENTS = 2**26  # of a stack of matrices: bounds its memory (128 MiB in bf16), and is enough to fill a card
+FUSED = {"c_attn.weight": 3}  # GPT-2 keeps query, key and value in one matrix: three maps, made orthogonal each
+
+
+def muon(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    momentum: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    shard: bool = False,
+) -> torch.optim.Optimizer:
+    """Build Muon for the hidden matrices of a Transformers model, AdamW for embeddings, head, norms and biases.
+
+    Both take the same ``learning_rate``: a Muon step is scaled to the size (root mean square) that AdamW's have.
+
+    Args:
+        momentum: Muon's; ``beta1``, ``beta2`` and ``epsilon`` are AdamW's.
+        weight_decay: on tensors of two or more dimensions only.
+        shard: each process keeps the moments of its share of the tensors (ZeRO-1), as in ``optim.adamw``.
+    """
+    hidden: dict[tuple, list[nn.Parameter]] = {}
+    matrices, vectors = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() != 2 or not is_hidden(name):
+            (matrices if parameter.dim() >= 2 else vectors).append(parameter)
+            continue
+        parts = next((n for ending, n in FUSED.items() if name.endswith(ending)), 1)
+        hidden.setdefault((parts, *parameter.shape), []).append(parameter)
+    groups = [
+        {"params": params, "parts": parts, "scale": step_scale(rows, columns // parts)}
+        for (parts, rows, columns), params in hidden.items()
+    ]
+    groups += [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    settings = {"lr": learning_rate, "betas": (beta1, beta2), "eps": epsilon, "weight_decay": weight_decay}
+    settings["momentum"] = momentum
+    if shard:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # its package brings TorchScript's warnings
+
+        return ZeroRedundancyOptimizer(groups, Muon, **settings)
+    return Muon(groups, **settings)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a matrix maps features to features: not an embedding, not the head."""
+    return ".h." in name or ".layers." in name  # GPT-2's blocks, Llama's
+
+
+def step_scale(rows: int, columns: int) -> float:
+    """Return the factor that gives an orthogonal matrix the size of AdamW's steps, 0.2 root mean square."""
+    return 0.2 * math.sqrt(max(rows, columns))
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW (fused) that updates the groups with ``parts`` by Muon instead.
+
+    One optimizer for both, so that there is one state to save and one step to take or skip.
+
+    Args:
+        groups: those with ``parts`` hold matrices of one shape: how many maps lie side by side in their columns, and
+            ``scale``, the factor that the learning rate gets.
+    """
+
+    def __init__(self, groups: list[dict], *, momentum: float, nesterov: bool = True, **adamw):
+        groups = [{"parts": 0, "scale": 1.0, "momentum": momentum, "nesterov": nesterov} | group for group in groups]
+        super().__init__(groups, fused=True, **adamw)
+
+    def __setstate__(self, state: dict) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's own expects its moments in every state
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        """Update every parameter that has a gradient; those of Muon's groups are used up (None)."""
+        for group in self.param_groups:
+            if group["parts"]:
+                self._muon_step(group)
+        super().step(closure)  # passes over parameters without a gradient
+
+    def _muon_step(self, group: dict) -> None:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        for batch in _batches(parameters):
+            wanted = []
+            for parameter in batch:
+                kept = self.state[parameter]["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+                update = parameter.grad.lerp(kept, group["momentum"]) if group["nesterov"] else kept
+                wanted.append(update.full_tensor() if isinstance(update, DTensor) else update)
+                parameter.grad = None
+            stack = torch.stack(wanted)  # (matrices, rows, columns)
+            stack = torch.cat(stack.chunk(group["parts"], dim=-1))
+            # bf16 is enough, and a card's tensor cores are made for it; on a CPU fp32 is both faster and closer.
+            stack = orthogonalize(stack.bfloat16() if stack.is_cuda else stack)
+            stack = torch.cat(stack.chunk(group["parts"]), dim=-1)
+            for parameter, update in zip(batch, stack, strict=True):
+                if isinstance(parameter, DTensor):  # each process has made the whole, and takes its rows
+                    whole = DTensor.from_local(update, parameter.device_mesh, [Replicate()], run_check=False)
+                    update = whole.redistribute(placements=parameter.placements)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update, alpha=-group["lr"] * group["scale"])
+
+
+def _batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    size = max(1, MOST_ELEMENTS // max(1, parameters[0].numel())) if parameters else 1
+    for begin in range(0, len(parameters), size):
+        yield parameters[begin : begin + size]
+
+
+def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
+    """Return (n, rows, columns) matrices with about the same singular vectors and singular values near 1.
+
+    Newton-Schulz iteration with Jordan's quintic, all matrices at once, on the shorter side.
+    """
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.matrix_norm(x, keepdim=True, dtype=torch.float32).clamp(min=1e-7).to(x.dtype)
+    a, b, c = QUINTIC
+    for _ in range(ROUNDS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x

@@ -1,0 +1,127 @@
+"""Muon makes orthogonal steps of AdamW's size for the blocks' matrices, and leaves the rest to AdamW."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run
+from test_train import TINY, final_state, losses
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from pretrain import muon, optim
+
+ADAMW = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=8))
+
+
+def fill_gradients(model, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+
+def clones(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 64), (64, 16)])
+def test_singular_values_come_near_one_and_singular_vectors_stay(shape):
+    torch.manual_seed(1)
+    u, _, vh = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
+    values = torch.linspace(0.05, 1.0, 16)
+    made = muon.orthogonalize(u * values @ vh)
+    back = u.mT @ made @ vh.mT  # what became of the singular values
+    assert (back - torch.diag_embed(back.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-4
+    assert 0.65 < back.diagonal(dim1=-2, dim2=-1).min() and back.diagonal(dim1=-2, dim2=-1).max() < 1.25
+
+
+def test_a_gradient_of_zero_makes_no_step_and_no_nan():
+    assert torch.equal(muon.orthogonalize(torch.zeros(1, 4, 8)), torch.zeros(1, 4, 8))
+
+
+def test_two_steps_equal_pytorchs_own_muon():
+    """torch.optim.Muon takes one matrix at a time, and its Newton-Schulz runs in bf16: c_proj, to bf16's rounding."""
+    model, other = gpt2(), gpt2()
+    ours = muon.muon(model, momentum=0.95, **ADAMW)
+    names = [name for name, _ in model.named_parameters() if name.endswith("c_proj.weight") or "c_fc.weight" in name]
+    theirs = torch.optim.Muon(
+        [dict(other.named_parameters())[name] for name in names],
+        lr=0.01,
+        momentum=0.95,
+        weight_decay=0.1,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for seed in (1, 2):
+        before = clones(model)
+        for each, optimizer in ((model, ours), (other, theirs)):
+            fill_gradients(each, seed)
+            optimizer.step()
+    assert len(names) == 6
+    for name in names:
+        mine, reference = model.get_parameter(name), other.get_parameter(name)
+        assert not torch.equal(mine, before[name])
+        assert (mine - reference).norm() < 0.06 * (mine - before[name]).norm()
+
+
+def test_query_key_and_value_are_made_orthogonal_each_and_a_step_has_adamws_size():
+    model = gpt2()
+    before = clones(model)
+    fill_gradients(model)
+    muon.muon(model, momentum=0.95, **(ADAMW | {"weight_decay": 0.0})).step()
+    step = (before["transformer.h.0.attn.c_attn.weight"] - model.transformer.h[0].attn.c_attn.weight.detach()) / 0.01
+    for part in step.chunk(3, dim=1):
+        values = torch.linalg.svdvals(part) / (0.2 * math.sqrt(16))
+        assert values.max() < 1.3 and values.median() > 0.6
+    assert step.square().mean().sqrt() == pytest.approx(0.2, rel=0.2)
+
+
+def test_all_that_is_no_hidden_matrix_takes_adamws_step_to_the_bit():
+    model, other = gpt2(), gpt2()
+    for each, optimizer in ((model, muon.muon(model, momentum=0.95, **ADAMW)), (other, optim.adamw(other, **ADAMW))):
+        fill_gradients(each)
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        hidden = parameter.dim() == 2 and ".h." in name
+        assert torch.equal(parameter, other.get_parameter(name)) is not hidden, name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_parameter_is_held_once_and_embeddings_and_head_are_adamws(tied):
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=32, tie_word_embeddings=tied, **shape))
+    for model in (gpt2(), llama):
+        groups = muon.muon(model, momentum=0.95, **ADAMW).param_groups
+        held = [id(p) for group in groups for p in group["params"]]
+        assert sorted(held) == sorted(id(p) for p in model.parameters())
+        by_muon = {id(p) for group in groups if group["parts"] for p in group["params"]}
+        for name, parameter in model.named_parameters():
+            assert (id(parameter) in by_muon) == (parameter.dim() == 2 and (".h." in name or ".layers." in name)), name
+        assert all(group["weight_decay"] == (0.1 if group["params"][0].dim() == 2 else 0.0) for group in groups)
+
+
+def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):
+    model, other = gpt2(), gpt2()
+    fill_gradients(model)
+    fill_gradients(other)
+    muon.muon(model, momentum=0.95, **ADAMW).step()
+    monkeypatch.setattr(muon, "MOST_ELEMENTS", 1)
+    muon.muon(other, momentum=0.95, **ADAMW).step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_killed_and_resumed_equals_uninterrupted(workplace):
+    flags = (*TINY, "--optimizer", "muon", "--eval_steps", "0", "--sample_steps", "0")
+    child = str(Path(__file__).with_name("ledger_child.py"))
+    run("train.py", *flags, "--run_name", "whole")
+    run(child, *flags, "--run_name", "k", expect=-9, KILL_AT="step:8", LEDGER="k.ledger")
+    done = run("train.py", *flags, "--run_name", "k")
+    assert "resumed from runs/k/checkpoints/step-0000000" in done.stderr
+    assert final_state("k") == final_state("whole")
+    run("train.py", *TINY, "--eval_steps", "0", "--sample_steps", "0", "--run_name", "adamw")
+    assert losses("adamw")[12] != losses("whole")[12]
