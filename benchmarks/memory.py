@@ -69,6 +69,7 @@ def measure(asked: argparse.Namespace, micro_batch: int, precision: str, compile
         gradient_checkpointing=checkpointing,
     )
     module = gpt2.NextTokenLoss(model.to(device).train())
+    module.rows = asked.rows
     optimizer = optim.adamw(model, learning_rate=1e-4, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
     ids_BT = torch.randint(0, asked.vocab_size, (micro_batch, asked.sequence_length), device=device)
     run = torch.compile(module) if compiled else module
@@ -90,6 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--precision", nargs="+", default=["bf16", "no"], choices=["bf16", "fp16", "no"])
+    parser.add_argument("--rows", type=int, default=gpt2.NextTokenLoss.rows, help="logits at once (default: %(default)s)")
     parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
     shape = estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)
@@ -101,7 +103,8 @@ def main(argv: list[str] | None = None) -> int:
     ways = itertools.product(asked.precision, (False, True), (False, True), asked.micro_batch)
     for precision, compiled, checkpointing, micro_batch in ways:
         how = {"half": precision != "no", "compiled": compiled, "checkpointing": checkpointing}
-        said = sum(estimate.memory(shape, micro_batch=micro_batch, **how).values()) - estimate.CONTEXT_BYTES
+        said = sum(estimate.memory(shape, micro_batch=micro_batch, rows=asked.rows, **how).values())
+        said -= estimate.CONTEXT_BYTES
         found = measure(asked, micro_batch, precision, compiled, checkpointing)
         rows.append({"precision": precision, "micro_batch": micro_batch, "measured": found, "estimated": round(said)})
         rows[-1] |= {"compiled": compiled, "checkpointing": checkpointing}

@@ -9,6 +9,12 @@ recipes/shakespeare_char_muon.yaml. Losses are over the whole validation split. 
 about time. ``seconds`` trains those lengths and nanoGPT's own command in turn, alone on the machine, with all threads;
 seconds are of training, looking left out.
 
+The same question for the unchanged GPT-2 124M, on a card (not run yet):
+
+    python benchmarks/time_to_loss.py --part losses --text 'corpus/*.txt' --adamw_recipe recipes/gpt2_124m.yaml \
+        --muon_recipe recipes/gpt2_124m_muon.yaml --adamw_rates 6e-4 1.2e-3 1.8e-3 --adamw_steps 400 800 1600 \
+        --muon_steps 200 400 800 --same_steps 1600 --target 3.0 --seeds 1 2 --set validation_fraction=0.02
+
 nanoGPT (https://github.com/karpathy/nanoGPT) is not part of this project; without a checkout its row is left out.
 Finished runs are kept in --folder and not repeated.
 """
@@ -33,12 +39,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from benchmarks.runs import ROOT, train_once
-from pretrain import hardware
+from pretrain import config, hardware
 
 ADAMW, MUON = ROOT / "recipes" / "shakespeare_char.yaml", ROOT / "recipes" / "shakespeare_char_muon.yaml"
 # Its README's command for a CPU; evaluation is rare here, for its time does not count.
-NANOGPT = """config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --eval_interval=1000 --log_interval=1
-    --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"""
+NANOGPT = """config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --eval_interval=1000
+    --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000
+    --lr_decay_iters=2000 --dropout=0.0"""
 
 
 def schedule(steps: int) -> list[str]:
@@ -46,10 +53,18 @@ def schedule(steps: int) -> list[str]:
     return ["--max_steps", str(steps), "--warmup_steps", str(min(100, steps // 10))]
 
 
+def adamw_schedule(muon: Path) -> list[str]:
+    """Return the flags that give AdamW the shape of Muon's schedule, which is better for both than the cosine."""
+    recipe = config.load_recipe(muon)
+    return ["--lr_scheduler_type", recipe.lr_scheduler_type, "--min_lr_ratio", str(recipe.min_lr_ratio)]
+
+
 def ways(asked: argparse.Namespace) -> dict[str, tuple[Path, list[str]]]:
     """Return recipe and flags of each competitor."""
-    found = {f"adamw {rate:g}": (ADAMW, ["--learning_rate", f"{rate:.6f}"]) for rate in asked.adamw_rates}
-    return found | {"muon": (MUON, [])}
+    adamw, muon = Path(asked.adamw_recipe).resolve(), Path(asked.muon_recipe).resolve()
+    shape = adamw_schedule(muon)
+    found = {f"adamw {rate:g}": (adamw, ["--learning_rate", f"{rate:.6f}", *shape]) for rate in asked.adamw_rates}
+    return found | {"muon": (muon, [])}
 
 
 def steps_to(target: float, losses: dict[int, float]) -> float | None:
@@ -69,16 +84,19 @@ def steps_to(target: float, losses: dict[int, float]) -> float | None:
 def compare_losses(asked: argparse.Namespace) -> dict:
     """Train every way at every length with every seed; print and return what they end with."""
     text = ["--data_files", str(Path(asked.text).resolve())]
+    text += [word for pair in asked.set for word in (f"--{pair.split('=')[0]}", pair.split("=", 1)[1])]
     jobs = []
     for way, (recipe, flags) in ways(asked).items():
         lengths = asked.muon_steps if way == "muon" else asked.adamw_steps
-        for steps in sorted({*lengths, 2000}):
+        for steps in sorted({*lengths, asked.same_steps}):
             for seed in asked.seeds:
                 seeds = ["--seed", str(seed), "--data_seed", str(seed)]
                 jobs.append((way, steps, seed, recipe, [*text, *flags, *schedule(steps), *seeds]))
     folder = Path(asked.folder)
     warm = [*text, *schedule(2)]
-    train_once(folder, "warm-up", ADAMW, warm, threads=asked.threads)  # makes the shards, once
+    train_once(
+        folder, "warm-up", Path(asked.adamw_recipe).resolve(), warm, threads=asked.threads
+    )  # makes the shards, once
 
     def one(job: tuple) -> dict:
         way, steps, seed, recipe, flags = job
@@ -90,21 +108,21 @@ def compare_losses(asked: argparse.Namespace) -> dict:
     with ThreadPoolExecutor(asked.workers) as pool:
         rows = list(pool.map(one, jobs))
     print(f"\n{'way':14} {'steps':>6}  final validation loss, mean and each seed's (nats per character)")
-    reached, after_2000 = {}, {}
+    reached, after = {}, {}
     for way in ways(asked):
         means = {}
         for steps in sorted({row["steps"] for row in rows if row["way"] == way}):
             found = [row["loss"] for row in rows if row["way"] == way and row["steps"] == steps]
             means[steps] = statistics.mean(found)
             print(f"{way:14} {steps:6}  {means[steps]:.4f}  {', '.join(f'{loss:.4f}' for loss in found)}")
-        reached[way], after_2000[way] = steps_to(asked.target, means), means[2000]
+        reached[way], after[way] = steps_to(asked.target, means), means[asked.same_steps]
     print(f"\nsteps of the schedule that ends at {asked.target:g} (interpolated)")
     for way, steps in reached.items():
         print(f"{way:14} {f'{steps:,.0f}' if steps else 'outside the lengths that were run'}")
     best = min((steps for way, steps in reached.items() if way != "muon" and steps), default=None)
     if best and reached["muon"]:
         print(f"muon needs {reached['muon'] / best:.2f} times the steps of AdamW at its best rate")
-    return {"rows": rows, "steps_to_target": reached, "after_2000": after_2000}
+    return {"rows": rows, "steps_to_target": reached, f"after_{asked.same_steps}": after}
 
 
 def nanogpt_once(checkout: Path, text: Path, threads: int) -> dict:
@@ -127,15 +145,13 @@ def nanogpt_once(checkout: Path, text: Path, threads: int) -> dict:
 def compare_seconds(asked: argparse.Namespace) -> list[dict]:
     """Train each way in turn, several rounds; print and return its seconds."""
     text = Path(asked.text).resolve()
-    turns = {}
+    turns, (rate, length) = {}, asked.best_adamw
     if asked.nanogpt:
         turns["nanoGPT, its command"] = lambda _: nanogpt_once(Path(asked.nanogpt).resolve(), text, asked.threads)
     for name, recipe, flags in (
-        ("ours, the same run", ADAMW, schedule(2000)),
-        (f"ours, AdamW {asked.best_adamw[0]:g}", ADAMW, ["--learning_rate", str(asked.best_adamw[0])]),
+        (f"ours, AdamW {rate:g}", ADAMW, ["--learning_rate", str(rate), *adamw_schedule(MUON), *schedule(int(length))]),
         ("ours, Muon", MUON, schedule(asked.best_muon)),
     ):
-        flags = [*flags, *(schedule(int(asked.best_adamw[1])) if "AdamW" in name else [])]
 
         def turn(number: int, name=name, recipe=recipe, flags=flags) -> dict:
             run_name = f"timed-{name.replace(' ', '-').replace(',', '')}-{number}"
@@ -165,10 +181,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--part", choices=("losses", "seconds"), required=True)
     parser.add_argument("--target", type=float, default=1.88, help="nats per character; nanoGPT's README says 1.88")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--adamw_rates", type=float, nargs="+", default=[1e-3, 4e-3, 8e-3])
-    parser.add_argument("--adamw_steps", type=int, nargs="+", default=[900, 1100, 1300])
-    parser.add_argument("--muon_steps", type=int, nargs="+", default=[400, 500, 600])
-    parser.add_argument("--best_adamw", type=float, nargs=2, default=[4e-3, 1100], metavar=("RATE", "STEPS"))
+    parser.add_argument("--same_steps", type=int, default=2000, help="a length that every way is run at too")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe keys of every run")
+    parser.add_argument("--adamw_recipe", default=str(ADAMW))
+    parser.add_argument("--muon_recipe", default=str(MUON))
+    parser.add_argument("--adamw_rates", type=float, nargs="+", default=[4e-3, 6e-3, 8e-3])
+    parser.add_argument("--adamw_steps", type=int, nargs="+", default=[950, 1150])
+    parser.add_argument("--muon_steps", type=int, nargs="+", default=[400, 500])
+    parser.add_argument("--best_adamw", type=float, nargs=2, default=[6e-3, 1100], metavar=("RATE", "STEPS"))
     parser.add_argument("--best_muon", type=int, default=500, metavar="STEPS")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1, help="runs at a time (losses only)")

@@ -75,6 +75,11 @@ class Saver:
         future = self._writer.submit(_write, self.folder, step, weights, moments, state, self.keep)
         self._writing = step, future
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing is being written."""
+        return self._writing is None or self._writing[1].done()
+
     def finish(self) -> None:
         """Wait until what was begun is on disk."""
         if self._writing is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 PEAK_SHARE, BANDWIDTH_SHARE = 0.75, 0.8
 CONTEXT_BYTES = 0.8 * 2**30  # what CUDA and its libraries take of a card before the first tensor
 MOST_TOKENS = 2**16  # of a micro-batch on a card
+LOSS_ROWS = 2**13  # tokens whose logits exist at once (pretrain/model.py)
 HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
 
 
@@ -50,6 +51,7 @@ def memory(
     checkpointing: bool = False,
     shards: int = 1,
     sharded: frozenset[str] = frozenset(),
+    rows: int = LOSS_ROWS,
 ) -> dict[str, float]:
     """Return the bytes that training takes on one card, by part.
 
@@ -57,23 +59,27 @@ def memory(
         half: matrix products in bf16 or fp16 over fp32 weights.
         checkpointing: a block keeps its input only, and is computed again.
         shards: processes that share the parts named in ``sharded`` (weights, gradients, moments).
+        rows: tokens whose logits exist at once.
 
     Bytes kept for the backward pass, a token and layer, in units of d. Half precision: the residual stream twice in
     fp32 (8), two layer norms' outputs (4), q, k, v (6), attention's output (2), the MLP's product before and after its
     GELU (16): 36. fp32: 64, for the layer norms' outputs are as wide as all else. A logit in half precision: itself,
     fp32, log-softmax and gradient at once: 12; a compiler keeps the half one and computes the rest again: 3. fp32: 12
-    and 5. These agree with PyTorch's allocations on a CPU (benchmarks/memory.py); on a card they are not measured.
+    and 5. With more tokens than ``rows`` the logits of so many, and the head's gradient, fp32, beside the summed one. These agree with PyTorch's allocations on a CPU (benchmarks/memory.py); on a card they are not measured.
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     block = 36 * d if half else 64 * d
     kept = shape.n_layer * 4 * d + block if checkpointing else shape.n_layer * block
+    logits = min(tokens, rows) * shape.vocab_size * (12 if not compiled else 3 if half else 5)
+    if tokens > rows:
+        logits += 8 * shape.vocab_size * d
     part = {
         "weights": 4.0 * n,
         "gradients": 4.0 * n,
         "moments": 8.0 * n,
         "half copies": 2.0 * n if half else 0.0,
         "activations": float(tokens * kept),
-        "logits": float(tokens * shape.vocab_size * (12 if not compiled else 3 if half else 5)),
+        "logits": float(logits),
         # A compiled backward pass hands over all gradients at once, to be added to those there are, when its
         # activations are gone.
         "fresh gradients": max(0.0, 4.0 * n - tokens * kept) if compiled else 0.0,

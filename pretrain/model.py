@@ -177,10 +177,12 @@ def load(name: str) -> PreTrainedModel:
 class NextTokenLoss(nn.Module):
     """A model and its loss as one module, so that a compiler sees both and DDP wraps both.
 
-    Never more than ``rows`` rows of logits exist at once (vocabulary x 4 bytes each in fp32), in training and looking.
+    Never more than ``rows`` rows of logits exist at once, vocabulary x 4 bytes each in fp32; in evaluation, which is
+    not compiled, ``eval_rows``.
     """
 
     rows = 8192  # a card's matrix products are as fast as with more, and adding up the head's gradient costs little
+    eval_rows = 4096
 
     def __init__(self, model: GPT2LMHeadModel):
         super().__init__()
@@ -190,11 +192,11 @@ class NextTokenLoss(nn.Module):
         """Return the mean loss, a fp32 scalar in nats per token; inputs and targets are (B, T) int64."""
         hidden = self.model.transformer(inputs_BT, use_cache=False).last_hidden_state.flatten(0, 1)
         targets = targets_BT.flatten()
-        if len(targets) <= self.rows:
-            return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
         if torch.is_grad_enabled():
+            if len(targets) <= self.rows:
+                return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
             return _ChunkedLoss.apply(hidden, self.model.lm_head.weight, targets, self.rows) / len(targets)
-        parts = zip(hidden.split(self.rows), targets.split(self.rows), strict=True)
+        parts = zip(hidden.split(self.eval_rows), targets.split(self.eval_rows), strict=True)
         sums = [F.cross_entropy(self.model.lm_head(rows).float(), ids, reduction="sum") for rows, ids in parts]
         return torch.stack(sums).sum() / len(targets)
 
@@ -212,15 +214,16 @@ class _ChunkedLoss(torch.autograd.Function):
         device = hidden_NE.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
-        head = weight_VE.to(dtype)
+        head, vocabulary = weight_VE.to(dtype), torch.arange(len(weight_VE), device=hidden_NE.device)
         loss = torch.zeros((), device=hidden_NE.device)
         by_hidden, by_head = [], torch.zeros_like(weight_VE)
-        for part, ids in zip(hidden_NE.split(rows), targets_N.split(rows), strict=True):
-            part = part.to(dtype)
+        for part, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
             logits = (part @ head.T).float()
-            by_logits = torch.softmax(logits, -1)
-            loss = loss + F.cross_entropy(logits, ids, reduction="sum")
-            by_logits = (by_logits - F.one_hot(ids, len(head))).to(dtype)
+            total = logits.logsumexp(-1, keepdim=True)
+            loss = loss + (total - logits.gather(-1, ids[:, None])).sum()
+            # Softmax, minus one at the target; in place, and in one kernel where it is compiled.
+            logits.sub_(total).exp_().add_(vocabulary == ids[:, None], alpha=-1)
+            by_logits = logits.to(dtype)
             by_hidden.append((by_logits @ head).to(hidden_NE.dtype))
             by_head += by_logits.T @ part
         ctx.save_for_backward(torch.cat(by_hidden), by_head)

@@ -1,0 +1,93 @@
+"""Each choice in pretrain/muon.py, and in its recipe, made otherwise: the loss that train.py then ends with.
+
+    python benchmarks/muon_ablation.py --text tinyshakespeare.txt --workers 2
+
+Runs recipes/shakespeare_char_muon.yaml (0.8M parameters) for 500 updates, one change at a time, one thread a run. What is
+no recipe key is changed by setting pretrain/muon.py's own names before the run starts. Seconds say nothing here: runs go
+side by side.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import json
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from benchmarks.runs import ROOT, train_once
+from pretrain import hardware
+
+RECIPE = ROOT / "recipes" / "shakespeare_char_muon.yaml"
+# What is changed: recipe flags, and Python that changes `muon`, the leaf, in the run's process.
+CHANGES = {
+    "as it is": ([], ""),
+    "momentum 0.90": (["--muon_momentum", "0.9"], ""),
+    "momentum 0.98": (["--muon_momentum", "0.98"], ""),
+    "no Nesterov look-ahead": ([], "muon.Muon.__init__.__kwdefaults__['nesterov'] = False"),
+    "learning rate x 0.5": (["--learning_rate", "5.0e-3"], ""),
+    "learning rate x 2": (["--learning_rate", "2.0e-2"], ""),
+    "Jordan's rule, sqrt(max(1, out / in)), at 0.02": (
+        [],
+        "muon.step_scale = lambda rows, columns: 2.0 * max(1, columns / rows) ** 0.5",
+    ),
+    "weight decay 0": (["--weight_decay", "0"], ""),
+    "c_attn as one matrix": ([], "muon.FUSED = {}"),
+    "3 rounds of Newton-Schulz": ([], "muon.ROUNDS = 3"),
+    "8 rounds of Newton-Schulz": ([], "muon.ROUNDS = 8"),
+    "MLP matrices only": ([], "muon.is_hidden = lambda name: '.mlp.' in name"),
+    "attention matrices only": ([], "muon.is_hidden = lambda name: '.attn.' in name"),
+    "embeddings too": ([], "muon.is_hidden = lambda name: True"),
+    "cosine to 0.1": (["--lr_scheduler_type", "cosine", "--min_lr_ratio", "0.1"], ""),
+    "wsd, the last half down": (["--lr_scheduler_type", "wsd", "--decay_ratio", "0.5"], ""),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train every change with every seed; print its mean loss and the difference to the recipe as it is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", required=True, help="TinyShakespeare, 1,115,394 characters")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--folder", default="muon_ablation", help="for the runs; finished ones are not repeated")
+    parser.add_argument("--json", help="write the figures here too")
+    asked = parser.parse_args(argv)
+    folder = Path(asked.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    base = ["--data_files", str(Path(asked.text).resolve()), "--max_steps", str(asked.steps)]
+    base += ["--warmup_steps", str(asked.steps // 10)]
+    train_once(folder, "warm-up", RECIPE, [*base, "--max_steps", "50"], threads=1)  # makes the shards, once
+
+    def one(job: tuple[int, str, int]) -> dict:
+        number, name, seed = job
+        flags, change = CHANGES[name]
+        seeds = ["--seed", str(seed), "--data_seed", str(seed)]
+        run_name = f"change{number}-{asked.steps}-seed{seed}"
+        row = train_once(folder, run_name, RECIPE, [*base, *flags, *seeds], threads=1, change=change)
+        print(f"{name:48} seed {seed}: {row['loss']:.4f}", flush=True)
+        return row | {"change": name, "seed": seed}
+
+    jobs = [(number, name, seed) for seed in asked.seeds for number, name in enumerate(CHANGES)]
+    with ThreadPoolExecutor(asked.workers) as pool:
+        rows = list(pool.map(one, jobs))
+    found = {name: [row["loss"] for row in rows if row["change"] == name] for name in CHANGES}
+    plain = statistics.mean(found["as it is"])
+    print(f"\n{'change':48} loss (mean)  difference  each seed's")
+    for name, losses in found.items():
+        mean = statistics.mean(losses)
+        print(f"{name:48} {mean:11.4f} {mean - plain:+11.4f}  {', '.join(f'{loss:.4f}' for loss in losses)}")
+    if asked.json:
+        about = {"machine": hardware.this_device().name, "torch": torch.__version__, "steps": asked.steps}
+        Path(asked.json).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Places where a training step may lose time: one thing done in several ways, in turn, all else equal.
+
+    python benchmarks/places.py                                   # 4 blocks as wide as GPT-2 124M, its vocabulary
+    python benchmarks/places.py --only loss compile --rounds 9
+
+Each place prints the median milliseconds of its ways and the median of the rounds' ratios to the first way. What trains by
+default is marked. A way that this machine or torch has not is left out, and that is said.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from pretrain import hardware, muon, optim
+from pretrain import model as gpt2
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ADAMW = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+Ways = Iterator[tuple[str, Callable[[], object]]]
+
+
+def build(asked: argparse.Namespace):
+    """Return our model."""
+    shape = {name: getattr(asked, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size", "sequence_length")}
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0, "seed": 1}
+    return gpt2.build(**shape, **still).to(DEVICE).train()
+
+
+def pass_over(asked: argparse.Namespace, model, compute: Callable) -> Callable[[], object]:
+    """Return a function that runs forward and backward once; ``compute`` takes inputs and targets, (B, T) int64."""
+    ids = torch.randint(0, asked.vocab_size, (asked.micro_batch, asked.sequence_length + 1), device=DEVICE)
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    def work() -> None:
+        half = torch.autocast(DEVICE.type, torch.bfloat16) if asked.precision == "bf16" else contextlib.nullcontext()
+        with half:
+            loss = compute(inputs, targets)
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    return work
+
+
+def mask(asked: argparse.Namespace) -> Ways:
+    """Yield attention with and without a mask tensor, compiled."""
+    for name, kind in (("Transformers' sdpa", "sdpa"), ("ours, causal without a mask *", gpt2.CAUSAL)):
+        model = build(asked)
+        model.set_attn_implementation(kind)
+        yield name, pass_over(asked, model, torch.compile(gpt2.NextTokenLoss(model)))
+
+
+def loss(asked: argparse.Namespace) -> Ways:
+    """Yield ways to the same loss, compiled."""
+    most = asked.micro_batch * asked.sequence_length
+    model = build(asked)
+    labels = torch.compile(lambda inputs, targets: model(inputs, labels=targets, shift_labels=targets).loss)
+    yield "Transformers' labels=", pass_over(asked, model, labels)
+    for name, rows in (("whole logits *", most), ("8 parts (* above 8,192 tokens)", -(-most // 8))):
+        module = gpt2.NextTokenLoss(build(asked))
+        module.rows = rows
+        yield name, pass_over(asked, module.model, torch.compile(module))
+    if hasattr(F, "linear_cross_entropy"):
+        other = build(asked)
+
+        def fused(inputs, targets):
+            hidden = other.transformer(inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+            return F.linear_cross_entropy(hidden, other.lm_head.weight, targets.flatten())
+
+        yield "F.linear_cross_entropy", pass_over(asked, other, torch.compile(fused))
+
+
+def compiler(asked: argparse.Namespace) -> Ways:
+    """Yield what is compiled."""
+    module = gpt2.NextTokenLoss(build(asked))
+    yield "nothing", pass_over(asked, module.model, module)
+    blocks = gpt2.NextTokenLoss(build(asked))
+    for block in blocks.model.transformer.h:
+        block.compile()
+    yield "each block", pass_over(asked, blocks.model, blocks)
+    whole = gpt2.NextTokenLoss(build(asked))
+    yield "model and loss *", pass_over(asked, whole.model, torch.compile(whole))
+
+
+def qkv(asked: argparse.Namespace) -> Ways:
+    """Yield q, k, v as strided views of one product, or copied."""
+
+    def copied(module, query, key, value, *args, **kwargs):
+        parts = (part.contiguous() for part in (query, key, value))
+        return gpt2._causal_attention(module, *parts, *args, **kwargs)
+
+    AttentionInterface.register("copied", copied)
+    AttentionMaskInterface.register("copied", gpt2._causal_mask)
+    for name, kind in (("views *", gpt2.CAUSAL), ("copied", "copied")):
+        model = build(asked)
+        model.config._attn_implementation = kind
+        yield name, pass_over(asked, model, torch.compile(gpt2.NextTokenLoss(model)))
+
+
+def stepper(asked: argparse.Namespace, make: Callable) -> Callable[[], object]:
+    """Return a function that does one optimizer step over constant gradients."""
+    model = build(asked)
+    optimizer = make(model)
+    gradients = [torch.full_like(parameter, 1e-3) for parameter in model.parameters()]
+
+    def work() -> None:
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    return work
+
+
+def step(asked: argparse.Namespace) -> Ways:
+    """Yield an optimizer's step."""
+    for name, how in (("AdamW, a loop", {"foreach": False}), ("AdamW, foreach", {"foreach": True})):
+        yield name, stepper(asked, lambda model, how=how: torch.optim.AdamW(model.parameters(), lr=1e-4, **how))
+    yield "AdamW, fused *", stepper(asked, lambda model: optim.adamw(model, **ADAMW))
+    yield "Muon", stepper(asked, lambda model: muon.muon(model, momentum=0.95, **ADAMW))
+
+
+def clip(asked: argparse.Namespace) -> Ways:
+    """Yield the gradient's norm and clipping."""
+    parameters = list(build(asked).parameters())
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    for name, foreach in (("a loop", False), ("foreach *", None)):
+        yield name, lambda foreach=foreach: torch.nn.utils.clip_grad_norm_(parameters, 1e9, foreach=foreach)
+
+
+PLACES = {"mask": mask, "loss": loss, "compile": compiler, "qkv": qkv, "step": step, "clip": clip}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure each place."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = {"n_layer": 4, "n_head": 12, "n_embd": 768, "vocab_size": 50304, "sequence_length": 1024, "micro_batch": 1}
+    for name, size in (sizes | {"rounds": 5}).items():
+        parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16" if DEVICE.type == "cuda" else "no")
+    parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES))
+    parser.add_argument("--json", help="write the figures here too")
+    asked = parser.parse_args(argv)
+    about = {"machine": hardware.this_device().name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    print(
+        ", ".join(f"{key} {value}" for key, value in (about | {name: getattr(asked, name) for name in sizes}).items())
+    )
+    if "loss" in asked.only and not hasattr(F, "linear_cross_entropy"):
+        print("F.linear_cross_entropy: not in this torch")
+    rows = []
+    for place in asked.only:
+        torch._dynamo.reset()
+        ways = list(PLACES[place](asked))
+        times = {name: [] for name, _ in ways}
+        for number in range(asked.rounds + 2):  # two to compile and settle
+            for name, work in ways[number % len(ways) :] + ways[: number % len(ways)]:
+                begin = time.perf_counter()
+                work()
+                if DEVICE.type == "cuda":
+                    torch.cuda.synchronize()
+                if number >= 2:
+                    times[name].append(1000 * (time.perf_counter() - begin))
+        print(f"\n{place:32} median ms  min..max            times the first")
+        for name, found in times.items():
+            ratio = statistics.median(b / a for a, b in zip(next(iter(times.values())), found, strict=True))
+            spread = f"{min(found):.1f}..{max(found):.1f}"
+            print(f"  {name:30} {statistics.median(found):9.1f}  {spread:18}  {ratio:15.3f}", flush=True)
+            rows.append({"place": place, "way": name, "ms": found, "ratio": ratio})
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(about | vars(asked) | {"rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
