@@ -1,0 +1,156 @@
+"""What each known speed-up of GPT-2 training gives: one after the other, each on top of those before it.
+
+    python benchmarks/ladder.py                                          # GPT-2 124M at 1,024 tokens
+    python benchmarks/ladder.py --micro_batch 4 --precision bf16 --json ladder.json
+
+The first rung is the model as Transformers gives it: fp32, eager, attention by hand, AdamW tensor by tensor
+(foreach=False). The rungs take turns as the variants of throughput.py do, each in a process of its own, or run one
+after the other where their memory is too much together. A rung that this machine cannot climb is skipped, with the
+reason, and those after it stand on the one before.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+if __name__ == "__main__":
+    sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import functools
+import json
+import statistics
+import tempfile
+
+import torch
+
+from benchmarks import throughput
+from pretrain import hardware
+from pretrain import model as gpt2
+from pretrain.errors import exit_on_bad_input
+
+GROUND = {"attn_implementation": "eager", "activation_function": gpt2.STOCK_ACTIVATION, "precision": "no"}
+GROUND |= {"tf32": False, "compile": False, "fused": False, "own_loss": False}
+
+
+def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, dict, str]]:
+    """Return the ladder: each rung's name, what it changes, and why it is skipped here (empty: it is not)."""
+    padded = -(-asked.vocab_size // 128) * 128
+    no_compiler = "no Triton for this card here" if found.kind == "cuda" and not found.compiles else ""
+    return [
+        ("fp32, eager, attention by hand", {}, ""),
+        ("TF32", {"tf32": True}, "" if found.has_tf32 else f"{found.name} has no TF32"),
+        (
+            f"{asked.precision if asked.precision != 'no' else 'bf16'} autocast",
+            {"precision": asked.precision},
+            "" if asked.precision != "no" else "no bf16 instructions here; --precision bf16 tries it all the same",
+        ),
+        ("SDPA attention", {"attn_implementation": "sdpa"}, ""),
+        ("torch.compile", {"compile": True}, no_compiler if asked.compile else "--compile false"),
+        (
+            f"vocabulary {asked.vocab_size:,} -> {padded:,}",
+            {"vocab_size": padded},
+            "" if padded != asked.vocab_size else f"{padded:,} is a multiple of 128 as it is",
+        ),
+        ("fused AdamW", {"fused": True}, ""),
+        ("causal attention without a mask", {"attn_implementation": gpt2.CAUSAL}, ""),
+        ("tanh GELU in one kernel", {"activation_function": gpt2.TRAINING_ACTIVATION}, ""),
+        ("our loss module", {"own_loss": True}, ""),
+    ]
+
+
+def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, turns: throughput.Turns) -> None:
+    """Train on one rung.
+
+    Args:
+        how: GROUND, changed.
+    """
+    torch.set_float32_matmul_precision("high" if how["tf32"] else "highest")
+    gpt2.register_causal_attention()
+    shape = {name: how[name] for name in ("attn_implementation", "activation_function", "vocab_size")}
+    model = throughput.stock_model(asked, **shape).to(throughput.device())
+    kernel = {"fused": True} if how["fused"] else {"foreach": False}
+    optimizer = torch.optim.AdamW(model.parameters(), **throughput.ADAMW, **kernel)
+    module = gpt2.NextTokenLoss(model) if how["own_loss"] else model
+    run = torch.compile(module) if how["compile"] else module
+    loss_of = run if how["own_loss"] else lambda inputs_BT, _: run(inputs_BT, labels=inputs_BT).loss
+    batches = throughput.fixed_batches(asked, micro_batch, folder)
+    asked = argparse.Namespace(**vars(asked) | {"precision": how["precision"]})
+    throughput.plain_loop(turns, loss_of, optimizer, batches, asked)
+
+
+def tell(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> list[dict]:
+    """Print the table of a micro-batch; return its rows for the JSON."""
+    print(
+        "rung                              ms/update   tokens/s (slowest .. fastest)      before   first   peak MiB    loss"
+    )
+    first, before, rows = None, None, []
+    for name, _, reason in ladder:
+        problem = f"skipped: {reason}" if reason else found[name]["problem"]
+        if problem:
+            print(f"{name:32}  {problem}")
+            rows.append({"rung": name, "problem": problem})
+            continue
+        turns = found[name]["turns"]
+        seconds = [turn["seconds"] for turn in turns]
+        row = {"rung": name, **throughput.summary(seconds, tokens), "loss": turns[-1]["loss"]}
+        row["bytes"] = max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)
+        for key, other in (("over_before", before), ("over_first", first)):
+            row[key] = statistics.median(b / a for a, b in zip(seconds, other or seconds, strict=True))
+        first, before = first or seconds, seconds
+        memory = f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else "n/a"
+        print(
+            f"{name:32}  {row['ms']:9,.1f}  {row['tokens_per_second']:9,.0f} ({row['slowest']:9,.0f} .. "
+            f"{row['fastest']:9,.0f})  {row['over_before']:6.2f}  {row['over_first']:6.2f}  {memory:>9}  {row['loss']:6.3f}"
+        )
+        rows.append(row)
+    print(
+        "before, first: times the tokens a second of the rung before it, of the first one (medians of the rounds' ratios)"
+    )
+    return rows
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Climb the ladder at every micro-batch; print a table for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    throughput.add_sizes(parser, vocab_size=50257)
+    throughput.add_turns(parser)
+    size = 16 if throughput.device().type == "cuda" else 2  # 16: more rows than our loss module takes at once
+    parser.add_argument(
+        "--micro_batch",
+        type=throughput.positive,
+        nargs="+",
+        default=[size],
+        help="sequences; default: %(default)s here",
+    )
+    asked = parser.parse_args(argv)
+    asked.accumulation = 1
+    device = throughput.settle(asked)
+    record = throughput.about(asked, device) | {"steps_per_round": asked.steps_per_round, "micro_batches": []}
+    ladder = rungs(asked, device)
+    for micro_batch in asked.micro_batch:
+        with tempfile.TemporaryDirectory() as name:
+            throughput.write_ids(Path(name), asked.vocab_size)
+            how, climbed = GROUND | {"vocab_size": asked.vocab_size}, {}
+            for rung, change, _ in [rung for rung in ladder if not rung[2]]:
+                how = how | change
+                climbed[rung] = functools.partial(climb, asked, micro_batch, Path(name), how)
+            fp32 = argparse.Namespace(**vars(asked) | {"precision": "no"})  # the widest rung, with its scores
+            scores = 12 * asked.n_layer * asked.n_head * micro_batch * asked.sequence_length**2
+            together = throughput.fit_together(len(climbed), fp32, micro_batch, scores)
+            found = throughput.alternate(climbed, rounds=asked.rounds, steps=asked.steps_per_round, together=together)
+        print(
+            f"micro-batch  {micro_batch}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
+            f"{'in turns' if together else 'one rung after the other: all at once do not fit into the memory'}"
+        )
+        rows = tell(ladder, found, micro_batch * asked.sequence_length)
+        record["micro_batches"].append({"micro_batch": micro_batch, "in_turns": together, "rungs": rows})
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,631 @@
+"""Tokens a second of GPT-2 training, side by side: train.py's loop, Hugging Face's two ways, plain PyTorch, a ceiling.
+
+    python benchmarks/throughput.py                                        # GPT-2 124M at 1,024 tokens
+    python benchmarks/throughput.py --micro_batch 16 32 --nanogpt ~/nanoGPT --json throughput.json
+    python benchmarks/throughput.py --only ours ceiling --compile false
+
+ours      train.py's loop with all that it does at a step (not looking, not saving), function by function
+hf        GPT2LMHeadModel(labels=...) with SDPA attention in a short Accelerate loop
+trainer   the same model in transformers.Trainer
+plain     a plain PyTorch GPT-2 of the same weights, written below
+nanogpt   nanoGPT's model and optimizer from --nanogpt PATH, its own settings (no biases), stepped as its train.py does
+ceiling   only the model's matrix products and attention kernels: what no loop around this model can pass
+
+Each variant is a process of its own and they take turns: each has its own compiler caches, memory and Accelerate state,
+as its user would, and all meet the machine in the same state. Between turns it sleeps inside its loop, at the end of an
+update: the Trainer's, too, is one call of train(), whose on_step_end waits for the next turn. On a card it gives its
+cached memory back then, and the first update of a turn, which fetches it again, is not timed. All but nanogpt begin
+with the same weights; all read the same windows (the Trainer shuffles them), so their losses must be alike. ours reads
+them from files and the Trainer collates; the others have their batches on the device beforehand. Ids are random, as
+frequent as words are (Zipf).
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+if __name__ == "__main__":
+    sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import train
+from pretrain import cards, config, estimate, hardware, optim, tokenization
+from pretrain.errors import BadInput, exit_on_bad_input
+from pretrain.horizon import Horizon
+from pretrain.report import Meter, Report
+from pretrain.stopping import StopRequest
+
+RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gpt2_124m.yaml"
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the recipe's
+WARM_UP = 2  # updates before the first turn: compiling, moments
+TOKENS = 2**22  # ids in the file that is read
+
+
+class Turns:
+    """A variant's end of the alternation: its loop calls ``done`` after each update and sleeps there between turns.
+
+    Attributes:
+        notes: further figures of a turn, which the variant may set.
+    """
+
+    def __init__(self, connection):
+        self.connection, self.notes, self.card = connection, {}, device().type == "cuda"
+        self._parent = os.getppid()
+
+    def wait(self) -> None:
+        """Sleep until the next turn; raises EOFError when there is none."""
+        self._timed = self.connection.recv()
+        self._left = self._timed + self.card
+        self._start = time.perf_counter()
+
+    def done(self, *loss: torch.Tensor | float) -> None:
+        """End an update. ``loss``: the parts whose sum is its mean loss; read only when the clock has stopped."""
+        if os.getppid() != self._parent:
+            raise EOFError  # it was killed, and waits for no answer
+        self._left -= 1
+        if self.card and self._left in (0, self._timed):
+            torch.cuda.synchronize()
+        if self._left == self._timed:
+            torch.cuda.reset_peak_memory_stats()
+            self._start = time.perf_counter()
+        if self._left:
+            return
+        figures = {"seconds": (time.perf_counter() - self._start) / self._timed}
+        figures["loss"] = sum(map(float, loss)) if loss else None
+        if self.card:
+            figures["bytes"] = torch.cuda.max_memory_allocated()
+            torch.cuda.empty_cache()
+        self.connection.send(figures | self.notes)
+        self.wait()
+
+
+def serve(connection, variant: Callable[[Turns], None]) -> None:
+    """Be a variant's process: build and train it for as long as it gets turns."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_float32_matmul_precision("high" if hardware.this_device().has_tf32 else "highest")
+    try:
+        turns = Turns(connection)
+        turns.wait()
+        with contextlib.redirect_stdout(sys.stderr):
+            variant(turns)
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return
+    except torch.OutOfMemoryError:
+        connection.send({"problem": "out of memory"})
+    except Exception as error:
+        connection.send({"problem": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"})
+
+
+def alternate(variants: dict[str, Callable[[Turns], None]], *, rounds: int, steps: int, together: bool = True) -> dict:
+    """Give each variant a process and let them take turns of ``steps`` updates, each round beginning with another one.
+
+    Args:
+        variants: by name; functions and arguments that another Python can import.
+        together: all are there all the time; else one after the other, which takes less memory.
+
+    Returns, by name, ``turns``, a list of what each turn gave (``seconds`` of an update, ``loss``, ``bytes``), and
+    ``problem``, empty or what ended it.
+    """
+    # One card: on several the Trainer would share its batches out among them.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    context = multiprocessing.get_context("spawn")  # a fork would take CUDA's and OpenMP's state with it
+    found = {name: {"turns": [], "problem": ""} for name in variants}
+    for names in [list(variants)] if together else [[name] for name in variants]:
+        started = {}
+        try:
+            for name in names:
+                connection, theirs = context.Pipe()
+                process = context.Process(target=serve, args=(theirs, variants[name]), daemon=True)
+                process.start()
+                theirs.close()
+                started[name] = process, connection
+            for number in range(rounds + 1):  # 0: building and warming up
+                first, words = max(0, number - 1) % len(names), []
+                for name in [name for name in names[first:] + names[:first] if not found[name]["problem"]]:
+                    begin, (process, connection) = time.perf_counter(), started[name]
+                    try:
+                        connection.send(steps if number else WARM_UP)
+                        answer = connection.recv()
+                    except (EOFError, OSError):
+                        process.join(5)
+                        why = " (killed: for memory?)" if process.exitcode == -9 else ""
+                        answer = {"problem": f"its process ended, exit status {process.exitcode}{why}"}
+                    if problem := answer.get("problem"):
+                        found[name]["problem"] = problem
+                        process.join(10)  # and its memory is free
+                    elif number:
+                        found[name]["turns"].append(answer)
+                    figure = f"{1000 * answer['seconds']:.1f} ms" if number and not problem else problem
+                    words.append(f"{name} {figure or f'is ready after {time.perf_counter() - begin:.0f} s'}")
+                if words:
+                    print(f"round {number}  {', '.join(words)}", file=sys.stderr, flush=True)
+        finally:
+            for process, connection in started.values():
+                connection.close()
+                process.join(5)
+                process.kill()
+    return found
+
+
+# What the speed benchmarks share: flags, device, data, a loop.
+
+
+def device() -> torch.device:
+    """Return what is measured on: a card or the CPU."""
+    return torch.device("cuda" if hardware.this_device().kind == "cuda" else "cpu")
+
+
+def write_ids(folder: Path, vocab_size: int) -> None:
+    """Write a data folder as train.py reads it: ids whose k-th most frequent has a share of about 1 / k."""
+    random = np.random.default_rng(0)
+    ids = (vocab_size ** random.random(TOKENS)).astype(np.uint32) - 1
+    np.save(folder / "train.npy", ids)
+    np.save(folder / "val.npy", ids)
+    tokenization.save(tokenization.make_characters(["ab"]), folder / "tokenizer")
+
+
+def our_recipe(asked: argparse.Namespace, micro_batch: int, folder: Path, processes: int = 1) -> config.Recipe:
+    """Return recipes/gpt2_124m.yaml with the sizes asked for, at full learning rate from the first update on."""
+    step = micro_batch * asked.accumulation * asked.sequence_length * processes
+    flags = {name: getattr(asked, name) for name in ("n_layer", "n_embd", "n_head", "vocab_size", "sequence_length")}
+    flags |= {"tokens_per_step": step, "per_device_train_batch_size": micro_batch, "warmup_steps": 0}
+    # A whole corpus is memory-mapped; one as small as this would be put on the card.
+    flags |= {"data_dir": folder, "data_device": "cpu", "hellaswag_steps": 0, "output_dir": folder / "run"}
+    return config.load_recipe(RECIPE, {name: str(value) for name, value in flags.items()})
+
+
+def fixed_batches(asked: argparse.Namespace, micro_batch: int, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the micro-batches that ``ours`` reads, inputs_BT and targets_BT on the device."""
+    recipe = our_recipe(asked, micro_batch, folder)
+    with contextlib.closing(train.Corpus(recipe, [])) as corpus:
+        batches = train.train_batches(recipe, corpus, device())
+        order = train.train_order(recipe, corpus.sources, config.make_plan(recipe, 1))
+        updates = WARM_UP + 1 + asked.rounds * (asked.steps_per_round + 1)
+        places = itertools.product(range(updates), range(asked.accumulation))
+        return [batches.batch(order.windows(*place, 0, corpus.epoch_windows)) for place in places]
+
+
+def stock_model(asked: argparse.Namespace, **how) -> GPT2LMHeadModel:
+    """Return Transformers' own GPT-2 without dropout, with the weights that ``ours`` begins with."""
+    size = {"n_layer": asked.n_layer, "n_embd": asked.n_embd, "n_head": asked.n_head, "vocab_size": asked.vocab_size}
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    none |= {"bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(config.load_recipe(RECIPE).seed)
+    settings = size | none | {"n_positions": asked.sequence_length, "attn_implementation": "sdpa"}
+    return GPT2LMHeadModel(GPT2Config(**settings | how)).train()
+
+
+def plain_loop(turns: Turns, loss_of: Callable, optimizer: torch.optim.Optimizer, batches: list, asked) -> None:
+    """Train as most repositories do: autocast, scale, backward; unscale, clip, step."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kind, half, feed = device().type, HALF.get(asked.precision), itertools.cycle(batches)
+    scaler = torch.amp.GradScaler(kind, enabled=asked.precision == "fp16")
+    while True:
+        losses = []
+        for _ in range(asked.accumulation):
+            with torch.autocast(kind, half, enabled=half is not None):
+                loss = loss_of(*next(feed)) / asked.accumulation
+            scaler.scale(loss).backward()
+            losses.append(loss.detach())
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        turns.done(*losses)
+
+
+def positive(text: str) -> int:
+    """Read an integer above 0; raises ValueError for anything else."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
+    """Add the flags that every speed benchmark has: the model's size, precision, where to write."""
+    sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024} | defaults
+    for name, size in sizes.items():
+        parser.add_argument(f"--{name}", type=positive, default=size, help="default: %(default)s")
+    parser.add_argument("--precision", choices=["bf16", "fp16", "no"], help="default: what the device is good at")
+    parser.add_argument("--json", help="write the figures here too")
+
+
+def add_turns(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what is measured in turns."""
+    steps = 10 if device().type == "cuda" else 1
+    parser.add_argument("--compile", type=json.loads, default=True, metavar="true|false", help="default: true")
+    parser.add_argument("--rounds", type=positive, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--steps_per_round", type=positive, default=steps, help="updates of a turn; default: %(default)s here"
+    )
+
+
+def settle(asked: argparse.Namespace) -> hardware.Device:
+    """Fill in what depends on the device, and tell Accelerate as its launcher would; return the device.
+
+    Raises BadInput for what the device cannot do.
+    """
+    os.environ["ACCELERATE_USE_CPU"] = str(device().type == "cpu").lower()
+    found = hardware.this_device()
+    asked.precision = asked.precision or ("bf16" if bf16_processor() else found.precision)
+    os.environ["ACCELERATE_MIXED_PRECISION"] = asked.precision
+    os.environ["ACCELERATE_DYNAMO_BACKEND"] = "inductor" if asked.compile else "no"
+    if asked.precision == "fp16" and found.kind != "cuda":
+        raise BadInput("--precision fp16: needs a GPU; use bf16 or no")
+    if asked.n_embd % asked.n_head:
+        raise BadInput(f"--n_embd {asked.n_embd}: must be a multiple of --n_head {asked.n_head}")
+    hardware.refuse_impossible(found, os.environ)
+    return found
+
+
+def bf16_processor() -> bool:
+    """Return whether this is to run on a CPU that multiplies bf16 matrices in hardware (Linux tells)."""
+    info = Path("/proc/cpuinfo")
+    flags = info.read_text(errors="replace").split() if info.is_file() and device().type == "cpu" else []
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def shape_of(asked: argparse.Namespace) -> estimate.Shape:
+    """Return the model's size, for estimates."""
+    return estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)
+
+
+def fit_together(count: int, asked: argparse.Namespace, micro_batch: int, more_bytes: int = 0) -> bool:
+    """Return whether weights and moments of ``count`` models can wait in memory while the widest of them works.
+
+    ``more_bytes``: what that one takes beyond the memory model, which knows no attention scores.
+    """
+    shape = shape_of(asked)
+    working = estimate.memory(shape, micro_batch=micro_batch, half=asked.precision != "no", compiled=False)
+    working["logits"] = 12 * micro_batch * asked.sequence_length * asked.vocab_size  # whole: others do not cut them
+    waiting = count * (12 * shape.parameters + estimate.CONTEXT_BYTES)
+    return waiting + sum(working.values()) + more_bytes <= estimate.HEADROOM * hardware.free_memory_bytes(device())
+
+
+def about(asked: argparse.Namespace, found: hardware.Device) -> dict:
+    """Print the machine and the model; return what the JSON says of them."""
+    versions = {name: version(name) for name in ("torch", "transformers", "accelerate")}
+    shape = shape_of(asked)
+    print(f"machine      {found.name}, load {os.getloadavg()[0]:.1f} at the start")
+    print(f"software     {', '.join(f'{name} {number}' for name, number in versions.items())}")
+    print(
+        f"model        {asked.n_layer} layers of {asked.n_embd}, {asked.n_head} heads, vocabulary {asked.vocab_size:,}, "
+        f"{asked.sequence_length} tokens: {shape.parameters:,} parameters, {shape.flops_per_token / 1e6:,.1f} MFLOP a token"
+    )
+    threads = torch.get_num_threads()
+    return {"machine": found.name, "threads": threads, **versions, "shape": vars(shape), "precision": asked.precision}
+
+
+def summary(seconds: list[float], tokens: int) -> dict[str, float]:
+    """Return the medians of some turns, and the spread of the speed."""
+    middle = statistics.median(seconds)
+    speed = {"tokens_per_second": tokens / middle, "slowest": tokens / max(seconds), "fastest": tokens / min(seconds)}
+    return {"ms": 1000 * middle} | speed
+
+
+# The variants.
+
+
+def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns) -> None:
+    """Train with train.py's functions, in its loop's order.
+
+    Notes ``micro_step_ms`` and ``update_ms``: what the host spends outside forward, backward and optimizer.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    recipe = our_recipe(asked, micro_batch, folder, processes)
+    accelerator = hardware.make_accelerator(hardware.this_device(), tf32=recipe.tf32)
+    corpus, where, rank = train.Corpus(recipe, []), accelerator.device, accelerator.process_index
+    stop = StopRequest(recipe.ddp_timeout)
+    model = train.build_model(recipe, corpus).to(where)
+    module, optimizer = train.prepare(recipe, model, accelerator)
+    batches = train.train_batches(recipe, corpus, where)
+    plan = config.make_plan(recipe, accelerator.num_processes)
+    order = train.train_order(recipe, corpus.sources, plan)
+    horizon = Horizon(max_steps=recipe.max_steps, warmup_steps=recipe.warmup_steps, max_hours=recipe.max_hours)
+    meter = Meter(train.recipe_shape(recipe).flops_per_token, None)
+    told = {"max_steps": recipe.max_steps, "tokens_per_step": recipe.tokens_per_step}
+    Path(recipe.output_dir).mkdir(exist_ok=True)
+    report = Report(Path(recipe.output_dir), first_step=0, is_main=accelerator.is_main_process, **told)
+    report.say = lambda text: None  # its terminal is shared here
+
+    def mean(tensor: torch.Tensor) -> torch.Tensor:
+        return accelerator.reduce(tensor.to(where), "mean")
+
+    for step in range(recipe.max_steps):
+        tick, micro = time.perf_counter(), []
+        train.wait_for_data(corpus, order, step, stop)
+        lr = train.learning_rate(recipe, step, horizon)
+        optim.set_lr(optimizer, lr)
+        loss = torch.zeros((), device=where)
+        outside = time.perf_counter() - tick
+        for micro_step in range(plan.gradient_accumulation_steps):
+            tick = time.perf_counter()
+            stop.agreed()
+            inputs_BT, targets_BT = batches.batch(order.windows(step, micro_step, rank, corpus.epoch_windows))
+            train.seed_dropout(recipe.seed, step, micro_step, rank)
+            micro.append(time.perf_counter() - tick)
+            last_micro = micro_step + 1 == plan.gradient_accumulation_steps
+            with train.gradient_exchange(accelerator, module, last_micro):
+                micro_loss = module(inputs_BT, targets_BT)
+                accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
+            loss += micro_loss.detach() / plan.gradient_accumulation_steps
+        outcome = optim.update(
+            optimizer,
+            list(model.parameters()),
+            loss,
+            max_grad_norm=recipe.max_grad_norm,
+            scaler=accelerator.scaler,
+            reduce_mean=mean,
+        )
+        tick = time.perf_counter()
+        meter.count(recipe.tokens_per_step)
+        horizon.plan(step + 1, meter.elapsed, mean)
+        train.tell(recipe, plan, report, corpus, meter, step + 1, outcome, lr, 0, where)
+        outside += time.perf_counter() - tick
+        turns.notes |= {"micro_step_ms": 1000 * statistics.median(micro), "update_ms": 1000 * outside}
+        turns.done(outcome.loss)
+
+
+def hf(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Train the stock model in the loop of Accelerate's documentation; its launcher's environment says compile."""
+    from accelerate import Accelerator
+
+    batches = itertools.cycle(fixed_batches(asked, micro_batch, folder))
+    accelerator = Accelerator(gradient_accumulation_steps=asked.accumulation)
+    model = stock_model(asked)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), **ADAMW, fused=True))
+    losses = []
+    while True:
+        with accelerator.accumulate(model):
+            inputs_BT, _ = next(batches)
+            loss = model(inputs_BT, labels=inputs_BT).loss  # which shifts the labels itself
+            accelerator.backward(loss)
+            losses.append(loss.detach() / asked.accumulation)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            turns.done(*losses)
+            losses.clear()
+
+
+def trainer(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Train the stock model in one call of Trainer.train(), which sleeps in on_step_end between turns."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    batches = fixed_batches(asked, micro_batch, folder)
+    losses = []
+
+    class Wait(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            turns.done(*losses)
+            losses.clear()
+
+    batch = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": asked.accumulation}
+    speed = {"bf16": asked.precision == "bf16", "fp16": asked.precision == "fp16", "torch_compile": asked.compile}
+    same = {"optim": "adamw_torch_fused", "learning_rate": ADAMW["lr"], "adam_beta2": ADAMW["betas"][1]}
+    same |= {"weight_decay": ADAMW["weight_decay"], "lr_scheduler_type": "constant"}
+    quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    place = {"output_dir": str(folder / "trainer"), "use_cpu": device().type == "cpu"}
+    steps = len(batches) // asked.accumulation
+    arguments = TrainingArguments(max_steps=steps, **batch, **speed, **same, **quiet, **place)
+    rows = [{"input_ids": row.cpu(), "labels": row.cpu()} for inputs_BT, _ in batches for row in inputs_BT]
+    made = Trainer(stock_model(asked), arguments, train_dataset=rows, callbacks=[Wait()])
+    step = made.training_step
+    made.training_step = lambda *given: losses.append(step(*given)) or losses[-1]
+    made.train()
+
+
+class PlainGPT2(nn.Module):
+    """GPT-2 in plain PyTorch; its parameters come in the order of Transformers' GPT2LMHeadModel."""
+
+    def __init__(self, asked: argparse.Namespace):
+        super().__init__()
+        self.tokens = nn.Embedding(asked.vocab_size, asked.n_embd)
+        self.places = nn.Embedding(asked.sequence_length, asked.n_embd)
+        self.blocks = nn.ModuleList(PlainBlock(asked.n_embd, asked.n_head) for _ in range(asked.n_layer))
+        self.norm = nn.LayerNorm(asked.n_embd)
+
+    def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss, nats per token."""
+        x = self.tokens(inputs_BT) + self.places(torch.arange(inputs_BT.shape[1], device=inputs_BT.device))
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets_BT.flatten())
+
+    @torch.no_grad()
+    def take_weights(self, stock: GPT2LMHeadModel) -> "PlainGPT2":
+        """Copy the weights of Transformers' model, whose Conv1D are (in, out)."""
+        for mine, (name, its) in zip(self.parameters(), stock.named_parameters(), strict=True):
+            mine.copy_(its.mT if ".h." in name and its.dim() == 2 else its)
+        return self
+
+
+class PlainBlock(nn.Module):
+    """Attention, then MLP, each on a norm of the residual stream."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm_2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, T, width) to the same."""
+        q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
+
+
+def plain(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Train PlainGPT2 with the stock model's weights."""
+    model = PlainGPT2(asked).take_weights(stock_model(asked)).to(device())
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, **ADAMW, fused=True)
+    run = torch.compile(model) if asked.compile else model
+    plain_loop(turns, run, optimizer, fixed_batches(asked, micro_batch, folder), asked)
+
+
+def nanogpt(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Train nanoGPT's GPT as its train.py does."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(asked.nanogpt) / "model.py")
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    size = {"n_layer": asked.n_layer, "n_head": asked.n_head, "n_embd": asked.n_embd, "vocab_size": asked.vocab_size}
+    model = module.GPT(module.GPTConfig(**size, block_size=asked.sequence_length, dropout=0.0, bias=False)).to(device())
+    optimizer = model.configure_optimizers(ADAMW["weight_decay"], ADAMW["lr"], ADAMW["betas"], device().type)
+    run = torch.compile(model) if asked.compile else model
+    plain_loop(turns, lambda x, y: run(x, y)[1], optimizer, fixed_batches(asked, micro_batch, folder), asked)
+
+
+def matrices(shape: estimate.Shape) -> list[tuple[int, int, int]]:
+    """Return the model's weight matrices: how many, width in, width out. Each is multiplied three times a token."""
+    d = shape.n_embd
+    blocks = [(shape.n_layer, i * d, o * d) for i, o in ((1, 3), (1, 1), (1, 4), (4, 1))]
+    return [*blocks, (1, d, shape.vocab_size)]
+
+
+def ceiling(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Do the weights' products (output, input's gradient, weight's gradient) and causal attention, and nothing else.
+
+    Attention is SDPA's kernel forward and backward: bare products, which write T x T scores, would be slower.
+    """
+    kind, tokens = (
+        {"device": device(), "dtype": HALF.get(asked.precision, torch.float32)},
+        micro_batch * asked.sequence_length,
+    )
+    work = []
+    for count, inner, outer in matrices(shape_of(asked)):
+        x, w, y = (torch.randn(size, **kind) for size in ((tokens, inner), (inner, outer), (tokens, outer)))
+        work.append((count, x, w, y, torch.empty_like(x), torch.empty_like(w)))
+    heads = (micro_batch, asked.n_head, asked.sequence_length, asked.n_embd // asked.n_head)
+    q, k, v = (torch.randn(heads, **kind, requires_grad=True) for _ in range(3))
+    gradient = torch.randn(heads, **kind)
+    while True:
+        for _ in range(asked.accumulation):
+            for count, x, w, y, dx, dw in work:
+                for _ in range(count):
+                    torch.mm(x, w, out=y)
+                    torch.mm(y, w.T, out=dx)
+                    torch.mm(x.T, y, out=dw)
+            for _ in range(asked.n_layer):
+                torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), gradient)
+        turns.done()
+
+
+VARIANTS = {"ours": ours, "hf": hf, "trainer": trainer, "plain": plain, "nanogpt": nanogpt, "ceiling": ceiling}
+
+
+# The command line.
+
+
+def tell(found: dict, asked: argparse.Namespace, micro_batch: int) -> dict:
+    """Print the table and the ratios of a micro-batch; return them for the JSON."""
+    tokens, flops = micro_batch * asked.accumulation * asked.sequence_length, shape_of(asked).flops_per_token
+    peak = cards.peak_flops(hardware.this_device().name, asked.precision)
+    print("variant      ms/update   tokens/s (slowest .. fastest)        TFLOP/s   MFU    peak MiB    loss")
+    rows = {}
+    for name, result in found.items():
+        if result["problem"]:
+            print(f"{name:11}  {result['problem']}")
+            rows[name] = {"problem": result["problem"]}
+            continue
+        turns = result["turns"]
+        row = rows[name] = summary([turn["seconds"] for turn in turns], tokens) | {"loss": turns[-1]["loss"]}
+        row["bytes"] = max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)
+        row["mfu"] = row["tokens_per_second"] * flops / peak if peak else None
+        mfu, memory = f"{row['mfu']:.1%}" if peak else "n/a", f"{row['bytes'] / 2**20:,.0f}" if row["bytes"] else "n/a"
+        print(
+            f"{name:11}  {row['ms']:9,.1f}  {row['tokens_per_second']:9,.0f} ({row['slowest']:9,.0f} .. "
+            f"{row['fastest']:9,.0f})  {row['tokens_per_second'] * flops / 1e12:8.3g}  {mfu:>5}  {memory:>9}  "
+            f"{'   n/a' if row['loss'] is None else format(row['loss'], '6.3f')}"
+        )
+    sound, ratios = {name: result["turns"] for name, result in found.items() if not result["problem"]}, {}
+    mine = sound.pop("ours", ())
+    for name, turns in sound.items() if mine else ():
+        each = [turn["seconds"] / my["seconds"] for turn, my in zip(turns, mine, strict=True)]
+        ratios[name] = statistics.median(each)
+        print(
+            f"ours / {name:9} {ratios[name]:.3f} times (median of the rounds' ratios; {min(each):.3f} .. {max(each):.3f})"
+        )
+    if mine:
+        micro, update = (statistics.median(turn[key] for turn in mine) for key in ("micro_step_ms", "update_ms"))
+        rows["ours"] |= {"micro_step_ms": micro, "update_ms": update}
+        share = (asked.accumulation * micro + update) / rows["ours"]["ms"]
+        print(
+            f"our loop outside the model: {micro:.2f} ms a micro-step, {update:.2f} ms an update: {share:.2%} of the "
+            f"time, by the host's clock{' (beside which the card works)' if device().type == 'cuda' else ''}"
+        )
+    return {"micro_batch": micro_batch, "variants": rows, "ours_over": ratios}
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Measure every micro-batch; print a table for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_sizes(parser)
+    size = 16 if device().type == "cuda" else 4
+    parser.add_argument(
+        "--micro_batch", type=positive, nargs="+", default=[size], help="sequences; default: %(default)s here"
+    )
+    parser.add_argument("--accumulation", type=positive, default=1, help="micro-batches an update")
+    add_turns(parser)
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, help="variants to run")
+    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT: its model.py is measured too")
+    asked = parser.parse_args(argv)
+    if asked.nanogpt and not (Path(asked.nanogpt) / "model.py").is_file():
+        raise BadInput(f"--nanogpt {asked.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout")
+    if "nanogpt" in (asked.only or ()) and not asked.nanogpt:
+        raise BadInput("--only nanogpt: give --nanogpt PATH too, the folder of a nanoGPT checkout")
+    names = [name for name in VARIANTS if name in (asked.only or VARIANTS) and (name != "nanogpt" or asked.nanogpt)]
+    found = settle(asked)
+    record = about(asked, found)
+    record |= {"compiled": asked.compile, "accumulation": asked.accumulation, "steps_per_round": asked.steps_per_round}
+    record["micro_batches"] = []
+    for micro_batch in asked.micro_batch:
+        with tempfile.TemporaryDirectory() as name:
+            write_ids(Path(name), asked.vocab_size)
+            variants = {name_: functools.partial(VARIANTS[name_], asked, micro_batch, Path(name)) for name_ in names}
+            together = fit_together(len(names), asked, micro_batch)
+            results = alternate(variants, rounds=asked.rounds, steps=asked.steps_per_round, together=together)
+        print(
+            f"micro-batch  {micro_batch} x {asked.accumulation}, precision {asked.precision}, "
+            f"{'compiled' if asked.compile else 'eager'}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
+            f"{'in turns' if together else 'one variant after the other: all at once do not fit into the memory'}"
+        )
+        record["micro_batches"].append(tell(results, asked, micro_batch) | {"in_turns": together})
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The speed benchmarks: their own GPT-2 is GPT-2, their products are the model's, each prints what it promises."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import ladder, scaling, throughput
+from pretrain import estimate, hardware
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
+TINY = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
+CARD = hardware.Device("cuda", "a card", 2**34, (8, 0), 1, True)
+CPU = hardware.Device("cpu", "a CPU", 2**34)
+
+
+def run(script: str, *flags: str, expect: int = 0) -> subprocess.CompletedProcess:
+    """Run a benchmark as a user does, from the folder whose tokenize.py must not be taken for the standard one."""
+    command = [sys.executable, f"{script}.py", *TINY, *flags]
+    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def test_plain_gpt2_is_the_stock_model():
+    asked = argparse.Namespace(**SIZES)
+    stock = throughput.stock_model(asked)
+    torch.nn.init.normal_(stock.transformer.h[0].attn.c_attn.bias)  # zeros would hide where they go
+    plain = throughput.PlainGPT2(asked).take_weights(stock)
+    ids = torch.randint(0, SIZES["vocab_size"], (3, SIZES["sequence_length"] + 1))
+    logits = stock(ids[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(plain(ids[:, :-1], ids[:, 1:]), expected, atol=1e-5, rtol=0)
+    count = sum(parameter.numel() for parameter in plain.parameters())
+    assert count == stock.num_parameters() == throughput.shape_of(asked).parameters
+
+
+def test_ceiling_does_the_estimates_products():
+    for shape in (estimate.GPT2_124M, estimate.Shape(2, 64, 512, 64)):
+        weights = 3 * sum(2 * count * inner * outer for count, inner, outer in throughput.matrices(shape))
+        attention = 12 * shape.n_layer * shape.n_embd * shape.sequence_length  # as the estimate counts it: not causal
+        # The estimate also has 6 for each weight that is in no product: biases and norms, 13 L d + 2 d of them.
+        vectors = 6 * (13 * shape.n_layer + 2) * shape.n_embd
+        assert weights + attention + vectors == shape.flops_per_token
+        assert vectors < 0.013 * shape.flops_per_token  # 0.09% of GPT-2 124M, 1.2% of the tiny one
+
+
+def test_a_card_climbs_every_rung_and_a_cpu_says_why_not():
+    asked = argparse.Namespace(precision="bf16", vocab_size=50257, compile=True)
+    little = argparse.Namespace(precision="no", vocab_size=512, compile=False)
+    ladders = ladder.rungs(asked, CARD), ladder.rungs(little, CPU)
+    assert not [reason for _, _, reason in ladders[0] if reason]
+    assert "vocabulary 50,257 -> 50,304" in [name for name, _, _ in ladders[0]]
+    skipped = {name: reason for name, _, reason in ladders[1] if reason}
+    assert list(skipped) == ["TF32", "bf16 autocast", "torch.compile", "vocabulary 512 -> 512"]
+    assert "--precision bf16" in skipped["bf16 autocast"] and "a CPU has no TF32" in skipped["TF32"]
+    last = ladder.GROUND.copy()
+    for _, change, _ in ladders[0]:
+        last |= change
+    assert all(last[name] for name in ("tf32", "compile", "fused", "own_loss")) and last["precision"] == "bf16"
+
+
+def test_exchange_that_is_hidden_costs_nothing():
+    assert scaling.efficiencies(0.1, 0.0) == (1.0, 1.0)
+    assert scaling.efficiencies(0.3, 0.1) == (pytest.approx(0.75), 1.0)
+    assert scaling.efficiencies(0.1, 0.2) == (pytest.approx(1 / 3), 0.5)
+
+
+def test_faults_of_the_command_line_are_told(capsys):
+    assert throughput.main([*TINY, "--nanogpt", "/nowhere"]) == 2
+    assert "--nanogpt /nowhere: holds no model.py" in capsys.readouterr().err
+    assert throughput.main([*TINY, "--only", "nanogpt"]) == 2
+    assert "give --nanogpt PATH" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_throughput_prints_every_variant(tmp_path):
+    flags = ["--compile", "false", "--rounds", "1", "--accumulation", "2", "--json", str(tmp_path / "t.json")]
+    done = run("throughput", *flags)
+    names = ("ours", "hf", "trainer", "plain", "ceiling")
+    for name in names:
+        assert f"\n{name} " in done.stdout, done.stdout
+    for name in names[1:]:
+        assert f"ours / {name} " in done.stdout
+    assert "our loop outside the model" in done.stdout and "micro-batch  4 x 2" in done.stdout
+    (found,) = json.loads((tmp_path / "t.json").read_text())["micro_batches"]
+    losses = {name: row["loss"] for name, row in found["variants"].items()}
+    assert losses["ceiling"] is None
+    # The same weights and batches: only float rounding differs. Transformers' labels leave the last token out.
+    assert losses["ours"] == pytest.approx(losses["plain"], abs=1e-4)
+    assert losses["ours"] == pytest.approx(losses["hf"], abs=0.1)
+    assert losses["ours"] == pytest.approx(losses["trainer"], abs=0.3)  # its batches are shuffled
+
+
+@pytest.mark.slow
+def test_throughput_goes_on_after_a_variant_that_fails(tmp_path):
+    (tmp_path / "model.py").write_text("raise RuntimeError('broken\\nindeed')")
+    flags = ["--nanogpt", str(tmp_path), "--only", "nanogpt", "ceiling", "--rounds", "1", "--compile", "false"]
+    lines = run("throughput", *flags).stdout.splitlines()
+    assert "nanogpt      RuntimeError: broken" in lines and any(line.startswith("ceiling ") for line in lines)
+
+
+@pytest.mark.slow
+def test_ladder_prints_every_rung(tmp_path):
+    done = run("ladder", "--rounds", "1", "--compile", "false", "--json", str(tmp_path / "l.json"))
+    (found,) = json.loads((tmp_path / "l.json").read_text())["micro_batches"]
+    assert len(found["rungs"]) == 10
+    assert all(row["problem"].startswith("skipped: ") for row in found["rungs"] if "problem" in row)
+    climbed = [row for row in found["rungs"] if "problem" not in row]
+    assert [row["rung"] for row in climbed][-1] == "our loss module" and all(row["over_first"] > 0 for row in climbed)
+    assert all(row["rung"] in done.stdout for row in found["rungs"])
+
+
+@pytest.mark.slow
+def test_scaling_prints_two_processes(tmp_path):
+    flags = ["--compile", "false", "--launches", "1", "--rounds", "2", "--json", str(tmp_path / "s.json")]
+    run("scaling", *flags)
+    alone, both = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert alone["efficiency"] == pytest.approx(1.0) and both["link"] > 0
+    assert 0 < both["no_overlap"] < both["full_overlap"] <= 1
