@@ -191,7 +191,7 @@ def train(
                 if (stopping := stop.agreed()) or failure:
                     break  # the partial step is abandoned: a resumed run does it again, to the bit
                 inputs_BT, targets_BT = batches.batch(order.windows(step, micro_step, rank, corpus.epoch_windows))
-                seed_dropout(recipe.seed, step, micro_step, rank)
+                seed_dropout(recipe, step, micro_step, rank)
                 last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                 with gradient_exchange(accelerator, training_module, last_micro):
                     micro_loss = training_module(inputs_BT, targets_BT)
@@ -915,9 +915,11 @@ def learning_rate(recipe: config.Recipe, step: int, horizon: Horizon) -> float:
     )
 
 
-def seed_dropout(seed: int, step: int, micro_step: int, rank: int) -> None:
-    """Make dropout a function of where the run is, so that no generator's state needs to be saved."""
-    mixed = np.random.SeedSequence([seed, step, micro_step, rank]).generate_state(1, np.uint64)[0]
+def seed_dropout(recipe: config.Recipe, step: int, micro_step: int, rank: int) -> None:
+    """Make dropout, if any, a function of where the run is, so that no generator's state needs to be saved."""
+    if not (recipe.resid_pdrop or recipe.embd_pdrop or recipe.attn_pdrop):
+        return
+    mixed = np.random.SeedSequence([recipe.seed, step, micro_step, rank]).generate_state(1, np.uint64)[0]
     torch.manual_seed(int(mixed >> np.uint64(1)))
 
 

@@ -25,7 +25,7 @@ import tempfile
 
 import torch
 
-from benchmarks import throughput
+from benchmarks import side_by_side
 from pretrain import hardware
 from pretrain import model as gpt2
 from pretrain.errors import exit_on_bad_input
@@ -60,7 +60,7 @@ def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, 
     ]
 
 
-def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, turns: throughput.Turns) -> None:
+def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, turns: side_by_side.Turns) -> None:
     """Train on one rung.
 
     Args:
@@ -69,15 +69,15 @@ def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, 
     torch.set_float32_matmul_precision("high" if how["tf32"] else "highest")
     gpt2.register_causal_attention()
     shape = {name: how[name] for name in ("attn_implementation", "activation_function", "vocab_size")}
-    model = throughput.stock_model(asked, **shape).to(throughput.device())
+    model = side_by_side.stock_model(asked, **shape).to(side_by_side.device())
     kernel = {"fused": True} if how["fused"] else {"foreach": False}
-    optimizer = torch.optim.AdamW(model.parameters(), **throughput.ADAMW, **kernel)
+    optimizer = torch.optim.AdamW(model.parameters(), **side_by_side.ADAMW, **kernel)
     module = gpt2.NextTokenLoss(model) if how["own_loss"] else model
     run = torch.compile(module) if how["compile"] else module
     loss_of = run if how["own_loss"] else lambda inputs_BT, _: run(inputs_BT, labels=inputs_BT).loss
-    batches = throughput.fixed_batches(asked, micro_batch, folder)
+    batches = side_by_side.fixed_batches(asked, micro_batch, folder)
     asked = argparse.Namespace(**vars(asked) | {"precision": how["precision"]})
-    throughput.plain_loop(turns, loss_of, optimizer, batches, asked)
+    side_by_side.plain_loop(turns, loss_of, optimizer, batches, asked)
 
 
 def tell(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> list[dict]:
@@ -94,7 +94,7 @@ def tell(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> list[
             continue
         turns = found[name]["turns"]
         seconds = [turn["seconds"] for turn in turns]
-        row = {"rung": name, **throughput.summary(seconds, tokens), "loss": turns[-1]["loss"]}
+        row = {"rung": name, **side_by_side.summary(seconds, tokens), "loss": turns[-1]["loss"]}
         row["bytes"] = max((turn["bytes"] for turn in turns if "bytes" in turn), default=None)
         for key, other in (("over_before", before), ("over_first", first)):
             row[key] = statistics.median(b / a for a, b in zip(seconds, other or seconds, strict=True))
@@ -115,32 +115,32 @@ def tell(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> list[
 def main(argv: list[str] | None = None) -> int:
     """Climb the ladder at every micro-batch; print a table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    throughput.add_sizes(parser, vocab_size=50257)
-    throughput.add_turns(parser)
-    size = 16 if throughput.device().type == "cuda" else 2  # 16: more rows than our loss module takes at once
+    side_by_side.add_sizes(parser, vocab_size=50257)
+    side_by_side.add_turns(parser)
+    size = 16 if side_by_side.device().type == "cuda" else 2  # 16: more rows than our loss module takes at once
     parser.add_argument(
         "--micro_batch",
-        type=throughput.positive,
+        type=side_by_side.positive,
         nargs="+",
         default=[size],
         help="sequences; default: %(default)s here",
     )
     asked = parser.parse_args(argv)
     asked.accumulation = 1
-    device = throughput.settle(asked)
-    record = throughput.about(asked, device) | {"steps_per_round": asked.steps_per_round, "micro_batches": []}
+    device = side_by_side.settle(asked)
+    record = side_by_side.about(asked, device) | {"steps_per_round": asked.steps_per_round, "micro_batches": []}
     ladder = rungs(asked, device)
     for micro_batch in asked.micro_batch:
         with tempfile.TemporaryDirectory() as name:
-            throughput.write_ids(Path(name), asked.vocab_size)
+            side_by_side.write_ids(Path(name), asked.vocab_size)
             how, climbed = GROUND | {"vocab_size": asked.vocab_size}, {}
             for rung, change, _ in [rung for rung in ladder if not rung[2]]:
                 how = how | change
                 climbed[rung] = functools.partial(climb, asked, micro_batch, Path(name), how)
             fp32 = argparse.Namespace(**vars(asked) | {"precision": "no"})  # the widest rung, with its scores
             scores = 12 * asked.n_layer * asked.n_head * micro_batch * asked.sequence_length**2
-            together = throughput.fit_together(len(climbed), fp32, micro_batch, scores)
-            found = throughput.alternate(climbed, rounds=asked.rounds, steps=asked.steps_per_round, together=together)
+            together = side_by_side.fit_together(len(climbed), fp32, micro_batch, scores)
+            found = side_by_side.alternate(climbed, rounds=asked.rounds, steps=asked.steps_per_round, together=together)
         print(
             f"micro-batch  {micro_batch}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
             f"{'in turns' if together else 'one rung after the other: all at once do not fit into the memory'}"

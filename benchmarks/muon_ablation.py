@@ -24,6 +24,21 @@ import torch
 from benchmarks.runs import ROOT, train_once
 from pretrain import hardware
 
+# The polynomials of Amsel et al., https://arxiv.org/abs/2505.16932, each the best for the values that the last one left.
+POLAR_EXPRESS = """
+import torch
+ROUNDS = [(8.2872, -23.5959, 17.3004), (4.1071, -2.9478, 0.5448), (3.9487, -2.9089, 0.5518), (3.3184, -2.4885, 0.5100),
+          (2.3007, -1.6689, 0.4188)]
+def orthogonalize(matrices):
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / (1.01 * torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    for a, b, c in ROUNDS:
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+muon.orthogonalize = orthogonalize
+"""
 RECIPE = ROOT / "recipes" / "shakespeare_char_muon.yaml"
 # What is changed: recipe flags, and Python that changes `muon`, the leaf, in the run's process.
 CHANGES = {
@@ -40,7 +55,9 @@ CHANGES = {
     "weight decay 0": (["--weight_decay", "0"], ""),
     "c_attn as one matrix": ([], "muon.FUSED = {}"),
     "3 rounds of Newton-Schulz": ([], "muon.ROUNDS = 3"),
+    "4 rounds of Newton-Schulz": ([], "muon.ROUNDS = 4"),
     "8 rounds of Newton-Schulz": ([], "muon.ROUNDS = 8"),
+    "Polar Express, 5 rounds": ([], POLAR_EXPRESS),
     "MLP matrices only": ([], "muon.is_hidden = lambda name: '.mlp.' in name"),
     "attention matrices only": ([], "muon.is_hidden = lambda name: '.attn.' in name"),
     "embeddings too": ([], "muon.is_hidden = lambda name: True"),

@@ -30,7 +30,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from benchmarks import throughput
+from benchmarks import side_by_side, throughput
 from pretrain import estimate
 from pretrain.errors import TrainingStopped, exit_on_bad_input
 
@@ -41,7 +41,7 @@ class Alone:
     """What ``Turns`` talks to where there is no parent: one round after the other, then the end."""
 
     def __init__(self, rounds: int, steps: int):
-        self.asked, self.answers = [throughput.WARM_UP] + [steps] * rounds, []
+        self.asked, self.answers = [side_by_side.WARM_UP] + [steps] * rounds, []
 
     def recv(self) -> int:
         """Return the updates of the next round; raises EOFError after the last."""
@@ -57,7 +57,7 @@ class Alone:
 def work(asked: argparse.Namespace, folder: Path) -> None:
     """Be one of the processes: train, time an exchange; the first one writes both to ``result.json``."""
     alone = Alone(asked.rounds, asked.steps_per_round)
-    turns = throughput.Turns(alone)
+    turns = side_by_side.Turns(alone)
     try:
         turns.wait()
         throughput.ours(asked, asked.micro_batch, folder, turns)
@@ -65,7 +65,7 @@ def work(asked: argparse.Namespace, folder: Path) -> None:
         pass
     result = {"seconds": [answer["seconds"] for answer in alone.answers[1:]], "loss": alone.answers[-1]["loss"]}
     if dist.is_initialized():
-        result["link"] = exchange_speed(4 * throughput.shape_of(asked).parameters)
+        result["link"] = exchange_speed(4 * side_by_side.shape_of(asked).parameters)
         dist.barrier()
     if os.environ.get("RANK", "0") == "0":
         (folder / "result.json").write_text(json.dumps(result))
@@ -75,7 +75,7 @@ def work(asked: argparse.Namespace, folder: Path) -> None:
 
 def exchange_speed(size: int) -> float:
     """Return the bytes per second over each link of the ring when ``size`` bytes of fp32 are summed (median of 5)."""
-    values = torch.zeros(size // 4, device=throughput.device())  # the card that Accelerate chose
+    values = torch.zeros(size // 4, device=side_by_side.device())  # the card that Accelerate chose
     taken = []
     for _ in range(6):
         dist.all_reduce(values)
@@ -94,7 +94,10 @@ def launch(count: int, words: list[str], folder: Path) -> dict:
     environment = LOCAL | os.environ
     # Not in this folder: Python would look there first for modules of launcher and compiler.
     done = subprocess.run(
-        [*command, *words, "--work", str(folder)], cwd=throughput.RECIPE.parent, env=environment, stderr=subprocess.PIPE
+        [*command, *words, "--work", str(folder)],
+        cwd=side_by_side.RECIPE.parent,
+        env=environment,
+        stderr=subprocess.PIPE,
     )
     if done.returncode:
         raise TrainingStopped(f"{count} processes: exit status {done.returncode}: {done.stderr.decode()[-2000:]}")
@@ -108,13 +111,17 @@ def efficiencies(alone: float, exchange: float) -> tuple[float, float]:
 
 def tell(asked: argparse.Namespace, found: dict[int, list[dict]]) -> list[dict]:
     """Print the table; return its rows for the JSON."""
-    shape, tokens, rows = throughput.shape_of(asked), asked.micro_batch * asked.accumulation * asked.sequence_length, []
+    shape, tokens, rows = (
+        side_by_side.shape_of(asked),
+        asked.micro_batch * asked.accumulation * asked.sequence_length,
+        [],
+    )
     print("           tokens/s                               efficiency   all-reduce          estimated efficiency")
     print("processes  in all (slowest .. fastest)  each      measured     GB/s      ms       no overlap  full overlap")
     alone = statistics.median(seconds for run in found[1] for seconds in run["seconds"])
     for count, runs in found.items():
         row = {"processes": count}
-        row |= throughput.summary([seconds for run in runs for seconds in run["seconds"]], count * tokens)
+        row |= side_by_side.summary([seconds for run in runs for seconds in run["seconds"]], count * tokens)
         row |= {"efficiency": row["tokens_per_second"] / (count * tokens / alone), "loss": runs[-1]["loss"]}
         line = (
             f"{count:9}  {row['tokens_per_second']:9,.0f} ({row['slowest']:,.0f} .. {row['fastest']:,.0f})  "
@@ -140,17 +147,20 @@ def tell(asked: argparse.Namespace, found: dict[int, list[dict]]) -> list[dict]:
 def main(argv: list[str] | None = None) -> int:
     """Measure each number of processes; print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    throughput.add_sizes(parser)
-    card = throughput.device().type == "cuda"
+    side_by_side.add_sizes(parser)
+    card = side_by_side.device().type == "cuda"
     parser.add_argument(
-        "--micro_batch", type=throughput.positive, default=16 if card else 4, help="sequences, of each process"
+        "--micro_batch", type=side_by_side.positive, default=16 if card else 4, help="sequences, of each process"
     )
     parser.add_argument(
-        "--accumulation", type=throughput.positive, default=1, help="micro-batches an update: more exchange less often"
+        "--accumulation",
+        type=side_by_side.positive,
+        default=1,
+        help="micro-batches an update: more exchange less often",
     )
-    throughput.add_turns(parser)
+    side_by_side.add_turns(parser)
     parser.add_argument(
-        "--launches", type=throughput.positive, default=2, help="of each number of processes, in turns; --rounds each"
+        "--launches", type=side_by_side.positive, default=2, help="of each number of processes, in turns; --rounds each"
     )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     words = sys.argv[1:] if argv is None else argv
@@ -158,11 +168,11 @@ def main(argv: list[str] | None = None) -> int:
     if not card:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
-    device = throughput.settle(asked)
+    device = side_by_side.settle(asked)
     if asked.work:
         work(asked, Path(asked.work))
         return 0
-    record = throughput.about(asked, device)
+    record = side_by_side.about(asked, device)
     counts = [count for count in (1, 2, 4, 8) if count <= (device.count if card else 2)]
     print(
         f"micro-batch  {asked.micro_batch} x {asked.accumulation} a process, precision {asked.precision}, "
@@ -173,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     for number in range(asked.launches):
         for count in counts:
             with tempfile.TemporaryDirectory() as name:
-                throughput.write_ids(Path(name), asked.vocab_size)
+                side_by_side.write_ids(Path(name), asked.vocab_size)
                 found[count].append(launch(count, words, Path(name)))
             middle = 1000 * statistics.median(found[count][-1]["seconds"])
             print(f"launch {number + 1}, {count} process(es): {middle:,.1f} ms an update", file=sys.stderr, flush=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import TEXT
 
-from benchmarks import ladder, scaling, throughput
+from benchmarks import ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss
 from pretrain import estimate, hardware
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +30,7 @@ def run(script: str, *flags: str, expect: int = 0) -> subprocess.CompletedProces
 
 def test_plain_gpt2_is_the_stock_model():
     asked = argparse.Namespace(**SIZES)
-    stock = throughput.stock_model(asked)
+    stock = side_by_side.stock_model(asked)
     torch.nn.init.normal_(stock.transformer.h[0].attn.c_attn.bias)  # zeros would hide where they go
     plain = throughput.PlainGPT2(asked).take_weights(stock)
     ids = torch.randint(0, SIZES["vocab_size"], (3, SIZES["sequence_length"] + 1))
@@ -37,7 +38,7 @@ def test_plain_gpt2_is_the_stock_model():
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
     torch.testing.assert_close(plain(ids[:, :-1], ids[:, 1:]), expected, atol=1e-5, rtol=0)
     count = sum(parameter.numel() for parameter in plain.parameters())
-    assert count == stock.num_parameters() == throughput.shape_of(asked).parameters
+    assert count == stock.num_parameters() == side_by_side.shape_of(asked).parameters
 
 
 def test_ceiling_does_the_estimates_products():
@@ -123,3 +124,22 @@ def test_scaling_prints_two_processes(tmp_path):
     alone, both = json.loads((tmp_path / "s.json").read_text())["rows"]
     assert alone["efficiency"] == pytest.approx(1.0) and both["link"] > 0
     assert 0 < both["no_overlap"] < both["full_overlap"] <= 1
+
+
+def test_the_length_that_ends_at_a_loss_lies_between_two_that_were_run():
+    ended = {1000: 2.0, 2000: 1.8, 500: 2.3}
+    assert time_to_loss.steps_to(1.9, ended) == pytest.approx((1000 * 2000) ** 0.5)  # halfway, of the logarithm
+    assert time_to_loss.steps_to(2.0, ended) == pytest.approx(1000)
+    assert time_to_loss.steps_to(1.7, ended) is None and time_to_loss.steps_to(2.3, ended) is None
+
+
+@pytest.mark.slow
+def test_every_change_of_the_ablation_changes_what_is_learned(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT * 20)
+    found = {}
+    for number, (name, (flags, change)) in enumerate(muon_ablation.CHANGES.items()):
+        argv = ["--data_files", str(text), "--max_steps", "12", "--warmup_steps", "2", *flags]
+        row = runs.train_once(tmp_path, f"r{number}", muon_ablation.RECIPE, argv, threads=1, change=change)
+        found[name] = row["loss"]
+    assert len(set(found.values())) == len(found)

@@ -37,7 +37,7 @@ def test_singular_values_come_near_one_and_singular_vectors_stay(shape):
     made = muon.orthogonalize(u * values @ vh)
     back = u.mT @ made @ vh.mT  # what became of the singular values
     assert (back - torch.diag_embed(back.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-4
-    assert 0.65 < back.diagonal(dim1=-2, dim2=-1).min() and back.diagonal(dim1=-2, dim2=-1).max() < 1.25
+    assert back.diagonal(dim1=-2, dim2=-1).min() > 0.65 and back.diagonal(dim1=-2, dim2=-1).max() < 1.25
 
 
 def test_a_gradient_of_zero_makes_no_step_and_no_nan():
@@ -125,3 +125,31 @@ def test_killed_and_resumed_equals_uninterrupted(workplace):
     assert final_state("k") == final_state("whole")
     run("train.py", *TINY, "--eval_steps", "0", "--sample_steps", "0", "--run_name", "adamw")
     assert losses("adamw")[12] != losses("whole")[12]
+
+
+def test_under_fp16s_scaler_a_good_update_is_the_plain_one_and_a_bad_one_changes_nothing():
+    def one(scaler, poison=False):
+        model = gpt2()
+        optimizer = muon.muon(model, momentum=0.95, **ADAMW)
+        loss = model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss
+        (scaler.scale(loss) if scaler else loss).backward()
+        if poison:
+            model.transformer.h[1].mlp.c_fc.weight.grad[0, 0] = math.inf
+        got = optim.update(
+            optimizer,
+            list(model.parameters()),
+            loss.detach(),
+            max_grad_norm=1.0,
+            scaler=scaler,
+            reduce_mean=lambda tensor: tensor,
+        )
+        assert got.applied is not poison and all(parameter.grad is None for parameter in model.parameters())
+        return model, optimizer
+
+    plain, _ = one(None)
+    scaled, _ = one(torch.amp.GradScaler("cpu", init_scale=2.0**16))
+    for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    untouched, optimizer = one(torch.amp.GradScaler("cpu", init_scale=2.0**16), poison=True)
+    assert all(torch.equal(a, b) for a, b in zip(untouched.parameters(), gpt2().parameters(), strict=True))
+    assert not optimizer.state

@@ -1,9 +1,10 @@
-"""How long a checkpoint keeps training waiting, and how long it takes to be on disk.
+"""What keeps training waiting: a checkpoint, a validation.
 
-    python benchmarks/saving.py                 # GPT-2 124M with AdamW's moments, 1.5 GB, in a temporary folder
+    python benchmarks/pauses.py                 # GPT-2 124M with AdamW's moments, 1.5 GB, in a temporary folder
 
-Beside it: the same checkpoint written while training waits, and an update's time while one is being written against
-an update's time alone (a small model's, so that the writer has something to disturb).
+Beside a checkpoint: how long until it is on disk; the same one written while training waits; and an update's time while
+one is being written against an update's time alone (a small model's, so that the writer has something to disturb). A
+validation's time is that of --eval_tokens tokens, as train.py does it, in fp32.
 """
 
 import sys
@@ -21,7 +22,7 @@ import time
 
 import torch
 
-from pretrain import checkpoint, estimate, hardware, optim
+from pretrain import checkpoint, estimate, evaluation, hardware, optim
 from pretrain import model as gpt2
 
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 128, "sequence_length": 64}
@@ -58,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, size in (("n_layer", 12), ("n_head", 12), ("n_embd", 768), ("vocab_size", 50304)):
         parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--eval_tokens", type=int, default=8192, help="a multiple of 4,096")
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--folder", help="on the disk to be measured (default: the temporary one)")
     parser.add_argument("--json", help="write the figures here too")
@@ -87,7 +89,13 @@ def main(argv: list[str] | None = None) -> int:
                 saver.finish()
                 writes.append(time.perf_counter() - begin)
         waiting = [timed(lambda s=s: checkpoint.save(where / "waiting", s, model, optimizer, {})) for s in (1, 2)]
+    ids_BT = torch.randint(0, asked.vocab_size, (4, 1024))
+    batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // 4096)
+    how = {"device": place, "reduce_sum": lambda tensor: tensor, "bytes_per_token": None}
+    looking = [timed(lambda: evaluation.validation_loss(gpt2.NextTokenLoss(model), batches, **how)) for _ in range(3)]
     found = {
+        "validation_tokens": asked.eval_tokens,
+        "validation_seconds": looking,
         "machine": f"{device.name}, torch {torch.__version__}, {torch.get_num_threads()} threads",
         "checkpoint_bytes": 12 * estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, 1024).parameters,
         "pause_seconds": pauses,
@@ -101,6 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"training waits      {', '.join(f'{s:.2f}' for s in pauses)} s (the first makes the copies' memory)")
     print(f"on disk after       {', '.join(f'{s:.2f}' for s in writes)} s, hashed, read back, beside training")
     print(f"if training waited  {', '.join(f'{s:.2f}' for s in waiting)} s")
+    print(f"validation          {statistics.median(looking):.2f} s for {asked.eval_tokens:,} tokens (median of 3)")
     print(f"a small update      {1000 * found['update_alone_seconds']:.1f} ms alone", end="")
     print(f", {1000 * found['update_beside_seconds']:.1f} ms while one is being written" if beside else "")
     if asked.json:

@@ -1,0 +1,294 @@
+"""What benchmarks that measure side by side share: variants that take turns, sizes as flags, one set of batches."""
+
+import argparse
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import train
+from pretrain import config, estimate, hardware, tokenization
+from pretrain.errors import BadInput
+
+RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gpt2_124m.yaml"
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the recipe's
+WARM_UP = 2  # updates before the first turn: compiling, moments
+TOKENS = 2**22  # ids in the file that is read
+
+
+class Turns:
+    """A variant's end of the alternation: its loop calls ``done`` after each update and sleeps there between turns.
+
+    Attributes:
+        notes: further figures of a turn, which the variant may set.
+    """
+
+    def __init__(self, connection):
+        self.connection, self.notes, self.card = connection, {}, device().type == "cuda"
+        self._parent = os.getppid()
+
+    def wait(self) -> None:
+        """Sleep until the next turn; raises EOFError when there is none."""
+        self._timed = self.connection.recv()
+        self._left = self._timed + self.card
+        self._start = time.perf_counter()
+
+    def done(self, *loss: torch.Tensor | float) -> None:
+        """End an update. ``loss``: the parts whose sum is its mean loss; read only when the clock has stopped."""
+        if os.getppid() != self._parent:
+            raise EOFError  # it was killed, and waits for no answer
+        self._left -= 1
+        if self.card and self._left in (0, self._timed):
+            torch.cuda.synchronize()
+        if self._left == self._timed:
+            torch.cuda.reset_peak_memory_stats()
+            self._start = time.perf_counter()
+        if self._left:
+            return
+        figures = {"seconds": (time.perf_counter() - self._start) / self._timed}
+        figures["loss"] = sum(map(float, loss)) if loss else None
+        if self.card:
+            figures["bytes"] = torch.cuda.max_memory_allocated()
+            torch.cuda.empty_cache()
+        self.connection.send(figures | self.notes)
+        self.wait()
+
+
+def serve(connection, variant: Callable[[Turns], None]) -> None:
+    """Be a variant's process: build and train it for as long as it gets turns."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_float32_matmul_precision("high" if hardware.this_device().has_tf32 else "highest")
+    try:
+        turns = Turns(connection)
+        turns.wait()
+        with contextlib.redirect_stdout(sys.stderr):
+            variant(turns)
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return
+    except torch.OutOfMemoryError:
+        connection.send({"problem": "out of memory"})
+    except Exception as error:
+        connection.send({"problem": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"})
+
+
+def alternate(variants: dict[str, Callable[[Turns], None]], *, rounds: int, steps: int, together: bool = True) -> dict:
+    """Give each variant a process and let them take turns of ``steps`` updates, each round beginning with another one.
+
+    Args:
+        variants: by name; functions and arguments that another Python can import.
+        together: all are there all the time; else one after the other, which takes less memory.
+
+    Returns, by name, ``turns``, a list of what each turn gave (``seconds`` of an update, ``loss``, ``bytes``), and
+    ``problem``, empty or what ended it.
+    """
+    # One card: on several the Trainer would share its batches out among them.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    context = multiprocessing.get_context("spawn")  # a fork would take CUDA's and OpenMP's state with it
+    found = {name: {"turns": [], "problem": ""} for name in variants}
+    for names in [list(variants)] if together else [[name] for name in variants]:
+        started = {}
+        try:
+            for name in names:
+                connection, theirs = context.Pipe()
+                process = context.Process(target=serve, args=(theirs, variants[name]), daemon=True)
+                process.start()
+                theirs.close()
+                started[name] = process, connection
+            for number in range(rounds + 1):  # 0: building and warming up
+                first, words = max(0, number - 1) % len(names), []
+                for name in [name for name in names[first:] + names[:first] if not found[name]["problem"]]:
+                    begin, (process, connection) = time.perf_counter(), started[name]
+                    try:
+                        connection.send(steps if number else WARM_UP)
+                        answer = connection.recv()
+                    except (EOFError, OSError):
+                        process.join(5)
+                        why = " (killed: for memory?)" if process.exitcode == -9 else ""
+                        answer = {"problem": f"its process ended, exit status {process.exitcode}{why}"}
+                    if problem := answer.get("problem"):
+                        found[name]["problem"] = problem
+                        process.join(10)  # and its memory is free
+                    elif number:
+                        found[name]["turns"].append(answer)
+                    figure = f"{1000 * answer['seconds']:.1f} ms" if number and not problem else problem
+                    words.append(f"{name} {figure or f'is ready after {time.perf_counter() - begin:.0f} s'}")
+                if words:
+                    print(f"round {number}  {', '.join(words)}", file=sys.stderr, flush=True)
+        finally:
+            for process, connection in started.values():
+                connection.close()
+                process.join(5)
+                process.kill()
+    return found
+
+
+# What the speed benchmarks share: flags, device, data, a loop.
+
+
+def device() -> torch.device:
+    """Return what is measured on: a card or the CPU."""
+    return torch.device("cuda" if hardware.this_device().kind == "cuda" else "cpu")
+
+
+def write_ids(folder: Path, vocab_size: int) -> None:
+    """Write a data folder as train.py reads it: ids whose k-th most frequent has a share of about 1 / k."""
+    random = np.random.default_rng(0)
+    ids = (vocab_size ** random.random(TOKENS)).astype(np.uint32) - 1
+    np.save(folder / "train.npy", ids)
+    np.save(folder / "val.npy", ids)
+    tokenization.save(tokenization.make_characters(["ab"]), folder / "tokenizer")
+
+
+def our_recipe(asked: argparse.Namespace, micro_batch: int, folder: Path, processes: int = 1) -> config.Recipe:
+    """Return recipes/gpt2_124m.yaml with the sizes asked for, at full learning rate from the first update on."""
+    step = micro_batch * asked.accumulation * asked.sequence_length * processes
+    flags = {name: getattr(asked, name) for name in ("n_layer", "n_embd", "n_head", "vocab_size", "sequence_length")}
+    flags |= {"tokens_per_step": step, "per_device_train_batch_size": micro_batch, "warmup_steps": 0}
+    # A whole corpus is memory-mapped; one as small as this would be put on the card.
+    flags |= {"data_dir": folder, "data_device": "cpu", "hellaswag_steps": 0, "output_dir": folder / "run"}
+    return config.load_recipe(RECIPE, {name: str(value) for name, value in flags.items()})
+
+
+def fixed_batches(asked: argparse.Namespace, micro_batch: int, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the micro-batches that ``ours`` reads, inputs_BT and targets_BT on the device."""
+    recipe = our_recipe(asked, micro_batch, folder)
+    with contextlib.closing(train.Corpus(recipe, [])) as corpus:
+        batches = train.train_batches(recipe, corpus, device())
+        order = train.train_order(recipe, corpus.sources, config.make_plan(recipe, 1))
+        updates = WARM_UP + 1 + asked.rounds * (asked.steps_per_round + 1)
+        places = itertools.product(range(updates), range(asked.accumulation))
+        return [batches.batch(order.windows(*place, 0, corpus.epoch_windows)) for place in places]
+
+
+def stock_model(asked: argparse.Namespace, **how) -> GPT2LMHeadModel:
+    """Return Transformers' own GPT-2 without dropout, with the weights that ``ours`` begins with."""
+    size = {"n_layer": asked.n_layer, "n_embd": asked.n_embd, "n_head": asked.n_head, "vocab_size": asked.vocab_size}
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    none |= {"bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(config.load_recipe(RECIPE).seed)
+    settings = size | none | {"n_positions": asked.sequence_length, "attn_implementation": "sdpa"}
+    return GPT2LMHeadModel(GPT2Config(**settings | how)).train()
+
+
+def plain_loop(turns: Turns, loss_of: Callable, optimizer: torch.optim.Optimizer, batches: list, asked) -> None:
+    """Train as most repositories do: autocast, scale, backward; unscale, clip, step."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kind, half, feed = device().type, HALF.get(asked.precision), itertools.cycle(batches)
+    scaler = torch.amp.GradScaler(kind, enabled=asked.precision == "fp16")
+    while True:
+        losses = []
+        for _ in range(asked.accumulation):
+            with torch.autocast(kind, half, enabled=half is not None):
+                loss = loss_of(*next(feed)) / asked.accumulation
+            scaler.scale(loss).backward()
+            losses.append(loss.detach())
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        turns.done(*losses)
+
+
+def positive(text: str) -> int:
+    """Read an integer above 0; raises ValueError for anything else."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
+    """Add the flags that every speed benchmark has: the model's size, precision, where to write."""
+    sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024} | defaults
+    for name, size in sizes.items():
+        parser.add_argument(f"--{name}", type=positive, default=size, help="default: %(default)s")
+    parser.add_argument("--precision", choices=["bf16", "fp16", "no"], help="default: what the device is good at")
+    parser.add_argument("--json", help="write the figures here too")
+
+
+def add_turns(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what is measured in turns."""
+    steps = 10 if device().type == "cuda" else 1
+    parser.add_argument("--compile", type=json.loads, default=True, metavar="true|false", help="default: true")
+    parser.add_argument("--rounds", type=positive, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--steps_per_round", type=positive, default=steps, help="updates of a turn; default: %(default)s here"
+    )
+
+
+def settle(asked: argparse.Namespace) -> hardware.Device:
+    """Fill in what depends on the device, and tell Accelerate as its launcher would; return the device.
+
+    Raises BadInput for what the device cannot do.
+    """
+    os.environ["ACCELERATE_USE_CPU"] = str(device().type == "cpu").lower()
+    found = hardware.this_device()
+    asked.precision = asked.precision or ("bf16" if bf16_processor() else found.precision)
+    os.environ["ACCELERATE_MIXED_PRECISION"] = asked.precision
+    os.environ["ACCELERATE_DYNAMO_BACKEND"] = "inductor" if asked.compile else "no"
+    if asked.precision == "fp16" and found.kind != "cuda":
+        raise BadInput("--precision fp16: needs a GPU; use bf16 or no")
+    if asked.n_embd % asked.n_head:
+        raise BadInput(f"--n_embd {asked.n_embd}: must be a multiple of --n_head {asked.n_head}")
+    hardware.refuse_impossible(found, os.environ)
+    return found
+
+
+def bf16_processor() -> bool:
+    """Return whether this is to run on a CPU that multiplies bf16 matrices in hardware (Linux tells)."""
+    info = Path("/proc/cpuinfo")
+    flags = info.read_text(errors="replace").split() if info.is_file() and device().type == "cpu" else []
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def shape_of(asked: argparse.Namespace) -> estimate.Shape:
+    """Return the model's size, for estimates."""
+    return estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)
+
+
+def fit_together(count: int, asked: argparse.Namespace, micro_batch: int, more_bytes: int = 0) -> bool:
+    """Return whether weights and moments of ``count`` models can wait in memory while the widest of them works.
+
+    ``more_bytes``: what that one takes beyond the memory model, which knows no attention scores.
+    """
+    shape = shape_of(asked)
+    working = estimate.memory(shape, micro_batch=micro_batch, half=asked.precision != "no", compiled=False)
+    working["logits"] = 12 * micro_batch * asked.sequence_length * asked.vocab_size  # whole: others do not cut them
+    waiting = count * (12 * shape.parameters + estimate.CONTEXT_BYTES)
+    return waiting + sum(working.values()) + more_bytes <= estimate.HEADROOM * hardware.free_memory_bytes(device())
+
+
+def about(asked: argparse.Namespace, found: hardware.Device) -> dict:
+    """Print the machine and the model; return what the JSON says of them."""
+    versions = {name: version(name) for name in ("torch", "transformers", "accelerate")}
+    shape = shape_of(asked)
+    print(f"machine      {found.name}, load {os.getloadavg()[0]:.1f} at the start")
+    print(f"software     {', '.join(f'{name} {number}' for name, number in versions.items())}")
+    print(
+        f"model        {asked.n_layer} layers of {asked.n_embd}, {asked.n_head} heads, vocabulary {asked.vocab_size:,}, "
+        f"{asked.sequence_length} tokens: {shape.parameters:,} parameters, {shape.flops_per_token / 1e6:,.1f} MFLOP a token"
+    )
+    threads = torch.get_num_threads()
+    return {"machine": found.name, "threads": threads, **versions, "shape": vars(shape), "precision": asked.precision}
+
+
+def summary(seconds: list[float], tokens: int) -> dict[str, float]:
+    """Return the medians of some turns, and the spread of the speed."""
+    middle = statistics.median(seconds)
+    speed = {"tokens_per_second": tokens / middle, "slowest": tokens / max(seconds), "fastest": tokens / min(seconds)}
+    return {"ms": 1000 * middle} | speed
