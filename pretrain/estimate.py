@@ -65,7 +65,8 @@ def memory(
     fp32 (8), two layer norms' outputs (4), q, k, v (6), attention's output (2), the MLP's product before and after its
     GELU (16): 36. fp32: 64, for the layer norms' outputs are as wide as all else. A logit in half precision: itself,
     fp32, log-softmax and gradient at once: 12; a compiler keeps the half one and computes the rest again: 3. fp32: 12
-    and 5. With more tokens than ``rows`` the logits of so many, and the head's gradient, fp32, beside the summed one. These agree with PyTorch's allocations on a CPU (benchmarks/memory.py); on a card they are not measured.
+    and 5. With more tokens than ``rows``: the logits of so many, and the head's gradient, fp32, beside the summed one.
+    These agree with PyTorch's allocations on a CPU (benchmarks/memory.py); on a card they are not measured.
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     block = 36 * d if half else 64 * d
