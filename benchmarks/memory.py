@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--precision", nargs="+", default=["bf16", "no"], choices=["bf16", "fp16", "no"])
     parser.add_argument(
-        "--rows", type=int, default=gpt2.NextTokenLoss.rows, help="logits at once (default: %(default)s)"
+        "--rows", type=int, default=gpt2.CARD_ROWS, help="logits at once (default: %(default)s)"
     )
     parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)

@@ -28,6 +28,7 @@ from . import files
 from .errors import BadInput
 
 CAUSAL = "ursa_causal"
+CARD_ROWS = 8192  # tokens whose logits a card holds at once
 # One fused kernel for the same function as GPT-2's gelu_new, which is eight elementwise ones outside a compiler.
 TRAINING_ACTIVATION, STOCK_ACTIVATION = "gelu_pytorch_tanh", "gelu_new"
 
@@ -177,12 +178,11 @@ def load(name: str) -> PreTrainedModel:
 class NextTokenLoss(nn.Module):
     """A model and its loss as one module, so that a compiler sees both and DDP wraps both.
 
-    Never more than ``rows`` rows of logits exist at once, vocabulary x 4 bytes each in fp32; in evaluation, which is
-    not compiled, ``eval_rows``.
+    Logits exist a part at a time: on a card 8,192 rows (4,096 in evaluation, which is not compiled), where matrix
+    products are as fast as with more; on a CPU so many that they stay in its cache, which is faster.
     """
 
-    rows = 8192  # a card's matrix products are as fast as with more, and adding up the head's gradient costs little
-    eval_rows = 4096
+    rows: int | None = None  # another size of the parts
 
     def __init__(self, model: GPT2LMHeadModel):
         super().__init__()
@@ -192,11 +192,14 @@ class NextTokenLoss(nn.Module):
         """Return the mean loss, a fp32 scalar in nats per token; inputs and targets are (B, T) int64."""
         hidden = self.model.transformer(inputs_BT, use_cache=False).last_hidden_state.flatten(0, 1)
         targets = targets_BT.flatten()
-        if torch.is_grad_enabled():
-            if len(targets) <= self.rows:
-                return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
-            return _ChunkedLoss.apply(hidden, self.model.lm_head.weight, targets, self.rows) / len(targets)
-        parts = zip(hidden.split(self.eval_rows), targets.split(self.eval_rows), strict=True)
+        training, vocab_size = torch.is_grad_enabled(), self.model.config.vocab_size
+        in_cache = max(256, 2**20 // vocab_size)
+        rows = self.rows or ((CARD_ROWS if training else CARD_ROWS // 2) if hidden.is_cuda else in_cache)
+        if training and len(targets) <= rows:
+            return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
+        if training:
+            return _ChunkedLoss.apply(hidden, self.model.lm_head.weight, targets, rows) / len(targets)
+        parts = zip(hidden.split(rows), targets.split(rows), strict=True)
         sums = [F.cross_entropy(self.model.lm_head(rows).float(), ids, reduction="sum") for rows, ids in parts]
         return torch.stack(sums).sum() / len(targets)
 

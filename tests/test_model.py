@@ -98,7 +98,7 @@ def test_loss_is_the_mean_over_every_target_and_equal_in_evaluation(model, stock
     expected = F.cross_entropy(stock(inputs).logits.flatten(0, 1), targets.flatten())
     module = gpt2.NextTokenLoss(model)
     assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
-    module.rows = module.eval_rows = 7  # parts that do not divide the rows
+    module.rows = 7  # parts that do not divide the rows
     assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
     with torch.no_grad():
         assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
