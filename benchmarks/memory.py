@@ -91,9 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--precision", nargs="+", default=["bf16", "no"], choices=["bf16", "fp16", "no"])
-    parser.add_argument(
-        "--rows", type=int, default=gpt2.CARD_ROWS, help="logits at once (default: %(default)s)"
-    )
+    parser.add_argument("--rows", type=int, default=gpt2.CARD_ROWS, help="logits at once (default: %(default)s)")
     parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
     shape = estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)
