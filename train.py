@@ -210,7 +210,7 @@ def train(
         )
         profile.step()
         meter.count(recipe.tokens_per_step)
-
+        saver.prepare(model, optimizer)
         skipped += not outcome.applied
         bad_in_a_row = 0 if outcome.applied else bad_in_a_row + (not outcome.overflow)
         if not outcome.applied:  # the weights are as before; an fp16 overflow is no fault of theirs

@@ -4,7 +4,8 @@
     python benchmarks/places.py --only loss compile --rounds 9
 
 Each place prints the median milliseconds of its ways and the median of the rounds' ratios to the first way. What trains by
-default is marked. A way that this machine or torch has not is left out, and that is said.
+default is marked. A way that this machine or torch has not is left out, and that is said. Beside exchanging (benchmarks/scaling.py),
+DDP costs something of its own, which one process alone shows. Liger's loss is measured where liger-kernel is installed.
 """
 
 import sys
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import statistics
 import time
@@ -74,13 +76,24 @@ def loss(asked: argparse.Namespace) -> Ways:
         module.rows = rows
         yield name, pass_over(asked, module.model, torch.compile(module))
     if hasattr(F, "linear_cross_entropy"):
-        other = build(asked)
+        other, options = build(asked), torch.nn.LinearCrossEntropyOptions()
 
         def fused(inputs, targets):
             hidden = other.transformer(inputs, use_cache=False).last_hidden_state.flatten(0, 1)
-            return F.linear_cross_entropy(hidden, other.lm_head.weight, targets.flatten())
+            return F.linear_cross_entropy(hidden, other.lm_head.weight, targets.flatten(), options=options)
 
-        yield "F.linear_cross_entropy", pass_over(asked, other, torch.compile(fused))
+        yield "F.linear_cross_entropy, chunked", pass_over(asked, other, torch.compile(fused))
+    else:
+        print("F.linear_cross_entropy: not in this torch")
+    if DEVICE.type == "cuda" and importlib.util.find_spec("liger_kernel"):
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        last, liger = build(asked), LigerFusedLinearCrossEntropyLoss()
+        body = torch.compile(lambda inputs: last.transformer(inputs, use_cache=False).last_hidden_state.flatten(0, 1))
+        work = lambda inputs, targets: liger(last.lm_head.weight, body(inputs), targets.flatten())  # noqa: E731
+        yield "Liger's fused loss", pass_over(asked, last, work)
+    else:
+        print("Liger's fused loss: needs a card and liger-kernel")
 
 
 def compiler(asked: argparse.Namespace) -> Ways:
@@ -91,8 +104,11 @@ def compiler(asked: argparse.Namespace) -> Ways:
     for block in blocks.model.transformer.h:
         block.compile()
     yield "each block", pass_over(asked, blocks.model, blocks)
-    whole = gpt2.NextTokenLoss(build(asked))
-    yield "model and loss *", pass_over(asked, whole.model, torch.compile(whole))
+    modes = ["default", "max-autotune-no-cudagraphs", *(["reduce-overhead"] if DEVICE.type == "cuda" else [])]
+    for mode in modes:
+        whole = gpt2.NextTokenLoss(build(asked))
+        name = "model and loss *" if mode == "default" else f"the same, {mode}"
+        yield name, pass_over(asked, whole.model, torch.compile(whole, mode=mode))
 
 
 def qkv(asked: argparse.Namespace) -> Ways:
@@ -108,6 +124,63 @@ def qkv(asked: argparse.Namespace) -> Ways:
         model = build(asked)
         model.config._attn_implementation = kind
         yield name, pass_over(asked, model, torch.compile(gpt2.NextTokenLoss(model)))
+
+
+def accumulate(asked: argparse.Namespace) -> Ways:
+    """Yield a backward pass whose gradients are the first of an update, and one that adds them to those there are."""
+    for name, kept in (("first micro-batch", False), ("a later one *", True)):
+        module = gpt2.NextTokenLoss(build(asked))
+        work = pass_over(asked, module.model, torch.compile(module))
+        if kept:
+            module.model.zero_grad = lambda set_to_none: None
+        yield name, work
+
+
+def weights(asked: argparse.Namespace) -> Ways:
+    """Yield fp32 weights under autocast, and bf16 weights with fp32 ones for the optimizer: a whole update of each."""
+    if asked.precision != "bf16":
+        print("bf16 weights: needs --precision bf16")
+        return
+    for name, half in (("fp32 weights, autocast *", False), ("bf16 weights, fp32 masters", True)):
+        model = build(asked)
+        masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+        optimizer = torch.optim.AdamW(masters if half else model.parameters(), lr=1e-4, fused=True)
+        model.zero_grad = lambda set_to_none: None  # after the step, below
+        if half:
+            model.bfloat16()
+        way = argparse.Namespace(**vars(asked) | {"precision": "no" if half else "bf16"})
+        compute = pass_over(way, model, torch.compile(gpt2.NextTokenLoss(model)))
+
+        def work(compute=compute, model=model, masters=masters, optimizer=optimizer, half=half) -> None:
+            compute()
+            if half:
+                for parameter, master in zip(model.parameters(), masters, strict=True):
+                    master.grad = parameter.grad.float()
+            optimizer.step()
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                if half:
+                    parameter.data.copy_(master.data)
+                parameter.grad = None
+
+        yield name, work
+
+
+def ddp(asked: argparse.Namespace) -> Ways:
+    """Yield DDP's own cost, without another process to exchange with: a bare pass, and DDP in several settings."""
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if DEVICE.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    bare = gpt2.NextTokenLoss(build(asked))
+    yield "one process, no DDP", pass_over(asked, bare.model, torch.compile(bare))
+    for name, how in (
+        ("DDP", {}),
+        ("gradients in the buckets *", {"gradient_as_bucket_view": True}),
+        ("the same, static_graph", {"gradient_as_bucket_view": True, "static_graph": True}),
+        ("the same, buckets of 100 MB", {"gradient_as_bucket_view": True, "bucket_cap_mb": 100}),
+    ):
+        module = gpt2.NextTokenLoss(build(asked))
+        wrapped = torch.nn.parallel.DistributedDataParallel(module, **how)
+        yield name, pass_over(asked, module.model, torch.compile(wrapped))
 
 
 def stepper(asked: argparse.Namespace, make: Callable) -> Callable[[], object]:
@@ -141,7 +214,8 @@ def clip(asked: argparse.Namespace) -> Ways:
         yield name, lambda foreach=foreach: torch.nn.utils.clip_grad_norm_(parameters, 1e9, foreach=foreach)
 
 
-PLACES = {"mask": mask, "loss": loss, "compile": compiler, "qkv": qkv, "step": step, "clip": clip}
+PLACES = {"mask": mask, "loss": loss, "compile": compiler, "qkv": qkv, "accumulate": accumulate, "weights": weights}
+PLACES |= {"ddp": ddp, "step": step, "clip": clip}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -158,12 +232,11 @@ def main(argv: list[str] | None = None) -> int:
     print(
         ", ".join(f"{key} {value}" for key, value in (about | {name: getattr(asked, name) for name in sizes}).items())
     )
-    if "loss" in asked.only and not hasattr(F, "linear_cross_entropy"):
-        print("F.linear_cross_entropy: not in this torch")
     rows = []
     for place in asked.only:
         torch._dynamo.reset()
-        ways = list(PLACES[place](asked))
+        if not (ways := list(PLACES[place](asked))):
+            continue
         times = {name: [] for name, _ in ways}
         for number in range(asked.rounds + 2):  # two to compile and settle
             for name, work in ways[number % len(ways) :] + ways[: number % len(ways)]:

@@ -54,8 +54,20 @@ class Saver:
     def __init__(self, folder: Path, *, is_main: bool, keep: int, say: Callable[[str], None]):
         self.folder, self.is_main, self.keep, self.say = folder, is_main, keep, say
         self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._preparing: Future | None = None
         self._writing: tuple[int, Future] | None = None
-        self._copies: dict[str, torch.Tensor] = {}  # kept, for new memory costs more than the copying
+        self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Make the copies' memory ready beside training, for that takes longer than the copying; to be called after an
+        update, and no more than a look when it was.
+
+        Does nothing where gathering what is sharded would be an exchange.
+        """
+        gathers = self._preparing is None and not _is_zero(optimizer) and not _is_sharded(model)
+        if self.is_main and gathers and optimizer.state:  # asked for without any, the moments would be made up
+            weights, moments = _gather(model, optimizer, alone=True)
+            self._preparing = self._writer.submit(lambda: (self._room(MODEL, weights), self._room(OPTIMIZER, moments)))
 
     def save(
         self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, *, alone: bool = False
@@ -68,12 +80,18 @@ class Saver:
             alone: this process saves and no other calls; possible where no tensor is sharded.
         """
         self.finish()
+        self.ready()
         weights, moments = _gather(model, optimizer, alone)
         if not (self.is_main or alone) or find_fault(self.folder / f"step-{step:08d}") is None:
             return
         weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
         future = self._writer.submit(_write, self.folder, step, weights, moments, state, self.keep)
         self._writing = step, future
+
+    def ready(self) -> None:
+        """Wait until the memory that ``prepare`` makes is there."""
+        if self._preparing is not None:
+            self._preparing.result()
 
     @property
     def done(self) -> bool:
@@ -98,13 +116,16 @@ class Saver:
         self._writer.shutdown()
 
     def _copy(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        copied = {}
+        room = self._room(file, tensors)
+        return {name: room[name].copy_(tensor) for name, tensor in tensors.items()}
+
+    def _room(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():
-            key = f"{file}:{name}"
-            if key not in self._copies:
-                self._copies[key] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
-            copied[name] = self._copies[key].copy_(tensor)
-        return copied
+            if (file, name) not in self._copies:
+                self._copies[file, name] = torch.full(
+                    tensor.shape, 0, dtype=tensor.dtype
+                )  # touched, so that it is there
+        return {name: self._copies[file, name] for name in tensors}
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> Path:
@@ -147,12 +168,16 @@ def _gather(
     model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return weights and moments by name: the tensors themselves, or copies of what is sharded, on the main process."""
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    sharded = _is_sharded(model)
     options = StateDictOptions(full_state_dict=sharded and not alone, cpu_offload=sharded)
     weights = get_model_state_dict(model, options=options)
     moments = _gather_moments(model, optimizer, options)
     weights = {name: tensor for name, tensor in weights.items() if name != TIED}
     return weights, {f"{name}/{kind}": v for name, kinds in moments.items() for kind, v in kinds.items()}
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def _is_zero(optimizer: torch.optim.Optimizer) -> bool:

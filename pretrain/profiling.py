@@ -33,7 +33,7 @@ class Profile:
 
     def __init__(self, folder: Path | None, device: torch.device, say: Callable[[str], None]):
         self.folder, self.say, self.on_card = folder, say, device.type == "cuda"
-        self._profile = None
+        self._profile, self._written = None, False
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_card else [])]
@@ -50,7 +50,7 @@ class Profile:
         """End; a run shorter than the recording has none."""
         if self._profile is not None:
             self._profile.stop()
-            if not (self.folder / "table.txt").exists():
+            if not self._written:
                 least = SKIPPED + WARM_UP + RECORDED
                 self.say(f"no profile: the run ended before {least} updates; give a larger --max_steps")
             self._profile = None
@@ -62,6 +62,7 @@ class Profile:
         took = {row.key: getattr(row, which) / 1000 / RECORDED for row in rows}  # ms an update
         table = _by_kind(took) + "\n" + rows.table(sort_by=which, row_limit=30, max_name_column_width=60)
         files.write_text(self.folder / "table.txt", table)
+        self._written = True
         self.say(f"profile of {RECORDED} updates in {self.folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")
 
 

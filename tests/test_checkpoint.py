@@ -167,6 +167,22 @@ def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path,
     assert all((parameter == 3).all() for parameter in other[0].parameters())
 
 
+def test_memory_made_ready_beside_training_is_what_the_first_save_copies_into(tmp_path):
+    model, optimizer = make(7)
+    with checkpoint.Saver(tmp_path, is_main=True, keep=0, say=pytest.fail) as saver:
+        saver.prepare(model, torch.optim.AdamW(model.parameters()))  # no update yet: no moments may be made up
+        assert not saver._copies
+        saver.prepare(model, optimizer)
+        saver.ready()
+        room = dict(saver._copies)
+        saver.save(1, model, optimizer, {})
+        assert room and room.keys() == saver._copies.keys()
+        assert all(tensor is room[key] for key, tensor in saver._copies.items())
+    other = make(1)
+    checkpoint.load(tmp_path / "step-00000001", *other)
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other[0].state_dict().items())
+
+
 def test_saving_over_a_damaged_checkpoint_replaces_it_and_keeps_the_good_ones(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)

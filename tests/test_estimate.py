@@ -21,6 +21,10 @@ def test_gpt2_124m_costs_what_is_published():
     assert shape.flops_per_token / 1e6 == pytest.approx(855, abs=1)
 
 
+def test_the_logits_that_are_planned_for_are_those_that_the_model_makes():
+    assert estimate.LOSS_ROWS == gpt2.CARD_ROWS
+
+
 def test_parameters_are_those_of_the_model():
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = gpt2.build(

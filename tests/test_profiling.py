@@ -1,0 +1,35 @@
+"""Profiles: what is told belongs to this run."""
+
+import torch
+
+from pretrain import profiling
+
+
+def test_a_run_too_short_for_a_profile_says_so_beside_an_earlier_one(tmp_path):
+    (tmp_path / "table.txt").write_text("of the attempt before")
+    said = []
+    profile = profiling.Profile(tmp_path, torch.device("cpu"), said.append)
+    profile.step()
+    profile.close()
+    assert len(said) == 1 and "no profile" in said[0] and "--max_steps" in said[0]
+
+
+def test_a_profile_counts_every_operation_once_and_names_its_kind(tmp_path):
+    said, weight = [], torch.zeros(64, 64)
+    profile = profiling.Profile(tmp_path, torch.device("cpu"), said.append)
+    for _ in range(profiling.SKIPPED + profiling.WARM_UP + profiling.RECORDED):
+        weight.add_(weight @ weight)
+        profile.step()
+    profile.close()
+    head, *kinds = (tmp_path / "table.txt").read_text().split("\n\n")[0].splitlines()[: len(profiling.KINDS) + 2]
+    took = {line[:20].strip(): float(line[20:].split()[0]) for line in kinds}
+    assert took["matrix products"] > 0 and abs(sum(took.values()) - float(head[20:].split()[0])) < 0.1
+    assert len(said) == 1 and str(tmp_path) in said[0]
+
+
+def test_without_a_folder_nothing_is_recorded_or_said():
+    said = []
+    profile = profiling.Profile(None, torch.device("cpu"), said.append)
+    profile.step()
+    profile.close()
+    assert said == []
