@@ -109,9 +109,8 @@ def main(argv: list[str] | None = None) -> int:
     }
     print(f"machine             {found['machine']}")
     print(f"checkpoint          {found['checkpoint_bytes'] / 1e9:.2f} GB")
-    print(
-        f"training waits      {', '.join(f'{s:.2f}' for s in pauses)} s; before the first, {made_ready:.2f} s beside it for the memory"
-    )
+    print(f"training waits      {', '.join(f'{s:.2f}' for s in pauses)} s")
+    print(f"memory made ready   {made_ready:.2f} s, once, beside training")
     print(f"on disk after       {', '.join(f'{s:.2f}' for s in writes)} s, hashed, read back, beside training")
     print(f"if training waited  {', '.join(f'{s:.2f}' for s in waiting)} s")
     print(f"validation          {statistics.median(looking):.2f} s for {asked.eval_tokens:,} tokens (median of 3)")

@@ -4,8 +4,8 @@
     python benchmarks/places.py --only loss compile --rounds 9
 
 Each place prints the median milliseconds of its ways and the median of the rounds' ratios to the first way. What trains by
-default is marked. A way that this machine or torch has not is left out, and that is said. Beside exchanging (benchmarks/scaling.py),
-DDP costs something of its own, which one process alone shows. Liger's loss is measured where liger-kernel is installed.
+default is marked. A way that this machine or torch has not is left out, and that is said; Liger's loss needs liger-kernel.
+Beside exchanging (benchmarks/scaling.py), DDP costs something of its own, which one process alone shows.
 """
 
 import sys
