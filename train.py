@@ -728,11 +728,12 @@ def describe_data(recipe: config.Recipe, corpus: Corpus, order: windows.TrainOrd
     """Say what the run reads, a line a source, and what the user should know about where it lies."""
     read, shares = order.read_before(recipe.max_steps), order.shares()
     for source, windows_read, share in zip(corpus.sources, read, shares, strict=True):
-        folder, train, complete = source.folder, source.train, source.manifest["complete"]
-        tokens = windows_read * recipe.sequence_length
+        folder, train, manifest = source.folder, source.train, shards.describe_folder(source.folder)
+        tokens, complete = windows_read * recipe.sequence_length, manifest["complete"]
+        there = sum(row["tokens"] for row in manifest["splits"]["train"])  # a reader may be further than what is opened
         yield (
-            f"data     {folder}: {train.num_tokens:,} train tokens{'' if complete else ' so far, more are being read'}; "
-            f"the run reads {tokens:,}{f' ({tokens / train.num_tokens:.2f} epochs)' if complete else ''}"
+            f"data     {folder}: {there:,} train tokens{'' if complete else ' so far, more are being read'}; "
+            f"the run reads {tokens:,}{f' ({tokens / there:.2f} epochs)' if complete else ''}"
             f"{f', {share:.1%} of its windows' if len(shares) > 1 else ''}"
         )
         if train.dropped_tokens > 0.01 * train.num_tokens:

@@ -110,7 +110,7 @@ def alternate(variants: dict[str, Callable[[Turns], None]], *, rounds: int, step
                 theirs.close()
                 started[name] = process, connection
             for number in range(rounds + 1):  # 0: building and warming up
-                first, words = max(0, number - 1) % len(names), []
+                first = max(0, number - 1) % len(names)
                 for name in [name for name in names[first:] + names[:first] if not found[name]["problem"]]:
                     begin, (process, connection) = time.perf_counter(), started[name]
                     try:
@@ -126,9 +126,8 @@ def alternate(variants: dict[str, Callable[[Turns], None]], *, rounds: int, step
                     elif number:
                         found[name]["turns"].append(answer)
                     figure = f"{1000 * answer['seconds']:.1f} ms" if number and not problem else problem
-                    words.append(f"{name} {figure or f'is ready after {time.perf_counter() - begin:.0f} s'}")
-                if words:
-                    print(f"round {number}  {', '.join(words)}", file=sys.stderr, flush=True)
+                    figure = figure or f"is ready after {time.perf_counter() - begin:.0f} s"
+                    print(f"round {number} of {rounds}  {name} {figure}", file=sys.stderr, flush=True)
         finally:
             for process, connection in started.values():
                 connection.close()

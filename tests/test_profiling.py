@@ -27,6 +27,20 @@ def test_a_profile_counts_every_operation_once_and_names_its_kind(tmp_path):
     assert len(said) == 1 and str(tmp_path) in said[0]
 
 
+def test_matrix_products_of_an_optimizer_are_the_optimizers(tmp_path):
+    weight = torch.nn.Parameter(torch.eye(64))
+    optimizer = torch.optim.Muon([weight])
+    profile = profiling.Profile(tmp_path, torch.device("cpu"), lambda line: None)
+    for _ in range(profiling.SKIPPED + profiling.WARM_UP + profiling.RECORDED):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        profile.step()
+    profile.close()
+    table = (tmp_path / "table.txt").read_text()
+    took = {line[:20].strip(): float(line[20:].split()[0]) for line in table.splitlines()[1 : len(profiling.KINDS) + 2]}
+    assert took["matrix products"] == 0 < took["optimizer"]
+
+
 def test_without_a_folder_nothing_is_recorded_or_said():
     said = []
     profile = profiling.Profile(None, torch.device("cpu"), said.append)
