@@ -27,7 +27,6 @@ from aiohttp import ClientTimeout
 from datasets.packaged_modules.json.json import Json
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
-from huggingface_hub.utils._http import default_client_factory
 from pyarrow.dataset import ParquetFragmentScanOptions
 
 from .errors import BadInput, TrainingStopped
@@ -171,22 +170,8 @@ def _retry_here(say: Callable[[str], None]) -> None:
     datasets.config.STREAMING_OPEN_RETRY_INTERVAL = 0
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
-    huggingface_hub.set_client_factory(_patient_client)
     client = logging.getLogger("huggingface_hub")
     client.handlers, client.propagate = [_Hearing(say)], False
-
-
-def _patient_client() -> Any:
-    # The Hub's client waits for ever for a silent server: it has no time-out, is made anew after some errors, and asks
-    # for none where it lists files. What it asks for is put right as each request goes out.
-    def bound(request: Any) -> None:
-        limits = request.extensions.get("timeout", {})
-        kinds = ("connect", "read", "write", "pool")
-        request.extensions["timeout"] = {kind: limits.get(kind) or TIMEOUT_SECONDS for kind in kinds}
-
-    client = default_client_factory()
-    client.event_hooks = client.event_hooks | {"request": [*client.event_hooks["request"], bound]}
-    return client
 
 
 class _Patience:

@@ -514,9 +514,11 @@ class Hub:
     def __init__(self, server, folder):
         import huggingface_hub
 
-        from pretrain import stream
+        from pretrain import hub, stream
         from pretrain.errors import BadInput, TrainingStopped
 
+        hub.bound_client()
+        hub.TIMEOUT_SECONDS["read"] = 0.3
         self.server, self.folder, self.stream, self.waits, self.said = server, folder, stream, [], []
         self.stops, self.filesystem = (BadInput, TrainingStopped), huggingface_hub.HfFileSystem
         stream.time.sleep = self.waits.append
