@@ -1,0 +1,589 @@
+"""A curve has each point once however often the run was killed, and no tracker ends a run or holds it up.
+
+Real packages; each process of a run is a fork (of this one, which has imported them), so that it can be killed.
+"""
+
+import contextlib
+import http.server
+import importlib
+import importlib.util
+import json
+import math
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Done
+
+from pretrain import trackers
+from pretrain.errors import BadInput
+from pretrain.report import read_metrics
+
+KEY, TOKEN = "0canary1" * 5, "hf_canaryCanaryCanary"
+SAMPLES = [("the ", "cat sat"), ("a *dog*", " ate\n```\n<b>")]
+
+
+def needs(*names: str):
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+every_tracker = pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in trackers.NAMES])
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """What every fork would import for itself, once; trackio keeps its database where this says at its import."""
+    os.environ["TRACKIO_DIR"] = str(tmp_path_factory.mktemp("trackio"))
+    for name in ("accelerate.tracking", "requests", "wandb.sdk.launch", "torch.utils.tensorboard", "trackio"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    yield
+    del os.environ["TRACKIO_DIR"]
+
+
+@pytest.fixture
+def home(imported, tmp_path, monkeypatch):
+    """No login and nobody's settings; nothing here is part of a run folder."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "NETRC"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")  # which would call its makers
+    (tmp_path / "home").mkdir()
+
+
+@pytest.fixture
+def run_dir(home, tmp_path) -> Path:
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    return tmp_path / "runs" / "tiny"
+
+
+def process(body, *, terminal: bool = False, **environment: str) -> Done:
+    """Call ``body`` in a process of its own and return how it ended and everything it printed."""
+    from accelerate import PartialState
+
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 70
+        try:
+            os.environ.update(environment)
+            for number in (0, 1, 2) if terminal else (1, 2):
+                os.dup2(theirs, number)
+            if not terminal:
+                os.close(0)
+            sys.stdin, sys.stdout, sys.stderr = (open(0) if terminal else None), open(1, "w", 1), open(2, "w", 1)
+            PartialState(cpu=True)
+            body()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # how a terminal ends
+        while data := os.read(ours, 65536):
+            said += data
+    os.close(ours)
+    return Done(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode(), "")
+
+
+def begin(run_dir: Path, *names: str, rows=(), ids=None, **config) -> trackers.Trackers:
+    """Begin trackers as the trainer does."""
+    return trackers.Trackers(
+        names,
+        run_dir=run_dir,
+        project_name=run_dir.parent.parent.name,  # of this test alone
+        run_name="tiny",
+        tags=("a", "b"),
+        config={"learning_rate": 6e-4} | config,
+        ids=ids or {},
+        rows=rows,
+        say=lambda line: print(f"said: {line}"),
+    )
+
+
+def point(key: str, step: int) -> float:
+    return step + {"train/loss": 0.25, "train/lr": 0.5, "eval/loss": 0.75}[key]
+
+
+def train(run_dir: Path, name: str, first: int, last: int, *, killed: bool = False, ids=None) -> None:
+    """Do as a run from a checkpoint at ``first``: metrics.jsonl, then the tracker; killed: before anything is sent."""
+    path = run_dir / "metrics.jsonl"
+    done = [row for row in read_metrics(path) if row["step"] < first + ("train/loss" in row)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in done))
+    tracker = begin(run_dir, name, rows=done, ids=ids)
+    with open(path, "a") as out:
+
+        def report(step: int, *keys: str) -> None:
+            row = {"step": step, "tokens": 8 * step} | {key: point(key, step) for key in keys}
+            print(json.dumps(row), file=out, flush=True)
+            tracker.log(step, row)
+
+        for step in range(first, last + 1):
+            if step % 4 == 0:
+                report(step, "eval/loss")
+                tracker.sample(step, SAMPLES)
+            if step < last:
+                report(step + 1, "train/loss", "train/lr")
+    if killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tracker.close()
+
+
+def expected(last: int) -> list[tuple[str, int, float]]:
+    """Return the points of a run that was never killed."""
+    keys = [(key, step) for key in ("train/loss", "train/lr") for step in range(1, last + 1)]
+    keys += [("eval/loss", step) for step in range(0, last + 1, 4)]
+    return sorted((key, step, point(key, step)) for key, step in keys)
+
+
+def points(rows) -> list[tuple[str, int, float]]:
+    return sorted((key, row["step"], row[key]) for row in rows for key in row if "/" in key)
+
+
+def read_tensorboard(run_dir: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+
+
+def read_trackio(run_dir: Path) -> list[dict]:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    return SQLiteStorage.get_logs(run_dir.parent.parent.name, run=ids_of(run_dir)["trackio"])
+
+
+def ids_of(run_dir: Path) -> dict[str, str]:
+    return json.loads((run_dir / trackers.IDS).read_text())
+
+
+class WandbServer(http.server.ThreadingHTTPServer):
+    """What of wandb's server its client needs for a run: rows at their offset, and what a resumed run asks."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        self.history, self.summary, self.config, self.dead = [], {}, None, False
+        super().__init__(("127.0.0.1", 0), WandbHandler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_) -> None:
+        """Clients that go away are what these tests are about."""
+
+    def take(self, name: str, offset: int, lines: list[str]) -> None:
+        if name == "wandb-history.jsonl":
+            self.history[offset : offset + len(lines)] = map(json.loads, lines)
+        elif name == "wandb-summary.json":
+            self.summary = json.loads(lines[-1])
+
+    def answer(self, operation: str, asked: dict) -> dict:
+        run = {"id": "1", "name": asked.get("name"), "displayName": "tiny", "config": self.config or "{}"}
+        if operation == "UpsertBucket":
+            self.config = asked.get("config") or self.config
+            project = {"id": "2", "name": asked["project"], "entity": {"id": "3", "name": "me"}}
+            return {"upsertBucket": {"bucket": run | {"project": project}, "inserted": not self.history}}
+        if operation == "RunResumeStatus" and self.config is not None:
+            tail = json.dumps([json.dumps(row) for row in self.history[-1:]])
+            counts = {"logLineCount": 0, "historyLineCount": len(self.history), "eventsLineCount": 0}
+            run |= counts | {"historyTail": tail, "eventsTail": "[]", "summaryMetrics": json.dumps(self.summary)}
+            return {"model": {"id": "2", "bucket": run | {"tags": [], "wandbConfig": '{"t": 1}'}}}
+        if operation == "CreateRunFiles":
+            names = [{"name": name, "uploadUrl": f"{self.url}/{name}"} for name in asked["files"]]
+            return {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": names}}
+        return {}
+
+
+class WandbHandler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.dead = True
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_PUT(self) -> None:
+        self.do_POST()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.dead:
+            self.close_connection = True
+            return
+        asked = json.loads(body) if self.command == "POST" else {}
+        answer = {}
+        if "query" in asked:
+            operation = re.search(r"(query|mutation)\s+(\w+)", asked["query"])[2]
+            answer = {"data": self.server.answer(operation, asked.get("variables") or {})}
+        for name, chunk in asked.get("files", {}).items():
+            self.server.take(name, chunk["offset"], chunk["content"])
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def wandb_server():
+    with WandbServer() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def logged_in(url: str) -> dict[str, str]:
+    return {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url, "HF_TOKEN": TOKEN}
+
+
+def assert_no_canary(folder: Path, said: str = "") -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    for canary in (KEY, TOKEN):
+        assert canary not in said
+        assert not [path for path in files if canary.encode() in path.read_bytes()]
+
+
+def kill_and_resume(run_dir: Path, name: str, **environment: str) -> str:
+    """Twice from the checkpoint at 8: after a kill that lost what was not yet sent, and after one that lost nothing."""
+    first = process(lambda: train(run_dir, name, 0, 10, killed=True), **environment)
+    assert first.returncode == -signal.SIGKILL, first.stdout
+    second = process(lambda: train(run_dir, name, 8, 14), **environment)
+    third = process(lambda: train(run_dir, name, 8, 20), **environment)
+    assert (second.returncode, third.returncode) == (0, 0), second.stdout + third.stdout
+    assert "off from here" not in first.stdout + second.stdout + third.stdout
+    return first.stdout + second.stdout + third.stdout
+
+
+@needs("tensorboard")
+def test_tensorboard_has_one_curve_and_every_point_on_disk_when_killed(run_dir):
+    def read() -> list[tuple[str, int, float]]:
+        found = read_tensorboard(run_dir)
+        return points({"step": e.step, tag: e.value} for tag in found.Tags()["scalars"] for e in found.Scalars(tag))
+
+    process(lambda: train(run_dir, "tensorboard", 0, 10, killed=True))
+    assert read() == expected(10)
+    kill_and_resume(run_dir, "tensorboard")
+    assert read() == expected(20)
+    (run,) = {path.parent for path in run_dir.rglob("events.*")}  # no second run beside it for hyperparameters
+    assert run == run_dir / "tensorboard"
+    texts = read_tensorboard(run_dir).Tensors("samples/text_summary")
+    assert [event.step for event in texts] == [0, 4, 8, 12, 16, 20]
+    assert "    the cat sat" in texts[0].tensor_proto.string_val[0].decode()
+
+
+@needs("tensorboard")
+def test_tensorboard_mends_a_row_that_was_half_written(run_dir):
+    process(lambda: train(run_dir, "tensorboard", 0, 4))
+    (path,) = (run_dir / "tensorboard").iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[: data.rindex(b"train/lr") + 3])  # the last row's second value is torn
+    process(lambda: train(run_dir, "tensorboard", 4, 6))
+    found = read_tensorboard(run_dir)
+    assert [event.step for event in found.Scalars("train/lr")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+
+
+@needs("trackio")
+def test_trackio_has_one_curve(run_dir):
+    said = kill_and_resume(run_dir, "trackio")
+    rows = read_trackio(run_dir)
+    assert points(rows) == expected(20)
+    tables = [(row["step"], row["samples"]["_value"]) for row in rows if "samples" in row]
+    assert [step for step, _ in tables] == [8, 12, 16, 20]  # of what was killed unsent, metrics.jsonl has no samples
+    assert tables[0][1] == [{"prompt": prompt, "text": text} for prompt, text in SAMPLES]
+    assert said.count("trackio show --project") == 3 and "* " not in said
+
+
+@needs("wandb")
+def test_wandb_offline_is_one_curve_after_the_sync_that_it_names(run_dir, wandb_server):
+    said = kill_and_resume(run_dir, "wandb")
+    assert said.count("said: wandb: offline") == 3  # once a process
+    command = re.search(r"wandb sync \S+", said)[0].split()
+    subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=run_dir,  # where it leaves a log
+        env=os.environ | logged_in(wandb_server.url),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+    )
+    assert points(wandb_server.history) == expected(20)
+    assert all(row["tokens"] == 8 * row["step"] for row in wandb_server.history if "eval/loss" in row)
+
+
+@needs("wandb")
+def test_wandb_online_is_one_curve_also_on_another_machine(run_dir, wandb_server):
+    kill_and_resume(run_dir, "wandb", **logged_in(wandb_server.url))
+    assert points(wandb_server.history) == expected(20)
+    assert [row["step"] for row in wandb_server.history if "samples" in row] == [8, 12, 16, 20]
+    elsewhere, ids = run_dir.parent.parent / "elsewhere" / "tiny", ids_of(run_dir)
+    elsewhere.mkdir(parents=True)
+    process(lambda: train(elsewhere, "wandb", 16, 24, ids=ids), **logged_in(wandb_server.url))
+    assert ids_of(elsewhere) == ids
+    assert points(wandb_server.history) == expected(24)
+    assert "learning_rate" in wandb_server.config and "args" not in wandb_server.config
+
+
+@needs("wandb")
+def test_wandb_online_again_sends_what_was_offline_and_leaves_nothing_to_sync(run_dir, wandb_server):
+    process(lambda: train(run_dir, "wandb", 0, 10))
+    process(lambda: train(run_dir, "wandb", 8, 14), **logged_in(wandb_server.url))
+    assert points(wandb_server.history) == expected(14)
+    assert [path.parent.name[:8] for path in run_dir.rglob("*.wandb.synced")] == ["offline-"]
+
+
+@every_tracker
+def test_tracker_that_joins_a_run_late_gets_its_past(run_dir, name, wandb_server):
+    (run_dir / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": s, "tokens": 8 * s, "train/loss": point("train/loss", s)}) + "\n" for s in (1, 2))
+    )
+    process(lambda: train(run_dir, name, 2, 3), **logged_in(wandb_server.url))
+    if name == "tensorboard":
+        found = [{"step": e.step, "train/loss": e.value} for e in read_tensorboard(run_dir).Scalars("train/loss")]
+    else:
+        found = read_trackio(run_dir) if name == "trackio" else wandb_server.history
+    losses = [(row["step"], row["train/loss"]) for row in found if "train/loss" in row]
+    assert losses == [(1, 1.25), (2, 2.25), (3, 3.25)]
+
+
+@every_tracker
+def test_no_number_breaks_a_tracker(run_dir, name):
+    def body():
+        tracker = begin(run_dir, name)
+        for step, value in enumerate((None, math.nan, math.inf, 2.0), start=1):
+            tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": value, "mfu": None})
+        tracker.log(5, {"step": 5, "tokens": 40, "train/loss": None, "mfu": 0.5})
+        tracker.close()
+
+    done = process(body)
+    assert done.returncode == 0 and "off from here" not in done.stdout, done.stdout
+    if name == "wandb":
+        (path,) = run_dir.rglob("*.wandb")
+        assert trackers._last_row(path) == 5 * trackers.KINDS_AT_MOST + trackers.KINDS.index("other")
+        return
+    if name == "tensorboard":
+        found = read_tensorboard(run_dir)
+        rows = [{"step": e.step, tag: e.value} for tag in found.Tags()["scalars"] for e in found.Scalars(tag)]
+    else:
+        rows = read_trackio(run_dir)
+    assert [(row["step"], row["mfu"]) for row in rows if "mfu" in row] == [(5, 0.5)]
+    assert [(row["step"], repr(row["train/loss"])) for row in rows if "train/loss" in row] == [
+        (2, "nan"),
+        (3, "inf"),
+        (4, "2.0"),
+    ]
+
+
+@needs("wandb")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_wandb_without_a_login_asks_nothing_and_says_so_once(run_dir, terminal):
+    def body():
+        tracker = begin(run_dir, "wandb")
+        tracker.log(1, {"step": 1, "tokens": 8, "train/loss": 1.0})
+        tracker.sample(1, SAMPLES)
+        tracker.close()
+
+    done = process(body, terminal=terminal)
+    wandb_dir = run_dir / "wandb"
+    line = (
+        f"said: wandb: offline, for no login was found (wandb login). To send the curves later: wandb sync {wandb_dir}"
+    )
+    assert (done.returncode, done.stdout.split("\n")) == (0, [line + ("\r" if terminal else ""), ""])
+    assert {path.name for path in run_dir.iterdir()} == {"wandb", trackers.IDS}
+    assert not {"wandb-metadata.json", "requirements.txt"} & {path.name for path in run_dir.rglob("*")}
+
+
+@needs("wandb")
+@pytest.mark.parametrize("listens", [True, False])
+def test_wandb_without_an_answer_goes_offline_in_time(run_dir, monkeypatch, listens):
+    monkeypatch.setattr(trackers, "INIT_SECONDS", 1)
+
+    def body():
+        began = time.monotonic()
+        tracker = begin(run_dir, "wandb")
+        assert time.monotonic() - began < trackers.INIT_SECONDS + 10  # of the default 90
+        tracker.log(1, {"step": 1, "tokens": 8, "train/loss": 1.0})
+        tracker.close()
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listens:
+            silent.listen()
+        done = process(body, **logged_in(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("\n") == 1 and done.stdout.startswith(
+        "said: wandb: offline, for the server cannot be used"
+    )
+    assert_no_canary(run_dir, done.stdout)
+
+
+@needs("wandb")
+def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_server, monkeypatch):
+    monkeypatch.setattr(trackers, "FINISH_SECONDS", 1)
+
+    def body():
+        tracker = begin(run_dir, "wandb")
+        urllib.request.urlopen(wandb_server.url)  # its end
+        began = time.monotonic()
+        for step in range(1, 1001):
+            tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": 1.0})
+        logged = time.monotonic()
+        tracker.close()
+        print(f"took {logged - began:.1f} {time.monotonic() - logged:.1f}")
+
+    done = process(body, **logged_in(wandb_server.url))
+    assert done.returncode == 0, done.stdout
+    logging, closing = map(float, re.search(r"took (\S+) (\S+)", done.stdout).groups())
+    assert logging < 5 and closing < trackers.FINISH_SECONDS + 3
+    assert_no_canary(run_dir, done.stdout)
+
+
+@needs("wandb")
+def test_wandb_whose_own_process_dies_is_switched_off(run_dir):
+    def body():
+        tracker = begin(run_dir, "wandb")
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            pid, name, _, parent = stat.read_text().split()[:4]
+            if name == "(wandb-core)" and int(parent) == os.getpid():
+                os.kill(int(pid), signal.SIGKILL)
+                os.waitpid(int(pid), 0)
+        for step in range(1, 4):
+            tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": 1.0})
+        tracker.close()
+
+    done = process(body)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("said: wandb: off from here") == 1
+
+
+@needs("wandb")
+@pytest.mark.parametrize(("mode", "lines"), [("disabled", 0), ("offline", 1)])
+def test_wandb_mode_of_the_environment_holds(run_dir, mode, lines):
+    environment = logged_in("http://127.0.0.1:9") | {"WANDB_MODE": mode}
+    done = process(lambda: train(run_dir, "wandb", 0, 4), **environment)
+    assert done.returncode == 0 and done.stdout.count("said: ") == lines, done.stdout
+    assert len(list(run_dir.rglob("*.wandb"))) == lines
+    assert_no_canary(run_dir, done.stdout)
+
+
+@needs("tensorboard", "trackio")
+def test_local_trackers_open_no_connection(run_dir):
+    def body():
+        def connect(*args):
+            print("connects to", args)
+
+        socket.socket.connect = socket.socket.connect_ex = connect
+        for name in ("tensorboard", "trackio"):
+            train(run_dir, name, 0, 4)
+
+    done = process(body, HF_TOKEN=TOKEN)
+    assert done.returncode == 0 and "connects" not in done.stdout, done.stdout
+    assert_no_canary(run_dir, done.stdout)
+    assert_no_canary(Path(os.environ["TRACKIO_DIR"]))
+
+
+@needs("trackio")
+def test_trackio_that_hangs_as_it_begins_is_switched_off(run_dir, monkeypatch):
+    import trackio
+
+    monkeypatch.setattr(trackers, "INIT_SECONDS", 0.3)
+    monkeypatch.setattr(trackio.run, "_get_default_namespace", threading.Event().wait)  # who a token is of: the Hub
+    done = process(lambda: train(run_dir, "trackio", 0, 4))
+    assert done.returncode == 0
+    assert (
+        done.stdout.count("said: ") == 1 and "trackio: off from here: TimeoutError: no answer in 0.3 s" in done.stdout
+    )
+
+
+@needs("tensorboard", "trackio")
+def test_tracker_that_fails_is_switched_off_once_and_the_others_go_on(run_dir):
+    def body():
+        both = begin(run_dir, "tensorboard", "trackio")
+
+        def fail(*_):
+            raise RuntimeError(f"no room for {TOKEN}\nand more")
+
+        both._open["tensorboard"].log = fail
+        for step in (1, 2):
+            both.log(step, {"step": step, "tokens": 8 * step, "train/loss": float(step)})
+            both.sample(step, SAMPLES)
+        both.close()
+
+    done = process(body, HF_TOKEN=TOKEN)
+    assert done.returncode == 0
+    assert done.stdout.count("tensorboard: off from here: RuntimeError: no room for (HF_TOKEN). The run goes on") == 1
+    assert [row["train/loss"] for row in read_trackio(run_dir) if "train/loss" in row] == [1.0, 2.0]
+
+
+@needs("tensorboard", "trackio")
+def test_tracker_that_cannot_begin_is_switched_off_and_the_others_go_on(run_dir):
+    (run_dir / "tensorboard").write_text("a file")
+    done = process(lambda: begin(run_dir, "tensorboard", "trackio").close())
+    assert done.returncode == 0
+    assert "tensorboard: off from here" in done.stdout and "trackio show" in done.stdout
+
+
+def test_no_tracker_imports_nothing_and_writes_nothing(tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from pretrain import trackers
+trackers.check([], "any name")
+none = trackers.Trackers([], run_dir=Path({str(tmp_path)!r}), project_name="", run_name="", tags=(), config={{}},
+                         ids={{}}, rows=[{{"step": 1}}], say=print)
+none.log(1, {{"step": 1, "train/loss": 1.0}})
+none.sample(1, [("a", "b")])
+none.close()
+print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "accelerate", *trackers.NAMES}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n" and not list(tmp_path.iterdir())
+
+
+def test_what_is_not_installed_is_found_before_anything_is_written(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trackio" else object())
+    trackers.check(["wandb", "tensorboard"], "ursa-minor")
+    with pytest.raises(BadInput) as refused:
+        trackers.check(["wandb", "trackio"], "ursa minor")
+    assert refused.value.lines == [
+        "report_to = trackio: the package is not installed; pip install trackio==0.43.0, or leave trackio out",
+        "project_name = 'ursa minor': letters, digits, _ . and - only, 1 to 128 of them",
+    ]
+
+
+def test_last_row_is_found_over_blocks_and_at_every_torn_end(run_dir):
+    pytest.importorskip("wandb", reason="not installed: wandb")
+
+    def body():
+        tracker = begin(run_dir, "wandb")
+        for step in range(1, 401):
+            tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": 1 / step, "train/lr": 1 / 3})
+        tracker.close()
+
+    assert process(body).returncode == 0
+    (path,) = run_dir.rglob("*.wandb")
+    data = path.read_bytes()
+    assert len(data) > 2 * trackers.BLOCK and trackers._last_row(path) == 4000
+    found = []
+    for size in range(7, len(data), 4099):
+        path.write_bytes(data[:size])
+        found.append(trackers._last_row(path))
+    assert found[0] == -1 and found == sorted(found) and len(set(found)) > 10
