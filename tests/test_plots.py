@@ -1,14 +1,59 @@
-"""curves.png is drawn from whatever rows a run has."""
+"""curves.png is drawn from whatever rows a run has; several runs are told apart in one picture."""
 
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
 import pytest
+from conftest import ROOT
+from matplotlib.figure import Figure
 
-from pretrain.plots import draw_curves
+from benchmarks import plot_runs
+from pretrain.plots import draw_curves, draw_runs
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
 LOOK = {"step": 2, "tokens": 16, "eval/loss": 2.5}
+SCORED = {"step": 2, "tokens": 16, "hellaswag/items": 1000}
+SCORED |= {"hellaswag/acc": 0.27, "hellaswag/acc_stderr": 0.01, "hellaswag/acc_token_norm": 0.28}
+PUBLISHED = {"eval/loss": {"GPT-2": 3.29}, "hellaswag/acc": {"GPT-2": 0.2892}, "hellaswag/acc_norm": {"GPT-2": 0.3114}}
 
 
-@pytest.mark.parametrize("rows", [[*TRAIN, LOOK], TRAIN, [LOOK], [*TRAIN, {"step": 3}]])
+def long_run(steps: int) -> list[dict]:
+    """Rows as a real run's: a loss that falls from 11 to 3, a look every 250 steps."""
+    noise = np.random.default_rng(1).normal(0, 0.04, steps + 1)
+    rows = []
+    for step in range(1, steps + 1):
+        loss = 3 + 8 * float(np.exp(-step / (0.01 * steps)))
+        row = {"step": step, "tokens": 1000 * step, "train/loss": loss + noise[step], "train/grad_norm": loss / 10}
+        row |= {"train/lr": 1e-3 * (1 - step / steps), "tokens_per_second": 9e4 + noise[step], "mfu": 0.4}
+        rows.append(row | {"elapsed_seconds": 2.0 * step})
+        if step % 250 == 0:
+            rows.append({"step": step, "tokens": 1000 * step, "eval/loss": loss})
+    return rows
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[Figure]:
+    """The figures that were saved."""
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    return figures
+
+
+def names(figure: Figure) -> list[str]:
+    return [axes.get_ylabel() for axes in figure.axes]
+
+
+def words(axes) -> list[str]:
+    return [text.get_text().strip() for text in axes.texts]
+
+
+@pytest.mark.parametrize(
+    "rows", [[*TRAIN, LOOK], TRAIN, [LOOK], [SCORED], [*TRAIN, {"step": 3}], [*TRAIN, LOOK, SCORED]]
+)
 def test_curves_are_a_png(tmp_path, rows):
     draw_curves(rows, tmp_path / "curves.png", "a run")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -18,4 +63,188 @@ def test_curves_are_a_png(tmp_path, rows):
 @pytest.mark.parametrize("rows", [[], [{"step": 0, "tokens": 0}], [{"step": 1, "train/loss": 2.0}]])
 def test_nothing_is_drawn_from_nothing(tmp_path, rows):
     draw_curves(rows, tmp_path / "curves.png", "a run")
+    assert not draw_runs({"a run": rows}, tmp_path / "runs.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path, monkeypatch):
+    draw_curves(TRAIN, tmp_path / "curves.png", "a run")
+    before = (tmp_path / "curves.png").read_bytes()
+
+    def full(self, path, **how):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space"):
+        draw_curves([*TRAIN, LOOK], tmp_path / "curves.png", "a run")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, drawn):
+    for rows in (
+        [LOOK],
+        [LOOK, *TRAIN],
+        [LOOK, *TRAIN, SCORED],
+        [LOOK, {**TRAIN[0], "mfu": 0.4, "train/grad_norm": 1.0}],
+    ):
+        draw_curves(rows, tmp_path / "curves.png", "a run")
+    assert [name.split(" (")[0] for name in names(drawn[0])] == ["loss"]
+    assert [name.split(" (")[0] for name in names(drawn[1])] == ["loss", "learning rate", "tokens / s", "gradient norm"]
+    assert "HellaSwag (% of 1,000)" in names(drawn[2])
+    assert "MFU (%)" in names(drawn[3]) and "MFU (%)" not in names(drawn[2])
+    heights = [figure.get_figheight() for figure in drawn]
+    assert heights[0] < heights[1] < heights[2] and len({figure.get_figwidth() for figure in drawn}) == 1
+
+
+def test_large_losses_at_the_start_do_not_squash_the_curve(tmp_path, drawn):
+    draw_curves(long_run(1000), tmp_path / "curves.png", "a run")
+    low, high = drawn[0].axes[0].get_ylim()
+    assert 2.5 < low < 2.9 and 3.1 < high < 4
+
+
+def test_a_curve_with_few_points_is_shown_whole(tmp_path, drawn):
+    looks = [{"step": step, "tokens": step, "eval/loss": loss} for step, loss in ((0, 9.0), (1000, 4.0))]
+    draw_curves(looks, tmp_path / "curves.png", "a run")
+    low, high = drawn[0].axes[0].get_ylim()
+    assert low < 4 and high > 8.9
+
+
+def test_the_last_validation_loss_and_the_title_are_written(tmp_path, drawn):
+    draw_curves(
+        [*TRAIN, {**LOOK, "step": 1, "tokens": 8, "eval/loss": 2.75}, LOOK], tmp_path / "curves.png", "_a $run$ ^2"
+    )
+    assert words(drawn[0].axes[0]) == ["2.500"]
+    assert drawn[0].axes[0].get_title() == "_a $run$ ^2"
+    assert not drawn[0].axes[0].title.get_parse_math()
+
+
+def test_what_others_published_is_a_named_line_where_the_run_has_that_metric(tmp_path, drawn):
+    draw_curves([*TRAIN, LOOK], tmp_path / "curves.png", "a run", published=PUBLISHED)
+    draw_curves([*TRAIN, LOOK, SCORED], tmp_path / "curves.png", "a run", published=PUBLISHED)
+    draw_curves([*TRAIN, LOOK, SCORED], tmp_path / "curves.png", "a run")
+    assert words(drawn[0].axes[0]) == ["GPT-2: 3.29", "2.500"]
+    assert not any("HellaSwag" in name for name in names(drawn[0]))
+    assert words(drawn[1].axes[1]) == ["GPT-2: 28.92", "chance"]  # acc_norm was not scored
+    assert words(drawn[2].axes[0]) == ["2.500"] and words(drawn[2].axes[1]) == ["chance"]
+    flat = [line.get_ydata()[0] for line in drawn[1].axes[1].get_lines() if line.get_linestyle() == "--"]
+    assert flat == [0.2892, 0.25]
+    low, high = drawn[0].axes[0].get_ylim()
+    assert low < 2.5 and high > 3.29  # the line is in view
+
+
+def test_hellaswag_has_a_band_of_one_standard_error_and_its_last_score(tmp_path, drawn):
+    earlier = SCORED | {"step": 1, "tokens": 8, "hellaswag/acc": 0.25, "hellaswag/acc_stderr": 0.02}
+    draw_curves([earlier, SCORED], tmp_path / "curves.png", "a run")
+    (axes,) = drawn[0].axes
+    (band,) = axes.collections  # acc_token_norm has no errors in these rows
+    corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6)}
+    assert {(8, 0.23), (8, 0.27), (16, 0.26), (16, 0.28)} <= corners
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["acc 27.00 ± 1.00", "acc_token_norm 28.00"]
+
+
+def test_values_that_are_not_finite_are_left_out(tmp_path, drawn):
+    skipped = {"step": 3, "tokens": 24, "train/loss": float("nan"), "train/grad_norm": float("inf"), "train/lr": 0.1}
+    draw_curves([*TRAIN, skipped, LOOK], tmp_path / "curves.png", "a run")
+    assert list(drawn[0].axes[0].get_lines()[0].get_xdata()) == [8, 16]
+
+
+def test_a_long_run_is_drawn_in_seconds(tmp_path):
+    rows = long_run(20_000)
+    start = time.process_time()
+    draw_curves(rows, tmp_path / "curves.png", "a run")
+    assert time.process_time() - start < 6  # 1 to 2 here
+    assert (tmp_path / "curves.png").stat().st_size < 500_000
+
+
+def runs_of(figure: Figure, panel: int) -> list:
+    return [line for line in figure.axes[panel].get_lines() if line.get_gid() == "run"]
+
+
+def test_runs_keep_their_colours_and_are_named_with_their_last_validation_loss(tmp_path, drawn):
+    assert draw_runs({"$a": [*TRAIN, LOOK], "_b": TRAIN, "c": [LOOK, SCORED]}, tmp_path / "r.png", score="acc")
+    (figure,) = drawn
+    assert names(figure) == ["train loss\n(nats per token)", "validation loss\n(nats per token)", "HellaSwag acc (%)"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["$a: 2.500", "_b", "c: 2.500"]
+    assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
+    colors = [[line.get_color() for line in runs_of(figure, panel)] for panel in range(3)]
+    assert colors[0] == colors[1] == colors[2] and len({*colors[0]}) == 3
+    assert [len(line.get_xdata()) for line in runs_of(figure, 0)] == [2, 2, 0]
+
+
+def test_more_runs_than_colours_differ_in_their_dashes(tmp_path, drawn):
+    draw_runs({str(number): TRAIN for number in range(20)}, tmp_path / "r.png")
+    assert len({(line.get_color(), line.get_linestyle()) for line in runs_of(drawn[0], 0)}) == 20
+
+
+def test_hours_are_those_of_training_also_for_looks(tmp_path, drawn):
+    rows = long_run(500)  # 2 s a step
+    draw_runs({"a": rows}, tmp_path / "r.png", x="hours")
+    draw_runs({"a": rows}, tmp_path / "r.png", x="steps")
+    assert list(runs_of(drawn[0], 1)[0].get_xdata()) == pytest.approx([500 / 3600, 1000 / 3600])
+    assert list(runs_of(drawn[1], 1)[0].get_xdata()) == [250, 500]
+    assert [figure.axes[-1].get_xlabel() for figure in drawn] == ["hours of training", "step"]
+
+
+def test_a_noisy_train_loss_is_drawn_as_means_and_says_so(tmp_path, drawn):
+    rows = long_run(2000)
+    draw_runs({"a": rows, "short": TRAIN}, tmp_path / "r.png")
+    line = runs_of(drawn[0], 0)[0]
+    first = [row["train/loss"] for row in rows if "train/loss" in row][:5]
+    assert len(line.get_xdata()) == 400 and line.get_ydata()[0] == pytest.approx(np.mean(first))
+    assert names(drawn[0])[0].startswith("train loss, means of 5")
+
+
+@pytest.fixture
+def two_runs(tmp_path, monkeypatch) -> Path:
+    for name, rows in (("one", [*TRAIN, LOOK]), ("two", [*TRAIN, {**LOOK, "eval/loss": 2.25}])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_plot_runs_takes_folders_and_files(two_runs, drawn, capsys):
+    assert plot_runs.main(["one", "two/metrics.jsonl", "--x", "steps", "--out", "both.png"]) == 0
+    assert plot_runs.main(["one", "two", "--labels", "AdamW", "Muon"]) == 0
+    assert capsys.readouterr().out == "both.png\nruns.png\n"
+    labels = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn]
+    assert labels == [["one: 2.500", "two: 2.250"], ["AdamW: 2.500", "Muon: 2.250"]]
+    assert (two_runs / "both.png").is_file() and (two_runs / "runs.png").is_file()
+
+
+def test_plot_runs_names_runs_of_one_name_by_their_paths(two_runs, drawn):
+    (two_runs / "other" / "one").mkdir(parents=True)
+    (two_runs / "one" / "metrics.jsonl").rename(two_runs / "other" / "one" / "metrics.jsonl")
+    (two_runs / "two").rename(two_runs / "one2")
+    (two_runs / "one2" / "metrics.jsonl").rename(two_runs / "one" / "metrics.jsonl")
+    assert plot_runs.main(["one", "other/one"]) == 0
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["one: 2.250", "other/one: 2.500"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["one", "none"], "none: no such file; give a run's folder or its metrics.jsonl"),
+        (["one", "."], "metrics.jsonl: no such file"),
+        (["one", "two", "--labels", "a"], "--labels: 1 labels for 2 runs"),
+        (["one", "two", "--labels", "a", "a"], "two runs have one name"),
+        (["one", "one"], "two runs have one name"),
+        (["one", "--out", "runs.pdf"], "--out runs.pdf: must be a .png file in a folder that is there"),
+        (["one", "--out", "nowhere/runs.png"], "--out nowhere/runs.png: must be a .png"),
+        (["empty.jsonl"], "empty.jsonl: no row with a loss or a score yet"),
+    ],
+)
+def test_plot_runs_says_what_to_mend_and_writes_nothing(two_runs, capsys, flags, message):
+    (two_runs / "empty.jsonl").write_text('{"step": 1}\n')
+    assert plot_runs.main(flags) == 2
+    assert message in capsys.readouterr().err
+    assert not list(two_runs.glob("*.p*"))
+
+
+def test_plot_runs_is_a_script_that_runs_from_its_own_folder(two_runs):
+    command = [sys.executable, "plot_runs.py", str(two_runs / "one"), "--out", str(two_runs / "r.png")]
+    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (two_runs / "r.png").is_file()

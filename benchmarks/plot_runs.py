@@ -1,0 +1,72 @@
+"""Several runs in one picture: train loss, validation loss and, where they were scored, HellaSwag.
+
+    python benchmarks/plot_runs.py runs/adamw runs/muon
+    python benchmarks/plot_runs.py runs/a runs/b c/metrics.jsonl --x hours --labels AdamW Muon theirs --out docs/abc.png
+
+A run is its folder or its metrics.jsonl. Hours are hours of training: looking and saving not counted.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+if __name__ == "__main__":
+    sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+
+from pretrain import plots
+from pretrain.errors import BadInput, exit_on_bad_input
+from pretrain.report import read_metrics
+
+
+def find_metrics(name: str) -> Path:
+    """Return a run's metrics.jsonl. Raises BadInput where there is none."""
+    path = Path(name)
+    if path.is_dir():
+        path = path / "metrics.jsonl"
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl")
+    return path
+
+
+def name_runs(paths: list[Path], given: list[str] | None) -> list[str]:
+    """Return a label for each: those given, else the folders' names, or whole paths where two have one name.
+
+    Raises BadInput when there are more or fewer labels than runs, or one is there twice.
+    """
+    names = [path.resolve().parent.name for path in paths]
+    labels = given or (names if len({*names}) == len(names) else [str(path.parent) for path in paths])
+    if len(labels) != len(paths):
+        raise BadInput(f"--labels: {len(labels)} labels for {len(paths)} runs; give one for each")
+    if len({*labels}) != len(labels):
+        raise BadInput(
+            f"--labels {' '.join(labels)}: two runs have one name; give each its own label, and each run once"
+        )
+    return labels
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its metrics.jsonl")
+    parser.add_argument("--x", choices=plots.AXES, default="tokens")
+    parser.add_argument("--score", choices=plots.SCORES, default="acc_norm", help="which of HellaSwag's")
+    parser.add_argument("--labels", nargs="+", help="one for each run; default: the folders' names")
+    parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="PNG")
+    asked = parser.parse_args(argv)
+    if asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir():
+        raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
+    paths = [find_metrics(name) for name in asked.runs]
+    labels = name_runs(paths, asked.labels)
+    runs = {label: read_metrics(path) for label, path in zip(labels, paths, strict=True)}
+    if not plots.draw_runs(runs, asked.out, x=asked.x, score=asked.score):
+        raise BadInput(f"{', '.join(map(str, paths))}: no row with a loss or a score yet")
+    print(asked.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

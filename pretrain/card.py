@@ -1,0 +1,345 @@
+"""README.md of a pushed model: metadata that the Hub reads, and what this run measured, in plain words."""
+
+import math
+import re
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import yaml
+
+# Loss of OpenAI's GPT-2 124M on held-out text, context 1,024, as others measured it: nats per token, data, source. The
+# 3.425 stands in a notebook that does not name its data; llm.c's runs of that week validate on FineWeb.
+PUBLISHED_LOSS = {
+    ("HuggingFaceFW/fineweb-edu", "sample-10BT"): (3.2924, "FineWeb-Edu", "build-nanogpt, play.ipynb"),
+    ("HuggingFaceFW/fineweb", "sample-10BT"): (3.4250, "FineWeb", "llm.c, dev/vislog.ipynb"),
+    ("Skylion007/openwebtext", None): (3.12, "OpenWebText", "nanoGPT, README.md"),
+}
+GPT2_TOKENIZERS = {"gpt2", *(f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl"))}
+SIZES = {(12, 768): "GPT-2 124M", (24, 1024): "GPT-2 355M", (36, 1280): "GPT-2 774M", (48, 1600): "GPT-2 1558M"}
+GPT2_CONTEXT, HELLASWAG_ITEMS = 1024, 10_042
+LOSSES = {
+    "eval/loss": "validation loss, nats per token",
+    "eval/bits_per_byte": "validation, bits per byte",
+    "test/loss": "test loss, nats per token",
+    "test/bits_per_byte": "test, bits per byte",
+}
+SCORES = {
+    "hellaswag/acc": "HellaSwag acc (lm-evaluation-harness), %",
+    "hellaswag/acc_norm": "HellaSwag acc_norm (lm-evaluation-harness: per character), %",
+    "hellaswag/acc_token_norm": "HellaSwag acc_token_norm (build-nanogpt, llm.c: mean per token), %",
+}
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+MAIN_KEYS = (
+    "dataset_name dataset_config_name tokenizer architecture n_layer n_head n_embd vocab_size sequence_length resid_pdrop "
+    "embd_pdrop attn_pdrop tokens_per_step max_steps optimizer learning_rate lr_scheduler_type warmup_steps min_lr_ratio "
+    "weight_decay adam_beta1 adam_beta2 max_grad_norm seed data_seed eval_tokens"
+)
+
+
+def published(recipe: Mapping, scores: Mapping[str, Sequence[float | None]]) -> dict[str, dict[str, float]]:
+    """Return what others measured that a run of this recipe may be held against: metric -> whose -> value.
+
+    Args:
+        scores: HellaSwag, in per cent: whose -> acc, acc_norm, acc_token_norm (None: not published).
+    """
+    found = {}
+    known, _ = _known_loss(recipe)
+    if known:
+        found["eval/loss"] = {f"GPT-2 124M on {known[1]}": known[0]}
+    names = {_nearest_gpt2(recipe): _nearest_gpt2(recipe)}
+    if "GPT-2 124M" in names:
+        names["GPT-3 124M"] = "GPT-3 124M, its own text"
+    for name, label in names.items():
+        for score, value in zip(SCORES, scores.get(name, ()), strict=False):
+            if value is not None:
+                found.setdefault(score, {})[label] = value / 100
+    return found
+
+
+def energy(rows: Sequence[Mapping]) -> tuple[float, float]:
+    """Return the joules of the card whose ``gpu/watts`` the rows hold, and the seconds of training that they cover.
+
+    The trapezoid between each two neighbouring updates that both have a reading.
+    """
+    read = [(row["elapsed_seconds"], row.get("gpu/watts")) for row in rows if "elapsed_seconds" in row]
+    joules = seconds = 0.0
+    for (start, before), (end, after) in zip(read, read[1:], strict=False):
+        if _is_number(before) and _is_number(after) and end > start:
+            joules += (before + after) / 2 * (end - start)
+            seconds += end - start
+    return joules, seconds
+
+
+def model_card(
+    *,
+    repo_id: str,
+    step: int,
+    rows: Sequence[Mapping],
+    recipe: Mapping,
+    command: Sequence[str],
+    hardware: str,
+    num_processes: int,
+    precision: str,
+    parameters: int,
+    flops_per_token: int,
+    tokenizer_size: int,
+    scores: Mapping[str, Sequence[float | None]],
+    sources: Sequence[str],
+) -> str:
+    """Return the README.md of the model after ``step`` updates; a figure without a row of this run is not in it.
+
+    Args:
+        repo_id: owner/name on the Hub.
+        rows: of metrics.jsonl; those of later steps are not looked at.
+        recipe: the run's keys and values, all of them.
+        command: its words.
+        hardware: the device's name; each process has one.
+        precision: bf16, fp16 or fp32.
+        flops_per_token: forward and backward, computed.
+        tokenizer_size: ids that stand for text; the vocabulary's other rows are padding.
+        scores, sources: HellaSwag as others measured it (see ``published``), and where each ("GPT-2 124M: ...").
+    """
+    from huggingface_hub import ModelCard
+
+    rows = [row for row in rows if row.get("step", math.inf) <= step]
+    newest = {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
+    measured = {name: value for name, (value, when) in newest.items() if when == step}
+    results = _eval_results(measured, recipe)
+    machine = {"hardware": hardware, "processes": num_processes, "precision": precision}
+    picture = "![Loss, learning rate and speed over tokens](curves.png)"
+    parts = [
+        f"# {_text(recipe['run_name'])}",
+        _what(recipe, step, parameters),
+        _loading(repo_id, step, recipe),
+        picture if {"train/loss", "eval/loss"} & newest.keys() else "",
+        _results(newest, step, recipe, scores, sources),
+        _recipe(recipe),
+        _training(rows, newest, step * recipe["tokens_per_step"], flops_per_token, machine),
+        "The command:\n\n" + _fenced(shlex.join(command), "sh"),
+        _limits(recipe, tokenizer_size),
+    ]
+    body = "\n\n".join(part for part in parts if part)
+    return str(ModelCard(f"{metadata(recipe, repo_id, results)}\n{body}\n"))  # which checks the metadata
+
+
+def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
+    """Return the head of a card, YAML between its fences; ``results``: EvalResults of this model."""
+    from huggingface_hub import ModelCardData
+
+    source = recipe.get("init_from")
+    data = ModelCardData(
+        language=list(recipe.get("language") or ()) or None,
+        license=recipe.get("license") or "unknown",
+        base_model=source if source and HUB_ID.fullmatch(source) and not Path(source).exists() else None,
+        datasets=[name for name, _ in _hub_data_sets(recipe)] or None,
+        pipeline_tag="text-generation",
+        library_name="transformers",
+        tags=["ursa-minor", *(recipe.get("tags") or ())],
+        **({"model_name": repo_id.rpartition("/")[2], "eval_results": results} if results else {}),
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _what(recipe: Mapping, step: int, parameters: int) -> str:
+    planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # which plans another number
+    start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
+    return (
+        f"A {'Llama-type' if recipe.get('architecture') == 'llama' else 'GPT-2'} language model of "
+        f"{parameters / 1e6:,.1f}M parameters, {start} on {_data(recipe)} with Ursa Minor; after step {step:,}{planned}."
+    )
+
+
+def _loading(repo_id: str, step: int, recipe: Mapping) -> str:
+    prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
+    length = min(50, recipe["sequence_length"] // 2)  # which with the prompt must fit into the context
+    code = [
+        "from transformers import pipeline",
+        f'generate = pipeline("text-generation", model={repo_id!r}, revision="step-{step:08d}")',
+        f'print(generate({prompt!r}, max_new_tokens={length})[0]["generated_text"])',
+    ]
+    return "\n\n".join(["## Load", _fenced("\n".join(code), "python"), "Without `revision` it is the newest step."])
+
+
+def _results(newest: Mapping, step: int, recipe: Mapping, scores: Mapping, sources: Sequence[str]) -> str:
+    lines, notes = [], []
+    others, (known, why) = published(recipe, scores), _known_loss(recipe)
+    items = newest.get("hellaswag/items", (None, step))[0]
+    for name, text in (LOSSES | SCORES).items():
+        if name not in newest:
+            continue
+        value, when = newest[name]
+        number = (lambda value: f"{100 * value:.2f}") if name in SCORES else (lambda value: f"{value:.4f}")
+        error = f" ± {number(newest[f'{name}_stderr'][0])}" if f"{name}_stderr" in newest else ""
+        late = "" if when == step else f" (at step {when:,})"
+        theirs = {} if name in SCORES and items != HELLASWAG_ITEMS else others.get(name, {})
+        beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
+        lines.append((text, f"{number(value)}{error}{late}", beside))
+    if "eval/loss" in newest:
+        notes.append(
+            f"The published loss is from {known[2]}, on another held-out part of the same data."
+            if known
+            else f"No published loss stands beside it: {why}."
+        )
+    if items is not None:
+        notes.append(f"HellaSwag: {items:,.0f} items.")
+        if items == HELLASWAG_ITEMS:
+            shown = {whose.partition(",")[0] for name in SCORES for whose in others.get(name, ())}
+            notes += [f"{_text(line)}." for line in sources if any(_is_about(line, whose) for whose in shown)]
+        else:
+            notes.append(f"Published scores are for all {HELLASWAG_ITEMS:,}.")
+    columns = 3 if any(beside for _, _, beside in lines) else 2
+    table = _table([row[:columns] for row in [("", "this model", "published"), *lines]])
+    return "\n\n".join([f"## Results at step {step:,}", table, " ".join(notes)]).rstrip() if lines else ""
+
+
+def _is_about(source: str, whose: str) -> bool:
+    """Whether a line as "GPT-2 124M, 1558M: where from" tells where the figures of "GPT-2 1558M" are from."""
+    return all(word in source.partition(":")[0] for word in whose.split())
+
+
+def _recipe(recipe: Mapping) -> str:
+    main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
+    shown = _fenced(yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "yaml")
+    return f"## Recipe\n\nAll numbers stand in [recipe.yaml](recipe.yaml); the main ones:\n\n{shown}"
+
+
+def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, flops_per_token: int, machine: Mapping) -> str:
+    """Return the table of what the run took; ``machine``: hardware, processes, precision."""
+    lines = [*((name, _text(value)) for name, value in machine.items()), ("tokens", f"{tokens:,}")]
+    seconds, when = newest.get("elapsed_seconds", (None, None))
+    if seconds is not None:
+        shown = timedelta(seconds=round(seconds))
+        lines.append(("training time", f"{shown} (h:mm:ss) to step {when:,}; looking and saving not counted"))
+    if speeds := [row["tokens_per_second"] for row in rows if _is_number(row.get("tokens_per_second"))]:
+        lines.append(("speed", f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"))
+    work = f"{flops_per_token * tokens:.3g} FLOP, computed: {flops_per_token / 1e6:,.1f} MFLOP a token (6 N + 12 L d T)"
+    lines.append(("compute", work))
+    joules, covered = energy(rows)
+    used = (
+        f"{joules * machine['processes'] / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
+        f"{covered / seconds:.0%} of the training time, times {machine['processes']}"
+        if covered
+        else "not measured"
+    )
+    lines.append(("energy", used))
+    if skipped := newest.get("skipped_updates", (0, None))[0]:
+        lines.append(("updates skipped", f"{skipped:,}"))
+    return f"## Training\n\n{_table([('', ''), *lines])}"
+
+
+def _limits(recipe: Mapping, tokenizer_size: int) -> str:
+    lines = [
+        "A base model: it goes on with a text. It follows no instructions and is not aligned; what it writes can be wrong, "
+        "harmful or private. Not for use with people without checks of your own.",
+        f"It is small by today's measure. It knows what its data holds, errors and leanings included: {_data(recipe)}.",
+        f"It sees {recipe['sequence_length']:,} tokens at a time.",
+    ]
+    if recipe["vocab_size"] > tokenizer_size:
+        lines.append(
+            f"Its vocabulary has {recipe['vocab_size']:,} rows, of which the tokenizer has {tokenizer_size:,}; the rest is "
+            f"padding, and `generation_config.json` keeps it from being sampled."
+        )
+    return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
+    from huggingface_hub import EvalResult
+
+    names = _hub_data_sets(recipe)
+    held_out = {"dataset_type": "text", "dataset_name": "text that was kept from training"}
+    if len(names) == 1:
+        name, subset = names[0]
+        held_out = {"dataset_type": name, "dataset_name": f"{name}, kept from training", "dataset_config": subset}
+    items = f"HellaSwag, {measured['hellaswag/items']:,.0f} items" if "hellaswag/items" in measured else "HellaSwag"
+    hellaswag = {"dataset_type": "hellaswag", "dataset_name": items}
+    if not recipe.get("hellaswag_files"):
+        hellaswag |= {"dataset_type": "Rowan/hellaswag", "dataset_split": "validation"}
+    results = []
+    for metric, text in (LOSSES | SCORES).items():
+        if metric in measured:
+            kind, _, name = metric.partition("/")
+            data = (
+                hellaswag
+                if metric in SCORES
+                else held_out | {"dataset_split": "test" if kind == "test" else "validation"}
+            )
+            value = round(100 * measured[metric], 2) if metric in SCORES else round(measured[metric], 4)
+            result = {"metric_type": name, "metric_name": text, "metric_value": value}
+            results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **result))
+    return results
+
+
+def _nearest_gpt2(recipe: Mapping) -> str:
+    return SIZES.get((recipe["n_layer"], recipe["n_embd"]), "GPT-2 124M")
+
+
+def _sources(recipe: Mapping) -> list[Mapping]:
+    """Return what the run reads, in the recipe's order: data_dir, else data_files, else sources, else dataset_name."""
+    alone = recipe.get("data_dir") or recipe.get("data_files")
+    return list(recipe["sources"]) if recipe.get("sources") and not alone else [recipe]
+
+
+def _data_set(source: Mapping) -> tuple[str, str | None] | None:
+    """Return a source's id and subset on the Hub, or None where it is something else."""
+    name = source.get("dataset_name")
+    if source.get("data_dir") or source.get("data_files") or not name or name == "python_stdlib":
+        return None
+    return name, source.get("dataset_config_name")
+
+
+def _hub_data_sets(recipe: Mapping) -> list[tuple[str, str | None]]:
+    found = [_data_set(source) for source in _sources(recipe)]
+    return list(dict.fromkeys(name for name in found if name and HUB_ID.fullmatch(name[0])))
+
+
+def _data(recipe: Mapping) -> str:
+    """Return what the run reads, in words."""
+    words = []
+    for source in _sources(recipe):
+        if found := _data_set(source):
+            link = f"(https://huggingface.co/datasets/{found[0]})" if HUB_ID.fullmatch(found[0]) else ""
+            words.append(f"[{_text(found[0])}]{link}{f' ({_text(found[1])})' if found[1] else ''}")
+        elif source.get("data_dir"):
+            words.append("token shards of its author's")
+        elif source.get("data_files"):
+            words.append("files of its author's")
+        else:
+            words.append("the source of Python's standard library")
+    return ", ".join(words)
+
+
+def _known_loss(recipe: Mapping) -> tuple[tuple[float, str, str] | None, str]:
+    """Return GPT-2's published loss that may stand beside a run of this recipe, or why none may."""
+    first, *more = _sources(recipe)
+    known = None if more or first.get("validation_files") else PUBLISHED_LOSS.get(_data_set(first))
+    if recipe["tokenizer"] not in GPT2_TOKENIZERS:
+        return None, "this tokenizer is not known to be GPT-2's, so a token is something else"
+    if known is None:
+        return None, "none is known for this text"
+    if recipe["sequence_length"] != GPT2_CONTEXT:
+        context = f"{GPT2_CONTEXT:,} tokens, and this model's is {recipe['sequence_length']:,}"
+        return None, f"it is for a context of {context}"
+    return known, ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] * len(rows[0])
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
+
+
+def _text(value: object) -> str:
+    """Return one line of text that Markdown shows as it stands."""
+    return re.sub(r"([\\`*_\[\]<>#|~$&!])", r"\\\1", " ".join(str(value).split()))
+
+
+def _fenced(text: str, language: str) -> str:
+    """Return a block of code whose fence no backticks within can end."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"

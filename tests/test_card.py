@@ -1,0 +1,245 @@
+"""The model card holds what the run measured, nothing else, and no name in it can break it."""
+
+import logging
+import re
+import shlex
+import warnings
+
+import pytest
+import yaml
+from conftest import ROOT
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index
+
+from pretrain import card, hellaswag, tokenization
+from pretrain import model as gpt2
+from pretrain.config import as_yaml, load_recipe
+
+UPDATES = [
+    {"step": step, "tokens": 100 * step, "train/loss": 5.0 - step / 100, "elapsed_seconds": 36.0 * step}
+    | {"tokens_per_second": 1000.0 * step, "skipped_updates": 0}
+    for step in range(10, 101, 10)
+]
+LOOK = {"step": 100, "tokens": 10_000, "eval/loss": 3.123456, "eval/bits_per_byte": 1.0876543}
+SCORED = {
+    "step": 100,
+    "tokens": 10_000,
+    "hellaswag/items": 10_042,
+    "hellaswag/acc": 0.28765,
+    "hellaswag/acc_stderr": 0.00451,
+}
+SCORED |= {"hellaswag/acc_norm": 0.3001, "hellaswag/acc_norm_stderr": 0.00457, "hellaswag/acc_token_norm": 0.2955}
+RECIPE = {"run_name": "a_run", "dataset_name": "HuggingFaceFW/fineweb-edu", "dataset_config_name": "sample-10BT"}
+RECIPE |= {"tokenizer": "openai-community/gpt2", "n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50304}
+RECIPE |= {"sequence_length": 1024, "tokens_per_step": 1000, "max_steps": 200, "learning_rate": 6e-4, "seed": 1}
+RECIPE |= {"license": "mit", "language": ["en"], "tags": ["mine"], "sample_prompts": ["Hello"]}
+OWN = RECIPE | {"dataset_name": "python_stdlib", "dataset_config_name": None, "tokenizer": "bpe"}
+
+
+def make(rows=(*UPDATES, LOOK, SCORED), recipe=RECIPE, **other) -> str:
+    values = {"repo_id": "me/a_run", "step": 100, "rows": rows, "recipe": recipe, "command": ["python", "train.py"]}
+    values |= {"hardware": "NVIDIA A100", "num_processes": 1, "precision": "bf16", "parameters": 124_475_904}
+    values |= {"flops_per_token": 855_000_000, "tokenizer_size": 50257}
+    return card.model_card(**values | {"scores": hellaswag.PUBLISHED, "sources": hellaswag.SOURCES} | other)
+
+
+def index(text: str) -> dict[str, float]:
+    """The metrics of a card's model-index, by data set and type."""
+    results = ModelCard(text).data.eval_results or []
+    return {
+        f"{result.dataset_name}/{result.dataset_split}/{result.metric_type}": result.metric_value for result in results
+    }
+
+
+def test_metadata_loads_without_a_warning_and_says_what_the_hub_reads(caplog):
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        data = ModelCard(make()).data
+    assert not caplog.records
+    expected = {"license": "mit", "language": ["en"], "datasets": ["HuggingFaceFW/fineweb-edu"]}
+    expected |= {"pipeline_tag": "text-generation", "library_name": "transformers", "tags": ["ursa-minor", "mine"]}
+    assert {name: data.get(name) for name in expected} == expected
+    assert data.base_model is None and data.model_name == "a_run"
+    assert eval_results_to_model_index(data.model_name, data.eval_results) == data.to_dict()["model-index"]
+
+
+def test_model_index_has_exactly_what_was_measured_at_this_step():
+    text = "HuggingFaceFW/fineweb-edu, kept from training"
+    losses = {f"{text}/validation/loss": 3.1235, f"{text}/validation/bits_per_byte": 1.0877}
+    scores = {"acc": 28.77, "acc_norm": 30.01, "acc_token_norm": 29.55}
+    scores = {f"HellaSwag, 10,042 items/validation/{name}": value for name, value in scores.items()}
+    assert index(make()) == losses | scores
+    assert index(make([*UPDATES, LOOK])) == losses
+    test = {"step": 100, "tokens": 10_000, "test/loss": 3.5}
+    assert index(make([*UPDATES, test])) == {f"{text}/test/loss": 3.5}
+    assert index(make([*UPDATES, LOOK | {"step": 90}])) == {}  # of another model than this one
+    assert index(make([*UPDATES, LOOK | {"eval/loss": float("nan")}])) == {f"{text}/validation/bits_per_byte": 1.0877}
+
+
+def test_rows_of_later_steps_are_not_looked_at():
+    later = LOOK | {"step": 110, "eval/loss": 2.0}
+    assert make([*UPDATES, LOOK, later]) == make([*UPDATES, LOOK])
+
+
+def test_what_was_measured_earlier_says_when():
+    assert "| validation loss, nats per token | 3.1235 (at step 90) |" in make([*UPDATES, LOOK | {"step": 90}])
+    assert "| validation loss, nats per token | 3.1235 | GPT-2 124M on FineWeb-Edu: 3.2924 |" in make()
+
+
+def test_no_hellaswag_where_it_was_not_scored():
+    assert "hellaswag" in make().lower()
+    assert "hellaswag" not in make([*UPDATES, LOOK]).lower()
+
+
+def test_no_figure_where_there_is_no_row():
+    text = make([])
+    assert ModelCard(text).data.eval_results is None
+    for absent in ("curves.png", "## Results", "training time", "tokens/s", "kWh", "published", "model-index"):
+        assert absent not in text, absent
+    assert "| energy | not measured |" in text
+    assert "| tokens | 100,000 |" in text  # 100 steps of 1,000, by the recipe
+
+
+def test_figures_of_training_are_those_of_the_rows():
+    text = make()
+    assert "| training time | 1:00:00 (h:mm:ss) to step 100" in text
+    assert "| speed | 55,000 tokens/s, the median of 10 readings |" in text
+    assert "| compute | 8.55e+13 FLOP, computed: 855.0 MFLOP a token" in text
+    assert "| hardware | NVIDIA A100 |" in text and "| precision | bf16 |" in text
+    assert "updates skipped" not in text
+    assert "| updates skipped | 3 |" in make([*UPDATES, UPDATES[-1] | {"skipped_updates": 3}])
+
+
+def test_energy_is_the_power_over_the_time_that_has_readings():
+    watts = [100.0, 300.0, None, 200.0, 200.0]
+    rows = [{"step": s, "elapsed_seconds": 10.0 * s, "gpu/watts": w} for s, w in enumerate(watts, 1)]
+    rows.insert(1, {"step": 1, "eval/loss": 3.0})  # a look has no clock
+    assert card.energy(rows) == (10 * (100 + 300) / 2 + 10 * 200, 20.0)
+    assert card.energy(UPDATES) == card.energy([]) == (0.0, 0.0)
+    steady = [row | {"gpu/watts": 500.0} for row in UPDATES]  # 324 s apart, of 3,600 s in all
+    expected = 500 * 3240 * 4 / 3.6e6
+    line = f"{expected:.3g} kWh, the cards alone: one card's power (NVML) over 90% of the training time, times 4"
+    assert f"| energy | {line} |" in make(steady, num_processes=4)
+
+
+def test_gpt2_stands_beside_it_only_where_the_comparison_is_fair():
+    assert "GPT-2 124M on FineWeb-Edu: 3.2924" in make() and "play.ipynb" in make()
+    assert "GPT-2 124M: 31.14" in make() and "GPT-3 124M, its own text: 33.70" in make() and "Brown et al" in make()
+    unfair = {
+        "this tokenizer is not known to be GPT-2's": {"tokenizer": "bpe"},
+        "none is known for this text": {"dataset_config_name": "sample-100BT"},
+        "context of 1,024 tokens, and this model's is 512": {"sequence_length": 512},
+    }
+    for why, change in unfair.items():
+        text = make(recipe=RECIPE | change)
+        assert "No published loss stands beside it: " in text and why in text, why
+        assert "3.2924" not in text
+    for own in ({"data_dir": "shards"}, {"validation_files": ["v.parquet"]}, {"data_files": ["a.txt"]}):
+        assert "none is known for this text" in make(recipe=RECIPE | own)
+    few = make([*UPDATES, LOOK, SCORED | {"hellaswag/items": 1000}])
+    assert "HellaSwag: 1,000 items. Published scores are for all 10,042." in few and "31.14" not in few
+    assert "3.4250" in make(recipe=RECIPE | {"dataset_name": "HuggingFaceFW/fineweb"})
+    larger = make(recipe=RECIPE | {"n_layer": 24, "n_embd": 1024})
+    assert "GPT-2 355M: 37.52" in larger and "GPT-3" not in larger and "31.14" not in larger
+
+
+def test_published_figures_have_the_rows_own_names_and_units():
+    found = card.published(RECIPE, hellaswag.PUBLISHED)
+    assert set(found) == {"eval/loss", *(f"hellaswag/{score}" for score in hellaswag.SCORES)}
+    assert found["hellaswag/acc"] == {"GPT-2 124M": pytest.approx(0.2892)}
+    assert [name.rpartition("/")[2] for name in card.SCORES] == list(hellaswag.SCORES)
+    assert set(card.SIZES.values()) <= set(hellaswag.PUBLISHED)
+    assert "eval/loss" not in card.published(OWN, hellaswag.PUBLISHED)
+
+
+def test_only_ids_of_the_hub_are_data_sets_of_the_metadata():
+    mixture = [
+        {"weight": 1, "dataset_name": "a/b"},
+        {"weight": 1, "data_files": ["x.txt"]},
+        {"weight": 2, "dataset_name": "c"},
+    ]
+    for change, expected in [
+        ({}, ["HuggingFaceFW/fineweb-edu"]),
+        ({"dataset_name": "python_stdlib"}, None),
+        ({"data_files": ["me/text.txt"]}, None),
+        ({"data_dir": "me/shards"}, None),
+        ({"sources": mixture}, ["a/b", "c"]),
+    ]:
+        assert ModelCard(make(recipe=RECIPE | change)).data.datasets == expected, change
+    assert "files of its author's" in make(recipe=RECIPE | {"sources": mixture})
+
+
+def test_a_model_that_was_trained_on_names_its_base(tmp_path):
+    text = make(recipe=RECIPE | {"init_from": "openai-community/gpt2"})
+    assert ModelCard(text).data.base_model == "openai-community/gpt2"
+    assert "from scratch" not in text and "trained on from openai-community/gpt2" in text
+    assert ModelCard(make(recipe=RECIPE | {"init_from": str(tmp_path)})).data.base_model is None
+
+
+def test_padding_is_told_where_there_is_some():
+    assert "50,304 rows, of which the tokenizer has 50,257" in make()
+    assert "padding" not in make(tokenizer_size=50304)
+
+
+def test_the_command_can_be_pasted_back():
+    words = ["python", "train.py", "--run_name", "it's `a` $b\n```\n---", "--data_files", "*.txt", ""]
+    text = make(command=words)
+    (block,) = re.findall(r"\n(````+)sh\n(.*?)\n\1\n", text, re.DOTALL)
+    assert shlex.split(block[1]) == words
+    assert ModelCard(text).data.license == "mit" and text.count("\n## Limits") == 1
+
+
+NASTY = [
+    "a|b",
+    "<script>",
+    "# head",
+    "*x*",
+    "a: b #c",
+    "---",
+    "```",
+    "'\"",
+    "[x](y)",
+    "ünï ✓",
+    "no",
+    "{a}",
+    "line\n---\nline",
+]
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_no_name_breaks_the_card(name):
+    names = {"run_name": name, "tags": [name], "dataset_name": name, "license": name, "language": [name]}
+    text = make(recipe=RECIPE | names | {"sample_prompts": [name]}, hardware=name, repo_id=f"me/{name}")
+    data, plain = ModelCard(text).data, make()
+    assert (data.tags[-1], data.license, data.language) == (name, name, [name])
+    heads = [line for line in text.splitlines() if line.startswith("## ")]
+    assert heads == [line for line in plain.splitlines() if line.startswith("## ")]
+    title = next(line for line in text.splitlines() if line.startswith("# ")).removeprefix("# ")
+    assert re.sub(r"\\(.)", r"\1", title) == " ".join(name.split())
+    assert not re.search(r"(?<!\\)[`*_\[\]<>#|]", title)
+    (hardware,) = [line for line in text.splitlines() if line.startswith("| hardware |")]
+    assert len(re.findall(r"(?<!\\)\|", hardware)) == 3
+    body = re.sub(r"^(`{3,}).*?^\1$", "", ModelCard(text).text, flags=re.DOTALL | re.MULTILINE)
+    assert "<script>" not in body and "](y)" not in body.replace("\\]", "")
+
+
+def test_the_recipe_in_it_is_the_runs():
+    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml")
+    text = make(recipe=vars(recipe))
+    shown = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+    assert shown == {name: value for name, value in yaml.safe_load(as_yaml(recipe)).items() if name in shown}
+    assert shown["learning_rate"] == recipe.learning_rate and shown["n_embd"] == recipe.n_embd
+
+
+def test_its_lines_load_the_model_as_they_stand(tmp_path, monkeypatch, capsys):
+    tokenizer = tokenization.make_characters(["abcdefghij \n"])
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 16, "seed": 1}
+    model = gpt2.build(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, eos_token_id=tokenizer.eos_token_id)
+    (tmp_path / "me").mkdir()
+    gpt2.export(model, tmp_path / "me" / "a_run", tokenizer)  # a folder of this name stands for the Hub
+    text = make(recipe=OWN | {"sequence_length": 16, "sample_prompts": ["abc"]})
+    (code,) = re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
+    assert len(code.splitlines()) == 3 and 'revision="step-00000100"' in code
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out.startswith("abc")
