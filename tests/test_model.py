@@ -1,12 +1,21 @@
 """The model is stock GPT-2 that trains without a mask; its loss, size and export are what they say."""
 
 import contextlib
+import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    pipeline,
+)
 
 from pretrain import model as gpt2
 from pretrain import tokenization
@@ -213,6 +222,107 @@ def test_export_replaces_an_older_one_and_leaves_no_litter(model, exported):
     folder, tokenizer = exported
     gpt2.export(model, folder, tokenizer)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def reloaded(model, folder, tokenizer, **how) -> GPT2LMHeadModel:
+    stock = gpt2.as_stock(model, tokenizer, **how)
+    with gpt2.replacing(folder) as aside:
+        gpt2.save(stock, aside, tokenizer)
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def test_trimmed_export_has_the_tokenizers_rows_and_the_padded_ones_logits_exactly(model, exported, tmp_path):
+    folder, tokenizer = exported
+    padded = AutoModelForCausalLM.from_pretrained(folder).eval()
+    trimmed = reloaded(model, tmp_path / "trimmed", tokenizer, trim_vocab=True)
+    used = len(tokenizer)
+    assert (padded.config.vocab_size, trimmed.config.vocab_size) == (64, used)
+    assert padded.generation_config.suppress_tokens == list(range(used, 64))
+    assert trimmed.generation_config.suppress_tokens is None
+    assert trimmed.lm_head.weight is trimmed.transformer.wte.weight
+    tokens = ids(2, 16) % used
+    assert (padded(tokens).logits[..., :used] - trimmed(tokens).logits).abs().max().item() == 0.0
+
+
+@pytest.mark.parametrize("trim_vocab", [False, True])
+def test_no_padding_id_is_ever_sampled(model, exported, tmp_path, trim_vocab):
+    tokenizer = exported[1]
+    with torch.no_grad():
+        model.transformer.wte.weight[len(tokenizer) :] += 5 * model.transformer.ln_f.bias.sign()  # what would win
+        model.transformer.ln_f.bias *= 100
+    loaded = reloaded(model, tmp_path / "out", tokenizer, trim_vocab=trim_vocab)
+    tokens = torch.tensor([[1, 2, 3]])
+    if not trim_vocab:
+        assert loaded(tokens).logits[0, -1].argmax() >= len(tokenizer)
+    made = loaded.generate(tokens, max_new_tokens=12, do_sample=True, num_return_sequences=20)
+    assert made.max() < len(tokenizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_export_in_half_precision_is_the_weights_rounded_and_says_so(model, exported, tmp_path, dtype):
+    loaded = reloaded(model, tmp_path / "half", exported[1], dtype=dtype)
+    assert loaded.dtype == dtype
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+    for name, weight in loaded.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name].to(dtype)), name
+    with safe_open(tmp_path / "half" / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {dtype}  # noqa: SIM118
+
+
+def test_a_weight_that_the_precision_cannot_hold_is_refused_by_name(model, exported):
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight[3, 4] = -70000
+    with pytest.raises(BadInput, match=r"h.1.mlp.c_fc.weight .* 70000, and float16 ends at 65504; use --dtype bf16"):
+        gpt2.as_stock(model, exported[1], dtype=torch.float16)
+    gpt2.as_stock(model, exported[1], dtype=torch.bfloat16)
+
+
+def test_description_is_what_export_writes_but_the_weights(model, exported, tmp_path):
+    folder, tokenizer = exported
+    (tmp_path / "described").mkdir()
+    gpt2.describe(model.config, tmp_path / "described", tokenizer)
+    described = {path.name: path.read_text() for path in (tmp_path / "described").iterdir()}
+    assert described == {path.name: path.read_text() for path in folder.iterdir() if path.suffix == ".json"}
+
+
+def test_exported_files_may_be_read_by_whom_the_folder_lets(exported):
+    assert len({path.stat().st_mode for path in exported[0].iterdir()}) == 1
+
+
+def test_exported_config_has_the_context_under_the_name_that_llama_cpp_reads(exported):
+    assert json.loads((exported[0] / "config.json").read_text())["n_ctx"] == 16
+
+
+def test_exported_tokenizer_has_the_class_name_that_older_programs_know(exported):
+    folder, tokenizer = exported
+    assert json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert type(AutoTokenizer.from_pretrained(folder)) is type(tokenizer)
+
+
+def test_a_models_own_way_to_generate_is_kept(model, exported, tmp_path):
+    model.generation_config.temperature, model.generation_config.suppress_tokens = 0.6, [2, 63]
+    loaded = reloaded(model, tmp_path / "out", exported[1], trim_vocab=True)
+    assert (loaded.generation_config.temperature, loaded.generation_config.suppress_tokens) == (0.6, [2])
+
+
+def test_any_causal_model_is_exported(exported, tmp_path):
+    tokenizer = exported[1]
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=64, max_position_embeddings=32, eos_token_id=0)).eval()
+    loaded = reloaded(llama, tmp_path / "llama", tokenizer, trim_vocab=True)
+    tokens = ids(2, 16) % len(tokenizer)
+    assert (loaded(tokens).logits - llama(tokens).logits[..., : len(tokenizer)]).abs().max().item() == 0.0
+    assert AutoTokenizer.from_pretrained(tmp_path / "llama").model_max_length == 32
+
+
+def test_a_failed_export_leaves_the_older_one_and_no_litter(model, exported):
+    folder, tokenizer = exported
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(OSError, match="full"), gpt2.replacing(folder) as aside:
+        gpt2.save(gpt2.as_stock(model, tokenizer), aside, tokenizer)
+        raise OSError("full")
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_starting_from_a_model_pads_its_vocabulary_at_the_mean_row(model, exported):

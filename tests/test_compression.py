@@ -1,0 +1,77 @@
+"""Pruning takes each matrix's smallest weights; int8 takes all of the blocks' matrices and loads back."""
+
+import importlib.util
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from pretrain import compression
+from pretrain.errors import BadInput
+
+
+@pytest.fixture
+def model() -> GPT2LMHeadModel:
+    torch.manual_seed(1)
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16, eos_token_id=0, bos_token_id=0)
+    return GPT2LMHeadModel(config).eval()
+
+
+def test_matrices_are_those_of_the_blocks_and_no_embedding(model):
+    names = {f"transformer.h.{i}.{m}" for i in (0, 1) for m in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+    assert set(compression.matrices(model)) == names
+
+
+@pytest.mark.parametrize("share", [0.3, 0.75])
+def test_pruning_zeroes_the_smallest_weights_of_each_matrix_and_nothing_else(model, share):
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert compression.share_of_zeros(model) == 0
+    compression.prune(model, share)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    pruned = {f"{name}.weight" for name in compression.matrices(model)}
+    for name, weight in after.items():
+        if name not in pruned:
+            assert torch.equal(weight, before[name]), name
+            continue
+        gone = weight == 0
+        assert gone.sum() == round(share * weight.numel()), name
+        assert torch.equal(weight[~gone], before[name][~gone]), name
+        assert before[name][gone].abs().max() <= before[name][~gone].abs().min(), name
+    assert compression.share_of_zeros(model) == pytest.approx(share, abs=1e-3)
+
+
+def test_weights_are_counted_once_where_they_are_tied(model):
+    assert compression.weight_bytes(model) == 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_widened_model_computes_in_fp32_with_its_rounded_weights(model):
+    tokens, half = torch.randint(0, 64, (2, 16)), model.to(torch.bfloat16)
+    rounded = {name: weight.clone() for name, weight in half.state_dict().items()}
+    compression.widen(half)
+    assert half(tokens).logits.dtype == torch.float32 and half.lm_head.weight is half.transformer.wte.weight
+    assert all(torch.equal(weight, rounded[name].float()) for name, weight in half.state_dict().items())
+
+
+def test_a_missing_library_is_told_with_the_command(monkeypatch):
+    monkeypatch.setattr(compression, "PACKAGE", "bitsandbytes_that_is_not_there")
+    with pytest.raises(BadInput, match=r"--dtype int8: .* pip install bitsandbytes_that_is_not_there==0.50.2"):
+        compression.require_int8()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_int8_takes_every_matrix_and_loads_back_with_the_same_logits(model, tmp_path):
+    quantized = compression.quantize(model.to(torch.float16))
+    assert {module.weight.dtype for module in compression.matrices(quantized).values()} == {torch.int8}
+    for name, module in compression.matrices(quantized).items():
+        exact = model.get_submodule(name).weight.T.float()
+        scale = exact.abs().amax(1, keepdim=True) / 127
+        assert ((module.weight.float() * scale - exact).abs() <= 0.51 * scale + 1e-6).all(), name
+    quantized.save_pretrained(tmp_path)
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
+    tokens = torch.randint(0, 64, (2, 16))
+    assert torch.equal(loaded(tokens).logits, quantized(tokens).logits)
+    assert (loaded(tokens).logits - model(tokens).logits).abs().max() < 0.05 * model(tokens).logits.abs().max()
+    assert compression.weight_bytes(loaded) < 0.7 * compression.weight_bytes(model)
+    compression.widen(loaded)
+    assert (loaded(tokens).logits - quantized(tokens).logits).abs().max() < 0.01

@@ -1,0 +1,246 @@
+"""export_model.py as a user calls it: what it writes loads everywhere, what it costs is said, nothing of yours is lost."""
+
+import contextlib
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TEXT, run
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, pipeline
+
+import export_model  # noqa: F401  (here once: each run below is a fork of this process)
+from pretrain import compression
+from pretrain.report import read_metrics
+
+HAS_INT8 = importlib.util.find_spec("bitsandbytes") is not None
+needs_int8 = pytest.mark.skipif(not HAS_INT8, reason="needs bitsandbytes")
+
+
+@pytest.fixture(scope="module")
+def trained(prepared, tmp_path_factory) -> Path:
+    """A folder in which tiny.yaml was trained to its end: runs/tiny."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        run("train.py", "--recipe", "tiny.yaml")
+    return folder
+
+
+@pytest.fixture
+def place(trained, tmp_path, monkeypatch) -> Path:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def export(*flags: str, source: str = "runs/tiny", out: str = "out", expect: int = 0):
+    return run("export_model.py", source, "--out", out, *flags, expect=expect)
+
+
+def record(out: str = "out") -> dict:
+    return json.loads(Path(out, "export.json").read_text())
+
+
+def listing() -> set[str]:
+    return {str(path) for path in Path().rglob("*") if not path.name.startswith(".out-")}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_each_precision_loads_in_a_pipeline_and_says_what_it_cost(place, dtype, wanted):
+    out = export("--dtype", dtype, "--eval_tokens", "0").stdout
+    loaded = AutoModelForCausalLM.from_pretrained("out", dtype="auto")
+    assert type(loaded) is GPT2LMHeadModel and loaded.dtype == wanted
+    assert loaded.config.activation_function == "gelu_new"
+    made = pipeline("text-generation", model="out")("the ", max_new_tokens=10)[0]["generated_text"]
+    assert made.startswith("the ")
+    before, after = (record()[when]["loss"] for when in ("before", "after"))
+    last = [row["eval/loss"] for row in read_metrics(place / "runs/tiny/metrics.jsonl") if "eval/loss" in row][-1]
+    assert before == pytest.approx(last, abs=1e-5)
+    assert after == before if dtype == "fp32" else 0 < abs(after - before) < 0.01
+    assert f"{before:.4f}" in out and f"{after:.4f}" in out and "perplexity" in out
+    assert record()["after"]["bytes"] == record()["before"]["bytes"] * wanted.itemsize // 4
+
+
+def test_trimmed_vocabulary_is_the_tokenizers_and_its_logits_the_padded_ones(place):
+    out = export("--trim_vocab").stdout
+    tokenizer, trimmed = AutoTokenizer.from_pretrained("out"), AutoModelForCausalLM.from_pretrained("out")
+    padded, used = AutoModelForCausalLM.from_pretrained("runs/tiny/model"), len(tokenizer)
+    assert (padded.config.vocab_size, trimmed.config.vocab_size) == (64, used)
+    assert trimmed.generation_config.suppress_tokens is None
+    tokens = torch.tensor([tokenizer(TEXT)["input_ids"][:16]])
+    assert (padded(tokens).logits[..., :used] - trimmed(tokens).logits).abs().max().item() == 0.0
+    assert f"vocabulary {'64':>31} {used:>16}".split() in [line.split() for line in out.splitlines()]
+
+
+def test_pruning_is_stated_and_leaves_the_share_that_was_asked_for(place):
+    out = export("--prune", "0.3", "--dtype", "bf16").stdout
+    loaded, original = (AutoModelForCausalLM.from_pretrained(name, dtype="auto") for name in ("out", "runs/tiny/model"))
+    assert compression.share_of_zeros(loaded) == pytest.approx(0.3, abs=1e-3)
+    assert torch.equal(loaded.transformer.wte.weight, original.transformer.wte.weight.bfloat16())
+    assert "30.0%" in out
+    plain = export("--dtype", "bf16", out="plain") and record("plain")
+    assert record()["before"] == plain["before"] and record()["after"]["loss"] != plain["after"]["loss"]
+
+
+@needs_int8
+def test_int8_loads_back_with_its_matrices_in_int8_and_says_what_it_cost(place):
+    out = export("--dtype", "int8").stdout
+    loaded = AutoModelForCausalLM.from_pretrained("out")
+    assert {module.weight.dtype for module in compression.matrices(loaded).values()} == {torch.int8}
+    assert loaded.transformer.wte.weight.dtype == torch.float16
+    before, after = (record()[when]["loss"] for when in ("before", "after"))
+    assert 0 < abs(after - before) < 0.02
+    assert f"{after:.4f}" in out and "int8, rest fp16" in out
+    assert run("generate.py", "--model", "out", "--prompt", "the ").stdout.startswith("the ")
+    assert "is quantized already" in export(source="out", out="again", expect=2).stderr
+
+
+def test_int8_without_its_library_is_one_error_with_the_command(place, monkeypatch):
+    monkeypatch.setattr(compression, "PACKAGE", "bitsandbytes_that_is_not_there")
+    assert "pip install bitsandbytes_that_is_not_there==" in export("--dtype", "int8", expect=2).stderr
+    assert not Path("out").exists()
+
+
+def test_a_run_that_has_no_model_yet_gives_its_newest_checkpoint(place):
+    shutil.rmtree("runs/tiny/model")
+    done = export("--eval_tokens", "0")
+    assert "checkpoints/step-00000012" in done.stderr
+    loaded = AutoModelForCausalLM.from_pretrained("out")
+    assert loaded.config.activation_function == "gelu_new" and loaded.config.vocab_size == 64
+    rows = read_metrics(place / "runs/tiny/metrics.jsonl")
+    assert record()["after"]["loss"] == pytest.approx([r["eval/loss"] for r in rows if "eval/loss" in r][-1], abs=1e-5)
+    shutil.rmtree("runs/tiny/checkpoints/step-00000012")
+    assert "step-00000009" in export(out="older").stderr
+    shutil.rmtree("data")
+    assert "its tokenizer lies with its data" in export(out="none", expect=2).stderr
+    shutil.rmtree("runs/tiny/checkpoints")
+    assert "neither model/ nor a checkpoint" in export(out="none", expect=2).stderr
+
+
+def test_a_model_alone_is_measured_on_text_or_not_at_all(place):
+    shutil.copytree("runs/tiny/model", "alone")
+    out = export(source="alone").stdout
+    assert "nothing was measured" in out and "--text FILE" in out and "perplexity" not in out
+    assert record()["measured_on"] is None
+    out = export("--text", "text.txt", "--eval_tokens", "64", source="alone", out="measured").stdout
+    assert "measured on 64 tokens of text.txt" in out
+    tokenizer, model = AutoTokenizer.from_pretrained("alone"), AutoModelForCausalLM.from_pretrained("alone")
+    ids = torch.tensor([tokenizer.eos_token_id, *tokenizer(TEXT)["input_ids"][:64]])
+    losses = [F.cross_entropy(model(ids[None, i : i + 16]).logits[0], ids[i + 1 : i + 17]) for i in range(0, 64, 16)]
+    assert record("measured")["before"]["loss"] == pytest.approx(torch.stack(losses).mean().item(), abs=1e-5)
+
+
+def test_a_run_whose_data_is_elsewhere_says_so(place):
+    shutil.rmtree("data")
+    assert "nothing was measured: the run's data, data/" in export().stdout
+    assert "measured on" in export("--text", "text.txt", out="measured").stdout
+
+
+def test_the_model_folder_of_a_run_is_measured_on_the_runs_data(place):
+    assert ", validation" in export(source="runs/tiny/model").stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--dtype", "bf15"], "--dtype bf15: must be fp32, bf16, fp16, int8; did you mean bf16?"),
+        (["--dtype", "float16"], "did you mean fp16?"),
+        (["--prune", "1.5"], "--prune 1.5: must be 0 or more and below 1"),
+        (["--prune", "nan"], "--prune nan: must be"),
+        (["--prune", "most"], "invalid float value: 'most'"),
+        (["--eval_tokens", "-1"], "--eval_tokens -1: must be 0"),
+        (["--trim_vocabulary"], "did you mean --trim_vocab?"),
+        (["--text", "no.txt"], "--text: no.txt: no such file"),
+    ],
+)
+def test_bad_input_is_one_error_with_exit_2_and_nothing_is_written(place, flags, words):
+    before = listing()
+    done = export(*flags, expect=2)
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert listing() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("runs/nothere", "error: runs/nothere: no such folder"),
+        ("data", "error: data: holds no model"),
+        ("text.txt", "error: text.txt: holds no model"),
+    ],
+)
+def test_a_model_that_is_not_there_is_said_by_name(place, source, words):
+    assert words in export(source=source, expect=2).stderr
+
+
+def test_what_is_missing_of_the_command_is_said(place):
+    done = run("export_model.py", expect=2)
+    assert "no model is given" in done.stderr and "--out is missing" in done.stderr
+
+
+def test_an_export_is_replaced_only_when_asked_and_only_as_it_was_written(place):
+    export("--dtype", "bf16")
+    assert "--overwrite" in export(expect=2).stderr
+    export("--overwrite")
+    assert record()["dtype"] == "fp32"
+    assert "is the model that is to be exported" in export("--overwrite", source="out", expect=2).stderr
+    Path("out", "notes.txt").write_text("mine")
+    Path("out", "config.json").write_text(Path("out", "config.json").read_text() + "\n")
+    assert "config.json, notes.txt was changed or added" in export("--overwrite", expect=2).stderr
+    assert Path("out", "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("out", ["runs/tiny", "runs/tiny/model", "data", "text.txt", "text.txt/in"])
+def test_a_folder_of_yours_is_never_replaced(place, out):
+    before = listing()
+    assert f"--out {out}: " in export("--overwrite", out=out, expect=2).stderr
+    assert listing() == before
+
+
+def damage(parameter: str, value: float) -> None:
+    model = AutoModelForCausalLM.from_pretrained("runs/tiny/model")
+    with torch.no_grad():
+        model.get_parameter(parameter).view(-1)[0] = value
+    model.save_pretrained("runs/tiny/model")
+
+
+def test_a_weight_beyond_fp16_is_refused_and_nothing_is_written(place):
+    damage("transformer.h.0.mlp.c_fc.weight", 1e5)
+    before = listing()
+    done = export("--dtype", "fp16", expect=2)
+    assert "transformer.h.0.mlp.c_fc.weight has values up to 100000" in done.stderr and "bf16" in done.stderr
+    assert listing() == before
+    export("--dtype", "bf16")
+
+
+def test_a_model_that_fp16_cannot_compute_is_refused_and_nothing_is_written(place):
+    damage("transformer.h.0.mlp.c_fc.bias", 65000)
+    damage("transformer.h.0.mlp.c_proj.weight", 65000)
+    before = listing()
+    assert "computes no number any more" in export("--dtype", "fp16", expect=2).stderr
+    assert listing() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "rounding"), [((), 1e-4), (("--trim_vocab", "--dtype", "bf16"), 0.05)])
+def test_lm_eval_loads_it_and_finds_the_same_likelihood(place, flags, rounding):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    export(*flags)
+    harness = HFLM(pretrained=str(place / "out"), device="cpu", batch_size=1, dtype="auto")
+    asked = [Instance("loglikelihood", {}, ("the cat", " sat"), 0), Instance("loglikelihood", {}, ("a", " dog"), 1)]
+    found = [value for value, _ in harness.loglikelihood(asked)]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
+    for instance, value in zip(asked, found, strict=True):
+        context, ending = (tokenizer(text)["input_ids"] for text in instance.args)
+        ids = torch.tensor(context + ending)
+        likely = model(ids[None, :-1]).logits[0].float().log_softmax(-1)
+        rows = torch.arange(len(context) - 1, len(ids) - 1)
+        assert value == pytest.approx(likely[rows, ids[1:][rows]].sum().item(), abs=rounding)
