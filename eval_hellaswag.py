@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from pretrain import config, files, hardware, hellaswag, likelihood, tokenization
+from pretrain import config, files, hardware, hellaswag, hub, likelihood, tokenization
 from pretrain import model as gpt2
 from pretrain.errors import BadInput, exit_on_bad_input
 
@@ -29,6 +29,7 @@ PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16"
 def main(argv: list[str] | None = None) -> int:
     """Score, print the table and the JSON line, write and push what was asked for."""
     asked = parse(sys.argv[1:] if argv is None else argv)
+    hub.bound_client()
     disable_progress_bar()  # Transformers' own bars, over loading one file
     if asked.push_to_hub:
         refuse_push(asked)

@@ -10,7 +10,7 @@ import torch
 from transformers import TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
-from pretrain import config, sampling, tokenization
+from pretrain import config, hub, sampling, tokenization
 from pretrain import model as gpt2
 from pretrain.errors import BadInput, exit_on_bad_input
 
@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1337)
     asked = config.parse_flags(parser, sys.argv[1:] if argv is None else argv)
     refuse_out_of_range(asked)
+    hub.bound_client()
 
     disable_progress_bar()
     name = gpt2.find(asked.model)

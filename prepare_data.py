@@ -26,7 +26,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from pretrain import config, files, shards, sources, tokenization
+from pretrain import config, files, hub, shards, sources, tokenization
 from pretrain.errors import BadInput, exit_on_bad_input
 from pretrain.windows import Windows
 
@@ -50,6 +50,7 @@ EXTRAS = {
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print where it lies."""
+    hub.bound_client()
     recipe, extras = config.parse_command(
         sys.argv[1:] if argv is None else argv, "Turn text into folders of token shards.", EXTRAS
     )

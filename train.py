@@ -7,16 +7,20 @@ The same command goes on where a stopped or killed run was.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import resource
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -24,6 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from pretrain import (
+    card,
     cards,
     checkpoint,
     config,
@@ -32,6 +37,7 @@ from pretrain import (
     files,
     hardware,
     hellaswag,
+    hub,
     likelihood,
     muon,
     optim,
@@ -41,6 +47,7 @@ from pretrain import (
     shards,
     sources,
     tokenization,
+    trackers,
     windows,
 )
 from pretrain import model as gpt2
@@ -55,11 +62,14 @@ from pretrain.stopping import StopRequest, peers
 EXTRAS = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
+    "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
 }
 BAD_UPDATES_IN_A_ROW = 3
 HINT_AFTER = 50  # updates, when the gauges have settled
+PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
+PUSH_SECONDS, STOPPED_PUSH_SECONDS = 600, 5  # how long a finished, a stopped run waits for the Hub
 CPU_TOKENS = 2**13  # of a micro-batch that auto proposes without a card: more is not faster
-LOCK = ".lock"
+LOCK, PENDING = ".lock", "hub"
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
 
 
@@ -68,17 +78,22 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 2 bad input, 1 cannot go on, 128 + n for signal n."""
     argv = sys.argv[1:] if argv is None else argv
     recipe, extras = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", EXTRAS)
+    hub.bound_client()
+    if "push_pending" in extras:
+        return push_pending(Path(extras["push_pending"]))
     config.make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # refuse before anything is written
     run_dir = Path(recipe.output_dir)
     if "eval_only" not in extras:  # which writes nothing
         refuse_foreign_run(recipe, run_dir)
+        trackers.check(tracker_names(recipe), recipe.project_name)
+        repo_id = check_hub(recipe, run_dir)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
     accelerator = hardware.make_accelerator(hardware.this_device(), tf32=recipe.tf32, timeout=recipe.ddp_timeout)
     with peers(), contextlib.closing(Corpus(recipe, argv)) as corpus:
         if "eval_only" in extras:
             return evaluate(recipe, corpus, run_dir, accelerator)
         with run_folder(recipe, run_dir, accelerator), checkpoint_saver(recipe, corpus, run_dir, accelerator) as saver:
-            return train(recipe, corpus, run_dir, saver, accelerator, profiled="profile" in extras)
+            return train(recipe, corpus, run_dir, saver, accelerator, repo_id, profiled="profile" in extras)
 
 
 def train(
@@ -87,6 +102,7 @@ def train(
     run_dir: Path,
     saver: checkpoint.Saver,
     accelerator: Accelerator,
+    repo_id: str | None,
     profiled: bool = False,
 ) -> int:
     """Train to ``max_steps``, from the newest checkpoint where there is one; return the exit status."""
@@ -115,7 +131,6 @@ def train(
     shape = recipe_shape(recipe)
     flops = shape.flops_per_token
     peak = cards.peak_flops(hardware.device_name(device), accelerator.mixed_precision)
-    meter = Meter(flops, peak * plan.num_processes if peak else None, state["elapsed_seconds"])
     report = Report(
         run_dir,
         first_step=first_step,
@@ -125,7 +140,11 @@ def train(
     )
     for line in [*header(recipe, plan, corpus, order, model, flops, accelerator), *notes]:
         report.say(line)
+    track(recipe, run_dir, report, state)
     report.start_progress()
+    meter = Meter(flops, peak * plan.num_processes if peak else None, state["elapsed_seconds"])
+    publisher = Publisher(recipe, corpus, run_dir, repo_id, plan, horizon, model, accelerator)
+    saver.saved = publisher.saved
     corpus.say, corpus.supply.waited_seconds = report.say, state["data_wait_seconds"]
 
     def mean(tensor: torch.Tensor) -> torch.Tensor:
@@ -140,6 +159,7 @@ def train(
             prefix = "eval" if split == "validation" else split
             report.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
             report.say(f"step {step}: {describe_loss(split, result)}")
+            publisher.draw(at_least=PICTURE_SECONDS)
 
     def look_hellaswag(step: int) -> None:
         """Score the model on HellaSwag and report it, unless a request to stop abandons it."""
@@ -148,6 +168,7 @@ def train(
         if result is not None:
             report.log(step, {f"hellaswag/{name}": value for name, value in result.items()})
             report.say(f"step {step}: {describe_hellaswag(result)}")
+            publisher.draw(at_least=PICTURE_SECONDS)
 
     def sample(step: int, show: bool) -> None:
         """Write samples."""
@@ -158,6 +179,7 @@ def train(
         """Begin to save: all processes together, or one ``alone`` whose peers wait for it in vain."""
         counters = {"skipped_updates": skipped, "bad_in_a_row": bad_in_a_row, "elapsed_seconds": meter.elapsed}
         counters |= {"planned": horizon.planned, "micro_batch": plan.per_device_train_batch_size}
+        counters["trackers"] = report.trackers.ids if report.trackers else {}
         save_checkpoint(recipe, corpus, saver, step, counters, model, optimizer, accelerator, alone)
         if recipe.stream_keep == "consumed" and not alone:
             corpus.delete_consumed(order, run_dir)
@@ -241,10 +263,12 @@ def train(
     saver.finish()
     if recipe.stream_keep == "consumed":
         corpus.delete_consumed(order, run_dir)
+    publisher.draw()
+    if not stopping:
+        publisher.finished(step)
     report.close()
-    if accelerator.is_main_process:
-        plots.draw_curves(read_metrics(run_dir / "metrics.jsonl"), run_dir / "curves.png", recipe.run_name)
     accelerator.wait_for_everyone()
+    publisher.wait(STOPPED_PUSH_SECONDS if stopping else PUSH_SECONDS, lambda: stop.requested and not stopping)
     return stop.exit_code if stopping else 0
 
 
@@ -409,6 +433,117 @@ class Corpus:
         return opened
 
 
+class Publisher:
+    """What a run shows to others: its picture, its model card, and what it pushes to the Hub; by the main process.
+
+    A push is laid ready on disk when its checkpoint is there, and sent beside training.
+
+    Args:
+        repo_id: where to; None = nowhere.
+    """
+
+    def __init__(
+        self,
+        recipe: config.Recipe,
+        corpus: Corpus,
+        run_dir: Path,
+        repo_id: str | None,
+        plan: config.Plan,
+        horizon: Horizon,
+        model: PreTrainedModel,
+        accelerator: Accelerator,
+    ):
+        self.recipe, self.corpus, self.run_dir, self.repo_id = recipe, corpus, run_dir, repo_id
+        self.plan, self.horizon, self.parameters = plan, horizon, gpt2.count_parameters(model)
+        self.device = hardware.device_name(accelerator.device)
+        self.precision = accelerator.mixed_precision if accelerator.mixed_precision != "no" else "fp32"
+        self.is_main, self._drawn = accelerator.is_main_process, time.monotonic()
+        self._pusher = None
+        if repo_id and self.is_main:
+            self._pusher = hub.Pusher(run_dir / PENDING, lambda line: corpus.say(line))
+            with tempfile.TemporaryDirectory() as folder:
+                gpt2.describe(model.config, Path(folder), corpus.tokenizer)
+                self._description = {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
+
+    def draw(self, at_least: float = 0.0) -> None:
+        """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
+        if self.is_main and time.monotonic() - self._drawn >= at_least:
+            rows = read_metrics(self.run_dir / "metrics.jsonl")
+            published = card.published(dataclasses.asdict(self.recipe), hellaswag.PUBLISHED)
+            plots.draw_curves(rows, self.run_dir / "curves.png", self.recipe.run_name, published=published)
+            self._drawn = time.monotonic()
+
+    def saved(self, path: Path) -> None:
+        """Lay a checkpoint's push ready; called beside training. The last one waits for ``finished``."""
+        step = checkpoint.step_of(path)
+        if self._pusher and self.recipe.hub_strategy != "end" and step < self.horizon.max_steps:
+            self._stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL})
+
+    def finished(self, step: int) -> None:
+        """Lay the run's last push ready: what ``model/`` holds."""
+        if self._pusher:
+            self._stage(step, {path.name: path for path in (self.run_dir / "model").iterdir()})
+
+    def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
+        """Wait for the Hub; what is not sent stays where it is."""
+        if not self._pusher:
+            return
+        until, left = time.monotonic() + seconds, self._pusher.close(1)
+        if left:
+            self.corpus.say(f"hub      {left} push(es) to go; Ctrl-C leaves them for --push_pending")
+        while left and self._pusher.sending and time.monotonic() < until and not given_up():
+            left = self._pusher.close(1)
+        if left:
+            command = f"python train.py --push_pending {self.run_dir}"
+            self.corpus.say(f"hub      {left} push(es) wait in {self.run_dir / PENDING}; to send them: {command}")
+        else:
+            self.corpus.say(f"hub      all pushes are in {self.repo_id}")
+
+    def _card(self, step: int) -> str:
+        return card.model_card(
+            repo_id=self.repo_id,
+            step=step,
+            rows=read_metrics(self.run_dir / "metrics.jsonl"),
+            recipe=dataclasses.asdict(self.recipe),
+            command=command_line(),
+            hardware=self.device,
+            num_processes=self.plan.num_processes,
+            precision=self.precision,
+            parameters=self.parameters,
+            flops_per_token=recipe_shape(self.recipe).flops_per_token,
+            tokenizer_size=len(self.corpus.tokenizer),
+            scores=hellaswag.PUBLISHED,
+            sources=hellaswag.SOURCES,
+        )
+
+    def _stage(self, step: int, files: dict[str, Path | str]) -> None:
+        """Lay a push ready: the model's ``files``, what tells about it and, as hub_strategy says, its checkpoint."""
+        files = {name: file for name, file in files.items() if hub.ALLOWED.fullmatch(name)}
+        rows = [row for row in read_metrics(self.run_dir / "metrics.jsonl") if row["step"] <= step]
+        files["README.md"] = self._card(step)
+        files["metrics.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
+        optional = [self.run_dir / "recipe.yaml", self.run_dir / "curves.png"]
+        files |= {path.name: path for path in optional if path.is_file()}
+        path = self.run_dir / "checkpoints" / f"step-{step:08d}"
+        if self.recipe.hub_strategy in ("checkpoint", "all_checkpoints") and path.is_dir():
+            newest = self.recipe.hub_strategy == "checkpoint"
+            within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
+            files |= {f"{within}/{file.name}": file for file in path.iterdir()}
+        now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
+        losses = {name: now[name] for name in ("train/loss", "eval/loss") if name in now}
+        words = ", ".join(
+            f"{name.replace('eval', 'validation').replace('/', ' ')} {x:.4f}" for name, x in losses.items()
+        )
+        self._pusher.add(
+            step,
+            repo_id=self.repo_id,
+            private=self.recipe.hub_private_repo,
+            title=f"{self.recipe.run_name}, step {step}: {words}",
+            tag=f"step-{step:08d}",
+            files=files,
+        )
+
+
 def train_order(recipe: config.Recipe, opened: list[Source], plan: config.Plan) -> windows.TrainOrder:
     """Return which windows each process reads at each step."""
     return windows.TrainOrder(
@@ -425,7 +560,7 @@ def train_order(recipe: config.Recipe, opened: list[Source], plan: config.Plan) 
 def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is no run folder."""
     old = run_dir / "recipe.yaml"
-    if recipe.resume_from_checkpoint not in ("auto", "none"):
+    if recipe.resume_from_checkpoint not in ("auto", "none") and not hub.is_address(recipe.resume_from_checkpoint):
         checkpoint.read_state(Path(recipe.resume_from_checkpoint))
     if run_dir.exists() and not run_dir.is_dir():
         raise BadInput(f"output_dir = {run_dir}: is a file; give another --run_name or --output_dir")
@@ -436,6 +571,66 @@ def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
     config.refuse_changed_science(old, config.science(config.load_recipe(old)), recipe)
     if recipe.resume_from_checkpoint == "none" and checkpoint.list_checkpoints(run_dir / "checkpoints"):
         raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
+
+
+def command_line() -> list[str]:
+    """Return the words that started this run: the launcher's, where there is one."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else []
+    parent = psutil.Process().parent()
+    launcher = parent.cmdline() if parent else []
+    for place, word in enumerate(launcher[:3]):
+        if Path(word).name in ("accelerate", "torchrun"):
+            return [Path(word).name, *launcher[place + 1 :]]
+    return ["python", *words]
+
+
+def tracker_names(recipe: config.Recipe) -> list[str]:
+    """Return which trackers the run reports to."""
+    return [name for name in recipe.report_to or () if name != "none"]
+
+
+def track(recipe: config.Recipe, run_dir: Path, report: Report, state: dict) -> None:
+    """Let the trackers that the recipe names hear what is reported, as the same runs as before a resume."""
+    if (names := tracker_names(recipe)) and report.is_main:
+        report.trackers = trackers.Trackers(
+            names,
+            run_dir=run_dir,
+            project_name=recipe.project_name,
+            run_name=recipe.run_name,
+            tags=tuple(recipe.tags),
+            config=dataclasses.asdict(recipe),
+            ids=state.get("trackers", {}),
+            rows=read_metrics(report.metrics_path),
+            say=report.say,
+        )
+
+
+def check_hub(recipe: config.Recipe, run_dir: Path) -> str | None:
+    """Return the repository that the run pushes to, on the first process; None: it pushes nothing.
+
+    Raises BadInput for what cannot work.
+    """
+    if not recipe.push_to_hub or os.environ.get("RANK", "0") != "0":
+        return None
+    fresh = not checkpoint.list_checkpoints(run_dir / "checkpoints") and not hub.is_address(
+        recipe.resume_from_checkpoint
+    )
+    repo_id, notes = hub.check(
+        recipe.hub_model_id or recipe.run_name,
+        private=recipe.hub_private_repo,
+        fresh=fresh,
+        card=card.metadata(dataclasses.asdict(recipe)),
+    )
+    for note in notes:
+        print(f"hub      {note}", file=sys.stderr)
+    return repo_id
+
+
+def push_pending(run_dir: Path) -> int:
+    """Send what waits in a run folder; return 0 when nothing is left."""
+    if not run_dir.is_dir():
+        raise BadInput(f"--push_pending {run_dir}: no such run folder")
+    return 1 if hub.push_pending(run_dir / PENDING, lambda line: print(line, file=sys.stderr, flush=True)) else 0
 
 
 def open_tokenizer(recipe: config.Recipe, opened: list[Source]) -> PreTrainedTokenizerFast:
@@ -626,12 +821,14 @@ def find_checkpoint(recipe: config.Recipe, run_dir: Path, accelerator: Accelerat
     asked = recipe.resume_from_checkpoint
     if asked == "none":
         return None, []
-    if asked != "auto":
+    if asked != "auto" and not hub.is_address(asked):
         return Path(asked), []
     found: list = [None, [], None]
     if accelerator.is_main_process:
         try:
             found[:2] = checkpoint.find_newest(run_dir / "checkpoints")
+            if found[0] is None and hub.is_address(asked):  # later starts of the same command go on from this folder
+                found[0] = hub.fetch_checkpoint(asked, run_dir / "checkpoints", run_dir)
         except BadInput as error:
             found[2] = error.lines
     broadcast_object_list(found)
@@ -886,6 +1083,7 @@ def write_samples(
     """Sample from each prompt into samples.txt, and onto the terminal where ``show``; the main process does it."""
     if not report.is_main:
         return
+    texts = []
     for number, prompt in enumerate(recipe.sample_prompts):
         ids = sampling.sample(
             model,
@@ -898,9 +1096,10 @@ def write_samples(
             seed=recipe.seed + number,
         )
         text = corpus.tokenizer.decode(ids, skip_special_tokens=True)
-        report.sample(step, prompt, text)
+        texts.append((prompt, text))
         if show:
             report.say(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
+    report.samples(step, texts)
 
 
 def learning_rate(recipe: config.Recipe, step: int, horizon: Horizon) -> float:

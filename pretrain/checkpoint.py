@@ -49,10 +49,19 @@ class Saver:
         is_main: of all processes, which call together, the main one writes.
         keep: checkpoints to leave (0 = all); older ones go only after the new one was read back and verified.
         say: told of a failed save.
+        saved: called with each checkpoint once it is on disk, beside training; must not raise.
     """
 
-    def __init__(self, folder: Path, *, is_main: bool, keep: int, say: Callable[[str], None]):
-        self.folder, self.is_main, self.keep, self.say = folder, is_main, keep, say
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        is_main: bool,
+        keep: int,
+        say: Callable[[str], None],
+        saved: Callable[[Path], None] = lambda path: None,
+    ):
+        self.folder, self.is_main, self.keep, self.say, self.saved = folder, is_main, keep, say, saved
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._preparing: Future | None = None
         self._writing: tuple[int, Future] | None = None
@@ -85,8 +94,8 @@ class Saver:
         if not (self.is_main or alone) or find_fault(self.folder / f"step-{step:08d}") is None:
             return
         weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
-        future = self._writer.submit(_write, self.folder, step, weights, moments, state, self.keep)
-        self._writing = step, future
+        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep))  # noqa: E731
+        self._writing = step, self._writer.submit(write)
 
     def ready(self) -> None:
         """Wait until the memory that ``prepare`` makes is there."""
@@ -199,7 +208,8 @@ def _gather_moments(
 
 
 def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    # With what Transformers asks a file for, the weights are also those of a pushed model.
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     files.fsync(path)
 
 

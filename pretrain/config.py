@@ -24,6 +24,7 @@ ABSENT = dataclasses.MISSING
 Auto = Literal["auto"]
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+TRACKERS = ("wandb", "tensorboard", "trackio")
 
 
 def key(help: str, *, default: Any = ABSENT, kind: str = "science", low=None, high=None, choices=None) -> Any:
@@ -187,8 +188,32 @@ class Recipe:
     save_steps: int = key("steps between checkpoints", default=1000, kind="run", low=0, high=10**9)
     save_total_limit: int = key("checkpoints kept: 0 = all, else 2 or more", default=2, kind="run", low=0, high=10**6)
     output_dir: str | None = key("run folder; default runs/<run_name>", default=None, kind="run")
-    run_name: str | None = key("name of the run folder; default the recipe's", default=None, kind="run")
-    resume_from_checkpoint: str = key("auto, none, or a checkpoint's path", default="auto", kind="run")
+    run_name: str | None = key(
+        "name of the run folder, and of the run in trackers; default the recipe's", default=None, kind="run"
+    )
+    resume_from_checkpoint: str = key(
+        "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION): one that was pushed",
+        default="auto",
+        kind="run",
+    )
+    # Trackers and the Hub: beside metrics.jsonl, which is always written.
+    report_to: list[str] | None = key(
+        "none, or some of wandb, tensorboard, trackio", default=None, kind="run", choices=("none", *TRACKERS)
+    )
+    project_name: str = key("of the trackers", default="ursa-minor", kind="run")
+    tags: list[str] = key("of the run in wandb, and of the model on the Hub", default=(), kind="run")
+    push_to_hub: bool = key("push the model to the Hugging Face Hub, in the background", default=False, kind="run")
+    hub_model_id: str | None = key("NAME, or OWNER/NAME; default the run's name, yours", default=None, kind="run")
+    hub_private_repo: bool = key("whether a repository that is made is private", default=True, kind="run")
+    hub_strategy: str = key(
+        "what is pushed: the model at the end; at every_save; with the newest full checkpoint, to resume from; or with "
+        "all_checkpoints",
+        default="every_save",
+        kind="run",
+        choices=("end", "every_save", "checkpoint", "all_checkpoints"),
+    )
+    license: str = key("of the model, for its card: an identifier of the Hub", default="unknown", kind="run")
+    language: list[str] = key("of the text, for the card: ISO 639 codes, or code", default=(), kind="run")
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
@@ -406,9 +431,12 @@ def _field_faults(path: Path, name: str, value: Any) -> list[str]:
             with contextlib.suppress(ValueError):
                 if math.isfinite(number := float(value)):
                     hint = f"; YAML reads this as text, write {_number_text(number, _bare(wanted))}"
+        if isinstance(value, str) and _is_list(wanted) and not _is_mappings(wanted):
+            hint = f"; write [{value}]"
         return [f"{where}: must be {_type_name(wanted)}, is {_type_name(type(value))}{hint}"]
-    if field["choices"] and value not in field["choices"]:
-        return [f"{where}: must be {_or(field['choices'])}{_nearest(value, field['choices'])}"]
+    for chosen in (value if isinstance(value, list) else [value]) if field["choices"] else ():
+        if chosen not in field["choices"]:
+            return [f"{where}: must be {_or(field['choices'])}{_nearest(chosen, field['choices'])}"]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         low, high = field["low"], field["high"]
         if not low <= value <= high:  # NaN lies between nothing
@@ -453,6 +481,8 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
             f"{path}: stream_keep = consumed deletes shards that training has read, and data_dir holds yours. Use "
             f"--stream_keep all"
         )
+    if "none" in (r.report_to or ()) and len(r.report_to) > 1:
+        faults.append(f"{path}: report_to = {_shown(r.report_to)}: none stands alone; leave it out, or the others")
     run_name = path.stem if r.run_name is None else r.run_name
     if not RUN_NAME.fullmatch(run_name):
         faults.append(f"{path}: run_name = {run_name!r}: letters, digits and . _ - only, no leading dot, at most 64")

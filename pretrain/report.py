@@ -80,6 +80,7 @@ class Report:
         self.first_step, self.max_steps, self.tokens_per_step = first_step, max_steps, tokens_per_step
         self.is_main, self._hinted = is_main, False
         self.metrics_path, self.samples_path = run_dir / "metrics.jsonl", run_dir / "samples.txt"
+        self.trackers = None  # what else hears each row: has log(step, row) and sample(step, rows)
         if not is_main:
             return
         rows = [row for row in read_metrics(self.metrics_path) if _is_past(row, first_step)]
@@ -124,6 +125,8 @@ class Report:
             row = {"step": step, "tokens": step * self.tokens_per_step, **values}
             self._metrics.write(json.dumps(row) + "\n")
             self._metrics.flush()
+            if self.trackers:
+                self.trackers.log(step, row)
 
     def progress(self, step: int, values: dict[str, float]) -> None:
         """Show a row of an update: the bar moves; without a terminal a line at most every five seconds, and the last."""
@@ -155,11 +158,14 @@ class Report:
         words = "  ".join(f"{name} {value}" for name, value in shown.items())
         self.say(f"step {step:{width}d}/{self.max_steps}  {words}  left {left}")
 
-    def sample(self, step: int, prompt: str, text: str) -> None:
-        """Append a sample to samples.txt."""
+    def samples(self, step: int, texts: list[tuple[str, str]]) -> None:
+        """Append samples, each a prompt and what follows it, to samples.txt."""
         if self.is_main:
             with open(self.samples_path, "a", encoding="utf-8") as out:
-                out.write(f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+                for prompt, text in texts:
+                    out.write(f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            if self.trackers:
+                self.trackers.sample(step, texts)
 
     def close(self) -> None:
         """Let the bar and the file go."""
@@ -168,6 +174,8 @@ class Report:
                 self._bar.close()
                 self._bar = None
             self._metrics.close()
+            if self.trackers:
+                self.trackers.close()
 
 
 def read_metrics(path: Path) -> list[dict]:

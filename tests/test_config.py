@@ -197,6 +197,16 @@ def test_wrong_choice_names_the_nearest(tmp_path):
     assert "cosine, linear, wsd or constant" in message and "did you mean cosine?" in message
 
 
+def test_trackers_are_a_list_of_known_names(tmp_path):
+    assert recipe(tmp_path, report_to=["wandb", "trackio"]).report_to == ["wandb", "trackio"]
+    (message,) = refused(write(tmp_path, report_to="wandb"))
+    assert "report_to = wandb: must be a list of texts" in message and message.endswith("write [wandb]")
+    (message,) = refused(write(tmp_path, report_to=["wandb", "tensorbord"]))
+    assert "none, wandb, tensorboard or trackio" in message and "did you mean tensorboard?" in message
+    (message,) = refused(write(tmp_path, report_to=["none", "wandb"]))
+    assert "none stands alone" in message
+
+
 @pytest.mark.parametrize("name", ["hub_token", "wandb_api_key", "password", "my_secret"])
 def test_a_secret_in_a_recipe_is_refused_and_not_repeated(tmp_path, name):
     (message,) = refused(write(tmp_path, **{name: "hunter2"}))
@@ -382,6 +392,8 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
     may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
     may_change |= {"tf32", "gradient_checkpointing", "shard_optimizer", "ddp_timeout"}
+    may_change |= {"report_to", "project_name", "tags", "push_to_hub", "hub_model_id", "hub_private_repo"}
+    may_change |= {"hub_strategy", "license", "language"}
     data = {*config.SOURCE_NAMES, *config.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
     assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == config.FIELDS.keys()
     assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}

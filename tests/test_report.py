@@ -65,7 +65,7 @@ def test_resume_drops_a_torn_last_line(tmp_path):
 def test_resume_drops_samples_past_the_checkpoint(tmp_path):
     made = make(tmp_path)
     for step in (0, 4, 8):
-        made.sample(step, "é ", f"text {step}\nsecond line")
+        made.samples(step, [("é ", f"text {step}\nsecond line")])
     made.close()
     whole = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     make(tmp_path, first_step=8).close()
@@ -73,9 +73,32 @@ def test_resume_drops_samples_past_the_checkpoint(tmp_path):
     assert whole.startswith(kept) and kept.endswith("text 4\nsecond line\n\n") and "step 8" not in kept
 
 
+def test_trackers_hear_every_row_and_sample_and_the_end(tmp_path):
+    class Tracker:
+        def __init__(self):
+            self.heard = []
+
+        def log(self, step, row):
+            self.heard.append((step, row))
+
+        def sample(self, step, texts):
+            self.heard.append((step, texts))
+
+        def close(self):
+            self.heard.append("end")
+
+    made = make(tmp_path)
+    made.trackers = Tracker()
+    made.log(3, {"train/loss": 2.0})
+    made.samples(3, [("a", "b"), ("c", "d")])
+    made.close()
+    (written,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert made.trackers.heard == [(3, written), (3, [("a", "b"), ("c", "d")]), "end"]
+
+
 def test_sampled_text_that_looks_like_a_heading_breaks_no_resume(tmp_path):
     made = make(tmp_path)
-    made.sample(0, "a", "\n==== step one\n==== step 99 of all\nlast line")
+    made.samples(0, [("a", "\n==== step one\n==== step 99 of all\nlast line")])
     made.close()
     make(tmp_path, first_step=4).close()
     assert "last line" in (tmp_path / "samples.txt").read_text()
@@ -194,6 +217,6 @@ def test_other_processes_write_and_say_nothing(tmp_path, capsys):
     made.log(1, {})
     made.say("x")
     made.progress(1, row(elapsed=1.0))
-    made.sample(1, "a", "b")
+    made.samples(1, [("a", "b")])
     made.close()
     assert not list(tmp_path.iterdir()) and capsys.readouterr() == ("", "")
