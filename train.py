@@ -828,6 +828,7 @@ def find_checkpoint(recipe: config.Recipe, run_dir: Path, accelerator: Accelerat
         try:
             found[:2] = checkpoint.find_newest(run_dir / "checkpoints")
             if found[0] is None and hub.is_address(asked):  # later starts of the same command go on from this folder
+                print(f"hub      fetching {asked}", file=sys.stderr, flush=True)
                 found[0] = hub.fetch_checkpoint(asked, run_dir / "checkpoints", run_dir)
         except BadInput as error:
             found[2] = error.lines
