@@ -77,10 +77,12 @@ RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 2 bad input, 1 cannot go on, 128 + n for signal n."""
     argv = sys.argv[1:] if argv is None else argv
-    recipe, extras = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", EXTRAS)
     hub.bound_client()
+    if argv[:1] == ["--push_pending"] and len(argv) == 2:  # needs no recipe, so it works in any folder
+        return push_pending(Path(argv[1]))
+    recipe, extras = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", EXTRAS)
     if "push_pending" in extras:
-        return push_pending(Path(extras["push_pending"]))
+        raise BadInput(f"--push_pending {extras['push_pending']}: stands alone; leave the other flags out")
     config.make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # refuse before anything is written
     run_dir = Path(recipe.output_dir)
     if "eval_only" not in extras:  # which writes nothing
@@ -458,7 +460,7 @@ class Publisher:
         self.device = hardware.device_name(accelerator.device)
         self.precision = accelerator.mixed_precision if accelerator.mixed_precision != "no" else "fp32"
         self.is_main, self._drawn = accelerator.is_main_process, time.monotonic()
-        self._pusher = None
+        self._pusher, self._pushes = None, 0
         if repo_id and self.is_main:
             self._pusher = hub.Pusher(run_dir / PENDING, lambda line: corpus.say(line))
             with tempfile.TemporaryDirectory() as folder:
@@ -496,7 +498,7 @@ class Publisher:
         if left:
             command = f"python train.py --push_pending {self.run_dir}"
             self.corpus.say(f"hub      {left} push(es) wait in {self.run_dir / PENDING}; to send them: {command}")
-        else:
+        elif self._pushes:
             self.corpus.say(f"hub      all pushes are in {self.repo_id}")
 
     def _card(self, step: int) -> str:
@@ -534,6 +536,7 @@ class Publisher:
         words = ", ".join(
             f"{name.replace('eval', 'validation').replace('/', ' ')} {x:.4f}" for name, x in losses.items()
         )
+        self._pushes += 1
         self._pusher.add(
             step,
             repo_id=self.repo_id,

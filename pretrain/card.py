@@ -1,5 +1,6 @@
 """README.md of a pushed model: metadata that the Hub reads, and what this run measured, in plain words."""
 
+import json
 import math
 import re
 import shlex
@@ -157,10 +158,15 @@ def _loading(repo_id: str, step: int, recipe: Mapping) -> str:
     length = min(50, recipe["sequence_length"] // 2)  # which with the prompt must fit into the context
     code = [
         "from transformers import pipeline",
-        f'generate = pipeline("text-generation", model={repo_id!r}, revision="step-{step:08d}")',
-        f'print(generate({prompt!r}, max_new_tokens={length})[0]["generated_text"])',
+        "",
+        f'generate = pipeline("text-generation", model={_quoted(repo_id)}, revision="step-{step:08d}")',
+        f'print(generate({_quoted(prompt)}, max_new_tokens={length})[0]["generated_text"])',
     ]
     return "\n\n".join(["## Load", _fenced("\n".join(code), "python"), "Without `revision` it is the newest step."])
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _results(newest: Mapping, step: int, recipe: Mapping, scores: Mapping, sources: Sequence[str]) -> str:

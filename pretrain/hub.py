@@ -141,7 +141,7 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
     if token.get("role") == "read":
         raise BadInput(f"push_to_hub = true: the token may only read; {fine}")
     if token.get("role") in ("write", "admin"):
-        notes.append(f"the token may write to everything that {name} can; safer: {fine}")
+        notes.append(f"this token may write to all that {name} may write to; safer: {fine}")
     try:
         found = api.model_info(repo_id)
     except RepositoryNotFoundError:

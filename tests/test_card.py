@@ -239,7 +239,7 @@ def test_its_lines_load_the_model_as_they_stand(tmp_path, monkeypatch, capsys):
     gpt2.export(model, tmp_path / "me" / "a_run", tokenizer)  # a folder of this name stands for the Hub
     text = make(recipe=OWN | {"sequence_length": 16, "sample_prompts": ["abc"]})
     (code,) = re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
-    assert len(code.splitlines()) == 3 and 'revision="step-00000100"' in code
+    assert len(code.splitlines()) == 4 and 'revision="step-00000100"' in code
     monkeypatch.chdir(tmp_path)
     exec(code, {})
     assert capsys.readouterr().out.startswith("abc")

@@ -129,8 +129,6 @@ def test_profile_says_where_the_time_went(workplace):
     assert "matrix products" in table and "aten::" in table and "profile of 3 updates" in done.stderr
     with gzip.open("runs/p/profile/trace.json.gz") as file:
         assert any("aten::" in event.get("name", "") for event in json.load(file)["traceEvents"])
-    done = run("train.py", *TINY, *UNSEEN, "--save_steps", "0", "--max_steps", "5", "--profile", "--run_name", "q")
-    assert "no profile" in done.stderr and "--max_steps" in done.stderr
 
 
 @pytest.mark.parametrize("stage", ["model", "optimizer", "state", "manifest", "rename", "rotate"])
@@ -341,7 +339,7 @@ def test_looking_never_changes_training(workplace):
 def test_sequence_length_sets_the_context(workplace):
     text = Path("text.txt").read_text()
     Path("long.txt").write_text(text * 3)
-    for length in (64, 256, 1024, 2048):
+    for length in (64, 2048):
         flags = ["--data_files", "long.txt", "--sequence_length", str(length), "--tokens_per_step", str(length)]
         flags += ["--max_steps", "1", "--warmup_steps", "1", "--sample_steps", "0", "--run_name", f"r{length}"]
         run("train.py", *TINY, *flags)
@@ -487,7 +485,7 @@ def windows_of_an_epoch(folder: Path) -> int:
     return sum(((folder / row["file"]).stat().st_size - 1024) // 2 - 1 >> 4 for row in rows)
 
 
-@pytest.mark.parametrize("kind", ["stream", "mixture"])
+@pytest.mark.parametrize("kind", ["stream", pytest.param("mixture", marks=pytest.mark.slow)])
 def test_the_ledger_is_one_whatever_reads_it(streaming, kind):
     flags = ("--recipe", f"{kind}.yaml", "--eval_steps", "0", "--sample_steps", "0")
     run(CHILD, *flags, "--run_name", "one", LEDGER="one.ledger")

@@ -91,9 +91,9 @@ def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workpl
         assert said.count("is not on the Hub") == 1 and "--push_pending runs/p" in said
         assert len(list(Path("runs/p/hub").glob("step-*"))) == 4 and server.tags("me/p") == {}
         server.faults.clear()
-        train(server, "--recipe", "tiny.yaml", "--push_pending", "runs/p")
+        train(server, "--push_pending", "runs/p")
         assert len(server.titles("me/p")) == len(server.tags("me/p")) == 4
-        train(server, "--recipe", "tiny.yaml", "--push_pending", "runs/p")
+        train(server, "--push_pending", "runs/p")
         assert len(server.titles("me/p")) == 4 and not list(Path("runs/p/hub").glob("step-*"))
 
 
@@ -105,5 +105,5 @@ def test_without_a_login_the_run_is_refused_before_anything_is_written(workplace
 
 @pytest.mark.parametrize("folder", ["nowhere", "text.txt"])
 def test_pending_pushes_of_no_run_are_bad_input(workplace, folder):
-    done = run("train.py", "--recipe", "tiny.yaml", "--push_pending", folder, expect=2)
+    done = run("train.py", "--push_pending", folder, expect=2)
     assert folder in done.stderr

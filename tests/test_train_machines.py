@@ -45,6 +45,7 @@ def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(work
     assert state["micro_batch"] == taken and state["tokens"] == 3 * 128
 
 
+@pytest.mark.slow
 def test_one_process_that_runs_out_lowers_all_of_them(workplace):
     auto = ("--per_device_train_batch_size", "auto", *QUIET)
     done = run(CHILD, *TINY, *auto, "--run_name", "a", processes=2, MOST="1", MOST_RANK="1")
