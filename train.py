@@ -479,12 +479,12 @@ class Publisher:
         """Lay a checkpoint's push ready; called beside training. The last one waits for ``finished``."""
         step = checkpoint.step_of(path)
         if self._pusher and self.recipe.hub_strategy != "end" and step < self.horizon.max_steps:
-            self._stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL})
+            self._try_to_stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL})
 
     def finished(self, step: int) -> None:
         """Lay the run's last push ready: what ``model/`` holds."""
         if self._pusher:
-            self._stage(step, {path.name: path for path in (self.run_dir / "model").iterdir()})
+            self._try_to_stage(step, {path.name: path for path in (self.run_dir / "model").iterdir()})
 
     def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
         """Wait for the Hub; what is not sent stays where it is."""
@@ -517,6 +517,12 @@ class Publisher:
             scores=hellaswag.PUBLISHED,
             sources=hellaswag.SOURCES,
         )
+
+    def _try_to_stage(self, step: int, files: dict[str, Path | str]) -> None:
+        try:
+            self._stage(step, files)
+        except Exception as error:  # whatever it is, a push ends no run
+            self.corpus.say(f"error: no push of step {step}: {type(error).__name__}: {error}. The run goes on")
 
     def _stage(self, step: int, files: dict[str, Path | str]) -> None:
         """Lay a push ready: the model's ``files``, what tells about it and, as hub_strategy says, its checkpoint."""
