@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from pretrain import config, files, hardware, hellaswag, hub, likelihood, tokenization
-from pretrain import model as gpt2
+from pretrain import model as models
 from pretrain.errors import BadInput, exit_on_bad_input
 
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
@@ -34,12 +34,12 @@ def main(argv: list[str] | None = None) -> int:
     if asked.push_to_hub:
         refuse_push(asked)
     items = hellaswag.read_items(asked.data_files, asked.limit)
-    name = gpt2.find(asked.model)
+    name = models.find(asked.model)
     tokenizer = tokenization.load(name, of_model=True)
     test = hellaswag.Test(items, tokenizer)
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = hardware.make_accelerator(hardware.this_device(), precision="no")
-    model = gpt2.load(name).to(accelerator.device)
+    model = models.load(name).to(accelerator.device)
     limit = likelihood.context_length(model.config)
     cut = test.longer_than(limit)
 

@@ -28,6 +28,7 @@ from pretrain import (
     compression,
     config,
     evaluation,
+    export,
     files,
     likelihood,
     shards,
@@ -35,7 +36,7 @@ from pretrain import (
     tokenization,
     windows,
 )
-from pretrain import model as gpt2
+from pretrain import model as models
 from pretrain.errors import BadInput, exit_on_bad_input
 
 # int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
@@ -70,13 +71,13 @@ def main(argv: list[str] | None = None) -> int:
 
     if asked.prune:
         compression.prune(model, asked.prune)
-    stock = gpt2.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
+    stock = export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
     if asked.dtype == "int8":
         stock = compression.quantize(stock)
     try:
-        with gpt2.replacing(out) as aside:
-            gpt2.save(stock, aside, tokenizer)
-            loaded = gpt2.load(str(aside)).to(model.device)  # as a user will load it
+        with export.replacing(out) as aside:
+            export.save(stock, aside, tokenizer)
+            loaded = models.load(str(aside)).to(model.device)  # as a user will load it
             after = describe(loaded)
             computed = computes(loaded)
             if slow := loaded.device.type == "cpu" and loaded.dtype != torch.float32:
@@ -174,9 +175,9 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if run_dir and not (run_dir / "model").is_dir():
         return open_checkpoint(run_dir)
     try:
-        found = gpt2.find(name)
+        found = models.find(name)
         tokenizer = tokenization.load(found, of_model=True)
-        model = gpt2.load(found)
+        model = models.load(found)
     except BadInput as error:
         raise BadInput(line.removeprefix("--model ") for line in error.lines) from None
     if getattr(model.config, "quantization_config", None):
@@ -206,7 +207,7 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
         )
     tokenizer = tokenization.load(str(own[0]) if own else recipe.tokenizer)
     shape = {name: getattr(recipe, name) for name in SHAPE}
-    model = gpt2.build(**shape, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed)
+    model = models.build(**shape, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed)
     checkpoint.load(path, model, None)
     print(f"from {path}", file=sys.stderr)
     return model.eval(), tokenizer

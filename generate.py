@@ -11,7 +11,7 @@ from transformers import TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
 from pretrain import config, hub, sampling, tokenization
-from pretrain import model as gpt2
+from pretrain import model as models
 from pretrain.errors import BadInput, exit_on_bad_input
 
 
@@ -32,9 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     hub.bound_client()
 
     disable_progress_bar()
-    name = gpt2.find(asked.model)
+    name = models.find(asked.model)
     tokenizer = tokenization.load(name, of_model=True)
-    model = gpt2.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = models.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)
     for number in range(asked.num_samples):
         if asked.num_samples > 1:

@@ -34,6 +34,7 @@ from pretrain import (
     config,
     estimate,
     evaluation,
+    export,
     files,
     hardware,
     hellaswag,
@@ -50,9 +51,10 @@ from pretrain import (
     trackers,
     windows,
 )
-from pretrain import model as gpt2
+from pretrain import model as models
 from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
 from pretrain.horizon import Horizon
+from pretrain.loss import NextTokenLoss
 from pretrain.profiling import Profile
 from pretrain.reader import Reader, Supply
 from pretrain.report import Meter, Report, due, duration, read_metrics
@@ -456,7 +458,7 @@ class Publisher:
         accelerator: Accelerator,
     ):
         self.recipe, self.corpus, self.run_dir, self.repo_id = recipe, corpus, run_dir, repo_id
-        self.plan, self.horizon, self.parameters = plan, horizon, gpt2.count_parameters(model)
+        self.plan, self.horizon, self.parameters = plan, horizon, models.count_parameters(model)
         self.device = hardware.device_name(accelerator.device)
         self.precision = accelerator.mixed_precision if accelerator.mixed_precision != "no" else "fp32"
         self.is_main, self._drawn = accelerator.is_main_process, time.monotonic()
@@ -464,7 +466,7 @@ class Publisher:
         if repo_id and self.is_main:
             self._pusher = hub.Pusher(run_dir / PENDING, lambda line: corpus.say(line))
             with tempfile.TemporaryDirectory() as folder:
-                gpt2.describe(model.config, Path(folder), corpus.tokenizer)
+                export.describe(model.config, Path(folder), corpus.tokenizer)
                 self._description = {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
 
     def draw(self, at_least: float = 0.0) -> None:
@@ -686,7 +688,7 @@ def run_folder(recipe: config.Recipe, run_dir: Path, accelerator: Accelerator) -
 
 def build_model(recipe: config.Recipe, corpus: Corpus) -> PreTrainedModel:
     """Build the recipe's GPT-2, on the CPU in fp32, the same on every process."""
-    return gpt2.build(
+    return models.build(
         n_layer=recipe.n_layer,
         n_head=recipe.n_head,
         n_embd=recipe.n_embd,
@@ -706,7 +708,7 @@ def prepare(
     recipe: config.Recipe, model: PreTrainedModel, accelerator: Accelerator
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the module that returns the loss, as Accelerate wraps it, and the optimizer of the model's weights."""
-    loss_module = gpt2.NextTokenLoss(model)
+    loss_module = NextTokenLoss(model)
     settings = {"learning_rate": recipe.learning_rate, "weight_decay": recipe.weight_decay}
     settings |= {"beta1": recipe.adam_beta1, "beta2": recipe.adam_beta2, "epsilon": recipe.adam_epsilon}
     settings["shard"] = recipe.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
@@ -910,7 +912,7 @@ def header(
     ]
     return [
         f"run      {recipe.run_name} in {recipe.output_dir}",
-        f"model    GPT-2, {gpt2.count_parameters(model) / 1e6:.1f}M parameters: {recipe.n_layer} layers, "
+        f"model    GPT-2, {models.count_parameters(model) / 1e6:.1f}M parameters: {recipe.n_layer} layers, "
         f"{recipe.n_head} heads, {recipe.n_embd} wide, context {recipe.sequence_length}, vocabulary "
         f"{recipe.vocab_size} ({len(corpus.tokenizer)} used)",
         *describe_data(recipe, corpus, order),
@@ -1005,7 +1007,7 @@ def validation_loss(
     )
     with hardware.autocast(accelerator):
         return evaluation.validation_loss(
-            gpt2.NextTokenLoss(model),
+            NextTokenLoss(model),
             batches,
             device=accelerator.device,
             reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
@@ -1187,7 +1189,7 @@ def finish(
 ) -> None:
     """Write ``model/`` and say where everything lies."""
     if accelerator.is_main_process:
-        gpt2.export(model, run_dir / "model", corpus.tokenizer)
+        export.write(model, run_dir / "model", corpus.tokenizer)
     report.say(f"trained for {duration(meter.elapsed)} (looking and saving not counted)")
     for name, what in {
         "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model",

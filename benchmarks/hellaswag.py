@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from pretrain import hardware, hellaswag, likelihood, tokenization
-from pretrain import model as gpt2
+from pretrain import model as models
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TWO, THREE = ("acc", "acc_norm"), hellaswag.SCORES
@@ -87,7 +87,7 @@ def measure(way: str, asked: argparse.Namespace) -> dict:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = tokenization.load(asked.model)
     # The harness loads a model as it stands; ours turns its GELU into one kernel (model.load).
-    load = AutoModelForCausalLM.from_pretrained if way.startswith("harness") else gpt2.load
+    load = AutoModelForCausalLM.from_pretrained if way.startswith("harness") else models.load
     model = load(asked.model).to(device, DTYPES[asked.precision]).eval()
     kind, _, size = way.partition(":")
     batch_size = int(size) if size else None

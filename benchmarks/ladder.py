@@ -27,10 +27,11 @@ import torch
 
 from benchmarks import side_by_side
 from pretrain import hardware
-from pretrain import model as gpt2
+from pretrain import model as models
 from pretrain.errors import exit_on_bad_input
+from pretrain.loss import NextTokenLoss
 
-GROUND = {"attn_implementation": "eager", "activation_function": gpt2.STOCK_ACTIVATION, "precision": "no"}
+GROUND = {"attn_implementation": "eager", "activation_function": models.STOCK_ACTIVATION, "precision": "no"}
 GROUND |= {"tf32": False, "compile": False, "fused": False, "own_loss": False}
 
 
@@ -54,8 +55,8 @@ def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, 
             "" if padded != asked.vocab_size else f"{padded:,} is a multiple of 128 as it is",
         ),
         ("fused AdamW", {"fused": True}, ""),
-        ("causal attention without a mask", {"attn_implementation": gpt2.CAUSAL}, ""),
-        ("tanh GELU in one kernel", {"activation_function": gpt2.TRAINING_ACTIVATION}, ""),
+        ("causal attention without a mask", {"attn_implementation": models.CAUSAL}, ""),
+        ("tanh GELU in one kernel", {"activation_function": models.TRAINING_ACTIVATION}, ""),
         ("our loss module", {"own_loss": True}, ""),
     ]
 
@@ -67,12 +68,12 @@ def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, 
         how: GROUND, changed.
     """
     torch.set_float32_matmul_precision("high" if how["tf32"] else "highest")
-    gpt2.register_causal_attention()
+    models.register_causal_attention()
     shape = {name: how[name] for name in ("attn_implementation", "activation_function", "vocab_size")}
     model = side_by_side.stock_model(asked, **shape).to(side_by_side.device())
     kernel = {"fused": True} if how["fused"] else {"foreach": False}
     optimizer = torch.optim.AdamW(model.parameters(), **side_by_side.ADAMW, **kernel)
-    module = gpt2.NextTokenLoss(model) if how["own_loss"] else model
+    module = NextTokenLoss(model) if how["own_loss"] else model
     run = torch.compile(module) if how["compile"] else module
     loss_of = run if how["own_loss"] else lambda inputs_BT, _: run(inputs_BT, labels=inputs_BT).loss
     batches = side_by_side.fixed_batches(asked, micro_batch, folder)

@@ -24,7 +24,8 @@ import json
 import torch
 
 from pretrain import estimate, hardware, optim
-from pretrain import model as gpt2
+from pretrain import model as models
+from pretrain.loss import CARD_ROWS, NextTokenLoss
 
 
 def step(module, optimizer, ids_BT, precision: str) -> None:
@@ -55,7 +56,7 @@ def measure(asked: argparse.Namespace, micro_batch: int, precision: str, compile
     """Return the peak of a step in bytes, with weights, gradients and moments, without CUDA's context."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch._dynamo.reset()
-    model = gpt2.build(
+    model = models.build(
         n_layer=asked.n_layer,
         n_head=asked.n_head,
         n_embd=asked.n_embd,
@@ -68,7 +69,7 @@ def measure(asked: argparse.Namespace, micro_batch: int, precision: str, compile
         seed=1,
         gradient_checkpointing=checkpointing,
     )
-    module = gpt2.NextTokenLoss(model.to(device).train())
+    module = NextTokenLoss(model.to(device).train())
     module.rows = asked.rows
     optimizer = optim.adamw(model, learning_rate=1e-4, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
     ids_BT = torch.randint(0, asked.vocab_size, (micro_batch, asked.sequence_length), device=device)
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--precision", nargs="+", default=["bf16", "no"], choices=["bf16", "fp16", "no"])
-    parser.add_argument("--rows", type=int, default=gpt2.CARD_ROWS, help="logits at once (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=CARD_ROWS, help="logits at once (default: %(default)s)")
     parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
     shape = estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)

@@ -23,7 +23,8 @@ import time
 import torch
 
 from pretrain import checkpoint, estimate, evaluation, hardware, optim
-from pretrain import model as gpt2
+from pretrain import model as models
+from pretrain.loss import NextTokenLoss
 
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 128, "sequence_length": 64}
 STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0, "seed": 1}
@@ -41,8 +42,8 @@ def timed(work) -> float:
 
 def small_update(device: torch.device):
     """Return a function that does one update of the small model."""
-    model = gpt2.build(**SMALL, **STILL).to(device)
-    module, optimizer = gpt2.NextTokenLoss(model), optim.adamw(model, **ADAMW)
+    model = models.build(**SMALL, **STILL).to(device)
+    module, optimizer = NextTokenLoss(model), optim.adamw(model, **ADAMW)
     ids_BT = torch.randint(0, 128, (12, 64), device=device)
 
     def update() -> None:
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     device = hardware.this_device()
     place = torch.device("cuda" if device.kind == "cuda" else "cpu")
     shape = {name: getattr(asked, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    model = gpt2.build(**shape, sequence_length=1024, **STILL).to(place)
+    model = models.build(**shape, sequence_length=1024, **STILL).to(place)
     optimizer = optim.adamw(model, **ADAMW)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     ids_BT = torch.randint(0, asked.vocab_size, (4, 1024))
     batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // 4096)
     how = {"device": place, "reduce_sum": lambda tensor: tensor, "bytes_per_token": None}
-    looking = [timed(lambda: evaluation.validation_loss(gpt2.NextTokenLoss(model), batches, **how)) for _ in range(3)]
+    looking = [timed(lambda: evaluation.validation_loss(NextTokenLoss(model), batches, **how)) for _ in range(3)]
     found = {
         "validation_tokens": asked.eval_tokens,
         "validation_seconds": looking,

@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from pretrain import hardware, muon, optim
-from pretrain import model as gpt2
+from pretrain import model as models
+from pretrain.loss import NextTokenLoss
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ADAMW = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
@@ -39,7 +40,7 @@ def build(asked: argparse.Namespace):
     """Return our model."""
     shape = {name: getattr(asked, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size", "sequence_length")}
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0, "seed": 1}
-    return gpt2.build(**shape, **still).to(DEVICE).train()
+    return models.build(**shape, **still).to(DEVICE).train()
 
 
 def pass_over(asked: argparse.Namespace, model, compute: Callable) -> Callable[[], object]:
@@ -59,10 +60,10 @@ def pass_over(asked: argparse.Namespace, model, compute: Callable) -> Callable[[
 
 def mask(asked: argparse.Namespace) -> Ways:
     """Yield attention with and without a mask tensor, compiled."""
-    for name, kind in (("Transformers' sdpa", "sdpa"), ("ours, causal without a mask *", gpt2.CAUSAL)):
+    for name, kind in (("Transformers' sdpa", "sdpa"), ("ours, causal without a mask *", models.CAUSAL)):
         model = build(asked)
         model.set_attn_implementation(kind)
-        yield name, pass_over(asked, model, torch.compile(gpt2.NextTokenLoss(model)))
+        yield name, pass_over(asked, model, torch.compile(NextTokenLoss(model)))
 
 
 def loss(asked: argparse.Namespace) -> Ways:
@@ -72,7 +73,7 @@ def loss(asked: argparse.Namespace) -> Ways:
     labels = torch.compile(lambda inputs, targets: model(inputs, labels=targets, shift_labels=targets).loss)
     yield "Transformers' labels=", pass_over(asked, model, labels)
     for name, rows in (("whole logits", most), ("a quarter at a time", -(-most // 4)), ("ours *", None)):
-        module = gpt2.NextTokenLoss(build(asked))
+        module = NextTokenLoss(build(asked))
         module.rows = rows
         yield name, pass_over(asked, module.model, torch.compile(module))
     if hasattr(F, "linear_cross_entropy"):
@@ -98,15 +99,15 @@ def loss(asked: argparse.Namespace) -> Ways:
 
 def compiler(asked: argparse.Namespace) -> Ways:
     """Yield what is compiled."""
-    module = gpt2.NextTokenLoss(build(asked))
+    module = NextTokenLoss(build(asked))
     yield "nothing", pass_over(asked, module.model, module)
-    blocks = gpt2.NextTokenLoss(build(asked))
+    blocks = NextTokenLoss(build(asked))
     for block in blocks.model.transformer.h:
         block.compile()
     yield "each block", pass_over(asked, blocks.model, blocks)
     modes = ["default", "max-autotune-no-cudagraphs", *(["reduce-overhead"] if DEVICE.type == "cuda" else [])]
     for mode in modes:
-        whole = gpt2.NextTokenLoss(build(asked))
+        whole = NextTokenLoss(build(asked))
         name = "model and loss *" if mode == "default" else f"the same, {mode}"
         yield name, pass_over(asked, whole.model, torch.compile(whole, mode=mode))
 
@@ -116,20 +117,20 @@ def qkv(asked: argparse.Namespace) -> Ways:
 
     def copied(module, query, key, value, *args, **kwargs):
         parts = (part.contiguous() for part in (query, key, value))
-        return gpt2._causal_attention(module, *parts, *args, **kwargs)
+        return models._causal_attention(module, *parts, *args, **kwargs)
 
     AttentionInterface.register("copied", copied)
-    AttentionMaskInterface.register("copied", gpt2._causal_mask)
-    for name, kind in (("views *", gpt2.CAUSAL), ("copied", "copied")):
+    AttentionMaskInterface.register("copied", models._causal_mask)
+    for name, kind in (("views *", models.CAUSAL), ("copied", "copied")):
         model = build(asked)
         model.config._attn_implementation = kind
-        yield name, pass_over(asked, model, torch.compile(gpt2.NextTokenLoss(model)))
+        yield name, pass_over(asked, model, torch.compile(NextTokenLoss(model)))
 
 
 def accumulate(asked: argparse.Namespace) -> Ways:
     """Yield a backward pass whose gradients are the first of an update, and one that adds them to those there are."""
     for name, kept in (("first micro-batch", False), ("a later one *", True)):
-        module = gpt2.NextTokenLoss(build(asked))
+        module = NextTokenLoss(build(asked))
         work = pass_over(asked, module.model, torch.compile(module))
         if kept:
             module.model.zero_grad = lambda set_to_none: None
@@ -149,7 +150,7 @@ def weights(asked: argparse.Namespace) -> Ways:
         if half:
             model.bfloat16()
         way = argparse.Namespace(**vars(asked) | {"precision": "no" if half else "bf16"})
-        compute = pass_over(way, model, torch.compile(gpt2.NextTokenLoss(model)))
+        compute = pass_over(way, model, torch.compile(NextTokenLoss(model)))
 
         def work(compute=compute, model=model, masters=masters, optimizer=optimizer, half=half) -> None:
             compute()
@@ -170,7 +171,7 @@ def ddp(asked: argparse.Namespace) -> Ways:
     if not torch.distributed.is_initialized():
         backend = "nccl" if DEVICE.type == "cuda" else "gloo"
         torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    bare = gpt2.NextTokenLoss(build(asked))
+    bare = NextTokenLoss(build(asked))
     yield "one process, no DDP", pass_over(asked, bare.model, torch.compile(bare))
     for name, how in (
         ("DDP", {}),
@@ -178,7 +179,7 @@ def ddp(asked: argparse.Namespace) -> Ways:
         ("the same, static_graph", {"gradient_as_bucket_view": True, "static_graph": True}),
         ("the same, buckets of 100 MB", {"gradient_as_bucket_view": True, "bucket_cap_mb": 100}),
     ):
-        module = gpt2.NextTokenLoss(build(asked))
+        module = NextTokenLoss(build(asked))
         wrapped = torch.nn.parallel.DistributedDataParallel(module, **how)
         yield name, pass_over(asked, module.model, torch.compile(wrapped))
 

@@ -18,12 +18,12 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 import train
 from pretrain import hardware, windows
-from pretrain import model as gpt2
+from pretrain.loss import NextTokenLoss
 
 RANK = "0"
 
 
-class SmallMemory(gpt2.NextTokenLoss):
+class SmallMemory(NextTokenLoss):
     """A loss that more than so many sequences at once are too much for."""
 
     def forward(self, inputs_BT, targets_BT):
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     global RANK
     RANK = os.environ.get("RANK", "0")
     if "MOST" in os.environ:
-        train.gpt2.NextTokenLoss = SmallMemory
+        train.NextTokenLoss = SmallMemory
     if {"OUT_AT", "HANG_AT", "DIE_AT"} & set(os.environ):
         train.windows.TrainOrder = Struck
     if "FSDP" in os.environ:

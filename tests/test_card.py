@@ -11,8 +11,8 @@ from conftest import ROOT
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
-from pretrain import card, hellaswag, tokenization
-from pretrain import model as gpt2
+from pretrain import card, export, hellaswag, tokenization
+from pretrain import model as models
 from pretrain.config import as_yaml, load_recipe
 
 UPDATES = [
@@ -234,9 +234,9 @@ def test_the_recipe_in_it_is_the_runs():
 def test_its_lines_load_the_model_as_they_stand(tmp_path, monkeypatch, capsys):
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-    model = gpt2.build(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, eos_token_id=tokenizer.eos_token_id)
+    model = models.build(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, eos_token_id=tokenizer.eos_token_id)
     (tmp_path / "me").mkdir()
-    gpt2.export(model, tmp_path / "me" / "a_run", tokenizer)  # a folder of this name stands for the Hub
+    export.write(model, tmp_path / "me" / "a_run", tokenizer)  # a folder of this name stands for the Hub
     text = make(recipe=OWN | {"sequence_length": 16, "sample_prompts": ["abc"]})
     (code,) = re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
     assert len(code.splitlines()) == 4 and 'revision="step-00000100"' in code

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 
 import eval_hellaswag
 import train
-from pretrain import hellaswag, report, tokenization
-from pretrain import model as gpt2
+from pretrain import export, hellaswag, report, tokenization
+from pretrain import model as models
 from pretrain.report import read_metrics
 
 SCORES = [f"{score}{end}" for score in hellaswag.SCORES for end in ("", "_stderr")]
@@ -68,7 +68,7 @@ def made(prepared, tmp_path_factory) -> Path:
         shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "sequence_length": 16, "seed": 1}
         dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
         Path("runs/r").mkdir(parents=True)
-        gpt2.export(gpt2.build(**shape, **dropout, eos_token_id=0), Path("runs/r/model"), tokenizer)
+        export.write(models.build(**shape, **dropout, eos_token_id=0), Path("runs/r/model"), tokenizer)
     return folder
 
 

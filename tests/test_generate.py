@@ -4,20 +4,20 @@ import pytest
 import torch
 from conftest import run
 
-from pretrain import model as gpt2
-from pretrain import tokenization
+from pretrain import export, tokenization
+from pretrain import model as models
 
 
 @pytest.fixture
 def model_dir(workplace):
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-    model = gpt2.build(**shape, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, eos_token_id=tokenizer.eos_token_id)
+    model = models.build(**shape, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, eos_token_id=tokenizer.eos_token_id)
     with torch.no_grad():
         model.transformer.wte.weight[len(tokenizer) :] += 5  # the padding would win if it were let
         model.transformer.wte.weight[tokenizer.eos_token_id] = -100 * model.transformer.ln_f.weight
     (workplace / "runs" / "r").mkdir(parents=True)
-    gpt2.export(model, workplace / "runs" / "r" / "model", tokenizer)
+    export.write(model, workplace / "runs" / "r" / "model", tokenizer)
     return "runs/r"
 
 

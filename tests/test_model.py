@@ -1,25 +1,17 @@
-"""The model is stock GPT-2 that trains without a mask; its loss, size and export are what they say."""
-
-import contextlib
-import json
+"""The model is stock GPT-2 that trains without a mask, and has the size that it says."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    pipeline,
 )
 
-from pretrain import model as gpt2
-from pretrain import tokenization
+from pretrain import export, tokenization
+from pretrain import model as models
 from pretrain.errors import BadInput
+from pretrain.loss import NextTokenLoss
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "eos_token_id": 0}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seed": 1}
@@ -27,7 +19,7 @@ SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seed": 1}
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
-    return gpt2.build(**SHAPE)
+    return models.build(**SHAPE)
 
 
 @pytest.fixture
@@ -63,7 +55,7 @@ def attention_masks(graph: torch.fx.GraphModule) -> list:
 
 
 def test_compiled_model_hands_attention_no_mask(model):
-    graph = compiled_graph(gpt2.NextTokenLoss(model).train(), ids(2, 16), ids(2, 16))
+    graph = compiled_graph(NextTokenLoss(model).train(), ids(2, 16), ids(2, 16))
     assert attention_masks(graph) == [None, None]
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
@@ -73,7 +65,7 @@ def test_compiled_model_hands_attention_no_mask(model):
 def test_the_graph_test_would_see_a_mask(model):
     """Transformers' own path does build one (torch before 2.14), so the test above can fail."""
     model.set_attn_implementation("sdpa")
-    masks = attention_masks(compiled_graph(gpt2.NextTokenLoss(model).train(), ids(2, 16), ids(2, 16)))
+    masks = attention_masks(compiled_graph(NextTokenLoss(model).train(), ids(2, 16), ids(2, 16)))
     if masks == [None, None]:
         pytest.skip("this Transformers and torch build no mask any more")
     assert all(mask is not None for mask in masks)
@@ -102,66 +94,8 @@ def test_generate_equals_stock_gpt2(model, stock, padded):
     assert torch.equal(ours, stock.generate(tokens, attention_mask=mask, **settings))
 
 
-def test_loss_is_the_mean_over_every_target_and_equal_in_evaluation(model, stock):
-    inputs, targets = ids(3, 16), ids(3, 16).flip(1)
-    expected = F.cross_entropy(stock(inputs).logits.flatten(0, 1), targets.flatten())
-    module = gpt2.NextTokenLoss(model)
-    assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
-    module.rows = 7  # parts that do not divide the rows
-    assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
-    with torch.no_grad():
-        assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
-
-
-def gradients(model, rows: int, scale: float = 1.0, dtype=None, wrap=lambda module: module) -> dict[str, torch.Tensor]:
-    """Two micro-batches' gradients, as accumulation adds them up."""
-    model.zero_grad()
-    module = gpt2.NextTokenLoss(model)
-    module.rows = rows
-    compute = wrap(module)
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        inputs, targets = torch.randint(0, 64, (2, 3, 16))
-        with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
-            loss = compute(inputs, targets)
-        (loss * scale).backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.0**16])
-def test_loss_in_parts_has_the_gradients_of_the_whole(model, scale):
-    whole, parts = gradients(model, 1000, scale), gradients(model, 7, scale)
-    for name, gradient in whole.items():
-        assert torch.allclose(gradient, parts[name], rtol=1e-4, atol=1e-6 * scale), name
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_loss_in_parts_is_no_less_exact_in_half_precision(model, dtype):
-    """Both differ from fp32 by rounding; the parts' sums are in fp32, the whole's in half precision."""
-    exact, whole, parts = (
-        gradients(model, rows, 2.0**10, half) for rows, half in ((1000, None), (1000, dtype), (7, dtype))
-    )
-    for name in ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight"):
-        error = {kind: (g[name] - exact[name]).norm() / exact[name].norm() for kind, g in (("w", whole), ("p", parts))}
-        assert error["p"] < 1.2 * error["w"] + 1e-4 and error["w"] < 0.05, name
-
-
-def test_loss_in_parts_stays_in_one_compiled_graph_and_equals_it(model):
-    graphs = []
-
-    def backend(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = gradients(model, 7, wrap=lambda module: torch.compile(module, backend=backend, fullgraph=True))
-    assert graphs
-    for name, gradient in gradients(model, 1000).items():
-        assert torch.allclose(gradient, compiled[name], rtol=1e-4, atol=1e-6), name
-
-
 def test_same_seed_same_weights_and_another_seed_others():
-    a, b, c = gpt2.build(**SHAPE), gpt2.build(**SHAPE), gpt2.build(**SHAPE | {"seed": 2})
+    a, b, c = models.build(**SHAPE), models.build(**SHAPE), models.build(**SHAPE | {"seed": 2})
     weights = [m.transformer.h[0].attn.c_attn.weight for m in (a, b, c)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -170,169 +104,24 @@ def test_same_seed_same_weights_and_another_seed_others():
 def test_gpt2_124m_has_its_published_size():
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config(vocab_size=50257))
-    assert gpt2.count_parameters(model) == 124_439_808
+    assert models.count_parameters(model) == 124_439_808
 
 
 @pytest.fixture
 def exported(model, tmp_path):
     tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
-    for parameter in model.parameters():  # as after some training: nothing at its initial zero
-        torch.nn.init.normal_(parameter, std=0.1)
-    gpt2.export(model, tmp_path / "model", tokenizer)
+    export.write(model, tmp_path / "model", tokenizer)
     return tmp_path / "model", tokenizer
-
-
-def test_reloaded_export_gives_the_trained_logits_exactly(model, stock, exported):
-    folder, _ = exported
-    loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    assert type(loaded) is GPT2LMHeadModel
-    assert loaded.config.activation_function == "gelu_new"
-    assert loaded.config.n_positions == 16
-    assert loaded.dtype == torch.float32
-    tokens = ids(2, 16)
-    stock.load_state_dict(model.state_dict())
-    assert (loaded.eval()(tokens).logits - stock(tokens).logits).abs().max().item() == 0.0
-    # The training activation is the same function in one kernel: equal but for the last bits.
-    assert torch.allclose(loaded(tokens).logits, model.eval()(tokens).logits, atol=1e-5)
-
-
-def test_exported_names_carry_no_wrapper(exported):
-    with safe_open(exported[0] / "model.safetensors", "pt") as file:
-        names = set(file.keys())
-    assert "transformer.wte.weight" in names
-    assert not [name for name in names if name.startswith(("_orig_mod.", "module.", "model."))]
-
-
-def test_exported_tokenizer_and_pipeline_load_and_never_write_padding(exported):
-    folder, tokenizer = exported
-    loaded = AutoTokenizer.from_pretrained(folder)
-    assert loaded("abc")["input_ids"] == tokenizer("abc")["input_ids"]
-    assert loaded.model_max_length == 16
-    out = pipeline("text-generation", model=str(folder))("abc", max_new_tokens=10, do_sample=False)
-    assert out[0]["generated_text"].startswith("abc")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        model.transformer.wte.weight[len(tokenizer) :] *= 100
-    made = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=10, do_sample=True)
-    assert made.max() < len(tokenizer)
-
-
-def test_export_replaces_an_older_one_and_leaves_no_litter(model, exported):
-    folder, tokenizer = exported
-    gpt2.export(model, folder, tokenizer)
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-def reloaded(model, folder, tokenizer, **how) -> GPT2LMHeadModel:
-    stock = gpt2.as_stock(model, tokenizer, **how)
-    with gpt2.replacing(folder) as aside:
-        gpt2.save(stock, aside, tokenizer)
-    return AutoModelForCausalLM.from_pretrained(folder).eval()
-
-
-def test_trimmed_export_has_the_tokenizers_rows_and_the_padded_ones_logits_exactly(model, exported, tmp_path):
-    folder, tokenizer = exported
-    padded = AutoModelForCausalLM.from_pretrained(folder).eval()
-    trimmed = reloaded(model, tmp_path / "trimmed", tokenizer, trim_vocab=True)
-    used = len(tokenizer)
-    assert (padded.config.vocab_size, trimmed.config.vocab_size) == (64, used)
-    assert padded.generation_config.suppress_tokens == list(range(used, 64))
-    assert trimmed.generation_config.suppress_tokens is None
-    assert trimmed.lm_head.weight is trimmed.transformer.wte.weight
-    tokens = ids(2, 16) % used
-    assert (padded(tokens).logits[..., :used] - trimmed(tokens).logits).abs().max().item() == 0.0
-
-
-@pytest.mark.parametrize("trim_vocab", [False, True])
-def test_no_padding_id_is_ever_sampled(model, exported, tmp_path, trim_vocab):
-    tokenizer = exported[1]
-    with torch.no_grad():
-        model.transformer.wte.weight[len(tokenizer) :] += 5 * model.transformer.ln_f.bias.sign()  # what would win
-        model.transformer.ln_f.bias *= 100
-    loaded = reloaded(model, tmp_path / "out", tokenizer, trim_vocab=trim_vocab)
-    tokens = torch.tensor([[1, 2, 3]])
-    if not trim_vocab:
-        assert loaded(tokens).logits[0, -1].argmax() >= len(tokenizer)
-    made = loaded.generate(tokens, max_new_tokens=12, do_sample=True, num_return_sequences=20)
-    assert made.max() < len(tokenizer)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_export_in_half_precision_is_the_weights_rounded_and_says_so(model, exported, tmp_path, dtype):
-    loaded = reloaded(model, tmp_path / "half", exported[1], dtype=dtype)
-    assert loaded.dtype == dtype
-    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
-    for name, weight in loaded.state_dict().items():
-        assert torch.equal(weight, model.state_dict()[name].to(dtype)), name
-    with safe_open(tmp_path / "half" / "model.safetensors", "pt") as file:
-        assert {file.get_tensor(name).dtype for name in file.keys()} == {dtype}  # noqa: SIM118
-
-
-def test_a_weight_that_the_precision_cannot_hold_is_refused_by_name(model, exported):
-    with torch.no_grad():
-        model.transformer.h[1].mlp.c_fc.weight[3, 4] = -70000
-    with pytest.raises(BadInput, match=r"h.1.mlp.c_fc.weight .* 70000, and float16 ends at 65504; use --dtype bf16"):
-        gpt2.as_stock(model, exported[1], dtype=torch.float16)
-    gpt2.as_stock(model, exported[1], dtype=torch.bfloat16)
-
-
-def test_description_is_what_export_writes_but_the_weights(model, exported, tmp_path):
-    folder, tokenizer = exported
-    (tmp_path / "described").mkdir()
-    gpt2.describe(model.config, tmp_path / "described", tokenizer)
-    described = {path.name: path.read_text() for path in (tmp_path / "described").iterdir()}
-    assert described == {path.name: path.read_text() for path in folder.iterdir() if path.suffix == ".json"}
-
-
-def test_exported_files_may_be_read_by_whom_the_folder_lets(exported):
-    assert len({path.stat().st_mode for path in exported[0].iterdir()}) == 1
-
-
-def test_exported_config_has_the_context_under_the_name_that_llama_cpp_reads(exported):
-    assert json.loads((exported[0] / "config.json").read_text())["n_ctx"] == 16
-
-
-def test_exported_tokenizer_has_the_class_name_that_older_programs_know(exported):
-    folder, tokenizer = exported
-    assert json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert type(AutoTokenizer.from_pretrained(folder)) is type(tokenizer)
-
-
-def test_a_models_own_way_to_generate_is_kept(model, exported, tmp_path):
-    model.generation_config.temperature, model.generation_config.suppress_tokens = 0.6, [2, 63]
-    loaded = reloaded(model, tmp_path / "out", exported[1], trim_vocab=True)
-    assert (loaded.generation_config.temperature, loaded.generation_config.suppress_tokens) == (0.6, [2])
-
-
-def test_any_causal_model_is_exported(exported, tmp_path):
-    tokenizer = exported[1]
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    llama = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=64, max_position_embeddings=32, eos_token_id=0)).eval()
-    loaded = reloaded(llama, tmp_path / "llama", tokenizer, trim_vocab=True)
-    tokens = ids(2, 16) % len(tokenizer)
-    assert (loaded(tokens).logits - llama(tokens).logits[..., : len(tokenizer)]).abs().max().item() == 0.0
-    assert AutoTokenizer.from_pretrained(tmp_path / "llama").model_max_length == 32
-
-
-def test_a_failed_export_leaves_the_older_one_and_no_litter(model, exported):
-    folder, tokenizer = exported
-    before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(OSError, match="full"), gpt2.replacing(folder) as aside:
-        gpt2.save(gpt2.as_stock(model, tokenizer), aside, tokenizer)
-        raise OSError("full")
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
-    assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_starting_from_a_model_pads_its_vocabulary_at_the_mean_row(model, exported):
     folder, _ = exported
-    wider = gpt2.build(**SHAPE | {"vocab_size": 70, "init_from": str(folder)})
+    wider = models.build(**SHAPE | {"vocab_size": 70, "init_from": str(folder)})
     rows = wider.transformer.wte.weight
     assert torch.equal(rows[:64], model.transformer.wte.weight)
     assert torch.allclose(rows[64:], model.transformer.wte.weight.mean(0).expand(6, -1))
     assert wider.lm_head.weight is wider.transformer.wte.weight
-    shorter = gpt2.build(**SHAPE | {"sequence_length": 8, "init_from": str(folder)})
+    shorter = models.build(**SHAPE | {"sequence_length": 8, "init_from": str(folder)})
     assert torch.equal(shorter.transformer.wpe.weight, model.transformer.wpe.weight[:8])
 
 
@@ -346,9 +135,9 @@ def test_starting_from_a_model_pads_its_vocabulary_at_the_mean_row(model, export
 )
 def test_starting_from_a_model_of_another_shape_is_refused(exported, change, words):
     with pytest.raises(BadInput, match=words):
-        gpt2.build(**SHAPE | change | {"init_from": str(exported[0])})
+        models.build(**SHAPE | change | {"init_from": str(exported[0])})
 
 
 def test_starting_from_nothing_loadable_is_refused(tmp_path):
     with pytest.raises(BadInput, match="init_from"):
-        gpt2.build(**SHAPE | {"init_from": str(tmp_path)})
+        models.build(**SHAPE | {"init_from": str(tmp_path)})

@@ -5,8 +5,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
-from pretrain import model as gpt2
+from pretrain import model as models
 from pretrain import sharding
+from pretrain.loss import NextTokenLoss
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "eos_token_id": 0, "seed": 1}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -22,15 +23,15 @@ def test_a_model_that_is_not_sharded_is_its_own_whole():
 def look(rank, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    model, other = gpt2.build(**SHAPE), gpt2.build(**(SHAPE | {"seed": 2}))
-    expected = gpt2.NextTokenLoss(model)(IDS, IDS).item()
-    module = gpt2.NextTokenLoss(model)
+    model, other = models.build(**SHAPE), models.build(**(SHAPE | {"seed": 2}))
+    expected = NextTokenLoss(model)(IDS, IDS).item()
+    module = NextTokenLoss(model)
     for block in model.transformer.h:
         fully_shard(block)
     fully_shard(module)
     with sharding.WholeModel(model, torch.device("cpu"), lambda: other)() as whole:
         for _ in range(rank):  # one process looks, the other does not: nothing is exchanged
-            assert gpt2.NextTokenLoss(whole)(IDS, IDS).item() == expected
+            assert NextTokenLoss(whole)(IDS, IDS).item() == expected
     dist.barrier()
     dist.destroy_process_group()
 

@@ -116,7 +116,7 @@ GOLDEN = {
 def test_the_loss_curve_moves_only_when_the_changelog_says_so(workplace, monkeypatch, optimizer, rows):
     """Also where the loss is computed a few rows at a time, as it is for large micro-batches."""
     if rows:
-        monkeypatch.setattr(train.gpt2.NextTokenLoss, "rows", rows)
+        monkeypatch.setattr(train.NextTokenLoss, "rows", rows)
     curve, tolerance = GOLDEN[optimizer]
     still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]
     run("train.py", *TINY, *still, *UNSEEN, "--save_steps", "0", "--optimizer", optimizer, "--run_name", "r")
@@ -273,7 +273,7 @@ def test_no_checkpoint_verifies_is_an_error_that_loses_nothing(uninterrupted):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(workplace, monkeypatch, bad):
-    real = train.gpt2.NextTokenLoss.forward
+    real = train.NextTokenLoss.forward
     calls = []
 
     def poisoned(self, inputs_BT, targets_BT):
@@ -281,7 +281,7 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
         calls.append(torch.is_grad_enabled())
         return loss * bad if sum(calls) in (2, 18, 22, 26) and torch.is_grad_enabled() else loss
 
-    monkeypatch.setattr(train.gpt2.NextTokenLoss, "forward", poisoned)
+    monkeypatch.setattr(train.NextTokenLoss, "forward", poisoned)
     # 4 micro-batches a step: micro-batch 2 is step 1 (skipped alone), 18, 22 and 26 are steps 5, 6 and 7.
     run("train.py", *TINY, "--run_name", "n", "--eval_steps", "0", "--sample_steps", "0", expect=1)
     skipped = {row["step"]: row["skipped_updates"] for row in rows("n")}
@@ -297,7 +297,7 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
 
 
 def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
-    real = train.gpt2.NextTokenLoss.forward
+    real = train.NextTokenLoss.forward
     calls = []  # the first with gradients is the rehearsal's; then two a step
 
     def poisoned(self, inputs_BT, targets_BT):
@@ -306,7 +306,7 @@ def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
         bad = sum(calls) == 6 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
         return loss * float("inf") if bad else loss
 
-    monkeypatch.setattr(train.gpt2.NextTokenLoss, "forward", poisoned)
+    monkeypatch.setattr(train.NextTokenLoss, "forward", poisoned)
     run("train.py", *TINY, "--run_name", "p", processes=2)
     assert [row["skipped_updates"] for row in rows("p") if "skipped_updates" in row] == [0, 0] + [1] * 10
 
