@@ -29,7 +29,7 @@ def sample(
     Text longer than the context is continued from a sliding window: its last half, whenever the context is full.
     The global random state is left as it was.
     """
-    context = model.config.n_positions
+    context = model.config.max_position_embeddings
     choose = (
         {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         if temperature > 0

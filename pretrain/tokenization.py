@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from .errors import BadInput
 
+SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
 END_OF_TEXT = "<|endoftext|>"
 SAMPLE_TOKENS = 100_000  # at least so many must come out alike from tiktoken and tokenizers, each of them once or more
 HARD_TEXTS = [  # where two splitters or two merge loops could part
@@ -168,12 +169,16 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Return how many bytes of text each id stands for, (vocabulary,) int64; special tokens stand for none.
 
-    A byte-level vocabulary writes each byte as one character (GPT-2's bytes_to_unicode); any other is decoded.
+    A byte-level vocabulary writes each byte as one character (GPT-2's bytes_to_unicode), SentencePiece's (Llama 2) a space
+    as a mark and a byte that no token holds as <0xE4>; any other is decoded.
     """
     size = len(tokenizer)
     texts = tokenizer.convert_ids_to_tokens(list(range(size)))
-    if '"ByteLevel"' in json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]):
+    decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"], ensure_ascii=False)
+    if '"ByteLevel"' in decoder:
         counts = [len(text) if text is not None else 0 for text in texts]
+    elif f'"{SPACE}"' in decoder:
+        counts = [1 if BYTE.fullmatch(text or "") else len((text or "").replace(SPACE, " ").encode()) for text in texts]
     else:
         counts = [len(tokenizer.decode([i]).encode("utf-8")) for i in range(size)]
     table = np.array(counts, dtype=np.int64)

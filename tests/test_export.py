@@ -183,6 +183,46 @@ def test_any_causal_model_is_exported(exported, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "llama").model_max_length == 32
 
 
+LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_trained_llama_is_exported_stock_and_exactly(tmp_path, tied):
+    tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
+    llama = models.build(**SHAPE, **LLAMA, tie_word_embeddings=tied, rope_theta=500.0).eval()
+    for parameter in llama.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    export.write(llama, tmp_path / "model", tokenizer)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert type(loaded) is LlamaForCausalLM and not info["missing_keys"] and not info["unexpected_keys"]
+    config = loaded.config
+    assert (config.num_key_value_heads, config.rope_parameters["rope_theta"], config.use_cache) == (1, 500.0, True)
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
+    tokens = ids(2, 16)
+    llama.set_attn_implementation("sdpa")
+    assert (loaded.eval()(tokens).logits - llama(tokens).logits).abs().max().item() == 0.0
+    with torch.no_grad():
+        loaded.lm_head.weight[len(tokenizer) :] *= 100
+    made = loaded.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=10, do_sample=True)
+    assert made.max() < len(tokenizer)
+
+
+def test_a_model_that_was_trained_on_is_exported_as_what_it_was(exported, tmp_path):
+    rope = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(**shape, vocab_size=64, max_position_embeddings=32, rope_parameters=rope, mlp_bias=True)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "source")
+    keys = models.source(str(tmp_path / "source"))
+    model = models.build(**SHAPE | keys, init_from=str(tmp_path / "source"), gradient_checkpointing="mlp").eval()
+    loaded = reloaded(model, tmp_path / "out", exported[1])
+    assert loaded.config.rope_parameters == rope and loaded.config.mlp_bias
+    assert loaded.config.max_position_embeddings == 32
+    tokens = ids(2, 16)
+    assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-5)
+    written = (tmp_path / "out" / "config.json").read_text()
+    assert "source" not in written and models.CAUSAL not in written
+
+
 def test_a_failed_export_leaves_the_older_one_and_no_litter(model, exported):
     folder, tokenizer = exported
     before = (folder / "model.safetensors").read_bytes()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiktoken_ext.openai_public
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from pretrain import tokenization
@@ -74,6 +74,23 @@ def test_bytes_of_ids_sum_to_the_bytes_of_the_text(tokenizer):
     assert table.dtype == np.int64 and table.shape == (len(tokenizer),)
     assert table[ids_of(tokenizer, TEXT)].sum() == len(TEXT.encode())
     assert table[tokenizer.eos_token_id] == 0
+
+
+def test_bytes_of_a_sentencepiece_vocabulary_sum_to_the_bytes_of_the_text_and_its_prefix():
+    """Llama 2's kind: a mark for a space, one more before the text, bytes for what no token holds."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefé"]
+    merges = [("▁", "a"), ("b", "c"), ("▁a", "bc")]
+    vocabulary = {word: i for i, word in enumerate([*words, "▁a", "bc", "▁abc"])}
+    made = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    text = "abc  é 中\U0001f600\nabc <0xE4> fed"
+    ids = ids_of(tokenizer, text)
+    assert vocabulary["▁abc"] in ids and vocabulary["<0xE4>"] in ids  # the second byte of a Chinese character
+    assert tokenization.token_bytes(tokenizer)[ids].sum() == len(text.encode()) + 1
 
 
 def test_ids_of_characters_stand_in_code_point_order():
