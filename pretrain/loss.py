@@ -3,6 +3,8 @@
 Legend: B sequences, T tokens, N = B T, E width, V vocabulary.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,32 +18,51 @@ class NextTokenLoss(nn.Module):
 
     Logits exist a part at a time: on a card 8,192 rows (4,096 in evaluation, which is not compiled), where matrix
     products are as fast as with more; on a CPU so many that they stay in its cache, which is faster.
+
+    Args:
+        model: a causal language model whose head is one matrix, as GPT-2's and Llama's is, tied or not.
+        label_smoothing: share of a target's probability that is spread evenly over the whole vocabulary (Szegedy et
+            al. 2015, section 7). In training only, where gradients are enabled.
+        z_loss: coefficient of the mean square of the logits' logarithm of the sum of exponentials, which keeps logits
+            from drifting (PaLM, Chowdhery et al. 2022, section 5: 1e-4). In training only.
+        context: returns further arguments of the model for (B, T) int64 inputs, as ``model.within_documents`` does.
     """
 
     rows: int | None = None  # another size of the parts
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        context: Callable[[torch.Tensor], dict] | None = None,
+    ):
         super().__init__()
-        self.model = model
+        self.model, self.label_smoothing, self.z_loss, self.context = model, label_smoothing, z_loss, context
 
     def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Return the mean loss, a fp32 scalar in nats per token; inputs and targets are (B, T) int64."""
-        hidden = self.model.transformer(inputs_BT, use_cache=False).last_hidden_state.flatten(0, 1)
-        targets = targets_BT.flatten()
+        context = self.context(inputs_BT) if self.context else {}
+        hidden = self.model.base_model(inputs_BT, use_cache=False, **context).last_hidden_state.flatten(0, 1)
+        head, targets = self.model.get_output_embeddings(), targets_BT.flatten()
         training, vocab_size = torch.is_grad_enabled(), self.model.config.vocab_size
         in_cache = max(256, 2**20 // vocab_size)
         rows = self.rows or ((CARD_ROWS if training else CARD_ROWS // 2) if hidden.is_cuda else in_cache)
         if training and len(targets) <= rows:
-            return F.cross_entropy(self.model.lm_head(hidden).float(), targets)
+            logits = head(hidden).float()
+            loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+            return loss + self.z_loss * logits.logsumexp(-1).square().mean() if self.z_loss else loss
         if training:
-            return _ChunkedLoss.apply(hidden, self.model.lm_head.weight, targets, rows) / len(targets)
+            total = _ChunkedLoss.apply(hidden, head.weight, targets, rows, self.label_smoothing, self.z_loss)
+            return total / len(targets)
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
-        sums = [F.cross_entropy(self.model.lm_head(rows).float(), ids, reduction="sum") for rows, ids in parts]
+        sums = [F.cross_entropy(head(rows).float(), ids, reduction="sum") for rows, ids in parts]
         return torch.stack(sums).sum() / len(targets)
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Sum of cross-entropies of a linear head, and its gradients at once, some rows at a time.
+    """Sum of a linear head's losses, and its gradients at once, some rows at a time.
 
     The gradients by hidden states and head cost two matrix products wherever they are computed; here they are while a
     part's logits are there, so that none must be kept. They are those of the sum, which fp16 can hold; the backward
@@ -49,7 +70,7 @@ class _ChunkedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden_NE, weight_VE, targets_N, rows):
+    def forward(ctx, hidden_NE, weight_VE, targets_N, rows, label_smoothing, z_loss):
         device = hidden_NE.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
@@ -59,9 +80,18 @@ class _ChunkedLoss(torch.autograd.Function):
         for part, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
             logits = (part @ head.T).float()
             total = logits.logsumexp(-1, keepdim=True)
-            loss = loss + (total - logits.gather(-1, ids[:, None])).sum()
-            # Softmax, minus one at the target; in place, and in one kernel where it is compiled.
-            logits.sub_(total).exp_().add_(vocabulary == ids[:, None], alpha=-1)
+            expected = logits.gather(-1, ids[:, None])
+            if label_smoothing:
+                expected = torch.lerp(expected, logits.mean(-1, keepdim=True), label_smoothing)
+            loss = loss + (total - expected).sum()
+            # Softmax, minus what was expected; in place, and in one kernel where it is compiled.
+            logits.sub_(total).exp_()
+            if z_loss:
+                loss = loss + z_loss * total.square().sum()
+                logits.mul_(1 + 2 * z_loss * total)
+            logits.add_(vocabulary == ids[:, None], alpha=label_smoothing - 1)
+            if label_smoothing:
+                logits.sub_(label_smoothing / len(weight_VE))
             by_logits = logits.to(dtype)
             by_hidden.append((by_logits @ head).to(hidden_NE.dtype))
             by_head += by_logits.T @ part
@@ -71,4 +101,4 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, by_loss):
         by_hidden, by_head = ctx.saved_tensors
-        return by_hidden * by_loss, by_head * by_loss, None, None
+        return by_hidden * by_loss, by_head * by_loss, None, None, None, None

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from pretrain import model as models
@@ -43,10 +44,12 @@ def test_loss_is_the_mean_over_every_target_and_equal_in_evaluation(model, stock
         assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def gradients(model, rows: int, scale: float = 1.0, dtype=None, wrap=lambda module: module) -> dict[str, torch.Tensor]:
+def gradients(
+    model, rows: int, scale: float = 1.0, dtype=None, wrap=lambda module: module, **terms: float
+) -> dict[str, torch.Tensor]:
     """Two micro-batches' gradients, as accumulation adds them up."""
     model.zero_grad()
-    module = NextTokenLoss(model)
+    module = NextTokenLoss(model, **terms)
     module.rows = rows
     compute = wrap(module)
     for seed in (0, 1):
@@ -58,25 +61,31 @@ def gradients(model, rows: int, scale: float = 1.0, dtype=None, wrap=lambda modu
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
+TERMS = [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 0.1, "z_loss": 1e-2}]
+
+
+@pytest.mark.parametrize("terms", [TERMS[0], TERMS[-1]])
 @pytest.mark.parametrize("scale", [1.0, 2.0**16])
-def test_loss_in_parts_has_the_gradients_of_the_whole(model, scale):
-    whole, parts = gradients(model, 1000, scale), gradients(model, 7, scale)
+def test_loss_in_parts_has_the_gradients_of_the_whole(model, scale, terms):
+    whole, parts = gradients(model, 1000, scale, **terms), gradients(model, 7, scale, **terms)
     for name, gradient in whole.items():
         assert torch.allclose(gradient, parts[name], rtol=1e-4, atol=1e-6 * scale), name
 
 
+@pytest.mark.parametrize("terms", [TERMS[0], TERMS[-1]])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_loss_in_parts_is_no_less_exact_in_half_precision(model, dtype):
+def test_loss_in_parts_is_no_less_exact_in_half_precision(model, dtype, terms):
     """Both differ from fp32 by rounding; the parts' sums are in fp32, the whole's in half precision."""
     exact, whole, parts = (
-        gradients(model, rows, 2.0**10, half) for rows, half in ((1000, None), (1000, dtype), (7, dtype))
+        gradients(model, rows, 2.0**10, half, **terms) for rows, half in ((1000, None), (1000, dtype), (7, dtype))
     )
     for name in ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight"):
         error = {kind: (g[name] - exact[name]).norm() / exact[name].norm() for kind, g in (("w", whole), ("p", parts))}
         assert error["p"] < 1.2 * error["w"] + 1e-4 and error["w"] < 0.05, name
 
 
-def test_loss_in_parts_stays_in_one_compiled_graph_and_equals_it(model):
+@pytest.mark.parametrize("terms", [TERMS[0], TERMS[-1]])
+def test_loss_in_parts_stays_in_one_compiled_graph_and_equals_it(model, terms):
     graphs = []
 
     def backend(graph, example_inputs):
@@ -84,7 +93,80 @@ def test_loss_in_parts_stays_in_one_compiled_graph_and_equals_it(model):
         return graph.forward
 
     torch._dynamo.reset()
-    compiled = gradients(model, 7, wrap=lambda module: torch.compile(module, backend=backend, fullgraph=True))
+    compiled = gradients(model, 7, wrap=lambda module: torch.compile(module, backend=backend, fullgraph=True), **terms)
     assert graphs
-    for name, gradient in gradients(model, 1000).items():
+    for name, gradient in gradients(model, 1000, **terms).items():
         assert torch.allclose(gradient, compiled[name], rtol=1e-4, atol=1e-6), name
+
+
+LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 48}
+KINDS = {"gpt2": {}, "llama": LLAMA, "untied": LLAMA | {"tie_word_embeddings": False}}
+
+
+@pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, rows):
+    model = models.build(**SHAPE | KINDS[kind])
+    for parameter in model.parameters():  # logits far from even, so that each term matters
+        torch.nn.init.normal_(parameter, std=0.2)
+    inputs, targets = ids(3, 16), ids(3, 16).flip(1)
+    module = NextTokenLoss(model, **terms)
+    module.rows = rows
+    loss = module(inputs, targets)
+    loss.backward()
+    ours = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    logits = model(inputs).logits.flatten(0, 1)
+    expected = F.cross_entropy(logits, targets.flatten(), label_smoothing=terms.get("label_smoothing", 0.0))
+    expected = expected + terms.get("z_loss", 0.0) * logits.exp().sum(-1).log().square().mean()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(ours[name], parameter.grad, rtol=1e-4, atol=1e-6), name
+
+
+def test_smoothing_and_z_loss_leave_evaluation_as_it_is(model):
+    inputs, targets = ids(3, 16), ids(3, 16).flip(1)
+    with torch.no_grad():
+        assert torch.equal(NextTokenLoss(model, **TERMS[-1])(inputs, targets), NextTokenLoss(model)(inputs, targets))
+
+
+class Operations(TorchDispatchMode):
+    """What runs, by name, and how large the largest result is."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.largest = [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        self.names.append(function.name())
+        for part in result if isinstance(result, tuple | list) else [result]:
+            self.largest = max(self.largest, part.numel() if isinstance(part, torch.Tensor) else 0)
+        return result
+
+
+def operations(model, rows: int, **terms: float) -> Operations:
+    module = NextTokenLoss(model, **terms)
+    module.rows = rows
+    model.zero_grad()
+    with Operations() as seen:
+        module(ids(3, 16), ids(3, 16).flip(1)).backward()
+    return seen
+
+
+@pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
+def test_a_term_that_is_off_runs_nothing(model, rows):
+    plain = operations(model, rows).names
+    assert not {"aten::mean", "aten::lerp.Scalar", "aten::square", "aten::pow.Tensor_Scalar"} & set(plain)
+    for terms in TERMS[1:]:
+        assert operations(model, rows, **dict.fromkeys(terms, 0.0)).names == plain
+        assert len(operations(model, rows, **terms).names) > len(plain)
+
+
+def test_no_term_makes_all_logits_at_once():
+    model = models.build(**SHAPE | {"vocab_size": 512})
+    every_logit, in_parts = operations(model, 1000).largest, operations(model, 7, **TERMS[-1]).largest
+    assert every_logit == 48 * 512
+    assert in_parts == 512 * 32  # the head itself

@@ -1,0 +1,155 @@
+"""Documents in one row are read as if each stood alone, by whichever kernel the machine has."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from pretrain import model as models
+from pretrain.loss import NextTokenLoss
+
+SEPARATOR, LENGTH = 0, 24
+SHAPE = {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 64, "sequence_length": LENGTH, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": SEPARATOR}
+KINDS = {"gpt2": {}, "llama": {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96}}
+# Inside, at the start, none, of one token each (also the last), all of one token.
+BEGINS = [[7, 15], [0, 10], [], [3, 4, 5, 6, 23], range(LENGTH)]
+
+
+@pytest.fixture(params=KINDS)
+def model(request) -> PreTrainedModel:
+    return loud(models.build(**SHAPE | KINDS[request.param]))
+
+
+def loud(model: PreTrainedModel) -> PreTrainedModel:
+    """Weights with which a token's context matters much to the loss, as it does after some training."""
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.train()
+
+
+def stock_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Transformers' own, with its own attention and activation, and the same weights."""
+    if model.config.model_type == "gpt2":
+        config = GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=64, n_positions=LENGTH)
+        other = GPT2LMHeadModel(config).eval()
+    else:
+        shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+        shape |= {"intermediate_size": 96, "vocab_size": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+        other = LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, targets = torch.randint(1, 64, (2, len(BEGINS), LENGTH), generator=torch.Generator().manual_seed(0))
+    for row, begins in zip(inputs, BEGINS, strict=True):
+        row[list(begins)] = SEPARATOR
+    return inputs, targets
+
+
+def masked(model: PreTrainedModel, flex: bool | None = None) -> NextTokenLoss:
+    return NextTokenLoss(model, context=functools.partial(models.within_documents, separator=SEPARATOR, flex=flex))
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def close(ours: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == others.keys()
+    for name, gradient in others.items():
+        assert torch.allclose(ours[name], gradient, rtol=1e-4, atol=1e-5), name
+
+
+def test_the_loss_and_its_gradients_are_those_of_every_document_alone(model, batch):
+    stock, losses = stock_of(model), []
+    for row, targets, begins in zip(*batch, BEGINS, strict=True):
+        for first, end in zip([0, *begins], [*begins, LENGTH], strict=True):
+            if first < end:
+                logits = stock(row[None, first:end]).logits[0]
+                losses.append(F.cross_entropy(logits, targets[first:end], reduction="sum"))
+    expected = torch.stack(losses).sum() / batch[0].numel()
+    loss = masked(model)(*batch)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    close(gradients(model, loss), gradients(stock, expected))
+    with torch.no_grad():
+        assert masked(model)(*batch).item() == pytest.approx(expected.item(), abs=1e-5)
+        assert NextTokenLoss(model)(*batch).item() != pytest.approx(expected.item(), abs=1e-2)
+
+
+@pytest.fixture
+def on_a_card(monkeypatch):
+    """FlexAttention as far as a CPU can go: torch refuses its gradients there, though it knows their formula."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None, raising=False)
+
+
+def compiled(module: torch.nn.Module) -> tuple[torch.nn.Module, list[torch.fx.GraphModule]]:
+    """The module as one graph, run as torch runs its operations, and the list that the graph will be in."""
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    return torch.compile(module, backend=backend, fullgraph=True), graphs
+
+
+def calls(graph: torch.fx.GraphModule, name: str) -> int:
+    return sum(node.op == "call_function" and node.target.__name__ == name for node in graph.graph.nodes)
+
+
+def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, on_a_card):
+    expected = masked(model)(*batch)
+    module, graphs = compiled(masked(model, flex=True))
+    loss = module(*batch)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    close(gradients(model, loss), gradients(model, expected))
+    other = [part.flip(0, 1) for part in batch]  # documents elsewhere: the same graph
+    assert module(*other).item() == pytest.approx(masked(model)(*other).item(), abs=1e-5)
+    (graph,) = graphs
+    assert calls(graph, "flex_attention") == SHAPE["n_layer"]
+    assert calls(graph, "scaled_dot_product_attention") == 0
+
+
+@pytest.mark.parametrize("takes_no_flex", [{"attn_pdrop": 0.2}, {"n_head": 8}])
+def test_dropout_and_narrow_heads_get_a_mask_that_every_kernel_takes(takes_no_flex, batch, monkeypatch):
+    model = loud(models.build(**SHAPE | takes_no_flex))
+    monkeypatch.delattr(models, "flex_attention")
+    torch.manual_seed(2)
+    expected = masked(model)(*batch)
+    torch.manual_seed(2)
+    assert masked(model, flex=True)(*batch).item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("card", [True, False])
+@pytest.mark.parametrize("compiling", [True, False])
+def test_only_a_compiler_on_a_card_gets_the_kernel_that_needs_both(card, compiling, monkeypatch, batch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", card)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    mask = models.within_documents(batch[0], separator=SEPARATOR)["attention_mask"]
+    assert isinstance(mask, BlockMask) == (card and compiling)
+    assert mask.shape == (len(BEGINS), 1, LENGTH, LENGTH)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_key_heads_in_groups_reach_a_fast_kernel(dtype, monkeypatch):
+    """Meta stands for a card, of whose kernels only flash, in bf16, takes groups."""
+    query, key, value = (torch.randn(2, heads, 8, 16, dtype=dtype) for heads in (6, 2, 2))
+    whole = [part.repeat_interleave(3, 1) for part in (key, value)]
+    expected = F.scaled_dot_product_attention(query, *whole, is_causal=True).transpose(1, 2)
+    assert torch.allclose(models._causal_attention(None, query, key, value, None)[0], expected, atol=1e-2)
+    seen = []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *qkv, **how: seen.append((qkv, how)) or qkv[0])
+    models._causal_attention(None, *(part.to("meta") for part in (query, key, value)), None)
+    ((_, *pair), how) = seen[0]
+    groups = dtype == torch.bfloat16
+    assert [part.shape[1] for part in pair] == ([2, 2] if groups else [6, 6])
+    assert how["enable_gqa"] == groups and how["is_causal"]
