@@ -36,7 +36,6 @@ from .errors import BadInput
 NAME = re.compile(r"step-(\d{8})")
 PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-TIED = "lm_head.weight"  # the same tensor as transformer.wte.weight, which is the name that is saved
 
 
 class Saver:
@@ -74,7 +73,7 @@ class Saver:
         Does nothing where gathering what is sharded would be an exchange.
         """
         gathers = self._preparing is None and not _is_zero(optimizer) and not _is_sharded(model)
-        if self.is_main and gathers and optimizer.state:  # asked for without any, the moments would be made up
+        if self.is_main and gathers and optimizer.state:  # before an update there are no moments to make room for
             weights, moments = _gather(model, optimizer, alone=True)
             self._preparing = self._writer.submit(lambda: (self._room(MODEL, weights), self._room(OPTIMIZER, moments)))
 
@@ -139,7 +138,9 @@ class Saver:
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> Path:
     """Save one checkpoint and return it when it is on disk; arguments as ``Saver``'s. Raises OSError."""
-    return _write(folder, step, *_gather(model, optimizer, alone=True), state, keep=0)
+    weights, moments = _gather(model, optimizer, alone=True)
+    # Copies, for bitsandbytes' moments share a table of values, and safetensors writes no tensor that shares memory.
+    return _write(folder, step, weights, {name: tensor.clone() for name, tensor in moments.items()}, state, keep=0)
 
 
 def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int) -> Path:
@@ -177,12 +178,25 @@ def _gather(
     model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return weights and moments by name: the tensors themselves, or copies of what is sharded, on the main process."""
-    sharded = _is_sharded(model)
+    sharded, tied = _is_sharded(model), _tied(model)
     options = StateDictOptions(full_state_dict=sharded and not alone, cpu_offload=sharded)
     weights = get_model_state_dict(model, options=options)
-    moments = _gather_moments(model, optimizer, options)
-    weights = {name: tensor for name, tensor in weights.items() if name != TIED}
-    return weights, {f"{name}/{kind}": v for name, kinds in moments.items() for kind, v in kinds.items()}
+    if sharded:
+        moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+    else:
+        moments = _named_moments(model, optimizer)
+    weights = {name: tensor for name, tensor in weights.items() if name not in tied}
+    # An optimizer may count its steps in an int: safetensors holds tensors only.
+    return weights, {
+        f"{name}/{kind}": torch.as_tensor(v) for name, kinds in moments.items() for kind, v in kinds.items()
+    }
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that have several (a tied output head), each with the name saved."""
+    first = {parameter: name for name, parameter in model.named_parameters()}
+    names = ((name, first[parameter]) for name, parameter in model.named_parameters(remove_duplicate=False))
+    return {name: saved for name, saved in names if name != saved}
 
 
 def _is_sharded(model: nn.Module) -> bool:
@@ -193,16 +207,14 @@ def _is_zero(optimizer: torch.optim.Optimizer) -> bool:
     return hasattr(optimizer, "consolidate_state_dict")  # ZeroRedundancyOptimizer, whose import is slow
 
 
-def _gather_moments(
-    model: nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Return each parameter's moments on the CPU by its name."""
+def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
+    """Return each parameter's moments by its name; of ZeRO's, which are brought together, on the main process."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
     if not _is_zero(optimizer):
-        return get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+        return {names[parameter]: kinds for parameter, kinds in optimizer.state.items()}
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank():
         return {}
-    names = {parameter: name for name, parameter in model.named_parameters()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     return {order[index]: kinds for index, kinds in optimizer.state_dict()["state"].items()}
 
@@ -288,7 +300,7 @@ def read_state(path: Path) -> dict:
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Load a verified checkpoint into the model (and the optimizer, unless None) in place."""
     weights = load_file(path / MODEL)
-    weights[TIED] = weights["transformer.wte.weight"]
+    weights |= {name: weights[saved] for name, saved in _tied(model).items()}
     options = StateDictOptions(full_state_dict=True)
     set_model_state_dict(model, weights, options=options)
     if optimizer is None:
@@ -297,12 +309,19 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) 
     for name, tensor in load_file(path / OPTIMIZER).items():
         parameter, kind = name.split("/")
         state.setdefault(parameter, {})[kind] = tensor
-    if _is_zero(optimizer):
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        for parameter in (p for group in optimizer.optim.param_groups for p in group["params"]):  # this process's share
-            kinds = state[names[parameter]]
-            optimizer.optim.state[parameter] = {kind: kinds[kind].to(parameter.device) for kind in kinds}
-        return
     # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
-    moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
-    set_optimizer_state_dict(model, optimizer, moments, options=options)
+    if _is_sharded(model):
+        moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
+        set_optimizer_state_dict(model, optimizer, moments, options=options)
+        return
+    # Not by load_state_dict, which casts moments to the type of their weight.
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    share = getattr(optimizer, "optim", optimizer)  # ZeRO: of this process
+    for parameter in (p for group in share.param_groups for p in group["params"]):
+        kinds = state.get(names[parameter], {})
+        share.state[parameter] = {kind: _moment(tensor, parameter.device) for kind, tensor in kinds.items()}
+
+
+def _moment(tensor: torch.Tensor, device: torch.device) -> torch.Tensor | int:
+    count = tensor.dim() == 0 and not tensor.is_floating_point()  # was an int
+    return tensor.item() if count else tensor.to(device)

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step, AdamW, and one update that a bad gradient cannot poison."""
+"""The learning rate by step, AdamW with moments of 32 or 8 bits, and one update that a bad gradient cannot poison."""
 
 import math
 from collections.abc import Callable
@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+from .errors import BadInput
+
+BITSANDBYTES = "bitsandbytes==0.50.2"  # optional: adamw_8bit alone needs it
 
 
 def lr_at(
@@ -55,17 +59,69 @@ def adamw(
         shard: each process of the default group keeps the moments of its share of the tensors, updates these, and
             sends them to the others (ZeRO-1, https://arxiv.org/abs/1910.02054). The updates are the same.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
+    groups = _groups(model, weight_decay)
     settings = {"lr": learning_rate, "betas": (beta1, beta2), "eps": epsilon, "fused": True}
     if shard:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # its package brings TorchScript's warnings
 
         return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **settings)
     return torch.optim.AdamW(groups, **settings)
+
+
+def adamw_8bit(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    shard: bool = False,
+) -> torch.optim.Optimizer:
+    """Build bitsandbytes' AdamW, whose moments take 8 bits (https://arxiv.org/abs/2110.02861); arguments as ``adamw``'s.
+
+    Each moment of a tensor of 4,096 elements or more is one byte an element and a fp32 scale for each 256 of them.
+    Raises BadInput where ``check_8bit`` does.
+    """
+    groups = _groups(model, weight_decay)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    sharded = shard or any(isinstance(parameter, DTensor) for parameter in parameters)
+    check_8bit(parameters[0].device, sharded=sharded)
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(groups, lr=learning_rate, betas=(beta1, beta2), eps=epsilon)
+
+
+def check_8bit(device: torch.device, *, sharded: bool) -> None:
+    """Raise BadInput where bitsandbytes is missing or does not run on ``device``, and for moments or weights in shards."""
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        remedy = f"pip install {BITSANDBYTES}, or --optimizer adamw"
+        raise BadInput(f"optimizer = adamw_8bit needs bitsandbytes: {remedy}") from None
+    if sharded:
+        raise BadInput(
+            "optimizer = adamw_8bit: bitsandbytes updates no moments or weights in shards; use --shard_optimizer false and "
+            "a YAML without FSDP, or --optimizer adamw"
+        )
+    # It looks for its kernels for this device at the first update only, minutes of compiling later.
+    trial = nn.Parameter(torch.zeros(4096, device=device))
+    trial.grad = torch.zeros_like(trial)
+    try:
+        AdamW8bit([trial]).step()
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BadInput(
+            f"optimizer = adamw_8bit: bitsandbytes does not run on {device}: {reason}; --optimizer adamw"
+        ) from None
+
+
+def _groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
 
 
 def set_lr(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -1,5 +1,6 @@
 """A checkpoint is whole, or it is not taken."""
 
+import importlib.util
 import json
 import os
 import random
@@ -10,23 +11,50 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pretrain import checkpoint
+from pretrain import checkpoint, muon, optim
 from pretrain.errors import BadInput
 
 # Moments are made by hand: nothing here runs a backward pass, which the forks of test_train.py would not survive.
 
 
 def make(seed: int = 0) -> tuple[GPT2LMHeadModel, torch.optim.AdamW]:
-    torch.manual_seed(seed)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=8))
+    model = gpt2(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    update(model, optimizer, seed)
+    return model, optimizer
+
+
+def gpt2(seed: int, n_embd: int = 16, tied: bool = True) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": n_embd, "vocab_size": 32, "n_positions": 8}
+    return GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied))
+
+
+def llama(seed: int, n_embd: int = 16, tied: bool = True) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": n_embd}
+    shape |= {"intermediate_size": 2 * n_embd, "vocab_size": 32, "max_position_embeddings": 8}
+    return LlamaForCausalLM(LlamaConfig(**shape, bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied))
+
+
+MODELS = pytest.mark.parametrize(
+    "build",
+    [gpt2, lambda seed: gpt2(seed, tied=False), llama, lambda seed: llama(seed, tied=False)],
+    ids=["gpt2", "gpt2-untied", "llama", "llama-untied"],
+)
+
+
+def update(model, optimizer, seed: int) -> None:
+    torch.manual_seed(seed)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    return model, optimizer
 
 
 def save(folder, step: int, pair=None, **state):
@@ -68,6 +96,64 @@ def test_names_in_the_files_are_the_models_own(tmp_path):
     names = dict(make()[0].named_parameters())
     assert set(load_file(path / checkpoint.MODEL)) == set(names)
     assert {name.split("/")[0] for name in load_file(path / checkpoint.OPTIMIZER)} == set(names)
+
+
+@MODELS
+def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_either(tmp_path, build):
+    model = build(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    update(model, optimizer, 0)
+    path = save(tmp_path, 1, (model, optimizer))
+    names = set(load_file(path / checkpoint.MODEL))
+    assert names == {name for name, _ in model.named_parameters()}
+    assert ("lm_head.weight" in names) is not model.config.tie_word_embeddings
+    model.config.save_pretrained(path)
+    loaded, told = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    other = build(1)
+    checkpoint.load(path, other, None)
+    for copy in (loaded, other):
+        assert (copy.lm_head.weight is copy.get_input_embeddings().weight) is model.config.tie_word_embeddings
+        assert all(torch.equal(tensor, copy.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+ADAMW = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+OPTIMIZERS = {
+    "adamw": lambda model: optim.adamw(model, **ADAMW),
+    "muon": lambda model: muon.muon(model, momentum=0.95, **ADAMW),
+}
+if importlib.util.find_spec("bitsandbytes"):
+    OPTIMIZERS["adamw_8bit"] = lambda model: optim.adamw_8bit(model, **ADAMW)
+
+
+@pytest.mark.parametrize("beside_training", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name, beside_training):
+    model = build(0, n_embd=64, tied=False)
+    optimizer = OPTIMIZERS[name](model)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    assert min(sizes) < 4096 < max(sizes)  # adamw_8bit has moments of both kinds
+    with checkpoint.Saver(tmp_path, is_main=True, keep=0, say=pytest.fail) as saver:
+        for step in (1, 2):
+            update(model, optimizer, step)
+            saver.prepare(model, optimizer)
+        if beside_training:
+            saver.save(2, model, optimizer, {})
+        else:
+            save(tmp_path, 2, (model, optimizer))
+        update(model, optimizer, 3)
+    resumed = build(1, n_embd=64, tied=False)
+    again = OPTIMIZERS[name](resumed)
+    checkpoint.load(tmp_path / "step-00000002", resumed, again)
+    update(resumed, again, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+    mine, theirs = moments(model, optimizer), moments(resumed, again)
+    assert mine.keys() == theirs.keys() and mine
+    for key, value in mine.items():
+        assert type(value) is type(theirs[key]), key
+        kept, back = torch.as_tensor(value), torch.as_tensor(theirs[key])
+        assert kept.dtype == back.dtype and torch.equal(kept, back), key
 
 
 def test_every_single_flipped_bit_is_found(tmp_path):
@@ -256,6 +342,35 @@ def zero_1(rank, place, folder):
 
 def test_zero_1_writes_what_a_plain_optimizer_writes_and_reads_its_share(tmp_path):
     mp.start_processes(zero_1, (str(tmp_path / "meet"), tmp_path), nprocs=2, start_method="fork")
+
+
+def fsdp(rank, place, folder, build):
+    """Whether what FSDP2 shards is saved as what is whole, and is loaded from it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+    whole = build(0)
+    plain = optim.adamw(whole, **ADAMW)
+    update(whole, plain, 0)
+    if rank == 0:
+        save(folder / "plain", 1, (whole, plain))
+    dist.barrier()
+    model = fully_shard(build(1), mesh=init_device_mesh("cpu", (2,)))
+    sharded = optim.adamw(model, **ADAMW)
+    checkpoint.load(folder / "plain" / "step-00000001", model, sharded)
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    with checkpoint.Saver(folder / "fsdp", is_main=rank == 0, keep=0, say=pytest.fail) as saver:
+        saver.save(1, model, sharded, {})
+    if rank == 0:
+        for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
+            a, b = (load_file(folder / way / "step-00000001" / name) for way in ("plain", "fsdp"))
+            assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@MODELS
+def test_fsdp2_writes_what_one_process_writes_and_reads_it(tmp_path, build):
+    mp.start_processes(fsdp, (str(tmp_path / "meet"), tmp_path, build), nprocs=2, start_method="fork")
 
 
 def alone(rank, place, folder):

@@ -7,7 +7,9 @@ import pytest
 import torch
 from conftest import run
 from test_train import TINY, final_state, losses
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from pretrain import muon, optim
 
@@ -17,6 +19,14 @@ ADAMW = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "w
 def gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=8))
+
+
+def llama(tied: bool = True) -> LlamaForCausalLM:
+    """Query and o are 16 x 16, key and value 8 x 16, gate and up 32 x 16, down 16 x 32."""
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16}
+    shape |= {"intermediate_size": 32, "vocab_size": 32}
+    return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=tied))
 
 
 def fill_gradients(model, seed: int = 0) -> None:
@@ -90,18 +100,50 @@ def test_all_that_is_no_hidden_matrix_takes_adamws_step_to_the_bit():
         assert torch.equal(parameter, other.get_parameter(name)) is not hidden, name
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_every_parameter_is_held_once_and_embeddings_and_head_are_adamws(tied):
-    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=32, tie_word_embeddings=tied, **shape))
-    for model in (gpt2(), llama):
-        groups = muon.muon(model, momentum=0.95, **ADAMW).param_groups
-        held = [id(p) for group in groups for p in group["params"]]
-        assert sorted(held) == sorted(id(p) for p in model.parameters())
-        by_muon = {id(p) for group in groups if group["parts"] for p in group["params"]}
-        for name, parameter in model.named_parameters():
-            assert (id(parameter) in by_muon) == (parameter.dim() == 2 and (".h." in name or ".layers." in name)), name
-        assert all(group["weight_decay"] == (0.1 if group["params"][0].dim() == 2 else 0.0) for group in groups)
+@pytest.mark.parametrize("build", [gpt2, llama, lambda: llama(tied=False)], ids=["gpt2", "llama", "llama-untied"])
+def test_every_parameter_is_held_once_and_embeddings_and_head_are_adamws(build):
+    model = build()
+    groups = muon.muon(model, momentum=0.95, **ADAMW).param_groups
+    held = [id(p) for group in groups for p in group["params"]]
+    assert sorted(held) == sorted(id(p) for p in model.parameters())
+    by_muon = {id(p) for group in groups if group["parts"] for p in group["params"]}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in by_muon}
+    maps = {nn.Linear, Conv1D}  # a Linear or a Conv1D of a block, but not the head
+    hidden = [name for name, module in model.named_modules() if type(module) in maps and name != "lm_head"]
+    assert names == {f"{name}.weight" for name in hidden} and len(names) == (8 if build is gpt2 else 14)
+    assert all(group["weight_decay"] == (0.1 if group["params"][0].dim() == 2 else 0.0) for group in groups)
+
+
+@pytest.mark.parametrize("rows, columns", [(16, 16), (8, 16), (32, 16), (16, 32)])
+def test_a_map_takes_the_same_steps_as_a_linear_and_as_a_conv1d(rows, columns):
+    """nn.Linear stores (out, in), Conv1D (in, out)."""
+    linear, conv1d = nn.Linear(columns, rows, bias=False), Conv1D(rows, columns)
+    a, b = linear.weight, conv1d.weight
+    b.data.copy_(a.data.T)
+    before = a.detach().clone()
+    models = (nn.ModuleDict({"model": nn.ModuleDict({"layers": nn.Sequential(one)})}) for one in (linear, conv1d))
+    optimizers = [muon.muon(model, momentum=0.95, **ADAMW) for model in models]
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        a.grad = torch.randn(rows, columns)
+        b.grad = a.grad.T.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert (a - before).square().mean().sqrt() > 0.001
+    torch.testing.assert_close(a.detach(), b.detach().T, atol=1e-6, rtol=0)
+
+
+def test_each_of_llamas_maps_is_made_orthogonal_whole_and_a_step_has_adamws_size():
+    model = llama()
+    before = clones(model)
+    fill_gradients(model)
+    muon.muon(model, momentum=0.95, **(ADAMW | {"weight_decay": 0.0})).step()
+    for name, start in before.items():
+        if "_proj" in name:
+            step = (start - model.get_parameter(name).detach()) / 0.01
+            values = torch.linalg.svdvals(step) / (0.2 * math.sqrt(max(step.shape)))
+            assert values.max() < 1.3 and values.median() > 0.6, name
+            assert step.square().mean().sqrt() == pytest.approx(0.2, rel=0.2), name
 
 
 def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):

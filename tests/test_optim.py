@@ -1,13 +1,19 @@
 """The learning rate's shape, what decays, and that a bad gradient changes nothing."""
 
+import importlib.util
+import inspect
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from pretrain import optim
+from pretrain import muon, optim
+from pretrain.errors import BadInput
 
+needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 INF, NAN = math.inf, math.nan
 
 
@@ -70,13 +76,22 @@ def model():
     return nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
 
 
-def adamw(module, weight_decay=0.1):
-    return optim.adamw(module, learning_rate=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=weight_decay)
+def large_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 64), nn.LayerNorm(64), nn.Linear(64, 80))  # of 320, 64, 64, 5,120, 80 elements
 
 
-def test_only_matrices_decay_and_every_parameter_is_held_once():
+SETTINGS = {"learning_rate": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+
+
+def adamw(module):
+    return optim.adamw(module, **SETTINGS)
+
+
+@pytest.mark.parametrize("make", [optim.adamw, pytest.param(optim.adamw_8bit, marks=needs_bitsandbytes)])
+def test_only_matrices_decay_and_every_parameter_is_held_once(make):
     module = model()
-    optimizer = adamw(module)
+    optimizer = make(module, **SETTINGS)
     decay = {group["weight_decay"]: group["params"] for group in optimizer.param_groups}
     assert {p.dim() for p in decay[0.1]} == {2} and {p.dim() for p in decay[0.0]} == {1}
     held = [id(p) for group in optimizer.param_groups for p in group["params"]]
@@ -98,12 +113,78 @@ def test_set_lr_sets_every_group():
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
 
 
+def test_the_optimizers_take_the_same_arguments_but_for_momentum():
+    ours, eight, of_muon = (inspect.signature(make).parameters for make in (optim.adamw, optim.adamw_8bit, muon.muon))
+    assert ours == eight == {name: kind for name, kind in of_muon.items() if name != "momentum"}
+
+
+@needs_bitsandbytes
+def test_moments_of_8_bits_are_those_of_tensors_of_4096_elements_and_the_update_is_near_adamws():
+    full, eight = large_model(), large_model()
+    optimizers = optim.adamw(full, **SETTINGS), optim.adamw_8bit(eight, **SETTINGS)
+    start = [parameter.detach().clone() for parameter in full.parameters()]
+    for seed in range(5):
+        for module, optimizer in zip((full, eight), optimizers, strict=True):
+            torch.manual_seed(seed)
+            for parameter in module.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+    for before, a, b in zip(start, full.parameters(), eight.parameters(), strict=True):
+        state = optimizers[1].state[b]
+        kept = {state["state1"].dtype, state["state2"].dtype}
+        if b.numel() < 4096:
+            assert kept == {torch.float32}
+            torch.testing.assert_close(a, b)
+        else:
+            assert kept == {torch.uint8} and not torch.equal(a, b)
+            assert state["absmax1"].shape == state["absmax2"].shape == (b.numel() / 256,)
+            assert (a - b).norm() < 0.05 * (a - before).norm()
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_bad_gradient_changes_no_8_bit_moment_and_a_good_one_does(fp16):
+    case = Case(scaler() if fp16 else None, large_model(), optim.adamw_8bit)
+    before = case.bits()
+    case.gradients()
+    case.parameters[3].grad[1, 2] = NAN
+    assert not case.update().applied and case.unchanged(before)
+    case.gradients()
+    assert case.update().applied and not case.unchanged(before)
+
+
+def test_missing_bitsandbytes_is_told_with_the_command_of_the_version_that_is_tested(monkeypatch):
+    for name in ("bitsandbytes", "bitsandbytes.optim"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(BadInput, match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or --optimizer adamw$"):
+        optim.adamw_8bit(model(), **SETTINGS)
+    pins = (Path(__file__).parent.parent / "requirements-dev.txt").read_text().split()
+    assert optim.BITSANDBYTES in pins
+
+
+@needs_bitsandbytes
+def test_8_bits_are_refused_where_bitsandbytes_cannot_work_before_any_training(monkeypatch):
+    with pytest.raises(BadInput, match="--shard_optimizer false"):
+        optim.adamw_8bit(model(), **SETTINGS, shard=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(optim, "DTensor", nn.Parameter)  # as if all were sharded
+        with pytest.raises(BadInput, match="a YAML without FSDP, or --optimizer adamw"):
+            optim.adamw_8bit(model(), **SETTINGS)
+
+    def step(self):
+        raise RuntimeError("\nno kernels\nmore lines")
+
+    monkeypatch.setattr("bitsandbytes.optim.AdamW8bit.step", step)
+    with pytest.raises(BadInput, match=r"does not run on cpu: no kernels; --optimizer adamw$"):
+        optim.adamw_8bit(model(), **SETTINGS)
+
+
 class Case:
     """A model after one good update, and its next gradients."""
 
-    def __init__(self, scaler=None):
-        self.module, self.scaler = model(), scaler
-        self.optimizer, self.parameters = adamw(self.module), list(self.module.parameters())
+    def __init__(self, scaler=None, module=None, make=optim.adamw):
+        self.module, self.scaler = module or model(), scaler
+        self.optimizer, self.parameters = make(self.module, **SETTINGS), list(self.module.parameters())
         self.gradients()
         self.first = self.update()
 
@@ -122,7 +203,7 @@ class Case:
         )
 
     def bits(self):
-        moments = [v for s in self.optimizer.state.values() for v in s.values()]
+        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
         return [tensor.detach().clone() for tensor in (*self.parameters, *moments)]
 
     def unchanged(self, before):
