@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if asked.warm_up_seconds:
             return warm_up(asked.warm_up_seconds)
-        recipe = config.load_recipe(Path(asked.recipe))
+        recipe = filled(config.load_recipe(Path(asked.recipe)))
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
     except KeyboardInterrupt:
         raise BadInput("stopped before all was tried", 130) from None
@@ -101,6 +101,20 @@ def short_name(card: str) -> str:
     """Return a card's short name, also for the driver's name of it, whole or without the maker's."""
     found = (cards.find(f"{maker}{card}") for maker in ("", "NVIDIA ", "NVIDIA GeForce ", "Tesla "))
     return next((known.name for known in found if known), card.lower())
+
+
+def filled(recipe: config.Recipe) -> config.Recipe:
+    """Return the recipe with the size of the model that it begins from, if any."""
+    if not recipe.init_from:
+        return recipe
+    try:
+        from pretrain import model
+    except ImportError as missing:
+        raise BadInput(
+            f"init_from = {recipe.init_from}: its size cannot be read without {missing.name}. Install it: make "
+            f"environment, or pip install -r requirements.txt"
+        ) from None
+    return config.fill(recipe, model.source(recipe.init_from))
 
 
 # ---- what the machine is
@@ -261,9 +275,9 @@ def attention_verdict(result, modern: bool) -> Check:
 
 def tiny_model():
     """Build the model that the trials train: GPT-2's parts, 2 layers, 128 wide."""
-    from pretrain import model
+    from pretrain import loss, model
 
-    return model.NextTokenLoss(model.build(**TINY, **NO_DROPOUT, eos_token_id=0, seed=1))
+    return loss.NextTokenLoss(model.build(**TINY, **NO_DROPOUT, eos_token_id=0, seed=1))
 
 
 def examine_disk(recipe: config.Recipe, asked: argparse.Namespace, facts: dict, works: bool) -> Iterator[Check]:
@@ -394,14 +408,14 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
     shape, preset = shape_of(recipe), read_preset(cards.preset_of(card))
     compiled = "dynamo_config" in preset
     how = {"half": True, "compiled": compiled, "known": card.micro_batch}
-    if getattr(recipe, "shard_optimizer", False):
+    if recipe.shard_optimizer:
         how |= {"shards": count, "sharded": frozenset({"moments"})}
-    checkpointing = getattr(recipe, "gradient_checkpointing", False)
+    checkpointing = recipe.gradient_checkpointing
     memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
     size = estimate.first_micro_batch(shape, memory, checkpointing=checkpointing, **how)
-    if not size and not checkpointing:
-        checkpointing = True
-        size = estimate.first_micro_batch(shape, memory, checkpointing=True, **how)
+    if not size and checkpointing != "full":
+        checkpointing = "full"
+        size = estimate.first_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if isinstance(asked := recipe.per_device_train_batch_size, int):
         size = min(size, asked)
     tokens = recipe.tokens_per_step * recipe.max_steps
@@ -420,7 +434,8 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
         return row
     plan = config.make_plan(dataclasses.replace(recipe, per_device_train_batch_size=size), count)
     size = plan.per_device_train_batch_size
-    work = 0.75 if checkpointing else 1.0  # the forward pass, a third of the work, is done once more
+    # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
+    work = 0.75 if checkpointing == "full" else 1.0
     run = estimate.run(
         shape,
         tokens=tokens,
@@ -474,16 +489,16 @@ def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
     ]
     if not row["fits"]:
         return "\n".join([*lines, "memory       does not fit, not even one sequence with gradient checkpointing"])
-    parts, size = row["memory_bytes"], row["per_device_train_batch_size"]
+    parts, size, chosen = row["memory_bytes"], row["per_device_train_batch_size"], row["gradient_checkpointing"]
     said = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
     lines += [
         f"memory       {sum(parts.values()) / 2**30:.1f} GiB a card: {said}",
         f"micro-batch  {size} sequences of {recipe.sequence_length:,} tokens, {row['gradient_accumulation_steps']} a step "
         f"and card; {row['precision']}, {'compiled' if row['compiled'] else 'not compiled'}"
-        f"{', gradient checkpointing' if row['gradient_checkpointing'] else ''}",
+        f"{f', {chosen} gradient checkpointing' if chosen != 'none' else ''}",
     ]
-    if row["gradient_checkpointing"] and not getattr(recipe, "gradient_checkpointing", False):
-        lines.append("             fits with --gradient_checkpointing true only, which is a third more work")
+    if chosen != recipe.gradient_checkpointing:
+        lines.append("             fits with --gradient_checkpointing full only, which is a third more work")
     lines += [
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU",
         f"time         {rounded(row['hours'])} h, looking and saving not counted",
@@ -518,7 +533,7 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
     for row in rows:
         cells = [row["card"], f"{row['memory_gib']:g}", row["precision"]]
         if row["fits"]:
-            mark = " *" if row["gradient_checkpointing"] else ""
+            mark = " *" if row["gradient_checkpointing"] == "full" else ""
             cells += [f"{row['per_device_train_batch_size']}{mark}", rounded(row["tokens_per_second"])]
             cells += [f"{100 * row['mfu']:.0f}%", rounded(row["hours"]), rounded(row["kilowatt_hours"])]
             cells += [rounded(row["cost"])] if priced else []
@@ -544,8 +559,8 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
             *lines,
             "",
             *(
-                ["* with --gradient_checkpointing true"]
-                if any(row.get("gradient_checkpointing") for row in rows)
+                ["* with --gradient_checkpointing full"]
+                if any(row.get("gradient_checkpointing") == "full" for row in rows)
                 else []
             ),
             f"Measured: {', '.join(known)}." if known else "Nothing of it is measured.",
@@ -556,7 +571,8 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
 
 def shape_of(recipe: config.Recipe) -> estimate.Shape:
     """Return the size of a recipe's model."""
-    return estimate.Shape(recipe.n_layer, recipe.n_embd, recipe.vocab_size, recipe.sequence_length)
+    names = [field.name for field in dataclasses.fields(estimate.Shape)]
+    return estimate.Shape(**{name: getattr(recipe, name) for name in names if getattr(recipe, name) is not None})
 
 
 def read_preset(stem: str) -> dict:

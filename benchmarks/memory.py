@@ -1,6 +1,7 @@
 """The memory of a training step: measured, beside what pretrain/estimate.py says.
 
     python benchmarks/memory.py                                         # a small GPT-2, on the CPU or the card
+    python benchmarks/memory.py --architecture gpt2 llama --num_key_value_heads 2       # and a Llama-type model
     python benchmarks/memory.py --n_layer 12 --n_embd 768 --n_head 12 --vocab_size 50304 --sequence_length 1024 \
         --micro_batch 4 16 32                                           # GPT-2 124M, on a card
 
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 
@@ -52,16 +54,14 @@ def peak_on_cpu(work) -> int:
     return most
 
 
-def measure(asked: argparse.Namespace, micro_batch: int, precision: str, compiled: bool, checkpointing: bool) -> int:
+def measure(
+    shape: estimate.Shape, micro_batch: int, precision: str, compiled: bool, checkpointing: str, logits_rows: int
+) -> int:
     """Return the peak of a step in bytes, with weights, gradients and moments, without CUDA's context."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch._dynamo.reset()
     model = models.build(
-        n_layer=asked.n_layer,
-        n_head=asked.n_head,
-        n_embd=asked.n_embd,
-        vocab_size=asked.vocab_size,
-        sequence_length=asked.sequence_length,
+        **vars(shape),
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -70,9 +70,9 @@ def measure(asked: argparse.Namespace, micro_batch: int, precision: str, compile
         gradient_checkpointing=checkpointing,
     )
     module = NextTokenLoss(model.to(device).train())
-    module.rows = asked.rows
+    module.rows = logits_rows
     optimizer = optim.adamw(model, learning_rate=1e-4, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
-    ids_BT = torch.randint(0, asked.vocab_size, (micro_batch, asked.sequence_length), device=device)
+    ids_BT = torch.randint(0, shape.vocab_size, (micro_batch, shape.sequence_length), device=device)
     run = torch.compile(module) if compiled else module
     step(run, optimizer, ids_BT, precision)  # compiles, and makes the moments
     weights_and_moments = 12 * sum(parameter.numel() for parameter in model.parameters())
@@ -85,38 +85,60 @@ def measure(asked: argparse.Namespace, micro_batch: int, precision: str, compile
     return weights_and_moments + peak_on_cpu(lambda: step(run, optimizer, ids_BT, precision))
 
 
+def shape_of(asked: argparse.Namespace, architecture: str) -> estimate.Shape:
+    """Return the size of the model that is measured."""
+    sizes = {field.name: getattr(asked, field.name) for field in dataclasses.fields(estimate.Shape)}
+    if architecture == "llama":  # which has no sizes of its own; the usual ones
+        sizes["num_key_value_heads"] = asked.num_key_value_heads or asked.n_head
+        sizes["intermediate_size"] = asked.intermediate_size or -(-8 * asked.n_embd // 192) * 64
+    else:
+        sizes["num_key_value_heads"] = None
+    return estimate.Shape(**sizes | {"architecture": architecture})
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure every combination; print each beside the estimate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, size in (("n_layer", 4), ("n_embd", 256), ("n_head", 4), ("vocab_size", 8192), ("sequence_length", 128)):
         parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--architecture", nargs="+", default=["gpt2"], choices=["gpt2", "llama"])
+    parser.add_argument("--num_key_value_heads", type=int, help="llama: default n_head")
+    parser.add_argument("--intermediate_size", type=int, help="default: 4 n_embd, llama: 8 n_embd / 3")
+    parser.add_argument("--tie_word_embeddings", default=True, action=argparse.BooleanOptionalAction)
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--precision", nargs="+", default=["bf16", "no"], choices=["bf16", "fp16", "no"])
+    parser.add_argument("--compiled", nargs="+", default=["no", "yes"], choices=["no", "yes"])
+    parser.add_argument("--checkpointing", nargs="+", default=["none", "mlp", "full"], choices=["none", "mlp", "full"])
     parser.add_argument("--rows", type=int, default=CARD_ROWS, help="logits at once (default: %(default)s)")
     parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
-    shape = estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, asked.sequence_length)
+    shapes = [shape_of(asked, architecture) for architecture in asked.architecture]
     device = hardware.this_device()
-    print(f"machine      {device.name}, torch {torch.__version__}")
-    print(f"model        {shape}, {shape.parameters:,} parameters")
-    print("precision  compiled  checkpointing  micro-batch  measured MiB  estimated MiB  estimated / measured")
+    print(f"machine       {device.name}, torch {torch.__version__}")
+    for shape in shapes:
+        print(f"model         {shape}, {shape.parameters:,} parameters")
+    print(
+        "architecture  precision  compiled  checkpointing  micro-batch  measured MiB  estimated MiB  estimated / measured"
+    )
     rows = []
-    ways = itertools.product(asked.precision, (False, True), (False, True), asked.micro_batch)
-    for precision, compiled, checkpointing, micro_batch in ways:
+    ways = itertools.product(shapes, asked.precision, asked.compiled, asked.checkpointing, asked.micro_batch)
+    for shape, precision, compiled, checkpointing, micro_batch in ways:
+        compiled = compiled == "yes"
         how = {"half": precision != "no", "compiled": compiled, "checkpointing": checkpointing}
         said = sum(estimate.memory(shape, micro_batch=micro_batch, rows=asked.rows, **how).values())
         said -= estimate.CONTEXT_BYTES
-        found = measure(asked, micro_batch, precision, compiled, checkpointing)
-        rows.append({"precision": precision, "micro_batch": micro_batch, "measured": found, "estimated": round(said)})
-        rows[-1] |= {"compiled": compiled, "checkpointing": checkpointing}
+        found = measure(shape, micro_batch, precision, compiled, checkpointing, asked.rows)
+        row = {"architecture": shape.architecture, "precision": precision, "compiled": compiled}
+        row |= {"checkpointing": checkpointing, "micro_batch": micro_batch}
+        rows.append(row | {"measured": found, "estimated": round(said), "ratio": round(said / found, 3)})
         print(
-            f"{precision:9}  {compiled!s:8}  {checkpointing!s:13}  {micro_batch:11}  {found / 2**20:12,.0f}  "
-            f"{said / 2**20:13,.0f}  {said / found:20.2f}",
+            f"{shape.architecture:12}  {precision:9}  {compiled!s:8}  {checkpointing:13}  {micro_batch:11}  "
+            f"{found / 2**20:12,.0f}  {said / 2**20:13,.0f}  {said / found:18.2f}",
             flush=True,
         )
-    if asked.json:
-        about = {"machine": device.name, "torch": torch.__version__, "shape": vars(shape)}
-        Path(asked.json).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        if asked.json:  # after each row: some take minutes
+            about = {"machine": device.name, "torch": torch.__version__, "shapes": [vars(shape) for shape in shapes]}
+            Path(asked.json).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
     return 0
 
 

@@ -1,6 +1,7 @@
 """What a run will take, before it is run: memory by part, tokens per second, hours, energy, cost. All estimated.
 
-Plain values in, plain values out. Legend: L layers, d width, V vocabulary, T context, B sequences of a micro-batch.
+Plain values in, plain values out. Legend: L layers, d width, K width of all heads of the keys, F width within the MLP,
+V vocabulary, T context, B sequences of a micro-batch.
 """
 
 from dataclasses import dataclass
@@ -10,36 +11,86 @@ from dataclasses import dataclass
 PEAK_SHARE, BANDWIDTH_SHARE = 0.75, 0.8
 CONTEXT_BYTES = 0.8 * 2**30  # what CUDA and its libraries take of a card before the first tensor
 MOST_TOKENS = 2**16  # of a micro-batch on a card
-LOSS_ROWS = 2**13  # tokens whose logits exist at once (pretrain/model.py)
+LOSS_ROWS = 2**13  # tokens whose logits exist at once (pretrain/loss.py)
 HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A GPT-2's size."""
+    """A model's size, in the recipe's words; ``n_head`` counts only where keys and values have fewer heads.
+
+    Attributes:
+        architecture: gpt2 or llama.
+        num_key_value_heads: None: as many as ``n_head``.
+        intermediate_size: width within the MLP; None: 4 n_embd.
+    """
 
     n_layer: int
     n_embd: int
     vocab_size: int
     sequence_length: int
+    architecture: str = "gpt2"
+    n_head: int | None = None
+    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None
+    tie_word_embeddings: bool = True
+
+    @property
+    def key_width(self) -> int:
+        """K: the width of all heads of the keys, and of the values."""
+        return self.n_embd * self.num_key_value_heads // self.n_head if self.num_key_value_heads else self.n_embd
+
+    @property
+    def mlp_width(self) -> int:
+        """F: the width within the MLP."""
+        return self.intermediate_size or 4 * self.n_embd
 
     @property
     def parameters(self) -> int:
-        """Weights, each tied one once: 12 L d^2 + 13 L d + (V + T) d + 2 d."""
-        d = self.n_embd
-        return self.n_layer * (12 * d * d + 13 * d) + (self.vocab_size + self.sequence_length + 2) * d
+        """Weights, each tied one once.
+
+        GPT-2: L (4 d^2 + 2 d F + 9 d + F) + (V + T) d + 2 d, which for F = 4 d is L (12 d^2 + 13 d) + (V + T + 2) d.
+        Llama: L (2 d^2 + 2 d K + 3 d F + 2 d) + V d + d. An untied head: V d more.
+        """
+        d, f = self.n_embd, self.mlp_width
+        if self.architecture == "llama":
+            block, rest = 2 * d * d + 2 * d * self.key_width + 3 * d * f + 2 * d, d
+        else:
+            block, rest = 4 * d * d + 2 * d * f + 9 * d + f, (self.sequence_length + 2) * d
+        return self.n_layer * block + self.vocab_size * d * (1 if self.tie_word_embeddings else 2) + rest
 
     @property
     def flops_per_token(self) -> int:
-        """FLOPs of forward and backward: 6 N + 12 L d T, N without position embeddings.
+        """FLOPs of forward and backward: 6 N + 12 L d T.
 
-        The usual estimate (PaLM, appendix B): 6 per weight, and the attention products counted as if not causal.
+        N leaves out what is only looked up: GPT-2's position embeddings (T d), and an untied input embedding (V d).
+        The usual estimate (PaLM, appendix B): 6 per weight, and the attention products counted as if not causal;
+        fewer heads of keys save weights, but no attention product.
         """
-        weights = self.parameters - self.n_embd * self.sequence_length
+        looked_up = self.sequence_length if self.architecture == "gpt2" else 0
+        looked_up += 0 if self.tie_word_embeddings else self.vocab_size
+        weights = self.parameters - looked_up * self.n_embd
         return 6 * weights + 12 * self.n_layer * self.n_embd * self.sequence_length
 
 
 GPT2_124M = Shape(12, 768, 50304, 1024)
+
+
+def block_bytes(shape: Shape, *, half: bool, compiled: bool) -> tuple[int, int]:
+    """Return the bytes that a block keeps for the backward pass, a token, and those of them that "mlp" does not keep.
+
+    Tensors of a block in half precision (2 bytes an element, else 4), the residual stream before each norm in fp32:
+    GPT-2: stream 2 d fp32; norms' outputs 2 d, q, k, v 3 d, attention's output d, the MLP before and after its GELU 2 F.
+    For F = 4 d: 36 d, and 64 d in fp32. Llama: stream 2 d fp32; norms' outputs 2 d, q d, k and v 2 K, attention's
+    output d, gate, up, and their product 3 F. Not compiled, it keeps more: what each norm scales, 2 d fp32, silu(gate)
+    F, and under autocast a copy of a norm's output for each product that takes it, 3 d.
+    """
+    size, d, k, f = 2 if half else 4, shape.n_embd, shape.key_width, shape.mlp_width
+    if shape.architecture == "gpt2":
+        return 8 * d + size * (6 * d + 2 * f), size * f
+    if compiled:
+        return 8 * d + size * (4 * d + 2 * k + 3 * f), size * f
+    return 16 * d + size * (4 * d + 2 * k + 4 * f + (3 * d if half else 0)), size * 2 * f
 
 
 def memory(
@@ -48,7 +99,7 @@ def memory(
     micro_batch: int,
     half: bool,
     compiled: bool,
-    checkpointing: bool = False,
+    checkpointing: str = "none",
     shards: int = 1,
     sharded: frozenset[str] = frozenset(),
     rows: int = LOSS_ROWS,
@@ -57,20 +108,23 @@ def memory(
 
     Args:
         half: matrix products in bf16 or fp16 over fp32 weights.
-        checkpointing: a block keeps its input only, and is computed again.
+        checkpointing: what is computed again: none; mlp: the activation between the MLP's products; full: a block, of
+            which the input only is kept.
         shards: processes that share the parts named in ``sharded`` (weights, gradients, moments).
         rows: tokens whose logits exist at once.
 
-    Bytes kept for the backward pass, a token and layer, in units of d. Half precision: the residual stream twice in
-    fp32 (8), two layer norms' outputs (4), q, k, v (6), attention's output (2), the MLP's product before and after its
-    GELU (16): 36. fp32: 64, for the layer norms' outputs are as wide as all else. A logit in half precision: itself,
-    fp32, log-softmax and gradient at once: 12; a compiler keeps the half one and computes the rest again: 3. fp32: 12
-    and 5. With more tokens than ``rows``: the logits of so many, and the head's gradient, fp32, beside the summed one.
-    These agree with PyTorch's allocations on a CPU (benchmarks/memory.py); on a card they are not measured.
+    A logit in half precision: itself, fp32, log-softmax and gradient at once: 12; a compiler keeps the half one and
+    computes the rest again: 3. fp32: 12 and 5. With more tokens than ``rows``: the logits of so many, and the head's
+    gradient, fp32, beside the summed one. These and ``block_bytes`` agree with PyTorch's allocations on a CPU
+    (benchmarks/memory.py); on a card they are not measured.
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
-    block = 36 * d if half else 64 * d
-    kept = shape.n_layer * 4 * d + block if checkpointing else shape.n_layer * block
+    block, again = block_bytes(shape, half=half, compiled=compiled)
+    kept = {  # and one block at a time what is computed again
+        "none": shape.n_layer * block,
+        "mlp": shape.n_layer * (block - again) + again,
+        "full": shape.n_layer * 4 * d + block,
+    }[checkpointing]
     logits = min(tokens, rows) * shape.vocab_size * (12 if not compiled else 3 if half else 5)
     if tokens > rows:
         logits += 8 * shape.vocab_size * d
@@ -111,7 +165,9 @@ def first_micro_batch(
         how: the arguments of ``memory``.
     """
     most = max(1, most_tokens // shape.sequence_length)
-    if known and shape == GPT2_124M and not how.get("checkpointing"):
+    size, known_size = ((s.n_layer, s.n_embd, s.parameters, s.sequence_length) for s in (shape, GPT2_124M))
+    is_124m = shape.architecture == "gpt2" and size == known_size
+    if known and is_124m and how.get("checkpointing", "none") == "none":
         return min(known, most)
     return largest_micro_batch(free_bytes, most, shape, **how)
 
@@ -120,12 +176,17 @@ def seconds_per_token(shape: Shape, *, peak_flops: float, bandwidth: float) -> f
     """Return one card's seconds a token: matrix products at the peak's share, then all else at the bandwidth's.
 
     Bytes moved forward and backward, half precision, compiled: a block reads and writes about 150 d, the loss 16 V.
+    That is 1.25 times what GPT-2's kernels other than matrix products must move (norms with the residual stream 56 d,
+    attention 24 d, GELU 10 F: 120 d), and so Llama's is taken: norms 56 d, rotation 8 (d + K), attention 12 (d + K),
+    SwiGLU 16 F.
 
     Args:
         peak_flops: FLOP/s, dense, fp32 accumulate.
         bandwidth: bytes per second of the card's memory.
     """
-    moved = 150 * shape.n_layer * shape.n_embd + 16 * shape.vocab_size
+    d, k, f = shape.n_embd, shape.key_width, shape.mlp_width
+    block = 56 * d + (20 * (d + k) + 16 * f if shape.architecture == "llama" else 24 * d + 10 * f)
+    moved = 1.25 * shape.n_layer * block + 16 * shape.vocab_size
     return shape.flops_per_token / (PEAK_SHARE * peak_flops) + moved / (BANDWIDTH_SHARE * bandwidth)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, TorchDynamoPlugin
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.rendezvous import rendezvous
 from torch.utils._triton import has_triton_package
@@ -83,18 +83,24 @@ def this_device() -> Device:
 
 
 def make_accelerator(
-    device: Device, *, precision: str | None = None, tf32: bool | str = "auto", timeout: float = 600.0
+    device: Device,
+    *,
+    precision: str | None = None,
+    tf32: bool | str = "auto",
+    compile_mode: str = "default",
+    timeout: float = 600.0,
 ) -> Accelerator:
     """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
 
     Args:
         precision: without a YAML: this one (no, fp16, bf16); None: the best that the device has.
         tf32: whether fp32 matrix products run as TF32; auto: where the card can.
+        compile_mode: of torch.compile; default: the YAML's dynamo_mode.
         timeout: seconds that a process waits for the others.
 
-    Raises BadInput when the YAML or ``tf32`` asks for what the device cannot do, with the remedy.
+    Raises BadInput when the YAML, ``tf32`` or ``compile_mode`` asks for what the device cannot do, with the remedy.
     """
-    refuse_impossible(device, os.environ, tf32)
+    refuse_impossible(device, os.environ, tf32, compile_mode)
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision
     # Blocks of varying size leave gaps in CUDA's memory; segments that grow do not (Linux only, and not under WSL).
@@ -106,7 +112,10 @@ def make_accelerator(
     _meet_after_restart(device, timeout)
     accelerator = Accelerator(
         mixed_precision=wanted,
-        dynamo_backend="inductor" if not launched and device.compiles else None,
+        dynamo_plugin=TorchDynamoPlugin(  # None: what the launcher has written into the environment
+            backend="inductor" if not launched and device.compiles else None,
+            mode=compile_mode if compile_mode != "default" else None,
+        ),
         kwargs_handlers=[
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             InitProcessGroupKwargs(timeout=timedelta(seconds=timeout)),
@@ -151,8 +160,10 @@ def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
     return torch.autocast(accelerator.device.type, dtype) if dtype else contextlib.nullcontext()
 
 
-def refuse_impossible(device: Device, environment: Mapping[str, str], tf32: bool | str = "auto") -> None:
-    """Raise BadInput with a line for each thing that the launcher's YAML or ``tf32`` asks for and ``device`` has not.
+def refuse_impossible(
+    device: Device, environment: Mapping[str, str], tf32: bool | str = "auto", compile_mode: str = "default"
+) -> None:
+    """Raise BadInput with a line for each thing that the launcher's YAML or a setting asks for and ``device`` has not.
 
     Args:
         environment: as ``accelerate launch`` and ``torchrun`` set it.
@@ -160,7 +171,10 @@ def refuse_impossible(device: Device, environment: Mapping[str, str], tf32: bool
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
     faults = []
     if wanted == "fp8":
-        faults.append("mixed_precision: fp8 is not supported here; write mixed_precision: bf16 in the accelerate YAML")
+        faults.append(
+            "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16 in the "
+            "accelerate YAML"
+        )
     elif wanted != "no" and device.kind == "cpu" and environment.get("ACCELERATE_USE_CPU", "false").lower() != "true":
         faults.append(
             f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is "
@@ -173,11 +187,24 @@ def refuse_impossible(device: Device, environment: Mapping[str, str], tf32: bool
             f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"
         )
     compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    if device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment:  # no launcher: as make_accelerator chooses
+        compiler = "inductor"
     if compiler == "inductor" and device.kind == "cuda" and not device.compiles:
         why = "is too old for its compiler, Triton" if device.compiler else "has no Triton here (pip install triton)"
         faults.append(
             f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take '
             f"accelerate_configs/conservative.yaml"
+        )
+    elif compile_mode != "default" and compiler != "inductor":
+        can = device.compiles or device.kind == "cpu"
+        faults.append(
+            f"compile_mode = {compile_mode}: nothing is compiled here (dynamo_backend: {compiler.upper()}); "
+            f"{'write dynamo_backend: INDUCTOR in the accelerate YAML, or ' if can else ''}use --compile_mode default"
+        )
+    elif compile_mode == "reduce-overhead" and device.kind != "cuda":
+        faults.append(
+            f"compile_mode = {compile_mode}: is made of CUDA graphs, and there is no NVIDIA card here; use --compile_mode "
+            f"default, or max-autotune-no-cudagraphs"
         )
     if device.kind == "cuda" and (processes := int(environment.get("LOCAL_WORLD_SIZE", "1"))) > device.count:
         faults.append(

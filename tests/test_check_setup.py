@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from conftest import ROOT, fork
 
 import check_setup
 from pretrain import cards, config, trials
+from pretrain import model as models
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
 A6000 = {"name": "NVIDIA RTX A6000", "memory_bytes": 48 * 2**30, "capability": (8, 6)}
@@ -240,25 +242,53 @@ def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_s
     large = tmp_path / "large.yaml"
     large.write_text(config.as_yaml(recipe(**model, run_name="large")))
     rows = json.loads(called(capsys, "--all_cards", "--json", "--recipe", str(large))[0])
-    kinds = {
-        row["card"]: row["fits"] and ("checkpointing" if row["gradient_checkpointing"] else "plain") for row in rows
-    }
-    assert kinds["rtx4060"] is False and kinds["h200"] == "plain" and "checkpointing" in kinds.values()
+    kinds = {row["card"]: row["fits"] and row["gradient_checkpointing"] for row in rows}
+    assert kinds["rtx4060"] is False and kinds["h200"] == "none" and "full" in kinds.values()
     out, _ = called(capsys, "--all_cards", "--recipe", str(large))
-    assert "does not fit" in out and "* with --gradient_checkpointing true" in out
-    card = next(name for name, kind in kinds.items() if kind == "checkpointing")
-    assert "--gradient_checkpointing true only" in called(capsys, "--card", card, "--recipe", str(large))[0]
+    assert "does not fit" in out and "* with --gradient_checkpointing full" in out
+    card = next(name for name, kind in kinds.items() if kind == "full")
+    proposed = called(capsys, "--card", card, "--recipe", str(large))[0]
+    assert ", full gradient checkpointing\n             fits with --gradient_checkpointing full only" in proposed
     assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", str(large))[0]
 
 
 def test_checkpointing_costs_a_third_more_work_and_saves_memory(capsys, tmp_path):
     asked = tmp_path / "gpt2_124m.yaml"
-    asked.write_text(config.as_yaml(recipe(gradient_checkpointing=True)))
+    asked.write_text(config.as_yaml(recipe(gradient_checkpointing="full")))
     flags = ("--card", "a6000", "--json")
     plain, less = (json.loads(called(capsys, *flags, "--recipe", path)[0]) for path in (RECIPE, str(asked)))
     assert less["tokens_per_second"] == pytest.approx(0.75 * plain["tokens_per_second"])
     assert less["mfu"] == pytest.approx(0.75 * plain["mfu"])
     assert less["memory_bytes"]["activations"] < plain["memory_bytes"]["activations"] / 2
+    assert "fits with" not in called(capsys, *flags[:2], "--recipe", str(asked))[0]  # nothing is proposed
+    asked.write_text(config.as_yaml(recipe(gradient_checkpointing="mlp", per_device_train_batch_size=32)))
+    mlp = json.loads(called(capsys, *flags, "--recipe", str(asked))[0])
+    assert mlp["tokens_per_second"] == plain["tokens_per_second"] and mlp["gradient_checkpointing"] == "mlp"
+    assert (
+        less["memory_bytes"]["activations"] < mlp["memory_bytes"]["activations"] < plain["memory_bytes"]["activations"]
+    )
+    assert ", mlp gradient checkpointing\nspeed" in called(capsys, *flags[:2], "--recipe", str(asked))[0]
+
+
+def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_size(capsys, tmp_path):
+    llama = {"architecture": "llama", "num_key_value_heads": 4, "intermediate_size": 2048, "rope_theta": 1e4}
+    sizes = {"n_layer": 2, "n_head": 8, "n_embd": 64, "vocab_size": 512, "tie_word_embeddings": False} | llama
+    asked = tmp_path / "a.yaml"
+    asked.write_text(config.as_yaml(recipe(**sizes)))
+    row = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0])
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = models.build(**sizes, sequence_length=1024, **no_dropout, eos_token_id=0, seed=1)
+    assert row["parameters"] == models.count_parameters(model)
+
+    model.save_pretrained(tmp_path / "source")
+    values = yaml.safe_load(config.as_yaml(recipe()))
+    for name in config.MODEL_KEYS:
+        values.pop(name, None)
+    asked.write_text(yaml.safe_dump(values | {"init_from": str(tmp_path / "source"), "tokenizer": "gpt2"}))
+    again = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0])
+    assert again == row
+    asked.write_text(yaml.safe_dump(values | {"init_from": str(tmp_path / "none"), "tokenizer": "gpt2"}))
+    assert "init_from = " in called(capsys, "--card", "a6000", "--recipe", str(asked), expect=2)[1]
 
 
 def test_a_measured_speed_is_said_to_be_measured(capsys, tmp_path, monkeypatch):

@@ -1,9 +1,13 @@
 """Estimates: sizes are the model's own, memory grows as it must, and no speed is above a card's peak."""
 
+import dataclasses
 import re
 
 import pytest
+import torch
 from conftest import ROOT
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from pretrain import cards, estimate
 from pretrain import model as models
@@ -11,6 +15,19 @@ from pretrain.loss import CARD_ROWS
 
 GPT2 = estimate.Shape(12, 768, 50304, 1024)
 SMALL = estimate.Shape(2, 32, 64, 16)
+GROUPED = {"architecture": "llama", "n_head": 12, "num_key_value_heads": 4, "intermediate_size": 2048}
+LLAMA = estimate.Shape(12, 768, 50304, 1024, **GROUPED)
+MODELS = {
+    "gpt2": GPT2,
+    "gpt2_narrow": estimate.Shape(12, 768, 50304, 1024, n_head=12, intermediate_size=2000),
+    "gpt2_attention": estimate.Shape(2, 128, 1024, 1024, n_head=2),  # whose attention is the largest part
+    "llama": LLAMA,
+    "llama_untied": estimate.Shape(12, 768, 32000, 1024, **GROUPED, tie_word_embeddings=False),
+    "llama_ungrouped": estimate.Shape(12, 768, 32000, 512, architecture="llama", n_head=12, num_key_value_heads=12),
+    "llama_attention": estimate.Shape(
+        2, 128, 1024, 1024, "llama", n_head=2, num_key_value_heads=1, tie_word_embeddings=False
+    ),
+}
 NO_CARD = {"cpu", "mps", "conservative", "zero1_x8", "zero2_x8", "zero3_x8", "fsdp2_x8", "multi_node_2x8"}
 PRESETS = [p for p in sorted((ROOT / "accelerate_configs").glob("*.yaml")) if p.stem not in NO_CARD]
 HOW = {"half": True, "compiled": True}
@@ -26,12 +43,40 @@ def test_the_logits_that_are_planned_for_are_those_that_the_model_makes():
     assert estimate.LOSS_ROWS == CARD_ROWS
 
 
-def test_parameters_are_those_of_the_model():
+def stock(shape: estimate.Shape) -> torch.nn.Module:
+    """A model of Transformers of this size, without memory for its weights."""
+    common = {"vocab_size": shape.vocab_size, "tie_word_embeddings": shape.tie_word_embeddings, "use_cache": False}
+    common |= {"attn_implementation": "eager", "bos_token_id": 0, "eos_token_id": 0}
+    heads, inner = shape.n_head or 12, shape.intermediate_size
+    with torch.device("meta"):
+        if shape.architecture == "gpt2":
+            sizes = {"n_layer": shape.n_layer, "n_embd": shape.n_embd, "n_head": heads, "n_inner": inner}
+            return GPT2LMHeadModel(GPT2Config(**sizes, n_positions=shape.sequence_length, **common))
+        sizes = {"num_hidden_layers": shape.n_layer, "hidden_size": shape.n_embd, "num_attention_heads": heads}
+        sizes |= {"num_key_value_heads": shape.num_key_value_heads, "intermediate_size": inner or 4 * shape.n_embd}
+        return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=shape.sequence_length, **common))
+
+
+@pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
+def test_parameters_are_those_of_transformers_own_models(shape):
+    assert shape.parameters == models.count_parameters(stock(shape))
+
+
+@pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
+def test_flops_are_those_that_pytorch_counts_in_forward_and_backward(shape):
+    T = shape.sequence_length
+    mask, ids_BT = torch.zeros(1, 1, T, T, device="meta"), torch.zeros(1, T, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        stock(shape)(ids_BT, attention_mask=mask, position_ids=ids_BT).logits.sum().backward()
+    assert shape.flops_per_token * T == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_parameters_are_those_of_the_model_that_is_trained():
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = models.build(
-        n_layer=2, n_head=2, n_embd=32, vocab_size=64, sequence_length=16, seed=1, eos_token_id=0, **dropout
-    )
-    assert SMALL.parameters == models.count_parameters(model)
+    for sizes in ({}, {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 96}):
+        size = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16} | sizes
+        model = models.build(**size, seed=1, eos_token_id=0, **dropout)
+        assert estimate.Shape(**size).parameters == models.count_parameters(model)
     assert GPT2.parameters == 124_475_904
 
 
@@ -63,7 +108,7 @@ def test_the_readmes_table_of_cards_is_that_of_their_presets():
 
 @pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
 def test_no_card_is_said_to_be_faster_than_its_peak(card):
-    for shape in (GPT2, SMALL, estimate.Shape(48, 1600, 50304, 1024)):
+    for shape in (GPT2, SMALL, LLAMA, estimate.Shape(48, 1600, 50304, 1024)):
         for count in (1, 8):
             done = estimate.run(
                 shape,
@@ -90,9 +135,10 @@ def test_memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing_compil
         return sum(estimate.memory(GPT2, micro_batch=micro_batch, **(HOW | how)).values())
 
     assert total(16) > total(8) > total(1) > 16 * GPT2.parameters
-    assert total(checkpointing=True) < total() < total(compiled=False) < total(compiled=False, half=False)
+    assert total(checkpointing="full") < total(checkpointing="mlp") < total()
+    assert total() < total(compiled=False) < total(compiled=False, half=False)
     # A compiled backward pass holds two sets of gradients at its end, which is the peak where little else is held.
-    fresh = [estimate.memory(GPT2, micro_batch=n, checkpointing=True, **HOW)["fresh gradients"] for n in (1, 64)]
+    fresh = [estimate.memory(GPT2, micro_batch=n, checkpointing="full", **HOW)["fresh gradients"] for n in (1, 64)]
     assert 0 < fresh[0] < 4 * GPT2.parameters and fresh[1] == 0
     state = frozenset({"weights", "gradients", "moments"})
     assert total(shards=8, sharded=state) == pytest.approx(total() - 16 * GPT2.parameters * 7 / 8)
@@ -123,8 +169,13 @@ def test_a_cards_own_micro_batch_is_for_gpt2_124m_and_other_models_get_what_fits
     assert estimate.first_micro_batch(GPT2, free, known=16, **HOW) == 16
     assert estimate.first_micro_batch(GPT2, free, known=200, **HOW) == 64  # 65,536 tokens
     assert estimate.first_micro_batch(GPT2, free, known=16, most_tokens=8192, **HOW) == 8
+    assert estimate.first_micro_batch(GPT2, free, known=16, checkpointing="none", **HOW) == 16
+    # The same model in all the recipe's words.
+    spelled_out = estimate.Shape(12, 768, 50304, 1024, n_head=12, intermediate_size=3072)
+    assert estimate.first_micro_batch(spelled_out, free, known=16, **HOW) == 16
     larger = estimate.Shape(24, 1024, 50304, 1024)
-    for shape, how in ((larger, HOW), (GPT2, HOW | {"checkpointing": True})):
+    others = [(shape, HOW) for shape in (larger, LLAMA, MODELS["gpt2_narrow"])]
+    for shape, how in others + [(GPT2, HOW | {"checkpointing": kind}) for kind in ("mlp", "full")]:
         fits = estimate.largest_micro_batch(free, 64, shape, **how)
         assert estimate.first_micro_batch(shape, free, known=7, **how) == fits != 7
 
@@ -134,3 +185,53 @@ def test_logits_stop_growing_where_they_are_computed_in_parts():
         return estimate.memory(GPT2, micro_batch=size, half=True, compiled=True)["logits"]
 
     assert logits(8) == 8192 * 50304 * 3 and logits(64) == logits(9) < 1.3 * logits(8)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shape", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_each_block_keeps_less_where_more_is_computed_again(shape, compiled, half):
+    def activations(checkpointing, n_layer):
+        size = dataclasses.replace(shape, n_layer=n_layer)
+        how = {"half": half, "compiled": compiled, "checkpointing": checkpointing}
+        return estimate.memory(size, micro_batch=1, **how)["activations"] / shape.sequence_length
+
+    a_block = {kind: activations(kind, 2) - activations(kind, 1) for kind in ("none", "mlp", "full")}
+    whole, again = estimate.block_bytes(shape, half=half, compiled=compiled)
+    assert a_block == {"none": whole, "mlp": whole - again, "full": 4 * shape.n_embd}
+    # Of two activations as wide as the MLP the gated MLP computes both again where no compiler fuses them.
+    tensors = 2 if shape is LLAMA and not compiled else 1
+    assert again == tensors * (2 if half else 4) * shape.mlp_width
+    assert activations("none", 1) == activations("mlp", 1) == whole  # while it is computed again it is there
+
+
+def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) -> int:
+    """Bytes that a forward pass keeps for the backward pass, without the weights and their copies."""
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    how = {"gradient_checkpointing": checkpointing, "seed": 1, "eos_token_id": 0}
+    model = models.build(**vars(shape), **dropout, **how).train()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    copies = {2 * weight.numel() for name, weight in model.named_parameters() if ".0." in name and weight.ndim > 1}
+    held = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and not (half and storage.nbytes() in copies):
+            held[storage.data_ptr()] = storage
+        return tensor
+
+    looking = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with looking, torch.autocast("cpu", torch.bfloat16, enabled=half):
+        model.base_model(torch.zeros(1, shape.sequence_length, dtype=torch.int64))
+    return sum(storage.nbytes() for storage in held.values())
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("checkpointing", ["none", "mlp", "full"])
+@pytest.mark.parametrize("sizes", [{}, {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 320}])
+def test_a_block_keeps_what_the_real_one_does(sizes, checkpointing, half):
+    one, two = (estimate.Shape(n, 128, 512, 100, n_head=4, **sizes) for n in (1, 2))
+    block, again = estimate.block_bytes(one, half=half, compiled=False)
+    said = {"none": block, "mlp": block - again, "full": 4 * one.n_embd}[checkpointing]
+    held = held_after_forward(two, checkpointing, half) - held_after_forward(one, checkpointing, half)
+    assert held / one.sequence_length == pytest.approx(said, rel=0.02)

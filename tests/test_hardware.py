@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from pretrain import hardware
 from pretrain.errors import BadInput
@@ -21,14 +22,14 @@ LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
 @pytest.fixture(autouse=True)
 def not_launched(monkeypatch):
-    for name in ("MIXED_PRECISION", "USE_CPU", "GRADIENT_ACCUMULATION_STEPS"):
+    for name in ("MIXED_PRECISION", "USE_CPU", "GRADIENT_ACCUMULATION_STEPS", "DYNAMO_BACKEND", "DYNAMO_MODE"):
         monkeypatch.delenv(f"ACCELERATE_{name}", raising=False)
 
 
-def faults(device, tf32="auto", **environment):
+def faults(device, tf32="auto", compile_mode="default", **environment):
     """What is wrong with a launch on that device, one line each."""
     try:
-        hardware.refuse_impossible(device, environment, tf32)
+        hardware.refuse_impossible(device, environment, tf32, compile_mode)
     except BadInput as error:
         return error.lines
     return []
@@ -65,7 +66,64 @@ def test_a_pretended_ampere_card_gets_tf32_after_accelerate_had_its_say(monkeypa
         hardware.make_accelerator(device, tf32=tf32)
     assert seen[1::2] == ["high", "highest", "highest", "highest"]
     assert [how["mixed_precision"] for how in seen[0::2]] == ["bf16", "bf16", "fp16", "no"]
-    assert [how["dynamo_backend"] for how in seen[0::2]] == ["inductor"] * 3 + [None]
+    assert [how["dynamo_plugin"].backend.value for how in seen[0::2]] == ["INDUCTOR"] * 3 + ["NO"]
+
+
+YAML = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+
+
+@pytest.mark.parametrize(
+    "device, launched, compile_mode, given",
+    [
+        (A6000, {}, "default", "default"),
+        (A6000, {}, "reduce-overhead", "reduce-overhead"),
+        (A6000, YAML, "max-autotune", "max-autotune"),
+        (A6000, YAML | {"ACCELERATE_DYNAMO_MODE": "max-autotune"}, "default", "max-autotune"),
+        (A6000, YAML | {"ACCELERATE_DYNAMO_MODE": "max-autotune"}, "reduce-overhead", "reduce-overhead"),
+        (CPU, YAML | {"ACCELERATE_USE_CPU": "true"}, "max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs"),
+    ],
+)
+def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(monkeypatch, device, launched, compile_mode, given):
+    seen = {}
+    monkeypatch.setattr(hardware, "Accelerator", lambda **how: seen.update(how) or FAKE)
+    monkeypatch.setattr(hardware.os, "environ", dict(os.environ) | launched)
+    hardware.make_accelerator(device, compile_mode=compile_mode)
+    plugin = seen["dynamo_plugin"]
+    assert (plugin.backend.value, plugin.mode) == ("INDUCTOR", given)
+
+
+def test_the_compile_mode_arrives_in_torch_compile(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda module, **how: asked.append(how) or module)
+    for name, value in (YAML | {"ACCELERATE_USE_CPU": "true"}).items():
+        monkeypatch.setenv(name, value)
+    for compile_mode in ("default", "max-autotune-no-cudagraphs"):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        hardware.make_accelerator(CPU, compile_mode=compile_mode).prepare(torch.nn.Linear(2, 2))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert asked == [{"backend": "inductor"}, {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}]
+
+
+@pytest.mark.parametrize(
+    "device, environment, compile_mode, said",
+    [
+        (CPU, {}, "max-autotune", "nothing is compiled here (dynamo_backend: NO); write dynamo_backend: INDUCTOR"),
+        (A6000, LAUNCHED, "reduce-overhead", "in the accelerate YAML, or use --compile_mode default"),
+        (A6000, YAML | {"ACCELERATE_DYNAMO_BACKEND": "EAGER"}, "max-autotune", "(dynamo_backend: EAGER)"),
+        (P4000, {}, "max-autotune", "(dynamo_backend: NO); use --compile_mode default"),
+        (CPU, YAML, "reduce-overhead", "no NVIDIA card here; use --compile_mode default, or max-autotune-no-cuda"),
+    ],
+)
+def test_a_compile_mode_that_would_do_nothing_is_refused_with_the_remedy(device, environment, compile_mode, said):
+    (line,) = faults(device, compile_mode=compile_mode, **environment)
+    assert line.startswith(f"compile_mode = {compile_mode}: ") and said in line
+    assert not faults(device, **environment)
+
+
+def test_compile_modes_that_can_be_had_are_not_refused():
+    for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        assert not faults(A6000, compile_mode=mode) and not faults(A6000, compile_mode=mode, **YAML)
+        assert mode == "reduce-overhead" or not faults(CPU, compile_mode=mode, **YAML)
 
 
 def test_segments_that_grow_are_asked_for_on_a_card_unless_the_user_has(monkeypatch):
@@ -95,7 +153,7 @@ def test_a_cards_yaml_without_a_card_is_refused_with_the_yaml_to_take():
     "device, environment, said",
     [
         (T4, LAUNCHED, "Tesla T4 has no bf16; write mixed_precision: fp16"),
-        (A6000, {"ACCELERATE_MIXED_PRECISION": "fp8"}, "write mixed_precision: bf16"),
+        (A6000, {"ACCELERATE_MIXED_PRECISION": "fp8"}, "(docs/knobs.md says why); write mixed_precision: bf16"),
         (P4000, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "too old for its compiler"),
         (dataclasses.replace(A6000, compiler=False), {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "pip install triton"),
         (A6000, LAUNCHED | {"LOCAL_WORLD_SIZE": "4"}, "sees 2 card(s); write num_processes: 2"),
