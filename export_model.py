@@ -42,7 +42,7 @@ from pretrain.errors import BadInput, exit_on_bad_input
 # int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float16}
 RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
-SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "sequence_length", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+SHAPE = (*config.MODEL_KEYS, "sequence_length", "resid_pdrop", "embd_pdrop", "attn_pdrop", "init_from")
 LONGEST = 2048  # tokens of a window, for models that read more
 BATCH_TOKENS, FEW = 2048, 16  # tokens computed at once; tokens that show whether a precision is too narrow
 
@@ -206,7 +206,7 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
             f"let the run end, which writes model/"
         )
     tokenizer = tokenization.load(str(own[0]) if own else recipe.tokenizer)
-    shape = {name: getattr(recipe, name) for name in SHAPE}
+    shape = {name: getattr(recipe, name) for name in SHAPE if getattr(recipe, name) is not None}
     model = models.build(**shape, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed)
     checkpoint.load(path, model, None)
     print(f"from {path}", file=sys.stderr)

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.argv[1:] if argv is None else argv, "Turn text into folders of token shards.", EXTRAS
     )
     if "verify" in extras:
-        return verify(Path(extras["verify"]), recipe.vocab_size)
+        return verify(Path(extras["verify"]), recipe.vocab_size or 2**32)  # a model that is begun from has its own
     job = Job(extras.get("job_index", 0), extras.get("num_jobs", 1))
     if not 0 <= job.index < job.count:
         raise BadInput(f"--job_index {job.index}: jobs are numbered 0 to num_jobs - 1 = {job.count - 1}")

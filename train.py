@@ -8,6 +8,7 @@ The same command goes on where a stopped or killed run was.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import resource
@@ -85,6 +86,9 @@ def main(argv: list[str] | None = None) -> int:
     recipe, extras = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", EXTRAS)
     if "push_pending" in extras:
         raise BadInput(f"--push_pending {extras['push_pending']}: stands alone; leave the other flags out")
+    if recipe.init_from:
+        stated = {name: getattr(recipe, name) for name in (*config.MODEL_KEYS, "sequence_length")}
+        recipe = config.fill(recipe, models.source(recipe.init_from, **stated))
     config.make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))  # refuse before anything is written
     run_dir = Path(recipe.output_dir)
     if "eval_only" not in extras:  # which writes nothing
@@ -92,7 +96,10 @@ def main(argv: list[str] | None = None) -> int:
         trackers.check(tracker_names(recipe), recipe.project_name)
         repo_id = check_hub(recipe, run_dir)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
-    accelerator = hardware.make_accelerator(hardware.this_device(), tf32=recipe.tf32, timeout=recipe.ddp_timeout)
+    settings = {"tf32": recipe.tf32, "compile_mode": recipe.compile_mode, "timeout": recipe.ddp_timeout}
+    accelerator = hardware.make_accelerator(hardware.this_device(), **settings)
+    if recipe.optimizer == "adamw_8bit" and "eval_only" not in extras:
+        optim.check_8bit(accelerator.device, sharded=accelerator.is_fsdp2)
     with peers(), contextlib.closing(Corpus(recipe, argv)) as corpus:
         if "eval_only" in extras:
             return evaluate(recipe, corpus, run_dir, accelerator)
@@ -114,9 +121,9 @@ def train(
     stop = StopRequest(recipe.ddp_timeout)
 
     # Accelerate moves, wraps (DDP, FSDP2), compiles and autocasts the module that returns the loss. `model` stays the
-    # bare GPT2LMHeadModel that shares its weights: it is what is saved, evaluated, sampled and exported.
+    # bare model of Transformers that shares its weights: it is what is saved, evaluated, sampled and exported.
     model = build_model(recipe, corpus).to(device)
-    training_module, optimizer = prepare(recipe, model, accelerator)
+    training_module, optimizer = prepare(recipe, corpus, model, accelerator)
     state, notes = resume(recipe, corpus, run_dir, model, optimizer, accelerator)
     first_step, bad_in_a_row, skipped = state["step"], state["bad_in_a_row"], state["skipped_updates"]
     horizon = Horizon(
@@ -662,12 +669,28 @@ def open_tokenizer(recipe: config.Recipe, opened: list[Source]) -> PreTrainedTok
         otherwise_named = made and recipe.tokenizer not in (made["name"], *config.MADE)
         if otherwise_named and tokenization.fingerprint(tokenization.load(recipe.tokenizer)) != fingerprint:
             raise BadInput(f"tokenizer = {recipe.tokenizer}: the shards in {source.folder} were made with another one")
+    refuse_foreign_tokenizer(recipe, name, fingerprint)
     if len(tokenizer) > recipe.vocab_size:
         fits = -(-len(tokenizer) // 64) * 64
         raise BadInput(
             f"vocab_size = {recipe.vocab_size}: the tokenizer has {len(tokenizer)} ids; use --vocab_size {fits}"
         )
     return tokenizer
+
+
+def refuse_foreign_tokenizer(recipe: config.Recipe, name: str, fingerprint: str) -> None:
+    """Raise BadInput when ``init_from`` has a tokenizer and it is another one: the same ids would be other text."""
+    if recipe.init_from in (None, name):
+        return
+    try:
+        own = tokenization.load(recipe.init_from)
+    except BadInput:  # weights without a tokenizer: the recipe's word is taken for it
+        return
+    if tokenization.fingerprint(own) != fingerprint:
+        raise BadInput(
+            f"tokenizer = {recipe.tokenizer}: is not the one of init_from = {recipe.init_from}, whose ids mean other "
+            f"text; use --tokenizer {recipe.init_from}"
+        )
 
 
 @contextlib.contextmanager
@@ -687,12 +710,10 @@ def run_folder(recipe: config.Recipe, run_dir: Path, accelerator: Accelerator) -
 
 
 def build_model(recipe: config.Recipe, corpus: Corpus) -> PreTrainedModel:
-    """Build the recipe's GPT-2, on the CPU in fp32, the same on every process."""
+    """Build the recipe's model, on the CPU in fp32, the same on every process."""
+    shape = {name: getattr(recipe, name) for name in config.MODEL_KEYS if getattr(recipe, name) is not None}
     return models.build(
-        n_layer=recipe.n_layer,
-        n_head=recipe.n_head,
-        n_embd=recipe.n_embd,
-        vocab_size=recipe.vocab_size,
+        **shape,
         sequence_length=recipe.sequence_length,
         resid_pdrop=recipe.resid_pdrop,
         embd_pdrop=recipe.embd_pdrop,
@@ -704,19 +725,39 @@ def build_model(recipe: config.Recipe, corpus: Corpus) -> PreTrainedModel:
     )
 
 
+def loss_of(recipe: config.Recipe, corpus: Corpus, model: PreTrainedModel) -> NextTokenLoss:
+    """Return the module that returns the loss: in training with the recipe's extras, in evaluation without."""
+    separator = corpus.tokenizer.eos_token_id
+    return NextTokenLoss(
+        model,
+        label_smoothing=recipe.label_smoothing,
+        z_loss=recipe.z_loss,
+        context=functools.partial(models.within_documents, separator=separator) if recipe.document_mask else None,
+    )
+
+
 def prepare(
-    recipe: config.Recipe, model: PreTrainedModel, accelerator: Accelerator
+    recipe: config.Recipe, corpus: Corpus, model: PreTrainedModel, accelerator: Accelerator
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the module that returns the loss, as Accelerate wraps it, and the optimizer of the model's weights."""
-    loss_module = NextTokenLoss(model)
-    settings = {"learning_rate": recipe.learning_rate, "weight_decay": recipe.weight_decay}
-    settings |= {"beta1": recipe.adam_beta1, "beta2": recipe.adam_beta2, "epsilon": recipe.adam_epsilon}
-    settings["shard"] = recipe.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
-    if recipe.optimizer == "muon":
-        optimizer = muon.muon(model, momentum=recipe.muon_momentum, **settings)
-    else:
-        optimizer = optim.adamw(model, **settings)
+    loss_module = loss_of(recipe, corpus, model)
+    make = {
+        "adamw": optim.adamw,
+        "adamw_8bit": optim.adamw_8bit,
+        "muon": functools.partial(muon.muon, momentum=recipe.muon_momentum),
+    }
+    optimizer = make[recipe.optimizer](
+        model,
+        learning_rate=recipe.learning_rate,
+        weight_decay=recipe.weight_decay,
+        beta1=recipe.adam_beta1,
+        beta2=recipe.adam_beta2,
+        epsilon=recipe.adam_epsilon,
+        shard=recipe.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2,
+    )
     if accelerator.is_fsdp2:  # its sharded weights are other tensors, which the optimizer must be given
+        # Weights are gathered a block at a time.
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(model._no_split_modules)
         training_module, prepared = accelerator.prepare(loss_module, optimizer)
         return training_module, prepared.optimizer
     return accelerator.prepare(loss_module), optimizer
@@ -724,7 +765,8 @@ def prepare(
 
 def recipe_shape(recipe: config.Recipe) -> estimate.Shape:
     """Return the model's size, for estimates."""
-    return estimate.Shape(recipe.n_layer, recipe.n_embd, recipe.vocab_size, recipe.sequence_length)
+    names = [field.name for field in dataclasses.fields(estimate.Shape)]
+    return estimate.Shape(**{name: getattr(recipe, name) for name in names if getattr(recipe, name) is not None})
 
 
 def fit_micro_batch(
@@ -803,7 +845,7 @@ def out_of_memory(recipe: config.Recipe, plan: config.Plan, device: torch.device
     size = plan.per_device_train_batch_size
     asked = recipe.per_device_train_batch_size
     remedies = [f"--per_device_train_batch_size {size // 2}{' or auto' if asked != 'auto' else ''}"] if size > 1 else []
-    remedies += [] if recipe.gradient_checkpointing else ["--gradient_checkpointing true"]
+    remedies += [] if recipe.gradient_checkpointing == "full" else ["--gradient_checkpointing full"]
     remedies += [] if size > 1 else ["a smaller model or --sequence_length", "or, on several cards, zero3_x8.yaml"]
     return (
         f"per_device_train_batch_size = {asked}: {hardware.device_name(device)} runs out of memory at a micro-batch of "
@@ -900,8 +942,12 @@ def header(
     options = [
         f"precision {accelerator.mixed_precision if accelerator.mixed_precision != 'no' else 'fp32'}",
         *(["TF32"] if tf32 else []),
-        f"compile {compiled}",
-        *(["gradient checkpointing"] if recipe.gradient_checkpointing else []),
+        f"compile {compiled}{f' ({recipe.compile_mode})' if recipe.compile_mode != 'default' else ''}",
+        *(
+            [f"{recipe.gradient_checkpointing} gradient checkpointing"]
+            if recipe.gradient_checkpointing != "none"
+            else []
+        ),
         *(
             ["FSDP2"]
             if accelerator.is_fsdp2
@@ -912,9 +958,7 @@ def header(
     ]
     return [
         f"run      {recipe.run_name} in {recipe.output_dir}",
-        f"model    GPT-2, {models.count_parameters(model) / 1e6:.1f}M parameters: {recipe.n_layer} layers, "
-        f"{recipe.n_head} heads, {recipe.n_embd} wide, context {recipe.sequence_length}, vocabulary "
-        f"{recipe.vocab_size} ({len(corpus.tokenizer)} used)",
+        describe_model(recipe, corpus, model),
         *describe_data(recipe, corpus, order),
         f"step     {recipe.tokens_per_step:,} tokens = {plan.num_processes} process(es) x "
         f"{plan.gradient_accumulation_steps} micro-batch(es) x {plan.per_device_train_batch_size} sequences x "
@@ -924,6 +968,18 @@ def header(
         f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the "
         f"first steps",
     ]
+
+
+def describe_model(recipe: config.Recipe, corpus: Corpus, model: PreTrainedModel) -> str:
+    """Say what is trained, and from what it begins."""
+    kind = {"gpt2": "GPT-2", "llama": "Llama-type"}[recipe.architecture]
+    shared = recipe.num_key_value_heads or recipe.n_head
+    return (
+        f"model    {kind}, {models.count_parameters(model) / 1e6:.1f}M parameters: {recipe.n_layer} layers, "
+        f"{recipe.n_head} heads{f' ({shared} of keys)' if shared != recipe.n_head else ''}, {recipe.n_embd} wide, "
+        f"context {recipe.sequence_length}, vocabulary {recipe.vocab_size} ({len(corpus.tokenizer)} used)"
+        f"{f'; from {recipe.init_from}' if recipe.init_from else ''}"
+    )
 
 
 def describe_hellaswag_test(recipe: config.Recipe, corpus: Corpus) -> Iterator[str]:
@@ -1007,7 +1063,7 @@ def validation_loss(
     )
     with hardware.autocast(accelerator):
         return evaluation.validation_loss(
-            NextTokenLoss(model),
+            loss_of(recipe, corpus, model),
             batches,
             device=accelerator.device,
             reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),

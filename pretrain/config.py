@@ -79,7 +79,10 @@ class Recipe:
         default=None,
         kind="data",
     )
-    tokenizer: str = key("bpe or characters (made from the text), or a Hub id or folder", kind="data")
+    tokenizer: str = key(
+        "bpe or characters (made from the text), or a Hub id or folder; left out with init_from: the model's",
+        kind="data",
+    )
     tokenizer_vocab_size: int = key(
         "size of the bpe made from the text", default=4096, kind="data", low=257, high=1_000_000
     )
@@ -105,16 +108,33 @@ class Recipe:
         kind="run",
         choices=("auto", "cpu", "cuda"),
     )
-    # Model: GPT2Config's own names.
-    n_layer: int = key("blocks", low=1, high=1000)
-    n_head: int = key("attention heads", low=1, high=1000)
-    n_embd: int = key("width", low=1, high=100_000)
-    vocab_size: int = key("rows of the embedding: the tokenizer's size, padded for speed", low=2, high=10_000_000)
+    # Model: GPT2Config's own names where it has one, else LlamaConfig's. Left out with init_from: the model's.
+    architecture: str | None = key(
+        "gpt2, or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", default="gpt2", choices=("gpt2", "llama")
+    )
+    n_layer: int | None = key("blocks", low=1, high=1000)
+    n_head: int | None = key("attention heads", low=1, high=1000)
+    num_key_value_heads: int | None = key(
+        "llama: heads of keys and values; groups of attention heads share one", default=None, low=1, high=1000
+    )
+    n_embd: int | None = key("width", low=1, high=100_000)
+    intermediate_size: int | None = key(
+        "width within the MLP; gpt2: 4 n_embd unless given", default=None, low=1, high=1_000_000
+    )
+    vocab_size: int | None = key(
+        "rows of the embedding: the tokenizer's size, padded for speed", low=2, high=10_000_000
+    )
+    tie_word_embeddings: bool | None = key("llama: the head is the embedding, as gpt2's always is", default=None)
+    rope_theta: float | None = key("llama: base of the rotary positions", default=None, low=1.0, high=1e9)
     sequence_length: int = key("context, in tokens (n_positions)", low=2, high=1_000_000)
     resid_pdrop: float = key("dropout after attention and MLP", low=0.0, high=0.99)
     embd_pdrop: float = key("dropout after the embeddings", low=0.0, high=0.99)
     attn_pdrop: float = key("dropout of attention weights", low=0.0, high=0.99)
-    init_from: str | None = key("start from this model's weights (folder or Hub id), not from noise", default=None)
+    document_mask: bool = key("attention stays within a document, and positions begin again in each", default=False)
+    init_from: str | None = key(
+        "start from the weights of this GPT-2 or Llama-type model (a run, a folder or a Hub id), not from noise",
+        default=None,
+    )
     # Batch.
     tokens_per_step: int = key("tokens in one update, over all processes", low=1, high=2**40)
     max_steps: int = key("updates", low=1, high=10**9)
@@ -134,7 +154,9 @@ class Recipe:
     )
     # Optimizer and schedule.
     optimizer: str = key(
-        "adamw, or muon: Muon for the blocks' matrices, AdamW for the rest", default="adamw", choices=("adamw", "muon")
+        "adamw; adamw_8bit: its moments in 8 bits; muon: Muon for the blocks' matrices, AdamW for the rest",
+        default="adamw",
+        choices=("adamw", "adamw_8bit", "muon"),
     )
     learning_rate: float = key("peak learning rate, of both where there are two", low=0.0, high=10.0)
     min_lr_ratio: float = key("last learning rate / peak", low=0.0, high=1.0)
@@ -149,6 +171,18 @@ class Recipe:
     adam_beta2: float = key("AdamW's beta2", low=0.0, high=0.9999999)
     adam_epsilon: float = key("AdamW's epsilon", low=0.0, high=1.0)
     max_grad_norm: float = key("clip the gradient's norm here; 0 = no clipping", low=0.0, high=1e9)
+    label_smoothing: float = key(
+        "share of the target's probability that is spread over the whole vocabulary, in training only",
+        default=0.0,
+        low=0.0,
+        high=0.99,
+    )
+    z_loss: float = key(
+        "weight of the mean squared log of softmax's denominator, added in training only",
+        default=0.0,
+        low=0.0,
+        high=1.0,
+    )
     seed: int = key("weights and dropout", low=0, high=2**31 - 1)
     data_seed: int = key("order of the windows", low=0, high=2**31 - 1)
     shuffle_block_tokens: int = key(
@@ -161,11 +195,18 @@ class Recipe:
     tf32: bool | Auto = key(
         "fp32 matrix products with 10 bits of mantissa; auto = on cards from Ampere on", default="auto", kind="run"
     )
-    gradient_checkpointing: bool = key(
-        "keep a block's input only and compute the block again in the backward pass: less memory, about a third more "
-        "work",
-        default=False,
+    gradient_checkpointing: str = key(
+        "what the backward pass computes again instead of keeping it: none; mlp: the activation between the MLP's "
+        "products; full: whole blocks, about a third more work",
+        default="none",
         kind="run",
+        choices=("none", "mlp", "full"),
+    )
+    compile_mode: str = key(
+        "torch.compile's mode where the run is compiled; default: what the accelerate YAML says",
+        default="default",
+        kind="run",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
     shard_optimizer: bool = key(
         "each process keeps its share of AdamW's moments (ZeRO-1) instead of all of them", default=False, kind="run"
@@ -222,6 +263,10 @@ TYPES = typing.get_type_hints(Recipe)
 SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
 SOURCE_RULES = ("text_column", "validation_fraction", "validation_tokens", "limit_tokens", "shard_tokens")
 MADE = ("bpe", "characters")  # tokenizers that are made from the text
+# What a model that is trained on brings along.
+LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rope_theta")
+MODEL_KEYS = ("architecture", "n_layer", "n_head", "n_embd", "vocab_size", *LLAMA_KEYS)
+OLDER = {"gradient_checkpointing": {False: "none", True: "full"}}  # values of recipes before 2026-11-22
 
 
 @dataclass(frozen=True)
@@ -314,12 +359,17 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
             values[name] = _from_text(text, TYPES[name])
         except ValueError:
             faults.append(f"--{name} {_shown(text)}: must be {_type_name(TYPES[name])}")
+    for name, renamed in OLDER.items():
+        if isinstance(values.get(name), bool):
+            values[name] = renamed[values[name]]
+    _begin_from_model(values)
     for name in values:
         if name not in FIELDS:
             secret = "; secrets come from the environment or a login only" if SECRET.search(str(name)) else ""
             faults.append(f"{path}: {name}: no such key{secret or _nearest(str(name), FIELDS)}")
     for name, field in FIELDS.items():
-        if name not in values and field.default is ABSENT:
+        needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
+        if needed and (name not in values or values[name] is None and _is_optional(TYPES[name])):
             faults.append(f"{path}: {name} is missing: {field.metadata['help']}. It has no default; state it")
         elif name in values:
             faults += _field_faults(path, name, values[name])
@@ -333,6 +383,11 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
         raise BadInput(faults)
     run_name = path.stem if recipe.run_name is None else recipe.run_name
     return dataclasses.replace(recipe, run_name=run_name, output_dir=recipe.output_dir or f"runs/{run_name}")
+
+
+def fill(recipe: Recipe, model: dict[str, Any]) -> Recipe:
+    """Return the recipe with the keys of the model that it begins from (MODEL_KEYS) where it does not state them."""
+    return dataclasses.replace(recipe, **{name: model[name] for name in MODEL_KEYS if getattr(recipe, name) is None})
 
 
 def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) -> Plan:
@@ -420,6 +475,18 @@ def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     return values, []
 
 
+def _begin_from_model(values: dict[str, Any]) -> None:
+    """With init_from: name the model within a run folder, its tokenizer, and leave out what it brings along."""
+    source = values.get("init_from")
+    if not isinstance(source, str):
+        return
+    if (Path(source) / "model").is_dir():
+        source = values["init_from"] = str(Path(source) / "model")
+    values.setdefault("tokenizer", source)
+    for name in MODEL_KEYS:
+        values.setdefault(name, None)
+
+
 def _field_faults(path: Path, name: str, value: Any) -> list[str]:
     field, wanted = FIELDS[name].metadata, TYPES[name]
     where = f"{path}: {name} = {_shown(value)}"
@@ -452,10 +519,16 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
             f"{path}: tokens_per_step = {r.tokens_per_step} must be a multiple of sequence_length = "
             f"{r.sequence_length}; the nearest is {nearest}"
         )
-    if r.n_embd % r.n_head:
+    if r.n_embd and r.n_head and r.n_embd % r.n_head:
         heads = [n for n in range(1, r.n_embd + 1) if r.n_embd % n == 0]
         near = min(heads, key=lambda n: abs(n - r.n_head))
         faults.append(f"{path}: n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; n_head {near} is")
+    faults += _architecture_faults(path, r)
+    if r.shard_optimizer and r.optimizer == "adamw_8bit":
+        faults.append(
+            f"{path}: optimizer = adamw_8bit with shard_optimizer = true: 8-bit moments are not shared out. They are a "
+            f"quarter as large; use --shard_optimizer false, or --optimizer adamw"
+        )
     if r.warmup_steps > r.max_steps:
         faults.append(
             f"{path}: warmup_steps = {r.warmup_steps} is more than max_steps = {r.max_steps}: the peak would "
@@ -486,6 +559,39 @@ def _cross_faults(path: Path, r: Recipe) -> list[str]:
     run_name = path.stem if r.run_name is None else r.run_name
     if not RUN_NAME.fullmatch(run_name):
         faults.append(f"{path}: run_name = {run_name!r}: letters, digits and . _ - only, no leading dot, at most 64")
+    return faults
+
+
+def _architecture_faults(path: Path, r: Recipe) -> list[str]:
+    """Return what of the model's keys the architecture has not, lacks, or cannot do; with init_from the model tells."""
+    faults = []
+    if r.architecture == "gpt2":
+        for name in LLAMA_KEYS:
+            if name != "intermediate_size" and getattr(r, name) is not None:
+                given = f"{name} = {_shown(getattr(r, name))}"
+                faults.append(f"{path}: {given}: GPT-2 has none; leave it out, or use --architecture llama")
+    elif r.architecture == "llama" and not r.init_from:
+        wide = -(-8 * r.n_embd // 192) * 64
+        common = {"num_key_value_heads": r.n_head, "intermediate_size": wide, "tie_word_embeddings": "true"}
+        for name, value in (common | {"rope_theta": 10000.0}).items():
+            if getattr(r, name) is None:
+                help = FIELDS[name].metadata["help"].removeprefix("llama: ")
+                faults.append(f"{path}: architecture = llama needs {name} ({help}); usual: --{name} {value}")
+        if r.num_key_value_heads and r.n_head % r.num_key_value_heads:
+            fits = [n for n in range(1, r.n_head + 1) if r.n_head % n == 0]
+            faults.append(
+                f"{path}: num_key_value_heads = {r.num_key_value_heads} must divide n_head = {r.n_head}; {_or(fits)} does"
+            )
+        if r.n_embd % r.n_head == 0 and r.n_embd // r.n_head % 2:
+            faults.append(
+                f"{path}: n_embd / n_head = {r.n_embd // r.n_head}: rotary positions turn pairs, so it must be even"
+            )
+    if r.architecture == "llama":
+        faults += [
+            f"{path}: {name} = {getattr(r, name)}: a Llama-type model has attn_pdrop only; use --{name} 0"
+            for name in ("resid_pdrop", "embd_pdrop")
+            if getattr(r, name)
+        ]
     return faults
 
 

@@ -59,7 +59,6 @@ def sharded(make):
             fsdp_version=2,
             reshard_after_forward=os.environ["FSDP"] == "true",
             auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=["GPT2Block"],
             cpu_ram_efficient_loading=False,
         )
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # as AcceleratorState does on cards

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEXT
+from conftest import RECIPE, TEXT
 
-from benchmarks import ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss
-from pretrain import estimate, hardware
+from benchmarks import knobs, ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss
+from pretrain import config, estimate, hardware
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
@@ -143,3 +143,38 @@ def test_every_change_of_the_ablation_changes_what_is_learned(tmp_path):
         row = runs.train_once(tmp_path, f"r{number}", muon_ablation.RECIPE, argv, threads=1, change=change)
         found[name] = row["loss"]
     assert len(set(found.values())) == len(found)
+
+
+def test_every_knob_stands_in_the_recipe_and_those_of_the_machine_are_not_trained_to_the_end():
+    for knob in knobs.KNOBS:
+        config.parse_command(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), *knobs.flags(knob)], "", {})
+    free = [knob for knob in knobs.KNOBS if not knobs.changes_learning(knob)]
+    assert free == ["gradient_checkpointing=mlp", "gradient_checkpointing=full"]
+    assert knobs.flags("z_loss=1e-4,weight_decay=0") == ["--z_loss", "1e-4", "--weight_decay", "0"]
+
+
+def test_a_knob_that_no_recipe_has_is_refused_before_anything_is_trained(tmp_path, capsys):
+    assert knobs.main(["--out", str(tmp_path / "out"), "--knobs", "label_smooting=0.1"]) == 2
+    assert "did you mean --label_smoothing?" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_knobs_tells_what_changes_the_loss_from_what_only_costs(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT * 20)
+    larger = {"n_layer: 2": "n_layer: 6", "sequence_length: 16": "sequence_length: 128", "_pdrop: 0.1": "_pdrop: 0.0"}
+    larger |= {"tokens_per_step: 128": "tokens_per_step: 1024", "batch_size: 2": "batch_size: 8"}
+    recipe = RECIPE
+    for old, new in larger.items():
+        recipe = recipe.replace(old, new)
+    (tmp_path / "small.yaml").write_text(recipe)
+    command = [sys.executable, "knobs.py", "--recipe", tmp_path / "small.yaml", "--data_files", tmp_path / "text.txt"]
+    command += ["--knobs", "z_loss=0.1", "gradient_checkpointing=full", "--steps", "10", "--seeds", "1", "2"]
+    command += ["--rounds", "3", "--steps_per_round", "2", "--out", tmp_path / "out"]
+    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out" / "knobs.json").read_text())["knobs"]
+    base, z_loss, full = found["as it is"], found["z_loss=0.1"], found["gradient_checkpointing=full"]
+    assert len({*base["losses"], *z_loss["losses"]}) == 4 and full["losses"] is None
+    assert base["ratios"] == [1.0, 1.0, 1.0] and len(full["ratios"]) == 3
+    assert z_loss["apart"] > 0.01 and full["apart"] < 1e-5 and full["peak"] < 0.9 * base["peak"]
+    assert all(knob in done.stdout for knob in found)

@@ -144,7 +144,7 @@ def test_text_that_is_no_finite_number_gets_no_remedy_that_fails_again(tmp_path,
 def test_wrong_type_is_refused_for_every_key(tmp_path, name):
     wanted = config.TYPES[name]
     wrong = [{"a": 1}] + ([] if config._is_optional(wanted) else [None])
-    wrong += [] if config._bare(wanted) is bool else [True]
+    wrong += [] if config._bare(wanted) is bool or name in config.OLDER else [True]
     wrong += {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(config._bare(wanted), ["x", [5], 5])
     wrong += [] if config._may_be_auto(wanted) or config._bare(wanted) is str else ["auto"]
     for value in wrong:
@@ -391,7 +391,7 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
     may_change = {"per_device_train_batch_size", "logging_steps", "eval_steps", "eval_tokens", "sample_steps"}
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
     may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
-    may_change |= {"tf32", "gradient_checkpointing", "shard_optimizer", "ddp_timeout"}
+    may_change |= {"tf32", "gradient_checkpointing", "compile_mode", "shard_optimizer", "ddp_timeout"}
     may_change |= {"report_to", "project_name", "tags", "push_to_hub", "hub_model_id", "hub_private_repo"}
     may_change |= {"hub_strategy", "license", "language"}
     data = {*config.SOURCE_NAMES, *config.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
@@ -403,7 +403,9 @@ def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
     before = config.science(recipe(tmp_path))
     config.refuse_changed_science(Path("run"), before, recipe(tmp_path, data_files=["b"], eval_steps=7))
     with pytest.raises(BadInput) as caught:
-        config.refuse_changed_science(Path("run"), before, recipe(tmp_path, seed=7, init_from="gpt2"))
+        config.refuse_changed_science(
+            Path("run"), before, recipe(tmp_path, seed=7, architecture="gpt2", init_from="gpt2")
+        )
     with pytest.raises(BadInput, match="max_steps = none, asked for 10"):  # not stated by the run's older recipe
         config.refuse_changed_science(
             Path("run"), {k: v for k, v in before.items() if k != "max_steps"}, recipe(tmp_path)
@@ -603,3 +605,83 @@ def test_tokenizer_identity_holds_the_size_only_where_it_counts(tmp_path):
     assert identities("bpe") == [{"tokenizer": "bpe", "size": 300}, {"tokenizer": "bpe", "size": 400}]
     assert identities("characters") == [{"tokenizer": "characters", "size": None}] * 2
     assert identities("gpt2") == [{"tokenizer": "gpt2", "size": None}] * 2
+
+
+MODEL = {"architecture": "llama", "n_layer": 3, "n_head": 4, "n_embd": 64, "vocab_size": 320, "num_key_value_heads": 2}
+MODEL |= {"intermediate_size": 192, "tie_word_embeddings": False, "rope_theta": 5e5}
+LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 96, "tie_word_embeddings": True}
+LLAMA |= {"rope_theta": 10000.0}
+
+
+def test_a_model_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_path):
+    shapeless = dict.fromkeys(("tokenizer", *MODEL))
+    found = config.load_recipe(write(tmp_path, **shapeless, init_from="owner/name"))
+    assert found.tokenizer == "owner/name" and found.n_layer is None
+    filled = config.fill(found, MODEL)
+    assert {name: getattr(filled, name) for name in MODEL} == MODEL
+    assert config.load_recipe(write(tmp_path, config.as_yaml(filled), "copy.yaml")) == filled
+
+
+def test_what_a_recipe_states_beside_a_model_stays_stated(tmp_path):
+    found = config.fill(recipe(tmp_path, init_from="owner/name", vocab_size=640, architecture="gpt2"), MODEL)
+    assert (found.vocab_size, found.n_layer, found.tokenizer, found.architecture) == (640, 2, "bpe", "gpt2")
+    assert found.num_key_value_heads == 2  # the model's: that it does not fit is said when it is opened
+
+
+def test_a_run_to_begin_from_stands_for_its_model(tmp_path):
+    (tmp_path / "runs" / "r" / "model").mkdir(parents=True)
+    found = config.load_recipe(write(tmp_path, tokenizer=None, init_from=str(tmp_path / "runs" / "r")))
+    assert found.init_from == found.tokenizer == str(tmp_path / "runs" / "r" / "model")
+
+
+def test_without_a_model_the_shape_must_be_stated(tmp_path):
+    messages = refused(write(tmp_path, n_layer=None, vocab_size=None))
+    assert "n_layer is missing" in messages[0] and "vocab_size is missing" in messages[1]
+    assert "n_layer is missing" in refused(line(tmp_path, "n_layer", "null"))[0]
+
+
+def test_llama_lacks_are_named_with_usual_values_that_work(tmp_path):
+    messages = refused(write(tmp_path, architecture="llama"))
+    assert len(messages) == 4
+    flags = dict(re.search(r"usual: --(\w+) (\S+)$", message).groups() for message in messages)
+    assert flags == {
+        "num_key_value_heads": "2",
+        "intermediate_size": "128",
+        "tie_word_embeddings": "true",
+        "rope_theta": "10000.0",
+    }
+    assert config.load_recipe(write(tmp_path, architecture="llama"), flags).intermediate_size == 128
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"num_key_value_heads": 2, "n_head": 3, "n_embd": 96},
+            "num_key_value_heads = 2 must divide n_head = 3; 1 or 3 does",
+        ),
+        ({"n_head": 32}, "n_embd / n_head = 1: rotary positions turn pairs"),
+        ({"resid_pdrop": 0.1}, "resid_pdrop = 0.1: a Llama-type model has attn_pdrop only; use --resid_pdrop 0"),
+        ({"embd_pdrop": 0.1}, "use --embd_pdrop 0"),
+        ({"architecture": "lama"}, "must be gpt2 or llama; did you mean llama?"),
+    ],
+)
+def test_what_a_llama_type_model_cannot_have_is_refused(tmp_path, change, words):
+    (message,) = refused(write(tmp_path, **LLAMA | change))
+    assert words in message
+
+
+@pytest.mark.parametrize("name", ["num_key_value_heads", "tie_word_embeddings", "rope_theta"])
+def test_gpt2_refuses_what_only_llama_has(tmp_path, name):
+    (message,) = refused(write(tmp_path, **{name: LLAMA[name]}))
+    assert f"{name} = " in message and "GPT-2 has none; leave it out, or use --architecture llama" in message
+
+
+def test_eight_bit_moments_that_are_shared_out_are_refused(tmp_path):
+    (message,) = refused(write(tmp_path, optimizer="adamw_8bit", shard_optimizer=True))
+    assert "--shard_optimizer false, or --optimizer adamw" in message
+
+
+@pytest.mark.parametrize(("then", "now"), [(False, "none"), (True, "full")])
+def test_a_recipe_of_before_gradient_checkpointing_had_words_still_loads(tmp_path, then, now):
+    assert recipe(tmp_path, gradient_checkpointing=then).gradient_checkpointing == now

@@ -30,7 +30,6 @@ def test_a_sharded_preset_is_fsdp2_over_gpt2_blocks(name, reshard):
         "FSDP_VERSION": "2",
         "FSDP_RESHARD_AFTER_FORWARD": reshard,
         "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-        "FSDP_TRANSFORMER_CLS_TO_WRAP": "GPT2Block",
         "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
         "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
         "FSDP_OFFLOAD_PARAMS": "false",
@@ -48,7 +47,7 @@ def test_accelerate_builds_its_fsdp_plugin_from_that_environment(monkeypatch):
                 monkeypatch.setenv(key, value)
         plugin = FullyShardedDataParallelPlugin()
         assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is reshard
-        assert plugin.transformer_cls_names_to_wrap == ["GPT2Block"] and plugin.cpu_ram_efficient_loading is False
+        assert plugin.transformer_cls_names_to_wrap is None and plugin.cpu_ram_efficient_loading is False
 
 
 def test_zero1_is_ddp_and_its_head_gives_the_flag_that_shards():

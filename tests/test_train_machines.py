@@ -57,7 +57,7 @@ def test_one_process_that_runs_out_lowers_all_of_them(workplace):
 def test_when_not_one_sequence_fits_checkpointing_is_proposed(workplace):
     done = run(CHILD, *TINY, "--per_device_train_batch_size", "auto", "--run_name", "a", expect=2, MOST="0")
     assert "runs out of memory at a micro-batch of 1 x 16 tokens" in done.stderr
-    assert "--gradient_checkpointing true" in done.stderr and "Traceback" not in done.stderr
+    assert "--gradient_checkpointing full" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_an_explicit_size_that_does_not_fit_is_explained_and_not_changed(workplace):
@@ -241,7 +241,7 @@ def test_max_hours_plans_a_shorter_run_and_a_resumed_run_keeps_the_plan(workplac
 def test_gradient_checkpointing_changes_no_bit(workplace):
     short = (*QUIET, "--max_steps", "4", "--warmup_steps", "1", "--save_steps", "4")
     run("train.py", *TINY, *short, "--run_name", "a")
-    run("train.py", *TINY, *short, "--run_name", "b", "--gradient_checkpointing", "true")
+    run("train.py", *TINY, *short, "--run_name", "b", "--gradient_checkpointing", "full")
     assert final_state("a", 4)["model.safetensors"] == final_state("b", 4)["model.safetensors"]
 
 
@@ -303,7 +303,7 @@ def test_an_unknown_card_gets_what_the_memory_model_lets_fit_and_at_least_one_se
         device = hardware.Device("cuda", "Some Card 9000", gib * 2**30, (8, 0), 1, True)
         sizes.append(train.propose_micro_batch(gpt2_124m(), device, gib * 2**30, FakeAccelerator("bf16", True)))
     assert sizes[0] == 1 and sizes == sorted(sizes) and 1 < sizes[1] < sizes[4] <= 64
-    checkpointed = gpt2_124m(gradient_checkpointing=True)
+    checkpointed = gpt2_124m(gradient_checkpointing="full")
     device = hardware.Device("cuda", "Some Card 9000", 6 * 2**30, (8, 0), 1, True)
     assert train.propose_micro_batch(checkpointed, device, 6 * 2**30, FakeAccelerator("bf16", True)) > sizes[1]
 

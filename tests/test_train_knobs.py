@@ -1,0 +1,218 @@
+"""Beyond the base run, end to end: other models and beginnings, and each knob has its effect or is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, TEXT, run
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from pretrain import checkpoint
+from pretrain.report import read_metrics
+
+CHILD = str(ROOT / "tests" / "ledger_child.py")
+MACHINE = str(ROOT / "tests" / "machine_child.py")
+TINY = ("--recipe", "tiny.yaml")
+QUIET = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "4")
+STILL = ("--resid_pdrop", "0", "--embd_pdrop", "0", "--attn_pdrop", "0")
+SHORT = (*TINY, *STILL, *QUIET, "--max_steps", "4", "--warmup_steps", "1")
+LLAMA = ("--architecture", "llama", "--num_key_value_heads", "1", "--intermediate_size", "48", "--rope_theta", "10000")
+LLAMA += ("--tie_word_embeddings", "true", "--resid_pdrop", "0", "--embd_pdrop", "0")
+SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "tokenizer")
+
+
+def rows(name: str) -> list[dict]:
+    return read_metrics(Path("runs") / name / "metrics.jsonl")
+
+
+def losses(name: str, key: str = "train/loss") -> dict[int, float]:
+    return {row["step"]: row[key] for row in rows(name) if key in row}
+
+
+def weights(name: str) -> dict[str, torch.Tensor]:
+    return load_file(Path("runs") / name / "model" / "model.safetensors")
+
+
+def hashes(name: str, step: int = 12) -> list[str]:
+    path = Path("runs") / name / "checkpoints" / f"step-{step:08d}"
+    assert checkpoint.find_fault(path) is None
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    return [files[part]["sha256"] for part in (checkpoint.MODEL, checkpoint.OPTIMIZER)]
+
+
+def shapeless(name: str, **changes) -> str:
+    """A recipe that leaves to init_from what a model brings along."""
+    recipe = yaml.safe_load(Path("tiny.yaml").read_text())
+    kept = {key: value for key, value in recipe.items() if key not in SHAPE}
+    Path(name).write_text(yaml.safe_dump(kept | changes))
+    return name
+
+
+@pytest.fixture
+def learned(workplace):
+    """A folder with runs/first, a GPT-2 of 12 updates, and its last validation loss."""
+    run("train.py", *TINY, "--sample_steps", "0", "--run_name", "first")
+    return losses("first", "eval/loss")[12]
+
+
+# Another beginning.
+
+
+def test_a_run_that_begins_from_a_model_begins_at_its_loss_and_learns_on(learned):
+    recipe = shapeless("more.yaml", init_from="runs/first")
+    done = run("train.py", "--recipe", recipe, "--run_name", "more")
+    found = losses("more", "eval/loss")
+    assert found[0] == pytest.approx(learned, abs=1e-5) and found[12] < learned - 0.05
+    assert "from runs/first/model" in done.stderr
+    written = yaml.safe_load(Path("runs/more/recipe.yaml").read_text())
+    assert (written["n_layer"], written["n_embd"], written["vocab_size"]) == (2, 32, 64)  # filled in
+    run("train.py", "--recipe", recipe, "--init_from", "runs/more/model", "--run_name", "once_more")  # our own export
+    assert losses("once_more", "eval/loss")[0] == pytest.approx(found[12], abs=1e-5)
+
+
+def test_a_run_that_began_from_a_model_resumes_to_the_bit(learned):
+    recipe = shapeless("more.yaml", init_from="runs/first")
+    run("train.py", "--recipe", recipe, "--run_name", "whole", "--save_steps", "4")
+    run(CHILD, "--recipe", recipe, "--run_name", "k", "--save_steps", "4", expect=-9, LEDGER="l", KILL_AT="step:6")
+    done = run("train.py", "--recipe", recipe, "--run_name", "k", "--save_steps", "4")
+    assert "resumed from runs/k/checkpoints/step-00000004" in done.stderr and hashes("k") == hashes("whole")
+
+
+def test_another_tokenizer_than_the_models_is_refused(learned):
+    Path("other.txt").write_text("Ωmega " * 2000)
+    flags = ("--recipe", shapeless("more.yaml"), "--init_from", "runs/first", "--data_files", "other.txt")
+    done = run("train.py", *flags, "--tokenizer", "characters", expect=2)
+    assert "is not the one of init_from = runs/first/model" in done.stderr
+    assert "use --tokenizer runs/first/model" in done.stderr and not Path("runs/more").exists()
+
+
+def test_a_shape_that_is_not_the_models_is_refused_before_anything_is_written(learned):
+    flags = ("--recipe", shapeless("more.yaml"), "--init_from", "runs/first")
+    done = run("train.py", *flags, "--n_layer", "3", expect=2)
+    assert "n_layer = 3, the model's is 2; leave n_layer out" in done.stderr and not Path("runs/more").exists()
+    done = run("train.py", *flags, "--sequence_length", "32", expect=2)
+    assert "--sequence_length 16" in done.stderr
+    done = run("train.py", "--recipe", "more.yaml", "--init_from", "./nowhere", "--run_name", "x", expect=2)
+    assert "init_from = ./nowhere" in done.stderr and not Path("runs/x").exists()
+
+
+# Llama.
+
+
+@pytest.fixture
+def llama(workplace):
+    run("train.py", *TINY, *LLAMA, "--run_name", "llama")
+    return workplace
+
+
+def test_a_llama_type_run_learns_resumes_to_the_bit_and_exports_what_transformers_loads(llama):
+    found = losses("llama", "eval/loss")
+    assert found[12] < found[0] - 0.3
+    run(CHILD, *TINY, *LLAMA, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:5")
+    run("train.py", *TINY, *LLAMA, "--run_name", "k")
+    assert hashes("k") == hashes("llama")
+    model, info = AutoModelForCausalLM.from_pretrained("runs/llama/model", output_loading_info=True)
+    assert type(model) is LlamaForCausalLM and not info["missing_keys"] and not info["unexpected_keys"]
+    assert model.config.num_key_value_heads == 1 and model.lm_head.weight is model.model.embed_tokens.weight
+    done = run("generate.py", "--model", "runs/llama", "--prompt", "the ", "--max_new_tokens", "5")
+    assert done.stdout.startswith("the ")
+    done = run("export_model.py", "runs/llama", "--out", "half", "--dtype", "bf16", "--trim_vocab")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained("half")
+    assert AutoModelForCausalLM.from_pretrained("half").config.vocab_size == len(tokenizer)
+
+
+def test_a_llama_type_model_is_trained_on_from_its_config_alone(llama):
+    last = losses("llama", "eval/loss")[12]
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0}
+    run("train.py", "--recipe", shapeless("more.yaml", init_from="runs/llama", **no_dropout), "--run_name", "more")
+    found = losses("more", "eval/loss")
+    assert found[0] == pytest.approx(last, abs=1e-5) and found[12] < last - 0.05
+
+
+@pytest.mark.parametrize("flags", [("--tie_word_embeddings", "false"), ("--optimizer", "muon")], ids=["untied", "muon"])
+def test_an_untied_head_and_muon_resume_to_the_bit_too(workplace, flags):
+    command = (*SHORT, *LLAMA, *flags, "--save_steps", "2")
+    run("train.py", *command, "--run_name", "whole")
+    run(CHILD, *command, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:3")
+    run("train.py", *command, "--run_name", "k")
+    assert hashes("k", 4) == hashes("whole", 4)
+    assert ("lm_head.weight" in weights("whole")) == ("--tie_word_embeddings" in flags)
+
+
+def test_a_llama_type_model_on_two_processes_and_under_fsdp2_learns_what_one_learns(workplace):
+    run("train.py", *SHORT, *LLAMA, "--run_name", "one")
+    run("train.py", *SHORT, *LLAMA, "--run_name", "two", processes=2)
+    run(MACHINE, *SHORT, *LLAMA, "--run_name", "sharded", processes=2, FSDP="true")
+    for name in ("two", "sharded"):
+        assert losses(name) == pytest.approx(losses("one"), abs=1e-5), name
+
+
+# Knobs of the loss.
+
+
+@pytest.mark.parametrize("flags", [("--label_smoothing", "0.1"), ("--z_loss", "0.01")], ids=["smoothing", "z_loss"])
+def test_what_is_added_to_the_loss_is_learned_from_and_not_reported_as_validation(workplace, flags):
+    looking = ("--eval_steps", "4")
+    run("train.py", *SHORT, *looking, "--run_name", "plain")
+    run("train.py", *SHORT, *looking, *flags, "--run_name", "more")
+    plain, more = (losses(name, "eval/loss") for name in ("plain", "more"))
+    assert plain[0] == more[0]  # the same weights: the reported loss is the plain one
+    assert losses("more")[1] != losses("plain")[1]
+    assert plain[4] != more[4]
+
+
+def test_document_mask_hides_other_documents_and_resumes_to_the_bit(workplace):
+    Path("docs").mkdir()
+    for number in range(200):
+        Path(f"docs/{number:03}.txt").write_text(TEXT[40 * number : 40 * number + 40])
+    command = (*SHORT, "--data_files", "docs/*.txt", "--save_steps", "2", "--eval_steps", "4")
+    masked = (*command, "--document_mask", "true")
+    run("train.py", *command, "--run_name", "plain")
+    run("train.py", *masked, "--run_name", "whole")
+    plain, whole = (losses(name, "eval/loss") for name in ("plain", "whole"))
+    assert plain[0] != whole[0]  # validation reads as training does
+    run(CHILD, *masked, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:3")
+    run("train.py", *masked, "--run_name", "k")
+    assert hashes("k", 4) == hashes("whole", 4)
+
+
+# Knobs of memory and speed.
+
+
+@pytest.mark.parametrize("architecture", [(), LLAMA], ids=["gpt2", "llama"])
+def test_recomputing_the_mlps_activation_changes_no_bit(workplace, architecture):
+    dropout = () if architecture else ("--resid_pdrop", "0.1", "--embd_pdrop", "0.1", "--attn_pdrop", "0.1")
+    run("train.py", *SHORT, *architecture, *dropout, "--run_name", "kept")
+    done = run("train.py", *SHORT, *architecture, *dropout, "--gradient_checkpointing", "mlp", "--run_name", "mlp")
+    assert "mlp gradient checkpointing" in done.stderr and hashes("mlp", 4) == hashes("kept", 4)
+
+
+def test_eight_bit_moments_learn_nearly_the_same_take_less_and_resume_to_the_bit(workplace):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    wide = (*SHORT, "--n_embd", "128", "--save_steps", "2")  # tensors of less than 4,096 elements stay as they are
+    eight = (*wide, "--optimizer", "adamw_8bit")
+    run("train.py", *wide, "--run_name", "plain")
+    run("train.py", *eight, "--run_name", "whole")
+    assert losses("whole") != losses("plain") and losses("whole") == pytest.approx(losses("plain"), abs=0.05)
+    sizes = {
+        name: Path(f"runs/{name}/checkpoints/step-00000004/optimizer.safetensors").stat().st_size
+        for name in ("plain", "whole")
+    }
+    assert sizes["whole"] < 0.4 * sizes["plain"]
+    run(CHILD, *eight, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:3")
+    run("train.py", *eight, "--run_name", "k")
+    assert hashes("k", 4) == hashes("whole", 4)
+
+
+def test_a_compile_mode_without_a_compiler_is_refused_before_anything_is_written(workplace):
+    done = run("train.py", *SHORT, "--compile_mode", "max-autotune", "--run_name", "c", expect=2)
+    assert "compile_mode = max-autotune" in done.stderr and "Traceback" not in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_eight_bit_moments_that_cannot_be_are_refused_before_anything_is_written(workplace):
+    done = run(MACHINE, *SHORT, "--optimizer", "adamw_8bit", processes=2, expect=2, FSDP="true")
+    assert "a YAML without FSDP, or --optimizer adamw" in done.stderr and not Path("runs").exists()
