@@ -1,4 +1,4 @@
-"""Stock GPT-2 of Transformers, the causal attention it trains with, its size.
+"""Stock GPT-2 and Llama-type models of Transformers, new or to go on from, and the causal attention they train with.
 
 Legend: B sequences, T tokens, E width, V vocabulary.
 """

@@ -133,6 +133,13 @@ def test_readme_names_every_top_level_entry_and_every_leaf():
     assert not missing | {leaf for leaf in LEAVES if leaf not in text}
 
 
+def test_the_page_of_knobs_names_every_key_of_a_recipe():
+    text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    body = next(n for n in tree(LEAVES["config"]).body if isinstance(n, ast.ClassDef) and n.name == "Recipe").body
+    keys = [node.target.id for node in body if isinstance(node, ast.AnnAssign)]
+    assert len(keys) > 60 and not [key for key in keys if f"`{key}`" not in text]
+
+
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
 def test_every_accelerate_yaml_loads(path):
     loaded = load_config_from_file(str(path))
