@@ -356,6 +356,7 @@ class Encoder:
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
         self._encode = tokenization.make_encoder(tokenizer)
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
+        self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
         # A long text comes in pieces that end where GPT-2's pattern does; another tokenizer gets the whole.
         self._takes_pieces = name in config.MADE or self._encode.name == "tiktoken"
         trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
@@ -399,7 +400,7 @@ class Encoder:
             if begins and text is not None:
                 ids = np.concatenate([self._end_of_text, ids])
             documents.append(Document(number, ids, text_bytes, counts))
-        if found != sizes:
+        if not 0 <= found - sizes <= self._prefix * len(texts):
             raise BadInput(
                 f"tokenizer = {self._name}: its ids stand for {found} bytes where the text has {sizes}: it changes the "
                 f"text, so bits per byte would be wrong. Use a byte-level one"

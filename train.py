@@ -798,6 +798,7 @@ def fit_micro_batch(
         say("compiling: the first micro-batch takes a minute or two")
     while True:
         plan = config.make_plan(recipe, accelerator.num_processes, ceiling)
+        refuse_cuda_graphs(plan, accelerator)
         if (
             accelerator.is_fsdp2
         ):  # where its forward pass is an exchange: one process's failure would leave the rest waiting
@@ -817,6 +818,19 @@ def fit_micro_batch(
             say(f"a micro-batch of {plan.per_device_train_batch_size} sequences runs out of memory: trying {ceiling}")
         if not auto or not ceiling:
             raise BadInput(out_of_memory(recipe, plan, accelerator.device))
+
+
+def refuse_cuda_graphs(plan: config.Plan, accelerator: Accelerator) -> None:
+    """Raise BadInput for CUDA graphs and several micro-batches: a graph run again overwrites gradients that wait.
+
+    https://github.com/pytorch/pytorch/issues/169545
+    """
+    mode, count = accelerator.state.dynamo_plugin.mode, plan.gradient_accumulation_steps
+    if accelerator.device.type == "cuda" and mode in ("reduce-overhead", "max-autotune") and count > 1:
+        raise BadInput(
+            f"compile_mode = {mode}: its CUDA graphs would overwrite the gradients of {count} micro-batches a step; use "
+            f"--compile_mode max-autotune-no-cudagraphs, or a --tokens_per_step that fits in one"
+        )
 
 
 def propose_micro_batch(recipe: config.Recipe, device: hardware.Device, free: float, accelerator: Accelerator) -> int:

@@ -21,8 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+import train
 from benchmarks.runs import ROOT, train_once
-from pretrain import config, estimate, hardware
+from pretrain import config, hardware
 
 LLAMA = {"architecture": "llama", "num_key_value_heads": "2", "tie_word_embeddings": "true", "rope_theta": "10000"}
 # The width within the MLP makes the number of parameters GPT-2's.
@@ -61,16 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         flags += [word for name, value in keys[architecture].items() for word in (f"--{name}", value)]
         flags += ["--learning_rate", str(rate)]
         row = train_once(folder, f"{stem}-{architecture}-{times:g}-seed{seed}", path, flags, threads=1)
-        shape = estimate.Shape(
-            architecture=architecture,
-            n_layer=recipe.n_layer,
-            n_head=recipe.n_head,
-            n_embd=recipe.n_embd,
-            num_key_value_heads=recipe.num_key_value_heads,
-            intermediate_size=recipe.intermediate_size,
-            vocab_size=recipe.vocab_size,
-            sequence_length=recipe.sequence_length,
-        )
+        shape = train.recipe_shape(recipe)
         print(f"{corpus:16} {architecture:6} rate {rate:<8g} seed {seed}: {row['loss']:.4f}", flush=True)
         about = {"corpus": corpus, "architecture": architecture, "rate": rate, "seed": seed}
         return row | about | {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token}

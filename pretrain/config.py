@@ -479,6 +479,8 @@ def _begin_from_model(values: dict[str, Any]) -> None:
     """With init_from: name the model within a run folder, its tokenizer, and leave out what it brings along."""
     source = values.get("init_from")
     if not isinstance(source, str):
+        if values.get("architecture", "") is None:  # none is no architecture: the default
+            del values["architecture"]
         return
     if (Path(source) / "model").is_dir():
         source = values["init_from"] = str(Path(source) / "model")

@@ -237,7 +237,7 @@ def source(
     keys, rows, context = _model_keys(config), config.vocab_size, config.max_position_embeddings
     own = keys | {"intermediate_size": keys["intermediate_size"] or 4 * keys["n_embd"]}
     faults = [
-        f"init_from = {name}: {key} = {value}, the model's is {own[key]}; leave {key} out"
+        f"init_from = {name}: {key} = {value}, the model's is {own[key]}; leave {key} out (--{key} none)"
         for key, value in shape.items()
         if value not in (None, own[key])
     ]

@@ -84,6 +84,13 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
         ) from None
     if not getattr(tokenizer, "is_fast", False):
         raise BadInput(f"tokenizer = {name}: has no fast (tokenizers) form; choose one that has tokenizer.json")
+    if not set(tokenizer.get_vocab()) - set(
+        tokenizer.all_special_tokens
+    ):  # what Transformers makes of a model's config
+        where = f"--model {name}" if of_model else f"tokenizer = {name}"
+        raise BadInput(
+            f"{where}: holds no tokenizer; give the one that the model was trained with: a folder or a Hub id"
+        )
     if tokenizer.eos_token_id is None:
         raise BadInput(f"tokenizer = {name}: has no end-of-text (eos) token to join documents with")
     return tokenizer
@@ -174,16 +181,22 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """
     size = len(tokenizer)
     texts = tokenizer.convert_ids_to_tokens(list(range(size)))
-    decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"], ensure_ascii=False)
+    decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
     if '"ByteLevel"' in decoder:
         counts = [len(text) if text is not None else 0 for text in texts]
-    elif f'"{SPACE}"' in decoder:
+    elif marks_spaces(tokenizer):
         counts = [1 if BYTE.fullmatch(text or "") else len((text or "").replace(SPACE, " ").encode()) for text in texts]
     else:
         counts = [len(tokenizer.decode([i]).encode("utf-8")) for i in range(size)]
     table = np.array(counts, dtype=np.int64)
     table[[i for i in tokenizer.all_special_ids if i < size]] = 0
     return table
+
+
+def marks_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether a tokenizer writes spaces as SentencePiece does, which may set one more before a text."""
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
+    return f'"{SPACE}"' in json.dumps(decoder, ensure_ascii=False)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:

@@ -685,3 +685,8 @@ def test_eight_bit_moments_that_are_shared_out_are_refused(tmp_path):
 @pytest.mark.parametrize(("then", "now"), [(False, "none"), (True, "full")])
 def test_a_recipe_of_before_gradient_checkpointing_had_words_still_loads(tmp_path, then, now):
     assert recipe(tmp_path, gradient_checkpointing=then).gradient_checkpointing == now
+
+
+def test_no_architecture_is_the_default(tmp_path):
+    assert config.load_recipe(line(tmp_path, "architecture", "null")).architecture == "gpt2"
+    assert config.load_recipe(write(tmp_path), {"architecture": "none"}).architecture == "gpt2"

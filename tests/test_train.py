@@ -326,7 +326,7 @@ def test_starting_from_an_export_begins_at_its_loss(uninterrupted):
     last = [row for row in rows("whole") if "eval/loss" in row][-1]
     assert json.loads(done.stdout.splitlines()[-1])["eval/loss"] == pytest.approx(last["eval/loss"], abs=1e-5)
     wider = run("train.py", *TINY, "--eval_only", "--init_from", "runs/whole/model", "--n_embd", "64", expect=2)
-    assert "n_embd = 32" in wider.stderr
+    assert "n_embd = 64, the model's is 32; leave n_embd out (--n_embd none)" in wider.stderr
 
 
 def test_looking_never_changes_training(workplace):

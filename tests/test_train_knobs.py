@@ -8,9 +8,11 @@ import torch
 import yaml
 from conftest import ROOT, TEXT, run
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pretrain import checkpoint
+from pretrain import checkpoint, config
+from pretrain.errors import BadInput
 from pretrain.report import read_metrics
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
@@ -92,11 +94,31 @@ def test_another_tokenizer_than_the_models_is_refused(learned):
 def test_a_shape_that_is_not_the_models_is_refused_before_anything_is_written(learned):
     flags = ("--recipe", shapeless("more.yaml"), "--init_from", "runs/first")
     done = run("train.py", *flags, "--n_layer", "3", expect=2)
-    assert "n_layer = 3, the model's is 2; leave n_layer out" in done.stderr and not Path("runs/more").exists()
+    assert (
+        "n_layer = 3, the model's is 2; leave n_layer out (--n_layer none)" in done.stderr
+        and not Path("runs/more").exists()
+    )
     done = run("train.py", *flags, "--sequence_length", "32", expect=2)
     assert "--sequence_length 16" in done.stderr
     done = run("train.py", "--recipe", "more.yaml", "--init_from", "./nowhere", "--run_name", "x", expect=2)
     assert "init_from = ./nowhere" in done.stderr and not Path("runs/x").exists()
+
+
+def test_a_llama_with_a_sentencepiece_tokenizer_is_trained_on_and_one_without_asks_for_it(workplace):
+    config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config |= {"vocab_size": 75, "max_position_embeddings": 16, "eos_token_id": 0, "tie_word_embeddings": False}
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained("bare")
+    recipe = shapeless("more.yaml", init_from="bare", resid_pdrop=0.0, embd_pdrop=0.0)
+    done = run("train.py", "--recipe", recipe, *QUIET, "--run_name", "r", expect=None)
+    assert "tokenizer = bare: " in done.stderr and not Path("runs/r").exists()
+    words = ["</s>", "<unk>", "\u2581", *sorted(set(TEXT) - {" "}), "\u2581a", "th"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = Tokenizer(models.BPE(vocabulary, [("\u2581", "a"), ("t", "h")], unk_token="<unk>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>").save_pretrained("words")
+    run("train.py", "--recipe", recipe, *QUIET, "--tokenizer", "words", "--run_name", "r", "--max_steps", "4")
+    assert yaml.safe_load(Path("runs/r/recipe.yaml").read_text())["vocab_size"] == 128
+    assert "lm_head.weight" in weights("r") and losses("r")[4] < losses("r")[1]
 
 
 # Llama.
@@ -216,3 +238,15 @@ def test_a_compile_mode_without_a_compiler_is_refused_before_anything_is_written
 def test_eight_bit_moments_that_cannot_be_are_refused_before_anything_is_written(workplace):
     done = run(MACHINE, *SHORT, "--optimizer", "adamw_8bit", processes=2, expect=2, FSDP="true")
     assert "a YAML without FSDP, or --optimizer adamw" in done.stderr and not Path("runs").exists()
+
+
+def test_cuda_graphs_are_refused_where_gradients_wait_to_be_added():
+    plugin = type("Plugin", (), {"mode": "reduce-overhead"})
+    state = type("State", (), {"dynamo_plugin": plugin})
+    accelerator = type("Accelerator", (), {"device": torch.device("cuda"), "state": state})
+    train_script = pytest.importorskip("train")
+    train_script.refuse_cuda_graphs(config.Plan(1, 8, 8, 1), accelerator)
+    with pytest.raises(BadInput, match="2 micro-batches .* --compile_mode max-autotune-no-cudagraphs"):
+        train_script.refuse_cuda_graphs(config.Plan(1, 8, 4, 2), accelerator)
+    plugin.mode = "max-autotune-no-cudagraphs"
+    train_script.refuse_cuda_graphs(config.Plan(1, 8, 4, 2), accelerator)
