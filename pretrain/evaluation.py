@@ -29,19 +29,24 @@ def validation_loss(
     """
     was_training = loss_module.training
     loss_module.eval()
-    nats, tokens, text_bytes, stopped = 0.0, 0, 0, False
+    # Sums stay on the device: the host waits for it once, at the end.
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    text_bytes = torch.zeros((), dtype=torch.int64, device=device)
+    bytes_of_id = None if bytes_per_token is None else torch.as_tensor(bytes_per_token, device=device)
+    tokens, stopped = 0, False
     try:
         for inputs_BT, targets_BT in batches:
             if stopped := stop():
                 break
-            mean = loss_module(inputs_BT.to(device), targets_BT.to(device))
-            nats += mean.item() * targets_BT.numel()
+            targets_BT = targets_BT.to(device)
+            nats += loss_module(inputs_BT.to(device), targets_BT).double() * targets_BT.numel()
             tokens += targets_BT.numel()
-            if bytes_per_token is not None:
-                text_bytes += int(bytes_per_token[targets_BT.numpy()].sum())
+            if bytes_of_id is not None:
+                text_bytes += bytes_of_id[targets_BT].sum()
     finally:
         loss_module.train(was_training)
-    sums = reduce_sum(torch.tensor([nats, tokens, text_bytes, stopped], dtype=torch.float64, device=device)).tolist()
+    counted, stops = nats.new_tensor(tokens), nats.new_tensor(stopped)
+    sums = reduce_sum(torch.stack([nats, counted, text_bytes.double(), stops])).tolist()
     if sums[3]:
         return None
     result = {"loss": sums[0] / sums[1]}

@@ -54,6 +54,22 @@ def test_bytes_are_counted_of_targets_not_of_inputs():
     assert got["bits_per_byte"] == pytest.approx(3 / math.log(2) / 3)
 
 
+class OnACard(torch.Tensor):
+    """Targets as a card's: NumPy may not read them, and reading a value makes the host wait."""
+
+    def numpy(self):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def item(self):
+        raise AssertionError("the host waits for the card")
+
+
+def test_targets_may_live_on_a_card_and_the_host_waits_for_none_of_them():
+    there = [tuple(ids.as_subclass(OnACard) for ids in pair) for pair in UNEVEN]
+    table = np.arange(11, dtype=np.int64) % 4
+    assert score(batches=there, bytes_per_token=table) == score(bytes_per_token=table)
+
+
 def test_processes_sum_nats_tokens_and_bytes_before_dividing():
     sums = []
     score(batches=UNEVEN[:1], bytes_per_token=np.ones(11, dtype=np.int64), reduce_sum=lambda t: sums.append(t) or t)
