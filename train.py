@@ -1240,6 +1240,7 @@ def tell(
                 gauges,
                 micro_batch=plan.per_device_train_batch_size,
                 most=plan.per_device_train_batch_size * plan.gradient_accumulation_steps,
+                tokens=plan.per_device_train_batch_size * recipe.sequence_length,
                 waiting=corpus.supply.waited_seconds / max(meter.elapsed, 1e-9),
             )
         )

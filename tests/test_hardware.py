@@ -126,17 +126,22 @@ def test_compile_modes_that_can_be_had_are_not_refused():
         assert mode == "reduce-overhead" or not faults(CPU, compile_mode=mode, **YAML)
 
 
-def test_segments_that_grow_are_asked_for_on_a_card_unless_the_user_has(monkeypatch):
-    monkeypatch.setattr(hardware, "Accelerator", lambda **how: FAKE)
-    for device, before, after in (
-        (A6000, {}, "expandable_segments:True"),
-        (A6000, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, "max_split_size_mb:128"),
-        (CPU, {}, None),
-    ):
-        environment = dict(before)
-        monkeypatch.setattr(hardware.os, "environ", environment)
-        hardware.make_accelerator(device)
-        assert environment.get("PYTORCH_CUDA_ALLOC_CONF") == after
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_segments_that_grow_are_asked_for_before_the_card_is_touched_unless_the_user_has_chosen(monkeypatch, name):
+    seen = []
+
+    def touch(index):  # the first call that starts the allocator, which reads its settings then
+        seen.append({key: value for key, value in hardware.os.environ.items() if "ALLOC_CONF" in key})
+        return types.SimpleNamespace(name="NVIDIA RTX A6000", total_memory=48 * 2**30)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", touch)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 6))
+    for before in ({}, {name: "max_split_size_mb:128"}):
+        monkeypatch.setattr(hardware.os, "environ", dict(before))
+        hardware.this_device()
+    assert seen == [{"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {name: "max_split_size_mb:128"}]
 
 
 def test_a_cards_yaml_without_a_card_is_refused_with_the_yaml_to_take():
@@ -206,13 +211,27 @@ def test_gauges_read_memory_use_and_watts_and_do_without_nvml(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 830)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 97)
     monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: 5.0)
     assert hardware.gauges(card) == {"gpu/memory": 0.83, "gpu/utilization": 0.97, "gpu/watts": 287.5}
 
     def missing(device):
         raise ModuleNotFoundError("nvidia-ml-py")
 
     monkeypatch.setattr(torch.cuda, "utilization", missing)
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: 6.0)
     assert hardware.gauges(card) == {"gpu/memory": 0.83}
+
+
+def test_nvml_is_asked_once_a_second_however_short_an_update(monkeypatch):
+    card, asked = torch.device("cuda:0"), []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1000))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 830)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: asked.append(device) or 97)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
+    for now in (10.0, 10.1, 10.9, 11.0, 11.5):
+        monkeypatch.setattr(hardware.time, "monotonic", lambda now=now: now)
+        assert hardware.gauges(card)["gpu/utilization"] == 0.97
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -226,6 +245,7 @@ def test_gauges_read_memory_use_and_watts_and_do_without_nvml(monkeypatch):
             "only 50% of the card's memory is in use: a larger --per_device_train_batch_size than 8 would fit",
         ),
         (0.5, 32, 0.0, None),  # the whole share of a step
+        (0.22, 16, 0.0, None),  # a large card at its own preset: 16,384 tokens fill it
         (0.97, 8, 0.0, "--per_device_train_batch_size 4 goes on"),
         (0.97, 1, 0.0, "--per_device_train_batch_size 1"),
         (0.5, 8, 0.2, "waits for data 20% of the time"),
@@ -234,9 +254,9 @@ def test_gauges_read_memory_use_and_watts_and_do_without_nvml(monkeypatch):
 )
 def test_a_hint_is_given_where_something_is_to_be_had(memory, micro_batch, waiting, said):
     read = {} if memory is None else {"gpu/memory": memory}
-    told = hardware.hint(read, micro_batch=micro_batch, most=32, waiting=waiting)
+    told = hardware.hint(read, micro_batch=micro_batch, most=32, tokens=1024 * micro_batch, waiting=waiting)
     assert (told is None) == (said is None) and (said or "") in (told or "")
-    idle = hardware.hint(read | {"gpu/utilization": 0.4}, micro_batch=micro_batch, most=32, waiting=0.0)
+    idle = hardware.hint(read | {"gpu/utilization": 0.4}, micro_batch=micro_batch, most=32, tokens=8192, waiting=0.0)
     assert "busy only 40% of the time" in idle
 
 
