@@ -407,7 +407,7 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
     """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
     shape, preset = shape_of(recipe), read_preset(cards.preset_of(card))
     compiled = "dynamo_config" in preset
-    how = {"half": True, "compiled": compiled, "known": card.micro_batch}
+    how = {"half": True, "compiled": compiled, "known": card.micro_batch, "optimizer": recipe.optimizer}
     if recipe.shard_optimizer:
         how |= {"shards": count, "sharded": frozenset({"moments"})}
     checkpointing = recipe.gradient_checkpointing

@@ -53,7 +53,7 @@ from pretrain import (
     windows,
 )
 from pretrain import model as models
-from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
+from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input, is_out_of_memory
 from pretrain.horizon import Horizon
 from pretrain.loss import NextTokenLoss
 from pretrain.profiling import Profile
@@ -102,9 +102,15 @@ def main(argv: list[str] | None = None) -> int:
         optim.check_8bit(accelerator.device, sharded=accelerator.is_fsdp2)
     with peers(), contextlib.closing(Corpus(recipe, argv)) as corpus:
         if "eval_only" in extras:
-            return evaluate(recipe, corpus, run_dir, accelerator)
-        with run_folder(recipe, run_dir, accelerator), checkpoint_saver(recipe, corpus, run_dir, accelerator) as saver:
-            return train(recipe, corpus, run_dir, saver, accelerator, repo_id, profiled="profile" in extras)
+            status = evaluate(recipe, corpus, run_dir, accelerator)
+        else:
+            with (
+                run_folder(recipe, run_dir, accelerator),
+                checkpoint_saver(recipe, corpus, run_dir, accelerator) as saver,
+            ):
+                status = train(recipe, corpus, run_dir, saver, accelerator, repo_id, profiled="profile" in extras)
+        accelerator.end_training()  # leaves the group of processes; after a fault it may wait for lost ones
+    return status
 
 
 def train(
@@ -808,7 +814,8 @@ def fit_micro_batch(
             model.parameters(),
             micro_batch=plan.per_device_train_batch_size,
             sequence_length=recipe.sequence_length,
-            moments_held=state["step"] > 0,
+            micro_batches=plan.gradient_accumulation_steps,
+            room_bytes=0 if state["step"] else moment_bytes(recipe, accelerator),  # a resumed run has them already
             device=accelerator.device,
         )
         if not any(stop.any_of(failed)):
@@ -818,6 +825,12 @@ def fit_micro_batch(
             say(f"a micro-batch of {plan.per_device_train_batch_size} sequences runs out of memory: trying {ceiling}")
         if not auto or not ceiling:
             raise BadInput(out_of_memory(recipe, plan, accelerator.device))
+
+
+def moment_bytes(recipe: config.Recipe, accelerator: Accelerator) -> int:
+    """Return what the optimizer will keep on this process's device."""
+    whole = estimate.moment_bytes(recipe_shape(recipe), recipe.optimizer)
+    return int(whole / (accelerator.num_processes if recipe.shard_optimizer else 1))
 
 
 def refuse_cuda_graphs(plan: config.Plan, accelerator: Accelerator) -> None:
@@ -848,6 +861,7 @@ def propose_micro_batch(recipe: config.Recipe, device: hardware.Device, free: fl
         half=accelerator.mixed_precision != "no",
         compiled=accelerator.state.dynamo_plugin.backend.value.lower() != "no",
         checkpointing=recipe.gradient_checkpointing,
+        optimizer=recipe.optimizer,
         shards=accelerator.num_processes,
         sharded=frozenset({"weights", "gradients", "moments"} if accelerator.is_fsdp2 else sharded),
     )
@@ -877,7 +891,9 @@ def out_of_memory_told(
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         save()
         message = out_of_memory(recipe, plan, device)
         raise TrainingStopped(f"{message}; the run goes on from its newest checkpoint", alone=True) from None

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 
@@ -24,6 +25,18 @@ class TrainingStopped(RuntimeError):
     def __init__(self, message: str, *, alone: bool = False):
         super().__init__(message)
         self.alone = alone
+
+
+# What the allocators of a card and of a CPU, cuBLAS, cuDNN and NCCL write; only the first has a class of its own.
+OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|can't allocate memory", re.IGNORECASE)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error, or what failed inside the compiler, is a lack of memory of the device."""
+    error = getattr(error, "inner_exception", None) or error  # the compiler's errors hold the one behind them
+    if not isinstance(error, RuntimeError) or isinstance(error, TrainingStopped):
+        return False
+    return type(error).__name__ == "OutOfMemoryError" or bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:

@@ -76,6 +76,26 @@ class Shape:
 GPT2_124M = Shape(12, 768, 50304, 1024)
 
 
+def moment_bytes(shape: Shape, optimizer: str = "adamw") -> float:
+    """Return the bytes that the optimizer keeps of all weights.
+
+    AdamW: two fp32 moments. adamw_8bit: two of a byte, and two fp32 scales for each 256 elements; norms and biases, whose
+    tensors have fewer than 4,096 elements, keep fp32. Muon: one fp32 momentum of each matrix of a block, AdamW's of all
+    else.
+    """
+    d, f = shape.n_embd, shape.mlp_width
+    if shape.architecture == "llama":
+        matrices, vectors = 2 * d * d + 2 * d * shape.key_width + 3 * d * f, 2 * d
+    else:
+        matrices, vectors = 4 * d * d + 2 * d * f, 9 * d + f
+    small = shape.n_layer * vectors + (d if shape.architecture == "llama" else 2 * d)
+    return {
+        "adamw": 8.0 * shape.parameters,
+        "adamw_8bit": (2 + 8 / 256) * (shape.parameters - small) + 8.0 * small,
+        "muon": 8.0 * shape.parameters - 4.0 * shape.n_layer * matrices,
+    }[optimizer]
+
+
 def block_bytes(shape: Shape, *, half: bool, compiled: bool) -> tuple[int, int]:
     """Return the bytes that a block keeps for the backward pass, a token, and those of them that "mlp" does not keep.
 
@@ -100,6 +120,7 @@ def memory(
     half: bool,
     compiled: bool,
     checkpointing: str = "none",
+    optimizer: str = "adamw",
     shards: int = 1,
     sharded: frozenset[str] = frozenset(),
     rows: int = LOSS_ROWS,
@@ -131,7 +152,7 @@ def memory(
     part = {
         "weights": 4.0 * n,
         "gradients": 4.0 * n,
-        "moments": 8.0 * n,
+        "moments": moment_bytes(shape, optimizer),
         "half copies": 2.0 * n if half else 0.0,
         "activations": float(tokens * kept),
         "logits": float(logits),

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
-from .errors import BadInput
+from .errors import BadInput, is_out_of_memory
 
 
 def runs_out_of_memory(
@@ -17,34 +17,37 @@ def runs_out_of_memory(
     *,
     micro_batch: int,
     sequence_length: int,
-    moments_held: bool,
+    micro_batches: int,
+    room_bytes: int,
     device: torch.device,
 ) -> bool:
-    """Return whether a micro-batch runs out of memory, and leave nothing of it behind.
+    """Return whether a step's micro-batches run out of memory, and leave nothing of them behind.
 
     Raises BadInput when the compiler cannot compile it.
 
     Args:
         forward_and_backward: takes inputs_BT and targets_BT, (B, T) int64; must not exchange gradients, as another
             process may have failed.
-        parameters: whose gradients and, unless ``moments_held``, two moments must find room beside it.
-        moments_held: whether the optimizer has allocated its own already (a resumed run).
+        parameters: whose gradients are made.
+        micro_batches: of a step; of several two are tried, since the gradients of the first are there in the second.
+        room_bytes: what must find room beside them: moments that the optimizer has not allocated yet.
     """
     parameters = list(parameters)
     failed = False
     try:
-        room = [] if moments_held else [torch.empty_like(p) for p in parameters for _ in range(2)]
+        room = torch.empty(room_bytes, dtype=torch.uint8, device=device)
         inputs_BT = torch.zeros(micro_batch, sequence_length, dtype=torch.int64, device=device)
-        forward_and_backward(inputs_BT, inputs_BT.clone())  # two tensors, as in training: one would be compiled apart
-    except torch.OutOfMemoryError:
-        failed = True  # and the exception, whose frames hold tensors, is gone after this line
-    except (TorchDynamoException, InductorError) as error:
-        if not isinstance(getattr(error, "inner_exception", None), torch.OutOfMemoryError):
+        for _ in range(min(2, micro_batches)):
+            forward_and_backward(inputs_BT, inputs_BT.clone())  # two tensors, as in training: one compiles otherwise
+    except (RuntimeError, TorchDynamoException, InductorError) as error:
+        failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
+        if not failed and isinstance(error, (TorchDynamoException, InductorError)):
             raise BadInput(
                 f"torch.compile fails on this machine: {_first_line(error)}. check_setup.py tells more; without the "
                 f'compiler: dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no'
             ) from None
-        failed = True
+        if not failed:
+            raise
     finally:
         room = None  # noqa: F841  (freed here)
         for parameter in parameters:

@@ -1,6 +1,7 @@
 """Estimates: sizes are the model's own, memory grows as it must, and no speed is above a card's peak."""
 
 import dataclasses
+import functools
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pretrain import cards, estimate
+from pretrain import cards, estimate, muon, optim
 from pretrain import model as models
 from pretrain.loss import CARD_ROWS
 
@@ -43,11 +44,11 @@ def test_the_logits_that_are_planned_for_are_those_that_the_model_makes():
     assert estimate.LOSS_ROWS == CARD_ROWS
 
 
-def stock(shape: estimate.Shape) -> torch.nn.Module:
+def stock(shape: estimate.Shape, n_head: int = 12) -> torch.nn.Module:
     """A model of Transformers of this size, without memory for its weights."""
     common = {"vocab_size": shape.vocab_size, "tie_word_embeddings": shape.tie_word_embeddings, "use_cache": False}
     common |= {"attn_implementation": "eager", "bos_token_id": 0, "eos_token_id": 0}
-    heads, inner = shape.n_head or 12, shape.intermediate_size
+    heads, inner = shape.n_head or n_head, shape.intermediate_size
     with torch.device("meta"):
         if shape.architecture == "gpt2":
             sizes = {"n_layer": shape.n_layer, "n_embd": shape.n_embd, "n_head": heads, "n_inner": inner}
@@ -151,6 +152,38 @@ def test_the_largest_micro_batch_fits_and_one_more_would_not():
     assert taken[0] <= estimate.HEADROOM * free < taken[1]
     assert estimate.largest_micro_batch(free, 4, GPT2, **HOW) == 4
     assert estimate.largest_micro_batch(2 * 2**30, 512, GPT2, **HOW) == 0
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adamw_8bit"])
+def test_what_an_optimizer_keeps_is_what_it_allocates(optimizer, architecture):
+    if optimizer == "adamw_8bit":
+        pytest.importorskip("bitsandbytes")
+    grouped = {"n_head": 2, "num_key_value_heads": 1, "intermediate_size": 192} if architecture == "llama" else {}
+    shape = estimate.Shape(2, 128, 512, 64, architecture, **grouped)
+    model = stock(shape, n_head=2).to_empty(device="cpu")
+    model.tie_weights()
+    make = {"adamw": optim.adamw, "muon": functools.partial(muon.muon, momentum=0.95), "adamw_8bit": optim.adamw_8bit}
+    settings = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+    made = make[optimizer](model, **settings)
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+        parameter.grad = torch.ones_like(parameter)
+    made.step()
+    # bitsandbytes shares its tables of 256 values among all tensors; a count of updates lies on the host.
+    held = [item for state in made.state.values() for item in state.items() if not item[0].startswith("qmap")]
+    allocated = sum(value.nbytes for _, value in held if torch.is_tensor(value) and value.dim())
+    assert allocated == pytest.approx(estimate.moment_bytes(shape, optimizer), rel=0.005)
+
+
+def test_memory_knows_what_muon_and_8_bits_save():
+    parts = {
+        name: estimate.memory(GPT2, micro_batch=8, optimizer=name, **HOW) for name in ("adamw", "muon", "adamw_8bit")
+    }
+    saved = {name: parts["adamw"]["moments"] - part["moments"] for name, part in parts.items()}
+    assert saved["muon"] == 4 * 12 * 12 * 768 * 768 and saved["adamw_8bit"] > 5.9 * GPT2.parameters
+    fits = [estimate.largest_micro_batch(4 * 2**30, 64, GPT2, optimizer=name, **HOW) for name in parts]
+    assert fits[2] > fits[0] and fits[1] >= fits[0]
 
 
 def test_more_cards_take_less_time_but_not_less_money():

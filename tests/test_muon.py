@@ -54,6 +54,26 @@ def test_a_gradient_of_zero_makes_no_step_and_no_nan():
     assert torch.equal(muon.orthogonalize(torch.zeros(1, 4, 8)), torch.zeros(1, 4, 8))
 
 
+@pytest.mark.parametrize("capability, dtype", [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
+def test_a_card_multiplies_in_what_its_tensor_cores_have(monkeypatch, capability, dtype):
+    asked = []
+
+    def supported(including_emulation=True):  # torch says yes to emulated bf16 on a T4, unless asked not to
+        asked.append(including_emulation)
+        return including_emulation or capability >= (8, 0)
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert muon._product_dtype(torch.device("cuda")) == dtype and asked == [False]
+    assert muon._product_dtype(torch.device("cpu")) == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_singular_values_near_one(dtype):
+    torch.manual_seed(0)
+    made = muon.orthogonalize(1e-4 * torch.randn(2, 96, 384).to(dtype)).float()
+    assert ((torch.linalg.svdvals(made) > 0.6) & (torch.linalg.svdvals(made) < 1.3)).all()
+
+
 def test_two_steps_equal_pytorchs_own_muon():
     """torch.optim.Muon takes one matrix at a time, and its Newton-Schulz runs in bf16: c_proj, to bf16's rounding."""
     model, other = gpt2(), gpt2()

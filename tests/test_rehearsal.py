@@ -11,7 +11,7 @@ from pretrain.errors import BadInput
 
 
 def rehearse(step, parameters=(), **how):
-    about = {"micro_batch": 3, "sequence_length": 5, "moments_held": True, "device": torch.device("cpu")}
+    about = {"micro_batch": 3, "sequence_length": 5, "micro_batches": 1, "room_bytes": 0, "device": torch.device("cpu")}
     return rehearsal.runs_out_of_memory(step, parameters, **(about | how))
 
 
@@ -28,10 +28,16 @@ def test_running_out_is_an_answer_and_any_other_error_is_not():
     def out(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    def cublas(*_):  # the handle that a card's first product makes
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    def driver(*_):
+        raise RuntimeError("CUDA error: out of memory")
+
     def wrong(*_):
         raise RuntimeError("something else")
 
-    assert rehearse(out)
+    assert rehearse(out) and rehearse(cublas) and rehearse(driver)
     with pytest.raises(RuntimeError, match="something else"):
         rehearse(wrong)
 
@@ -66,12 +72,21 @@ def test_no_gradient_is_left_and_no_weight_is_touched(fails):
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
 
-def test_room_for_moments_is_made_unless_the_optimizer_has_them(monkeypatch):
-    made = []
-    real = torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", lambda tensor: made.append(tensor.shape) or real(tensor))
-    layer = nn.Linear(4, 4)
-    rehearse(lambda *_: None, layer.parameters(), moments_held=True)
-    assert not made
-    rehearse(lambda *_: None, layer.parameters(), moments_held=False)
-    assert sorted(made) == sorted(2 * [p.shape for p in layer.parameters()])
+def test_gradients_of_the_first_micro_batch_are_there_in_the_second():
+    layer, held = nn.Linear(4, 4), []
+
+    def step(*_):
+        held.append(layer.weight.grad is not None)
+        layer(torch.ones(2, 4)).sum().backward()
+
+    for micro_batches, seen in ((1, [False]), (2, [False, True]), (8, [False, True])):
+        held.clear()
+        rehearse(step, layer.parameters(), micro_batches=micro_batches)
+        assert held == seen
+
+
+def test_room_is_made_for_what_the_optimizer_will_keep(monkeypatch):
+    made, real = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **how: made.append((size, how["dtype"])) or real(size, **how))
+    rehearse(lambda *_: None, room_bytes=1000)
+    assert made == [(1000, torch.uint8)]

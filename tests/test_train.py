@@ -279,10 +279,10 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
     def poisoned(self, inputs_BT, targets_BT):
         loss = real(self, inputs_BT, targets_BT)
         calls.append(torch.is_grad_enabled())
-        return loss * bad if sum(calls) in (2, 18, 22, 26) and torch.is_grad_enabled() else loss
+        return loss * bad if sum(calls) in (3, 19, 23, 27) and torch.is_grad_enabled() else loss
 
     monkeypatch.setattr(train.NextTokenLoss, "forward", poisoned)
-    # 4 micro-batches a step: micro-batch 2 is step 1 (skipped alone), 18, 22 and 26 are steps 5, 6 and 7.
+    # The rehearsal takes 2 micro-batches, then each step 4: 3 is in step 1 (skipped alone), 19, 23 and 27 in 5, 6 and 7.
     run("train.py", *TINY, "--run_name", "n", "--eval_steps", "0", "--sample_steps", "0", expect=1)
     skipped = {row["step"]: row["skipped_updates"] for row in rows("n")}
     assert skipped == {1: 1, 2: 1, 3: 1, 4: 1, 5: 2, 6: 3}
@@ -298,12 +298,12 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
 
 def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
     real = train.NextTokenLoss.forward
-    calls = []  # the first with gradients is the rehearsal's; then two a step
+    calls = []  # the first two with gradients are the rehearsal's; then two a step
 
     def poisoned(self, inputs_BT, targets_BT):
         loss = real(self, inputs_BT, targets_BT)
         calls.append(torch.is_grad_enabled())
-        bad = sum(calls) == 6 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
+        bad = sum(calls) == 7 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
         return loss * float("inf") if bad else loss
 
     monkeypatch.setattr(train.NextTokenLoss, "forward", poisoned)
