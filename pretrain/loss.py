@@ -76,11 +76,15 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
         head, vocabulary = weight_VE.to(dtype), torch.arange(len(weight_VE), device=hidden_NE.device)
         loss = torch.zeros((), device=hidden_NE.device)
-        by_hidden, by_head = [], torch.zeros_like(weight_VE)
-        for part, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
+        # Each part's gradient takes its hidden states' place. So a part reads what the part before has written, and a
+        # compiler cannot compute all logits first, which it would otherwise do, and hold them all.
+        by_hidden, by_head = hidden_NE.to(dtype, copy=True), torch.zeros_like(weight_VE)
+        for begin in range(0, len(targets_N), rows):
+            part, ids = by_hidden[begin : begin + rows], targets_N[begin : begin + rows]
             logits = (part @ head.T).float()
             total = logits.logsumexp(-1, keepdim=True)
-            expected = logits.gather(-1, ids[:, None])
+            # The target's logit once more: read from the logits, it would keep a compiler from freeing them.
+            expected = (part.float() * head[ids].float()).sum(-1, keepdim=True)
             if label_smoothing:
                 expected = torch.lerp(expected, logits.mean(-1, keepdim=True), label_smoothing)
             loss = loss + (total - expected).sum()
@@ -93,12 +97,13 @@ class _ChunkedLoss(torch.autograd.Function):
             if label_smoothing:
                 logits.sub_(label_smoothing / len(weight_VE))
             by_logits = logits.to(dtype)
-            by_hidden.append((by_logits @ head).to(hidden_NE.dtype))
             by_head += by_logits.T @ part
-        ctx.save_for_backward(torch.cat(by_hidden), by_head)
+            by_hidden[begin : begin + rows] = by_logits @ head
+        ctx.save_for_backward(by_hidden, by_head)
+        ctx.hidden_dtype = hidden_NE.dtype
         return loss
 
     @staticmethod
     def backward(ctx, by_loss):
         by_hidden, by_head = ctx.saved_tensors
-        return by_hidden * by_loss, by_head * by_loss, None, None, None, None
+        return by_hidden.to(ctx.hidden_dtype) * by_loss, by_head * by_loss, None, None, None, None

@@ -1,10 +1,12 @@
 """The loss is the mean over every target, however many logits there are at once."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -97,6 +99,30 @@ def test_loss_in_parts_stays_in_one_compiled_graph_and_equals_it(model, terms):
     assert graphs
     for name, gradient in gradients(model, 1000, **terms).items():
         assert torch.allclose(gradient, compiled[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_a_compiler_cannot_compute_all_parts_of_the_logits_first(model, terms):
+    """Each part's logits depend on the part before, so its own can be freed; Inductor hoists what is independent."""
+    graphs = []
+
+    def keep(graph, example_inputs):
+        graphs.append(graph.graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    gradients(model, 16, wrap=lambda module: torch.compile(module, backend=aot_autograd(fw_compiler=keep)), **terms)
+    logits = [node for node in graphs[0].nodes if node.target == torch.ops.aten.mm.default]
+    logits = [node for node in logits if node.meta["val"].shape == (16, 64)]
+    assert len(logits) == 3
+
+    def before(node):
+        for source in node.all_input_nodes:
+            yield source
+            yield from before(source)
+
+    for earlier, later in itertools.pairwise(logits):
+        assert earlier in before(later)
 
 
 LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 48}
