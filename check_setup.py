@@ -263,14 +263,15 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
 
 
 def attention_verdict(result, modern: bool) -> Check:
-    """Judge the attention kernels that ran (flash needs Ampere)."""
-    text = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in result.value.items()) or result.problem
-    if "flash" in result.value:
-        return Check("attention", checks.OK, text)
-    if not modern and result.value:
-        return Check("attention", checks.OK, f"{text}; flash: n/a before Ampere (8.0)")
-    remedy = "training takes the next kernel, slower; reinstall torch from requirements.txt"
-    return Check("attention", checks.WARNING, f"flash does not run: {text}", remedy)
+    """Judge the attention kernels that ran, and the one that training takes (flash needs Ampere)."""
+    seconds = {name: value for name, value in result.value.items() if name != "training"}
+    taken = result.value.get("training")
+    text = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items()) or result.problem
+    text = f"{text}; training takes {taken}" if taken else text
+    if taken in seconds and (taken in ("flash", "cudnn") or not modern):
+        return Check("attention", checks.OK, text if modern else f"{text} (flash: n/a before Ampere, 8.0)")
+    remedy = "training takes a slower kernel, or fails; reinstall torch from requirements.txt"
+    return Check("attention", checks.WARNING, f"neither flash nor cuDNN serves training: {text}", remedy)
 
 
 def tiny_model():

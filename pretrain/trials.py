@@ -148,27 +148,31 @@ def training_step(
     return {"first_seconds": taken[0], "seconds": min(taken[1:]), "loss": loss.item()}
 
 
-def attention(*, device: str, precision: str) -> dict[str, float]:
+def attention(*, device: str, precision: str) -> dict[str, float | str]:
     """Run causal attention forward and backward, 4 x 12 heads x 1,024 x 64; return seconds by kernel.
 
-    Keys: flash, efficient, math; one is missing where it does not run.
+    Keys: cudnn, flash, efficient, math; one is missing where it does not run. ``training`` names the one that torch takes
+    when it may choose, as in training.
     """
     kernels = {
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
         "flash": SDPBackend.FLASH_ATTENTION,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "math": SDPBackend.MATH,
     }
     seconds = {}
+    shape = {"size": (4, 12, 1024, 64), "device": device, "dtype": HALF[precision]}
+    query, key, value = (torch.randn(**shape, requires_grad=True) for _ in range(3))
+    chosen = torch._fused_sdp_choice(query, key, value, is_causal=True)
     for name, kernel in kernels.items():
-        shape = {"size": (4, 12, 1024, 64), "device": device, "dtype": HALF[precision]}
-        query, key, value = (torch.randn(**shape, requires_grad=True) for _ in range(3))
         with contextlib.suppress(RuntimeError), sdpa_kernel(kernel):
             for _ in range(3):
                 start = time.perf_counter()
                 F.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
                 _finish(device)
                 seconds[name] = time.perf_counter() - start
-    return seconds
+    names = {int(kernel): name for name, kernel in kernels.items()}
+    return seconds | {"training": names.get(chosen, str(chosen))}
 
 
 def tf32(*, device: str, size: int = 4096) -> dict[str, float]:

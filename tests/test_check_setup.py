@@ -139,7 +139,8 @@ def simulated(monkeypatch, mine: list[dict], preset: str, failing: str = "") -> 
         if name == failing:
             return trials.Result({}, f"no answer in {seconds} s")
         step = {"first_seconds": 30.0, "seconds": 0.01, "loss": 1.0}
-        values = {"attention": {"flash": 1e-3, "math": 4e-3}, "tf32": {"fp32": 1e13, "tf32": 4e13}}
+        kernels = {"cudnn": 1e-3, "math": 4e-3, "training": "cudnn" if mine[0]["capability"] > (8, 0) else "math"}
+        values = {"attention": kernels, "tf32": {"fp32": 1e13, "tf32": 4e13}}
         return trials.Result(values.get(name, step))
 
     def together(count, backend, seconds, megabytes):
@@ -158,8 +159,18 @@ def test_every_trial_of_cards_has_its_line(monkeypatch):
     assert found.keys() == {"fp32", "bf16", "attention", "TF32", "compile", "all-reduce"}
     assert "nccl, 2 processes: 10.00 GB/s" in found["all-reduce"].text
     assert "40.0 against 10.0 TFLOP/s" in found["TF32"].text
+    assert "cudnn 1.00 ms, math 4.00 ms; training takes cudnn" in found["attention"].text
     old = simulated(monkeypatch, [{"name": "Tesla V100-SXM2-16GB", "capability": (7, 0)}], "v100")
     assert "fp16" in old and "bf16" not in old and "n/a" in old["TF32"].text and "gloo" in old["all-reduce"].text
+
+
+def test_a_modern_card_whose_training_takes_a_slow_kernel_is_warned_of():
+    slow = {"flash": 1e-3, "efficient": 2e-3, "training": "efficient"}
+    found = check_setup.attention_verdict(trials.Result(slow), modern=True)
+    assert found.level == "warning" and "training takes efficient" in found.text
+    assert check_setup.attention_verdict(trials.Result(slow), modern=False).level == "ok"
+    chosen_and_broken = {"flash": 1e-3, "training": "cudnn"}  # it is chosen, and does not run
+    assert check_setup.attention_verdict(trials.Result(chosen_and_broken), modern=True).level == "warning"
 
 
 @pytest.mark.parametrize(

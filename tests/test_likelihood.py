@@ -406,3 +406,11 @@ def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2, 
             score(gpt2, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=2)
     got = (parts[0] + parts[1])[:-1].reshape(64, 4).numpy()
     assert np.abs(got - score(gpt2, asked)).max() < 1e-5
+
+
+def test_no_kernel_that_prepares_itself_for_every_shape_is_taken(gpt2):
+    seen = []
+    gpt2.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    score(gpt2, questions(3))
+    assert seen and not any(seen) and torch.backends.cuda.cudnn_sdp_enabled() is before is True
