@@ -96,8 +96,13 @@ def main(argv: list[str] | None = None) -> int:
         trackers.check(tracker_names(recipe), recipe.project_name)
         repo_id = check_hub(recipe, run_dir)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
-    settings = {"tf32": recipe.tf32, "compile_mode": recipe.compile_mode, "timeout": recipe.ddp_timeout}
-    accelerator = hardware.make_accelerator(hardware.this_device(), **settings)
+    accelerator = hardware.make_accelerator(
+        hardware.this_device(),
+        tf32=recipe.tf32,
+        compile_mode=recipe.compile_mode,
+        deterministic=recipe.deterministic,
+        timeout=recipe.ddp_timeout,
+    )
     if recipe.optimizer == "adamw_8bit" and "eval_only" not in extras:
         optim.check_8bit(accelerator.device, sharded=accelerator.is_fsdp2)
     with peers(), contextlib.closing(Corpus(recipe, argv)) as corpus:
@@ -972,6 +977,7 @@ def header(
     options = [
         f"precision {accelerator.mixed_precision if accelerator.mixed_precision != 'no' else 'fp32'}",
         *(["TF32"] if tf32 else []),
+        *(["deterministic"] if recipe.deterministic else []),
         f"compile {compiled}{f' ({recipe.compile_mode})' if recipe.compile_mode != 'default' else ''}",
         *(
             [f"{recipe.gradient_checkpointing} gradient checkpointing"]

@@ -195,6 +195,11 @@ class Recipe:
     tf32: bool | Auto = key(
         "fp32 matrix products with 10 bits of mantissa; auto = on cards from Ampere on", default="auto", kind="run"
     )
+    deterministic: bool = key(
+        "only kernels that give the same bits each time: a card, too, then resumes to the bit; slower",
+        default=False,
+        kind="run",
+    )
     gradient_checkpointing: str = key(
         "what the backward pass computes again instead of keeping it: none; mlp: the activation between the MLP's "
         "products; full: whole blocks, about a third more work",

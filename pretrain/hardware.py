@@ -16,7 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._inductor.config
 import torch.distributed as dist
+import torch.utils.deterministic
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, TorchDynamoPlugin
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -98,6 +100,7 @@ def make_accelerator(
     precision: str | None = None,
     tf32: bool | str = "auto",
     compile_mode: str = "default",
+    deterministic: bool = False,
     timeout: float = 600.0,
 ) -> Accelerator:
     """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
@@ -106,6 +109,8 @@ def make_accelerator(
         precision: without a YAML: this one (no, fp16, bf16); None: the best that the device has.
         tf32: whether fp32 matrix products run as TF32; auto: where the card can.
         compile_mode: of torch.compile; default: the YAML's dynamo_mode.
+        deterministic: take only kernels that give the same bits each time. Otherwise a card adds up embedding gradients,
+            and flash attention's, in the order in which its threads come.
         timeout: seconds that a process waits for the others.
 
     Raises BadInput when the YAML, ``tf32`` or ``compile_mode`` asks for what the device cannot do, with the remedy.
@@ -113,6 +118,11 @@ def make_accelerator(
     refuse_impossible(device, os.environ, tf32, compile_mode)
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS makes its first handle
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # finds errors only, and costs a pass over memory
+        torch._inductor.config.deterministic = True  # or timings choose between kernels that round differently
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and device.kind == "cpu":  # or Accelerate starts each one for itself
         os.environ["ACCELERATE_USE_CPU"] = "true"

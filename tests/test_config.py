@@ -391,7 +391,7 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
     may_change = {"per_device_train_batch_size", "logging_steps", "eval_steps", "eval_tokens", "sample_steps"}
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
     may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
-    may_change |= {"tf32", "gradient_checkpointing", "compile_mode", "shard_optimizer", "ddp_timeout"}
+    may_change |= {"tf32", "deterministic", "gradient_checkpointing", "compile_mode", "shard_optimizer", "ddp_timeout"}
     may_change |= {"report_to", "project_name", "tags", "push_to_hub", "hub_model_id", "hub_private_repo"}
     may_change |= {"hub_strategy", "license", "language"}
     data = {*config.SOURCE_NAMES, *config.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}

@@ -318,3 +318,18 @@ def test_a_machine_without_a_table_of_mounts_or_with_an_odd_one_is_not_known(tmp
     assert hardware.network_mount(tmp_path, tmp_path / "none") is None
     (tmp_path / "odd").write_bytes(b"\nx\nfrom /\nfrom \xff nfs rw 0 0\n")
     assert hardware.network_mount(tmp_path, tmp_path / "odd") is None
+
+
+def test_deterministic_asks_torch_cublas_and_the_compiler_for_kernels_that_repeat_themselves(monkeypatch):
+    monkeypatch.setattr(hardware, "Accelerator", lambda **how: FAKE)
+    monkeypatch.setattr(hardware.os, "environ", environment := {})
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.setattr(torch._inductor.config, "deterministic", False)
+    try:
+        hardware.make_accelerator(A6000)
+        assert not torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" not in environment
+        hardware.make_accelerator(A6000, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled() and environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch._inductor.config.deterministic and not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)

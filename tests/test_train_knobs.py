@@ -250,3 +250,10 @@ def test_cuda_graphs_are_refused_where_gradients_wait_to_be_added():
         train_script.refuse_cuda_graphs(config.Plan(1, 8, 4, 2), accelerator)
     plugin.mode = "max-autotune-no-cudagraphs"
     train_script.refuse_cuda_graphs(config.Plan(1, 8, 4, 2), accelerator)
+
+
+def test_a_deterministic_run_learns_the_same_and_its_header_names_it(workplace):
+    plain = run("train.py", *SHORT, "--run_name", "p")
+    repeatable = run("train.py", *SHORT, "--run_name", "d", "--deterministic", "true")
+    assert ", deterministic" in repeatable.stderr and "deterministic" not in plain.stderr
+    assert losses("d") == losses("p")
