@@ -3,6 +3,7 @@
 Legend: B sequences, T tokens, N = B T, E width, V vocabulary.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -76,11 +77,12 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
         head, vocabulary = weight_VE.to(dtype), torch.arange(len(weight_VE), device=hidden_NE.device)
         loss = torch.zeros((), device=hidden_NE.device)
-        # Each part's gradient takes its hidden states' place. So a part reads what the part before has written, and a
-        # compiler cannot compute all logits first, which it would otherwise do, and hold them all.
-        by_hidden, by_head = hidden_NE.to(dtype, copy=True), torch.zeros_like(weight_VE)
-        for begin in range(0, len(targets_N), rows):
-            part, ids = by_hidden[begin : begin + rows], targets_N[begin : begin + rows]
+        by_hidden, by_head = [], torch.zeros_like(weight_VE)
+        for part, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
+            if by_hidden:
+                # Nothing is above infinity: a zero that is known only when the part before is done. Without it a compiler
+                # computes the logits of all parts first, and holds them all.
+                part = part + (by_hidden[-1][0, 0] > math.inf).to(dtype)
             logits = (part @ head.T).float()
             total = logits.logsumexp(-1, keepdim=True)
             # The target's logit once more: read from the logits, it would keep a compiler from freeing them.
@@ -98,8 +100,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 logits.sub_(label_smoothing / len(weight_VE))
             by_logits = logits.to(dtype)
             by_head += by_logits.T @ part
-            by_hidden[begin : begin + rows] = by_logits @ head
-        ctx.save_for_backward(by_hidden, by_head)
+            by_hidden.append(by_logits @ head)
+        ctx.save_for_backward(torch.cat(by_hidden), by_head)
         ctx.hidden_dtype = hidden_NE.dtype
         return loss
 
