@@ -426,6 +426,8 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
         "memory_gib": card.memory_gib,
         "precision": card.precision,
         "compiled": compiled,
+        "products_teraflops": card.product_teraflops,
+        "products_source": card.products and card.products.source,
         "parameters": shape.parameters,
         "flops_per_token": shape.flops_per_token,
         "tokens": tokens,
@@ -435,20 +437,18 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
         return row
     plan = config.make_plan(dataclasses.replace(recipe, per_device_train_batch_size=size), count)
     size = plan.per_device_train_batch_size
-    # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
-    work = 0.75 if checkpointing == "full" else 1.0
     run = estimate.run(
         shape,
         tokens=tokens,
         tokens_per_step=recipe.tokens_per_step,
-        peak_flops=work * card.teraflops * 1e12,
-        bandwidth=work * card.gigabytes_per_second * 1e9,
+        **card.rates,
+        # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
+        work=4 / 3 if checkpointing == "full" else 1.0,
         count=count,
         link=card.link_gigabytes_per_second * 1e9,
         watts=card.watts,
         price_per_hour=price_per_hour,
     )
-    run["mfu"] *= work
     del how["known"]
     memory = estimate.memory(shape, micro_batch=size, checkpointing=checkpointing, **how)
     row |= {
@@ -459,9 +459,17 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
         **run,
         "measured_tokens_per_second": measured(recipe, card, count),
     }
+    if count == 1 and is_gpt2_124m(shape):
+        row["measured_by_others"] = card.training and dataclasses.asdict(card.training)
     if not price_per_hour:
         del row["cost"]
     return row
+
+
+def is_gpt2_124m(shape: estimate.Shape) -> bool:
+    """Whether this is the model that others trained on the cards of pretrain/cards.py."""
+    names = ("architecture", "n_layer", "n_embd", "parameters", "sequence_length")
+    return all(getattr(shape, name) == getattr(estimate.GPT2_124M, name) for name in names)
 
 
 def measured(recipe: config.Recipe, card: cards.Card, count: int) -> float | None:
@@ -484,6 +492,7 @@ def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
         f"{recipe.run_name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
         f"{card.gigabytes_per_second:g} GB/s, {card.watts} W: {card.source})",
         "",
+        f"products     {products(card)}",
         f"parameters   {row['parameters']:,}",
         f"FLOPs        {row['flops_per_token'] / 1e6:,.0f} M a token, {row['flops_per_token'] * row['tokens']:.2e} for "
         f"{in_short(row['tokens'])} tokens",
@@ -502,34 +511,44 @@ def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
         lines.append("             fits with --gradient_checkpointing full only, which is a third more work")
     lines += [
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU",
+        *([f"others       {others(card.training)}"] if "measured_by_others" in row else []),
         f"time         {rounded(row['hours'])} h, looking and saving not counted",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]
     if "cost" in row:
         lines.append(f"cost         {rounded(row['cost'])}")
     speed = row["measured_tokens_per_second"]
-    known = f"Measured: {speed:,.0f} tokens/s (benchmarks/results)." if speed else "Nothing of it is measured."
+    known = f"Measured: {speed:,.0f} tokens/s (benchmarks/results)." if speed else "Nothing of it is measured by us."
     return "\n".join([*lines, "", known, SOURCES])
 
 
-SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/estimate.py, with the data sheets'
-figures of pretrain/cards.py (75% of the tensor peak, 80% of the memory's bandwidth). Parameters and FLOPs are counted."""
+SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/estimate.py, fitted to 20 cards on which
+others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.py). Rates of matrix products are those that others
+measured (pretrain/cards.py). Parameters and FLOPs are counted."""
+
+
+def products(card: cards.Card) -> str:
+    """Return the rate of matrix products that an estimate takes, and where it is from."""
+    rate = f"{rounded(card.product_teraflops)} TFLOP/s of matrix products"
+    if card.products:
+        return f"{rate}, measured by others ({card.products.source})"
+    share = 100 * card.product_teraflops / card.teraflops
+    return f"{rate}: never measured; {share:.0f}% of the peak, as measured cards reach"
+
+
+def others(training: cards.Measured | None) -> str:
+    """Return what others measured of GPT-2 124M on a card."""
+    if not training:
+        return "n/a, never measured"
+    size = f"at micro-batch {training.micro_batch}, " if training.micro_batch else ""
+    return f"{training.figure:,} tokens/s, {size}measured by others ({training.source})"
 
 
 def table(recipe: config.Recipe, rows: list[dict]) -> str:
     """Return estimates as a table, a row a card."""
-    priced = any("cost" in row for row in rows)
-    heads = [
-        "card",
-        "GiB",
-        "precision",
-        "micro-batch",
-        "tokens/s",
-        "MFU",
-        "hours",
-        "kWh",
-        *(["cost"] if priced else []),
-    ]
+    priced, compared = (any(name in row for row in rows) for name in ("cost", "measured_by_others"))
+    heads = ["card", "GiB", "precision", "micro-batch", "tokens/s", "MFU", "hours", "kWh"]
+    heads += ["cost"] * priced + ["tokens/s by others"] * compared
     body = []
     for row in rows:
         cells = [row["card"], f"{row['memory_gib']:g}", row["precision"]]
@@ -538,6 +557,9 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
             cells += [f"{row['per_device_train_batch_size']}{mark}", rounded(row["tokens_per_second"])]
             cells += [f"{100 * row['mfu']:.0f}%", rounded(row["hours"]), rounded(row["kilowatt_hours"])]
             cells += [rounded(row["cost"])] if priced else []
+            if compared:
+                known = row["measured_by_others"]
+                cells.append(f"{known['figure']:,}" if known else "never measured")
         else:
             cells.append("does not fit")
         body.append(cells)
@@ -546,7 +568,7 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
         "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))  # noqa: B905
         for row in [heads, *body]
     ]
-    first = rows[0]
+    first, taken = rows[0], [row["card"] for row in rows if not row["products_source"]]
     known = [
         f"{row['card']} {row['measured_tokens_per_second']:,.0f} tokens/s"
         for row in rows
@@ -564,7 +586,9 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
                 if any(row.get("gradient_checkpointing") == "full" for row in rows)
                 else []
             ),
-            f"Measured: {', '.join(known)}." if known else "Nothing of it is measured.",
+            f"Measured: {', '.join(known)}." if known else "Nothing of it is measured by us.",
+            *(["By others: sources in pretrain/cards.py; not all with a step as good as that estimated."] * compared),
+            *([f"Matrix products never measured, taken as a share of the peak: {', '.join(taken)}."] if taken else []),
             SOURCES,
         ]
     )

@@ -6,9 +6,12 @@ V vocabulary, T context, B sequences of a micro-batch.
 
 from dataclasses import dataclass
 
-# Shares of the data sheet's figures that a well-written step reaches. With them the roofline gives 514k tokens/s for
-# GPT-2 124M on an H100 and 200k on an A100, where llm.c measured 468k and about 218k. Not yet measured by us.
-PEAK_SHARE, BANDWIDTH_SHARE = 0.75, 0.8
+# Fitted to plain PyTorch GPT-2 124M on 20 cards, measured by others (benchmarks/estimate_cards.py); none by us.
+PRODUCT_LIMIT = 2.05e15  # FLOP/s: what keeps products as narrow as these from the fastest cards' rates
+BANDWIDTH_SHARE = 0.75  # of the data sheet's
+# What a card without flash attention reaches of all this: languini-kitchen's V100, the only one measured, reached 0.40;
+# the same code, which does not use flash attention, reached 0.50 to 0.59 on newer cards.
+WITHOUT_FLASH = 0.4
 CONTEXT_BYTES = 0.8 * 2**30  # what CUDA and its libraries take of a card before the first tensor
 MOST_TOKENS = 2**16  # of a micro-batch on a card
 LOSS_ROWS = 2**13  # tokens whose logits exist at once (pretrain/loss.py)
@@ -193,22 +196,34 @@ def first_micro_batch(
     return largest_micro_batch(free_bytes, most, shape, **how)
 
 
-def seconds_per_token(shape: Shape, *, peak_flops: float, bandwidth: float) -> float:
-    """Return one card's seconds a token: matrix products at the peak's share, then all else at the bandwidth's.
+def computed_flops(shape: Shape) -> int:
+    """Return the FLOPs a token that causal kernels compute: 6 N + 6 L d T, half of the attention products."""
+    return shape.flops_per_token - 6 * shape.n_layer * shape.n_embd * shape.sequence_length
 
-    Bytes moved forward and backward, half precision, compiled: a block reads and writes about 150 d, the loss 16 V.
-    That is 1.25 times what GPT-2's kernels other than matrix products must move (norms with the residual stream 56 d,
-    attention 24 d, GELU 10 F: 120 d), and so Llama's is taken: norms 56 d, rotation 8 (d + K), attention 12 (d + K),
-    SwiGLU 16 F.
 
-    Args:
-        peak_flops: FLOP/s, dense, fp32 accumulate.
-        bandwidth: bytes per second of the card's memory.
+def moved_bytes(shape: Shape) -> float:
+    """Return the bytes a token that are moved beside matrix products, forward and backward, half precision, compiled.
+
+    A block reads and writes about 150 d, the loss 16 V. That is 1.25 times what GPT-2's kernels other than matrix
+    products must move (norms with the residual stream 56 d, attention 24 d, GELU 10 F: 120 d), and so Llama's is taken:
+    norms 56 d, rotation 8 (d + K), attention 12 (d + K), SwiGLU 16 F.
     """
     d, k, f = shape.n_embd, shape.key_width, shape.mlp_width
     block = 56 * d + (20 * (d + k) + 16 * f if shape.architecture == "llama" else 24 * d + 10 * f)
-    moved = 1.25 * shape.n_layer * block + 16 * shape.vocab_size
-    return shape.flops_per_token / (PEAK_SHARE * peak_flops) + moved / (BANDWIDTH_SHARE * bandwidth)
+    return 1.25 * shape.n_layer * block + 16 * shape.vocab_size
+
+
+def seconds_per_token(shape: Shape, *, product_flops: float, bandwidth: float, flash: bool = True) -> float:
+    """Return one card's seconds a token: matrix products at the rate that it reaches, then all else at its bandwidth.
+
+    Args:
+        product_flops: FLOP/s that large matrix products reach.
+        bandwidth: bytes per second of the card's memory, by its data sheet.
+        flash: whether flash attention runs.
+    """
+    products = computed_flops(shape) * (1 / product_flops + 1 / PRODUCT_LIMIT)
+    seconds = products + moved_bytes(shape) / (BANDWIDTH_SHARE * bandwidth)
+    return seconds if flash else seconds / WITHOUT_FLASH
 
 
 def exchange_seconds(shape: Shape, *, count: int, link: float) -> float:
@@ -226,7 +241,10 @@ def run(
     tokens: int,
     tokens_per_step: int,
     peak_flops: float,
+    product_flops: float,
     bandwidth: float,
+    flash: bool = True,
+    work: float = 1.0,
     count: int = 1,
     link: float = 20e9,
     watts: float = 0.0,
@@ -236,12 +254,16 @@ def run(
 
     Args:
         tokens: of the whole run.
+        peak_flops: FLOP/s of a card by its data sheet, dense, fp32 accumulate.
+        product_flops, bandwidth, flash: as ``seconds_per_token`` takes them.
+        work: of a step, in those of one that computes nothing again.
         link: bytes per second between cards; 20e9 is a PCIe 4.0 slot, NVLink has 300e9 and more.
         watts: of one card.
         price_per_hour: of one card, in any currency.
     """
-    alone = seconds_per_token(shape, peak_flops=peak_flops, bandwidth=bandwidth) * tokens_per_step / count
-    step = alone + (exchange_seconds(shape, count=count, link=link) if count > 1 else 0.0)
+    token = work * seconds_per_token(shape, product_flops=product_flops, bandwidth=bandwidth, flash=flash)
+    step = token * tokens_per_step / count
+    step += exchange_seconds(shape, count=count, link=link) if count > 1 else 0.0
     speed = tokens_per_step / step
     hours = tokens / speed / 3600
     return {

@@ -11,13 +11,13 @@
 #   tokens         19,073 steps x 524,288 = 10.0B          FLOPs  8.55e18
 #   price          hours x PRICE_PER_HOUR (of the whole machine, in your currency)
 #   machine        tokens/s     hours   all estimated (pretrain/estimate.py), none measured; looking and saving come on top
-#   8x h100        4,000,000     0.7
-#   8x a100        1,600,000     1.8
-#   1x h200          580,000     4.8
-#   1x h100          510,000     5.5
-#   1x a100          200,000    13.9
-#   1x rtx4090       100,000    26.7
-#   1x a6000          92,000    30.4
+#   8x h100        3,500,000     0.8
+#   8x a100        1,600,000     1.7
+#   1x h200          500,000     5.6
+#   1x h100          440,000     6.3
+#   1x a100          210,000    13.4
+#   1x rtx4090       120,000    22.6
+#   1x a6000          94,000    29.6
 #
 # Environment: DRY_RUN=1, HUB_MODEL_ID, HF_TOKEN (only from here; never printed), PRICE_PER_HOUR, and PREPARE=1, which tokenises
 # all data before training. That is not needed: the data is streamed while training. It helps where the download is slower than

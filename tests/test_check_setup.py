@@ -4,6 +4,7 @@ import dataclasses
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -223,6 +224,12 @@ def test_the_table_has_every_card_and_no_speed_above_a_peak(capsys):
     out, _ = called(capsys, "--estimate", "--all_cards")
     assert [line.split()[0] for line in out.splitlines()[3 : 3 + len(cards.CARDS)]] == [c.name for c in cards.CARDS]
     assert "124,475,904 parameters, 10.0 B tokens" in out and "Nothing of it is measured" in out and "cost" not in out
+    ends = {line.split()[0]: line.split("  ")[-1].strip() for line in out.splitlines()[3 : 3 + len(cards.CARDS)]}
+    assert out.splitlines()[2].endswith("tokens/s by others")
+    for card in cards.CARDS:
+        assert ends[card.name] == (f"{card.training.figure:,}" if card.training else "never measured")
+    (taken,) = re.findall("taken as a share of the peak: (.*)[.]", out)
+    assert taken.split(", ") == [card.name for card in cards.CARDS if not card.products]
     rows = json.loads(called(capsys, "--all_cards", "--json", "--price_per_hour", "2", "--count", "4")[0])
     for row, card in zip(rows, cards.CARDS, strict=True):
         assert row["card"] == card.name and row["fits"] and row["cost"] == pytest.approx(8 * row["hours"])
@@ -246,6 +253,20 @@ def test_an_estimate_is_read_as_words(capsys):
     for word in ("parameters   124,475,904", "855 M a token", "weights 0.5", "micro-batch", "% MFU", " kWh", "cost"):
         assert word in out
     assert "Nothing of it is measured" in out and "pretrain/estimate.py" in out
+
+
+def test_an_estimate_says_what_others_measured_and_what_nobody_did(capsys):
+    measured, _ = called(capsys, "--card", "rtx5090")
+    assert "others       196,551 tokens/s, at micro-batch 32, measured by others (plain PyTorch GPT-2" in measured
+    assert "products     236 TFLOP/s of matrix products, measured by others (zzc0721" in measured
+    guessed, _ = called(capsys, "--card", "a30")
+    assert "others       n/a, never measured\n" in guessed
+    assert "products     131 TFLOP/s of matrix products: never measured; 79% of the peak" in guessed
+    row = json.loads(called(capsys, "--card", "rtx5090", "--json")[0])
+    assert row["measured_by_others"]["figure"] == 196_551 and row["products_teraflops"] == 236.03
+    for flags in (("--count", "2"), ("--recipe", str(ROOT / "recipes" / "gpt2_350m.yaml"))):
+        assert "others  " not in called(capsys, "--card", "rtx5090", *flags)[0]  # of one card and GPT-2 124M only
+        assert "by others\n" not in called(capsys, "--all_cards", *flags)[0]
 
 
 def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):

@@ -152,10 +152,9 @@ def test_the_heads_speeds_and_hours_are_the_formulas():
             GPT2,
             tokens=19073 * 2**19,
             tokens_per_step=2**19,
-            peak_flops=card.teraflops * 1e12,
-            bandwidth=card.gigabytes_per_second * 1e9,
+            **card.rates,
             count=int(count),
-            link={"a100": 300e9, "h100": 450e9}.get(name, 20e9),
+            link=card.link_gigabytes_per_second * 1e9,
         )
         assert float(speed.replace(",", "")) == float(f"{done['tokens_per_second']:.2g}")
         assert float(hours) == round(done["hours"], 1)

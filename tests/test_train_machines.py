@@ -265,9 +265,9 @@ def gpt2_124m(**changes):
     return type(recipe)(**{**{name: getattr(recipe, name) for name in config.FIELDS}, **values, **changes})
 
 
-STARTS = {"a6000": 32, "a4500": 16, "a30": 24, "a40": 20, "rtx3090": 16, "rtx4090": 16, "t4": 8, "v100": 8, "a100": 64}
 DRIVERS_NAMES = {"t4": "Tesla T4", "v100": "Tesla V100-SXM2-16GB", "a100": "NVIDIA A100-SXM4-80GB"}
-DRIVERS_NAMES |= {"h100": "NVIDIA H100 80GB HBM3"}
+DRIVERS_NAMES |= {"a100_40gb": "NVIDIA A100-SXM4-40GB", "a100_pcie": "NVIDIA A100 80GB PCIe"}
+DRIVERS_NAMES |= {"h100": "NVIDIA H100 80GB HBM3", "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}
 
 
 @pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
@@ -282,18 +282,14 @@ def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     assert f"mixed_precision: {device.precision}" in text
     accelerator = FakeAccelerator(device.precision, "INDUCTOR" in text)
     proposed = train.propose_micro_batch(gpt2_124m(), device, memory, accelerator)
-    assert proposed == STARTS.get(card.name, proposed)
-    said = int(re.search(r"micro-batch (\d+)", text)[1])
-    # Where the memory model gave it, a preset says what then divides a step: a power of two.
-    assert said == (proposed if card.name in STARTS else 2 ** (proposed.bit_length() - 1))
+    assert proposed == card.micro_batch == int(re.search(r"micro-batch (\d+)", text)[1])
     how = {"half": True, "compiled": "INDUCTOR" in text}
-    if card.name not in STARTS:
-        taken = sum(estimate.memory(estimate.GPT2_124M, micro_batch=proposed, **how).values())
-        assert taken <= estimate.HEADROOM * memory
+    taken = sum(estimate.memory(estimate.GPT2_124M, micro_batch=proposed, **how).values())
+    assert taken <= estimate.HEADROOM * memory
 
 
 def test_a_card_with_less_memory_than_its_name_says_is_asked_for_less():
-    half = hardware.Device("cuda", "NVIDIA A100-SXM4-40GB", 40 * 2**30, (8, 0), 1, True)
+    half = hardware.Device("cuda", "NVIDIA A100-PCIE-40GB", 40 * 2**30, (8, 0), 1, True)
     assert train.propose_micro_batch(gpt2_124m(), half, 39.0 * 2**30, FakeAccelerator("bf16", True)) == 35
 
 

@@ -1,0 +1,208 @@
+"""The estimated speed of GPT-2 124M beside what others measured on cards, and the fit that the estimate comes from.
+
+    python benchmarks/estimate_cards.py             # measured, estimated, ratio, and the ratio with that card left out
+    python benchmarks/estimate_cards.py --write     # put what the code says into README.md, the YAMLs' heads, the script's
+
+Seconds a token are C (1 / M + 1 / R) + B / (b W): C FLOPs computed, M the rate of matrix products that others measured
+on the card (where nobody did, a share of its peak), B bytes moved, W the bandwidth. R and b have the least sum of
+relative errors over the twenty cards of one script, none left out and none with a coefficient of its own. A coefficient
+before M would not be told: from 0.9 to 1.2 all fit alike. No card was measured by us.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import json
+import re
+import statistics
+
+import numpy as np
+
+import check_setup
+from pretrain import cards, config, estimate
+
+ROOT = Path(__file__).resolve().parent.parent
+FITTED = [card for card in cards.CARDS if card.training and card.training.source == cards.SCRIPT]
+OTHERS = [card for card in cards.CARDS if card.training and card not in FITTED]
+# Tokens/s of languini-kitchen's GPT small (languini/projects/gpt/throughput_results.csv): fp16, compiled, no flash
+# attention on any card, 16,384 words, context 512.
+LANGUINI = {"v100": 43_839, "rtx3090": 55_416, "rtx4090": 88_701, "a100": 135_107}
+LANGUINI_SMALL = estimate.Shape(12, 768, 16_384, 512)
+
+
+def terms(card: cards.Card) -> list[float]:
+    """Return seconds a token, as shares of those measured: at rate M, at 1 PFLOP/s, at the data sheet's bandwidth."""
+    flops, moved = estimate.computed_flops(estimate.GPT2_124M), estimate.moved_bytes(estimate.GPT2_124M)
+    seconds = flops / (card.product_teraflops * 1e12), flops / 1e15, moved / (card.gigabytes_per_second * 1e9)
+    return [term * card.training.figure for term in seconds]
+
+
+def fit(known: list[cards.Card], share: float = 1.0, limited: bool = True) -> np.ndarray:
+    """Return 1/``share`` (of M), 1/R (R in PFLOP/s; 0 where not ``limited``) and 1/b of least absolute relative errors."""
+    matrix = np.array([terms(card) for card in known])
+    left, free, weights = 1 - matrix[:, 0] / share, matrix[:, 1 if limited else 2 :], np.ones(len(known))
+    for _ in range(500):  # least squares, weighted again, end at least absolute errors
+        found = np.linalg.lstsq(free * weights[:, None], left * weights, rcond=None)[0]
+        weights = np.maximum(np.abs(free @ found - left), 1e-3) ** -0.5
+    return np.array([1 / share, *([] if limited else [0.0]), *found])
+
+
+def left_out(card: cards.Card, **how) -> float:
+    """Return estimated / measured of a card that the fit has not seen."""
+    return 1 / float(terms(card) @ fit([other for other in FITTED if other is not card], **how))
+
+
+def speed(card: cards.Card, shape: estimate.Shape = estimate.GPT2_124M, **changes) -> float:
+    """Return the tokens per second that pretrain/estimate.py says."""
+    rates = {name: value for name, value in (card.rates | changes).items() if name != "peak_flops"}
+    return 1 / estimate.seconds_per_token(shape, **rates)
+
+
+def report() -> dict:
+    """Print the table; return it."""
+    _, limit, b = (1 / coefficient for coefficient in fit(FITTED))
+    print(f"fit           R = {limit:.3f} PFLOP/s, b = {b:.3f}")
+    print("card          products TFLOP/s  measured  estimated  ratio  left out")
+    rows = []
+    for card in FITTED + OTHERS:
+        measured, said = card.training.figure, speed(card)
+        row = {"card": card.name, "products_teraflops": round(card.product_teraflops, 1)}
+        row |= {"products_source": card.products and card.products.source, "measured": measured}
+        row |= {"measured_source": card.training.source, "estimated": round(said), "ratio": round(said / measured, 3)}
+        if card in FITTED:
+            row["left_out_ratio"] = round(left_out(card), 3)
+        rows.append(row)
+        mark = " " if card.products else "*"
+        tail = f"{row['left_out_ratio']:8.2f}" if card in FITTED else f"  not fitted: {card.training.source}"
+        print(f"{card.name:12}  {card.product_teraflops:15,.1f}{mark}  {measured:8,.0f}  {said:9,.0f}  "
+              f"{said / measured:5.2f}  {tail}")  # fmt: skip
+    shares = {kind: cards.reached_share(kind == "GeForce") for kind in ("GeForce", "other")}
+    print(f"* nobody measured it: {shares['other']:.3f} of the peak, of a GeForce {shares['GeForce']:.3f}")
+    near = sum(abs(row["ratio"] - 1) <= 0.1 for row in rows[: len(FITTED)])
+    near_left_out = sum(abs(row["left_out_ratio"] - 1) <= 0.1 for row in rows[: len(FITTED)])
+    ways = {f"{share:g} M": {"share": share} for share in (0.9, 1.0, 1.1, 1.2)} | {"without R": {"limited": False}}
+    error = {name: statistics.fmean(abs(left_out(card, **how) - 1) for card in FITTED) for name, how in ways.items()}
+    print(f"within 10%    {near} of {len(FITTED)}, left out {near_left_out}")
+    print("mean error    left out: " + ", ".join(f"{name} {100 * value:.1f}%" for name, value in error.items()))
+    flash = {name: value / speed(cards.named(name), LANGUINI_SMALL, flash=True) for name, value in LANGUINI.items()}
+    print("no flash      languini's GPT small, measured / estimated with it: "
+          + ", ".join(f"{name} {value:.2f}" for name, value in flash.items()))  # fmt: skip
+    return {
+        "model": "GPT-2 124M, 1,024 tokens",
+        "coefficients": {"R": limit * 1e15, "b": b},
+        "used": {"R": estimate.PRODUCT_LIMIT, "b": estimate.BANDWIDTH_SHARE},
+        "shares_of_peak": shares,
+        "cards": rows,
+        "within_10_percent": near,
+        "within_10_percent_left_out": near_left_out,
+        "mean_error_left_out": error,
+        "languini_measured_over_estimated": flash,
+    }
+
+
+# ---- what is printed elsewhere
+
+
+def estimated(card: cards.Card, count: int = 1) -> dict:
+    """Return what check_setup.py says of GPT-2 124M on ``count`` of a card."""
+    recipe = config.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
+    return check_setup.estimate_run(recipe, card, count, 0.0)
+
+
+def two_digits(number: float) -> str:
+    """Return a number as the pages give estimates: ``510,000``."""
+    return f"{float(f'{number:.2g}'):,.0f}"
+
+
+def by_others(card: cards.Card) -> str:
+    """Return what others measured, in the words of a YAML's head."""
+    if not card.training:
+        return "n/a, never measured."
+    size = f", micro-batch {card.training.micro_batch}" if card.training.micro_batch else ""
+    return f"{card.training.figure:,} tokens/s{size} ({card.training.source})."
+
+
+def head(text: str, card: cards.Card, count: int) -> str:
+    """Return a YAML with the figures of its head as the code gives them; those of others stand on single cards."""
+    row = estimated(card, count)
+    text = re.sub(r"(?<=micro-batch )\d+(?= of GPT-2)", str(row["per_device_train_batch_size"]), text, count=1)
+    figures = f"# {two_digits(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
+    text = re.sub(r"^# [\d,]+ tokens/s, \d+% MFU", figures, text, count=1, flags=re.MULTILINE)
+    text = re.sub(r"^# Measured by others: .*\n", "", text, flags=re.MULTILINE)
+    if count == 1:
+        estimate_line = r"(?<=not measured\.\n)"
+        text = re.sub(estimate_line, f"# Measured by others: {by_others(card)}\n", text, count=1)
+    return text
+
+
+def row_of_readme(card: cards.Card) -> str:
+    """Return the last two cells of a card's row in README.md: estimated, measured by others."""
+    row, known = estimated(card), card.training
+    said = f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"
+    if not known:
+        return f"{said} | n/a, never measured"
+    return f"{said} | {known.micro_batch or 'n/a'}, {known.figure:,} ({letter(known.source)})"
+
+
+def letter(source: str) -> str:
+    """Return the letter under which README.md names a source."""
+    return "abcdefgh"[cards.TRAINING_SOURCES.index(source)]
+
+
+def readme(text: str) -> str:
+    """Return README.md with the figures of its table of cards, and of its example for four A6000s, as the code says."""
+    for card in cards.CARDS:
+        begin, cells = rf"^(\| [^|]+ \| `{card.name}\.yaml`: [^|]+ \|).*$", row_of_readme(card)
+        text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
+    recipe, card = config.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.named("a6000")
+    before, begin, example = text.partition("**Before it costs:**")
+    for line in check_setup.describe(recipe, card, check_setup.estimate_run(recipe, card, 4, 0.8)).splitlines():
+        if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
+            example = re.sub(rf"^    {line.split()[0]} +\S.*$", f"    {line}", example, count=1, flags=re.MULTILINE)
+    return before + begin + example
+
+
+def arithmetic(text: str) -> str:
+    """Return scripts/run_gpt2_124m.sh with the speeds and hours of its head as the code gives them."""
+
+    def line(found: re.Match) -> str:
+        row = estimated(cards.named(found[2]), int(found[1]))
+        return f"#   {found[1]}x {found[2]:9} {two_digits(row['tokens_per_second']):>11} {row['hours']:7.1f}"
+
+    return re.sub(r"^#   (\d)x (\w+) +[\d,]+ +[\d.]+$", line, text, flags=re.MULTILINE)
+
+
+def pages() -> dict[Path, str]:
+    """Return each page that gives such figures, with those of the code."""
+    found = {}
+    for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")):
+        name, _, count = path.stem.partition("_x")
+        if card := cards.named(name):
+            found[path] = head(path.read_text(encoding="utf-8"), card, int(count or 1))
+    for path, change in ((ROOT / "README.md", readme), (ROOT / "scripts" / "run_gpt2_124m.sh", arithmetic)):
+        found[path] = change(path.read_text(encoding="utf-8"))
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the fit and the table of cards; write JSON and pages where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="write the table here too")
+    parser.add_argument("--write", action="store_true", help="bring README.md, the YAMLs and the script up to date")
+    asked = parser.parse_args(argv)
+    found = report()
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(found, indent=1) + "\n")
+    if asked.write:
+        for path, text in pages().items():
+            path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
