@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -108,7 +109,7 @@ def test_a_compiler_cannot_compute_all_parts_of_the_logits_first(model, terms):
 
     def keep(graph, example_inputs):
         graphs.append(graph.graph)
-        return graph.forward
+        return make_boxed_func(graph.forward)
 
     torch._dynamo.reset()
     gradients(model, 16, wrap=lambda module: torch.compile(module, backend=aot_autograd(fw_compiler=keep)), **terms)
