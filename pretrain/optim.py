@@ -178,11 +178,11 @@ def update(
         if applied:
             optimizer.step()
     else:
-        before = scaler.get_scale()
+        before = 0.0 if applied else scaler.get_scale()  # read from the device only where an overflow may be why
         if applied:
             scaler.step(optimizer)
         scaler.update()
         # At a scale of 1 or less there is nothing left to lower: what still overflows is the model, not the format.
-        overflow = math.isfinite(mean_loss) and 1.0 < before > scaler.get_scale()
+        overflow = not applied and math.isfinite(mean_loss) and 1.0 < before > scaler.get_scale()
     optimizer.zero_grad(set_to_none=True)
     return Update(mean_loss, grad_norm, applied, overflow)
