@@ -148,8 +148,8 @@ def training_step(
     return {"first_seconds": taken[0], "seconds": min(taken[1:]), "loss": loss.item()}
 
 
-def attention(*, device: str, precision: str) -> dict[str, float | str]:
-    """Run causal attention forward and backward, 4 x 12 heads x 1,024 x 64; return seconds by kernel.
+def attention(*, device: str, precision: str, length: int = 1024) -> dict[str, float | str]:
+    """Run causal attention forward and backward, 4 x 12 heads x ``length`` x 64; return seconds by kernel.
 
     Keys: cudnn, flash, efficient, math; one is missing where it does not run. ``training`` names the one that torch takes
     when it may choose, as in training.
@@ -161,7 +161,7 @@ def attention(*, device: str, precision: str) -> dict[str, float | str]:
         "math": SDPBackend.MATH,
     }
     seconds = {}
-    shape = {"size": (4, 12, 1024, 64), "device": device, "dtype": HALF[precision]}
+    shape = {"size": (4, 12, length, 64), "device": device, "dtype": HALF[precision]}
     query, key, value = (torch.randn(**shape, requires_grad=True) for _ in range(3))
     chosen = torch._fused_sdp_choice(query, key, value, is_causal=True)
     for name, kernel in kernels.items():
