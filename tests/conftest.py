@@ -91,7 +91,7 @@ def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **
     A process is a fork of this one, which has imported torch and Transformers already (seconds each) and must
     therefore not have trained itself: autograd's threads do not survive a fork.
     """
-    environment |= {"ACCELERATE_USE_CPU": "true"}
+    environment = {"ACCELERATE_USE_CPU": "true"} | environment
     if processes > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -1,0 +1,75 @@
+"""A script of the product in a process that has a pretended card.
+
+Environment: SCRIPT = its name; CARD = a ``pretend_cuda.Card`` as JSON; COMPILER = no: without Triton. KILL_AT = N kills the
+process with SIGKILL at the N-th update, when a checkpoint is on disk; SHORT_AT = N leaves no memory for another micro-batch after it; SCALE = what fp16
+gradients are multiplied by at first; ROWS = of the logits that are made at once. What became known of the card is written
+to card.json.
+"""
+
+import dataclasses
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from ledger_child import after, die
+from pretend_cuda import Card, Machine, pretend
+
+from pretrain import loss, optim, trials
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the script with the card."""
+    given = json.loads(os.environ["CARD"])
+    machine = pretend(Card(**given | {"capability": tuple(given["capability"])}), os.environ.get("COMPILER") != "no")
+    updates = []  # of each: the waits until then
+
+    def count(_) -> None:
+        updates.append(Counter(machine.waits))
+        if len(updates) == int(os.environ.get("KILL_AT", "0")):
+            while not list(Path("runs").glob("*/checkpoints/step-*")):
+                time.sleep(0.01)  # the one that was begun
+            die()
+        if len(updates) == int(os.environ.get("SHORT_AT", "0")):
+            machine.card = dataclasses.replace(machine.card, most_sequences=0)
+
+    after(optim, "update", count)
+    loss.NextTokenLoss.rows = int(os.environ["ROWS"]) if "ROWS" in os.environ else None
+    device, scale, *rest = torch.amp.GradScaler.__init__.__defaults__
+    torch.amp.GradScaler.__init__.__defaults__ = (device, float(os.environ.get("SCALE", scale)), *rest)
+    shrink_trials()
+    try:
+        return importlib.import_module(os.environ["SCRIPT"]).main(argv)
+    finally:
+        Path("card.json").write_text(json.dumps(known(machine, updates)))
+
+
+def shrink_trials() -> None:
+    """Let the set-up check's trials be small, and forks of this process, which have the card too."""
+    fork = multiprocessing.get_context("fork")
+    trials.multiprocessing.get_context = lambda method: fork
+    sizes = {"attention": {"length": 32}, "tf32": {"size": 32}, "load": {"size": 32, "interval": 0.2}}
+    sizes |= {"together": {"megabytes": 1}, "write_speed": {"megabytes": 8}}
+    for name, size in sizes.items():
+        real = getattr(trials, name)
+        setattr(trials, name, lambda *args, real=real, size=size, **given: real(*args, **given | size))
+
+
+def known(machine: Machine, updates: list[Counter]) -> dict:
+    """Return what became known of the card; ``updates``: what the host waited for in each."""
+    named = lambda counts: {f"{what} {place}": count for (what, place), count in counts.items()}  # noqa: E731
+    return {
+        **{name: getattr(machine, name) for name in ("compiled", "allocator", "nvml_reads", "allocated", "peak")},
+        **{name: named(getattr(machine, name)) for name in ("waits", "kernels", "products")},
+        "updates": [named(now - before) for before, now in itertools.pairwise([Counter(), *updates])],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

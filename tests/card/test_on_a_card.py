@@ -1,0 +1,244 @@
+"""The scripts on a pretended card: what only a card reaches is run, on the right side, and the host seldom waits."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pretend_cuda
+import pytest
+from conftest import RECIPE, ROOT, WORDS, Done, run
+from pretend_cuda import A6000, H200, T4, Card
+
+from pretrain import checkpoint
+from pretrain.report import read_metrics
+
+# Imported here once, for each run below is a fork of this process.
+for name in ("check_setup", "eval_hellaswag", "export_model", "generate", "matplotlib.figure"):
+    importlib.import_module(name)
+importlib.import_module("torch._inductor.cudagraph_trees")  # the compiler, which torch._dynamo.reset brings
+HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
+if HAS_EVALUATE:
+    importlib.import_module("evaluate")
+
+CHILD = str(ROOT / "tests" / "card" / "card_child.py")
+SMALL = {
+    "validation_fraction: 0.1": "validation_tokens: 400",
+    "tokenizer: characters": "tokenizer: bpe\ntokenizer_vocab_size: 300",
+    "vocab_size: 64": "vocab_size: 320",
+    "tokens_per_step: 128": "tokens_per_step: 64",
+    "max_steps: 12": "max_steps: 6\neval_tokens: 128",
+    "eval_steps: 4": "eval_steps: 3",
+    "tokens: 20": "tokens: 6",
+}
+TINY = ("--recipe", "tiny.yaml")
+NOTHING_ELSE = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "0")
+
+
+@dataclasses.dataclass
+class Seen(Done):
+    """What came of a run on a card, and what became known of the card."""
+
+    card: dict
+
+
+def run_on(card: Card, script: str, *flags: str, expect: int | None = 0, **environment: str) -> Seen:
+    """Run a script on a pretended card."""
+    given = {"CARD": json.dumps(dataclasses.asdict(card)), "SCRIPT": script, "ACCELERATE_USE_CPU": "false"}
+    done = run(CHILD, *flags, expect=expect, **given | environment)
+    known = Path("card.json")
+    return Seen(**vars(done), card=json.loads(known.read_text()) if known.exists() else {})
+
+
+def words(draw: random.Random, count: int) -> str:
+    return " ".join(draw.choices(WORDS, k=count))
+
+
+def write_lines(name: str, rows: list[dict]) -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> Path:
+    """A folder with tiny.yaml, short documents, HellaSwag's kind of items, and a finished run on an H200: runs/whole."""
+    folder, draw = tmp_path_factory.mktemp("card"), random.Random(1)
+    recipe = RECIPE
+    for old, new in SMALL.items():
+        assert old in recipe
+        recipe = recipe.replace(old, new)
+    with contextlib.chdir(folder):
+        Path("tiny.yaml").write_text("data_files: [documents.jsonl]\n" + recipe, encoding="utf-8")
+        write_lines("documents.jsonl", [{"text": words(draw, 12)} for _ in range(200)])
+        endings = [[words(draw, 2) for _ in range(4)] for _ in range(8)]
+        write_lines(
+            "items.jsonl",
+            [
+                {"ind": i, "activity_label": words(draw, 1), "ctx_a": words(draw, 3 + i), "ctx_b": "", "label": i % 4}
+                | {"ctx": words(draw, 3 + i), "endings": four}
+                for i, four in enumerate(endings)
+            ],
+        )
+        run("prepare_data.py", *TINY)
+        done = run_on(H200, "train", *WHOLE, "--run_name", "whole")
+        Path("whole.json").write_text(json.dumps(vars(done)))
+    return folder
+
+
+WHOLE = (*TINY, "--hellaswag_steps", "6", "--hellaswag_files", "items.jsonl", "--data_device", "cpu")
+
+
+@pytest.fixture
+def whole(whole_run, tmp_path, monkeypatch) -> Seen:
+    """What came of that run, in a folder of one's own that holds it."""
+    shutil.copytree(whole_run, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return Seen(**json.loads(Path("whole.json").read_text()))
+
+
+def rows(run_name: str) -> list[dict]:
+    return read_metrics(Path("runs") / run_name / "metrics.jsonl")
+
+
+def losses(run_name: str) -> dict[int, float]:
+    return {row["step"]: row["train/loss"] for row in rows(run_name) if "train/loss" in row}
+
+
+def digests(run_name: str, step: int = 6) -> dict[str, str]:
+    path = Path("runs") / run_name / "checkpoints" / f"step-{step:08d}"
+    assert checkpoint.find_fault(path) is None
+    manifest = json.loads((path / "manifest.json").read_text())["files"]
+    return {name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
+
+
+def train(card: Card, *flags: str, **given) -> Seen:
+    return run_on(card, "train", *TINY, *NOTHING_ELSE, "--run_name", "r", *flags, **given)
+
+
+# Transformers asks of every forward pass that is not compiled whether its positions are packed.
+PACKED = "read loss.NextTokenLoss.forward"
+
+
+def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
+    assert "device   NVIDIA H200, precision bf16, TF32, compile inductor" in whole.stderr
+    assert losses("whole")[6] < losses("whole")[1]
+    steps = {name: [row["step"] for row in rows("whole") if name in row] for name in ("eval/loss", "hellaswag/acc")}
+    assert steps == {"eval/loss": [0, 3, 6], "hellaswag/acc": [0, 6]}
+    assert "the " in Path("runs/whole/samples.txt").read_text()
+    assert whole.card["compiled"] == [{"backend": "inductor"}] and whole.card["allocator"] == "expandable_segments:True"
+    update = [row for row in rows("whole") if "train/loss" in row][-1]
+    assert (update["gpu/utilization"], update["gpu/watts"]) == (0.97, 287.5) and 0 < update["gpu/memory"] < 1e-4
+
+
+def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
+    updates, waits = whole.card["updates"], whole.card["waits"]
+    assert updates.count({PACKED: 2, "read optim.update": 1}) == 4  # where nothing else was due
+    assert all(update["read optim.update"] == 1 for update in updates)
+    assert waits["read evaluation.validation_loss"] == 3  # one a look, however many batches
+    assert not [wait for wait in waits if "windows." in wait]
+
+
+def test_training_takes_the_cards_fast_attention_and_scores_none_that_prepares_itself_for_each_shape(whole):
+    forward_passes = whole.card["waits"][PACKED]
+    assert whole.card["kernels"]["cudnn model._causal_attention"] == 2 * forward_passes  # of two layers
+    assert whole.card["kernels"].keys() == {f"{name} model._causal_attention" for name in ("cudnn", "efficient")}
+    assert {key.split()[0] for key in whole.card["products"] if "train.train" in key} == {"bfloat16"}
+
+
+def test_killed_and_resumed_on_the_card_equals_uninterrupted(whole):
+    run_on(H200, "train", *WHOLE, "--run_name", "k", expect=-9, KILL_AT="5")
+    done = run_on(H200, "train", *WHOLE, "--run_name", "k")
+    assert "resumed from runs/k/checkpoints/step-00000003" in done.stderr
+    assert digests("k") == digests("whole") and losses("k") == losses("whole")
+
+
+def test_fp16_skips_an_overflow_and_muon_computes_in_what_the_card_has(whole):
+    done = train(T4, "--optimizer", "muon", "--max_steps", "4", "--save_steps", "4", SCALE=str(2.0**19))
+    assert "device   Tesla T4, precision fp16, compile inductor" in done.stderr
+    assert done.stderr.count("update skipped: fp16 overflow; the loss scale was lowered") == 2
+    assert [row["skipped_updates"] for row in rows("r")] == [1, 2, 2, 2]
+    assert [update["read optim.update"] for update in done.card["updates"]] == [3, 3, 1, 1]
+    assert done.card["products"].keys() >= {"float16 muon.orthogonalize", "float16 loss.NextTokenLoss.forward"}
+    assert not [key for key in done.card["products"] if "bfloat16" in key]
+    state = json.loads(Path("runs/r/checkpoints/step-00000004/state.json").read_text())
+    assert state["scaler"]["scale"] == 2.0**17
+
+
+def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(whole):
+    flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--data_device", "cuda", "--profile")
+    done = train(A6000, *flags, "--max_steps", "14", "--tokens_per_step", "32", ROWS="5")
+    assert "precision bf16, TF32, compile inductor, full gradient checkpointing" in done.stderr
+    assert done.card["kernels"] == {"efficient model._causal_attention": 2 * 2 * 15}  # again; 14 steps and a try
+    assert done.card["updates"][1:] == [{"read optim.update": 1}] * 13
+    assert done.card["waits"]["write windows.Resident.__init__"] == 1
+    assert "attention" in Path("runs/r/profile/table.txt").read_text()
+    plain = train(A6000, *flags[:2], "--max_steps", "3", "--tokens_per_step", "32", "--run_name", "p")
+    first = {step: losses("r")[step] for step in (1, 2, 3)}
+    assert losses("p") == pytest.approx(first, abs=2e-3) and plain.card["peak"] > done.card["peak"]
+
+
+@pytest.mark.parametrize("error", pretend_cuda.OUT_OF_MEMORY)
+def test_auto_halves_the_micro_batch_until_it_fits_by_whatever_name_memory_runs_out(whole, error):
+    card = dataclasses.replace(A6000, most_sequences=1, error=error)
+    done = train(card, "--per_device_train_batch_size", "auto", "--max_steps", "3")
+    for size in (4, 2):
+        assert f"a micro-batch of {size} sequences runs out of memory: trying {size // 2}" in done.stderr
+    assert "4 micro-batch(es) x 1 sequences x 16 tokens" in done.stderr and len(losses("r")) == 3
+
+
+def test_memory_that_runs_out_later_ends_the_run_with_a_checkpoint_and_a_remedy(whole):
+    done = train(A6000, "--max_steps", "4", expect=1, SHORT_AT="2")
+    assert "NVIDIA RTX A6000 runs out of memory at a micro-batch of 2 x 16 tokens" in done.stderr
+    assert "Use --per_device_train_batch_size 1 or auto" in done.stderr
+    assert (Path("runs/r/checkpoints/step-00000002") / "manifest.json").exists()
+    assert "resumed from runs/r/checkpoints/step-00000002" in train(A6000, "--max_steps", "4").stderr
+
+
+def test_what_the_card_cannot_do_is_refused_before_anything_is_written(whole):
+    for card, precision, more, words in [
+        (T4, "bf16", {}, "Tesla T4 has no bf16; write mixed_precision: fp16"),
+        (A6000, "fp8", {}, "fp8 is not supported here"),
+        (A6000, "bf16", {"ACCELERATE_DYNAMO_BACKEND": "inductor", "COMPILER": "no"}, "has no Triton here"),
+    ]:
+        assert words in train(card, expect=2, ACCELERATE_MIXED_PRECISION=precision, **more).stderr
+    assert not Path("runs/r").exists()
+
+
+def test_generate_writes_what_it_writes_on_a_cpu(whole):
+    flags = ("--model", "runs/whole", "--prompt", "the ", "--max_new_tokens", "12", "--temperature", "0")
+    done = run_on(A6000, "generate", *flags)
+    assert done.stdout == run("generate.py", *flags).stdout and done.stdout.startswith("the ")
+    assert "write generate.main" in done.card["waits"] and "float32 sampling.sample" in done.card["products"]
+
+
+@pytest.mark.skipif(not HAS_EVALUATE, reason="needs the evaluate package")
+def test_eval_hellaswag_halves_its_batch_and_scores_what_a_cpu_scores(whole):
+    flags = ("--model", "runs/whole", "--data_files", "items.jsonl")
+    card = dataclasses.replace(T4, most_sequences=4)
+    found, there = (
+        json.loads(done.stdout) for done in (run("eval_hellaswag.py", *flags), run_on(card, "eval_hellaswag", *flags))
+    )
+    assert {name: there[name] for name in found if name != "seconds"} == {n: found[n] for n in found if n != "seconds"}
+    assert "eval_hellaswag.main" in str(json.loads(Path("card.json").read_text())["waits"])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_export_model_measures_both_models_on_the_card(whole, dtype):
+    done = run_on(A6000, "export_model", "runs/whole", "--out", "out", "--dtype", dtype)
+    record = json.loads(Path("out/export.json").read_text())
+    assert abs(record["after"]["loss"] - record["before"]["loss"]) < 0.01 and "this is a CPU" not in done.stdout
+    half = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
+    assert {f"{each} export_model.LogitsLoss.forward" for each in ("float32", half)} <= done.card["products"].keys()
+
+
+def test_check_setup_tries_what_training_takes(whole):
+    done = run_on(A6000, "check_setup", "--recipe", "tiny.yaml", "--json", HF_HUB_OFFLINE="1", WANDB_MODE="offline")
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    for name in ("card", "kernels", "fp32", "bf16", "attention", "TF32", "compile", "all-reduce"):
+        assert found[name]["level"] == "ok", found[name]
+    assert "training takes flash" in found["attention"]["text"] and "a6000.yaml" in found["launch"]["text"]
+    hot = run_on(T4, "check_setup", "--warm_up_seconds", "1")
+    assert "cuda:0 Tesla T4" in hot.stdout and "288 W, 61 °C" in hot.stdout
+    assert hot.card["waits"].keys() == {"synchronize trials._finish"}
