@@ -1,9 +1,9 @@
 """A script of the product in a process that has a pretended card.
 
 Environment: SCRIPT = its name; CARD = a ``pretend_cuda.Card`` as JSON; COMPILER = no: without Triton. KILL_AT = N kills the
-process with SIGKILL at the N-th update, when a checkpoint is on disk; SHORT_AT = N leaves no memory for another micro-batch after it; SCALE = what fp16
-gradients are multiplied by at first; ROWS = of the logits that are made at once. What became known of the card is written
-to card.json.
+process with SIGKILL at the N-th update, when a checkpoint is on disk; SHORT_AT = N leaves no memory for another micro-batch
+after it; SCALE = what fp16 gradients are multiplied by at first; ROWS = of the logits that are made at once. What became
+known of the card is written to card.json.
 """
 
 import dataclasses

@@ -648,11 +648,15 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     """
     global machine
     machine = Machine(card)
+    for name, function in list(vars(torch._C).items()):  # of a CUDA build
+        if name.startswith("_cuda_") and isinstance(function, types.BuiltinFunctionType):
+            delattr(torch._C, name)
     for name, function in C_FUNCTIONS.items():
         setattr(torch._C, name, function)
     torch.cuda._get_device_properties = _properties
     torch.cuda._cudart = types.SimpleNamespace(cudaMemGetInfo=_free_memory)
     torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda index: max(index, 0)
+    torch.cuda._is_in_bad_fork = torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
     torch.version.cuda = "13.0" if card.capability >= (7, 5) else "12.6"
     sys.modules["pynvml"] = torch.cuda.pynvml = types.ModuleType("pynvml")
     vars(torch.cuda.pynvml).update(NVML_FUNCTIONS)
