@@ -32,6 +32,7 @@ from pretrain import (
     card,
     cards,
     checkpoint,
+    checks,
     config,
     estimate,
     evaluation,
@@ -96,8 +97,10 @@ def main(argv: list[str] | None = None) -> int:
         trackers.check(tracker_names(recipe), recipe.project_name)
         repo_id = check_hub(recipe, run_dir)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
+    device = hardware.this_device()
+    refuse_missing_kernels(device)
     accelerator = hardware.make_accelerator(
-        hardware.this_device(),
+        device,
         tf32=recipe.tf32,
         compile_mode=recipe.compile_mode,
         deterministic=recipe.deterministic,
@@ -600,6 +603,14 @@ def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
     config.refuse_changed_science(old, config.science(config.load_recipe(old)), recipe)
     if recipe.resume_from_checkpoint == "none" and checkpoint.list_checkpoints(run_dir / "checkpoints"):
         raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
+
+
+def refuse_missing_kernels(device: hardware.Device) -> None:
+    """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
+    if device.kind == "cuda":
+        verdict = checks.architecture(device.name, device.capability, torch.cuda.get_arch_list())
+        if verdict.level == checks.ERROR:
+            raise BadInput(f"{verdict.text}; {verdict.remedy}")
 
 
 def command_line() -> list[str]:

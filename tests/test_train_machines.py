@@ -1,6 +1,7 @@
 """End to end: what a run promises on machines that run out of memory, lose a process, or shard."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from test_train import final_state, ledger, losses, rows
 
 import train
 from pretrain import cards, checkpoint, config, estimate, hardware
+from pretrain.errors import BadInput
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
 WITNESS = str(ROOT / "tests" / "ledger_child.py")
@@ -319,6 +321,15 @@ def test_windows_are_one_list_whatever_the_micro_batch(workplace):
         return [window for key in sorted(read) for window in read[key].split()]
 
     assert flat("a.ledger") == flat("b.ledger")
+
+
+def test_a_card_that_torch_has_no_kernels_for_is_refused_with_the_build_that_has(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_120"])
+    v100 = hardware.Device("cuda", "Tesla V100-SXM2-16GB", 16 * 2**30, (7, 0), 1, True)
+    with pytest.raises(BadInput, match=r"no kernels for Tesla V100-SXM2-16GB \(sm_70\).*pip install"):
+        train.refuse_missing_kernels(v100)
+    train.refuse_missing_kernels(dataclasses.replace(v100, capability=(8, 6)))
+    train.refuse_missing_kernels(hardware.Device("cpu", "CPU", 2**34))
 
 
 # A real card, where there is one.
