@@ -126,14 +126,19 @@ def find_source(
 def find_files(key: str, patterns: list[str]) -> list[str]:
     """Return the files behind paths, globs and URLs, sorted within each pattern, each once.
 
-    A text behind a URL is fetched, a table behind one is left there to be streamed.
+    A name that exists is that file, also where it looks like a glob that does not match it. A text behind a URL is
+    fetched, a table behind one is left there to be streamed.
     """
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}  # by where it lies: links and other spellings are no other file
     for pattern in patterns:
         if pattern.startswith(URL):
-            found[pattern if _kind(pattern) else str(download(key, pattern, DOWNLOADS))] = None
+            name = pattern if _kind(pattern) else str(download(key, pattern, DOWNLOADS))
+            found.setdefault(_resolved(name), name)
             continue
-        for name in sorted(glob(pattern, recursive=True)) or [pattern]:
+        matches = sorted(glob(pattern, recursive=True))
+        if not matches or os.path.lexists(pattern) and pattern not in matches:
+            matches = [pattern]
+        for name in matches:
             path = Path(name)
             if path.is_dir():
                 raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
@@ -143,8 +148,8 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
                 raise BadInput(f"{key}: {path}: is empty")
             if not os.access(path, os.R_OK):
                 raise BadInput(f"{key}: {path}: may not be read by you")
-            found[str(path)] = None
-    return list(found)
+            found.setdefault(_resolved(name), str(path))
+    return list(found.values())
 
 
 def download(key: str, url: str, folder: Path) -> Path:

@@ -15,15 +15,19 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from glob import has_magic
 from io import StringIO
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, zip_longest
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import datasets
 import fsspec
 import huggingface_hub
 import pyarrow.parquet as pq
 from aiohttp import ClientTimeout
+from datasets.data_files import DataFilesList
 from datasets.packaged_modules.json.json import Json
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
@@ -69,14 +73,19 @@ def open_tables(
     Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
     """
     _retry_here(say)
-    if not data_files:
+    asked = {split: _named_files(dataset_name, found, say) for split, found in (data_files or {}).items()}
+    if not asked:
         pinned = pinned or _patiently(dataset_name, say, _commit, dataset_name, dataset_revision)
-    arguments = {"path": dataset_name, "name": dataset_config_name, "revision": pinned, "data_files": data_files}
-    arguments["storage_options"] = STORAGE if data_files else None
-    given = [name for found in (data_files or {}).values() for name in found]
+    arguments = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
+    # A plain list would be expanded: a name's [ ] * ? a second time, and what then is not found left out.
+    arguments["data_files"] = {split: DataFilesList(found, []) for split, found in asked.items()} or None
+    arguments["storage_options"] = STORAGE if asked else None
+    given = [name for found in asked.values() for name in found]
     where = given[0] if given else dataset_name
     builder = _patiently(where, say, _builder, arguments, files=given)
     names = {str(split): [str(name) for name in found] for split, found in builder.config.data_files.items()}
+    for split, found in asked.items():
+        _refuse_other_files(found, names.get(split, []))
     if "train" not in names:
         raise BadInput(f"dataset_name = {dataset_name}: has no split train, only {', '.join(names)}")
     splits = {}
@@ -94,6 +103,55 @@ def open_tables(
             (name, _reader(table, index, name, text_column, say)) for index, name in enumerate(names[split])
         ]
     return pinned, splits
+
+
+def _named_files(kind: str, names: list[str], say: Callable[[str], None]) -> list[str]:
+    """Return the files behind names: of the Hub those that a pattern matches, else each name as it stands.
+
+    Raises BadInput for a file that is not there, and for one whose name ``datasets`` would take for something else.
+    """
+    found, hub = [], f"{datasets.config.HF_ENDPOINT}/"
+    for name in names:
+        if name.startswith(hub) and "/resolve/" in name:  # a link to a file there, with the login
+            name = "hf://" + unquote(name.removeprefix(hub).partition("?")[0]).replace("/resolve/", "@", 1)
+        if name.startswith("hf://"):
+            found += _patiently(name, say, _hub_files, name)
+        else:
+            found.append(name if "://" in name else str(Path(name).absolute()))
+    for name in found:
+        if "::" in name:
+            raise BadInput(f"{name}: fsspec takes :: for a chain of file systems; rename it (in a URL: %3A%3A)")
+        if "://" in name and "*" in name:
+            raise BadInput(f"{name}: datasets takes * for a pattern; list the files (a * that is meant: %2A)")
+        if kind == "csv" and _compression(name) and {"[", "]"} & set(name.rpartition("/")[2]):
+            raise BadInput(
+                f"{name}: datasets cannot unpack a CSV with [ or ] in its name; rename it (in a URL: %5B, %5D)"
+            )
+        if name.startswith(("http://", "https://")):  # a missing one is known before hours of reading others
+            _patiently(name, say, _file_size, name, files=[name])
+    return found
+
+
+def _hub_files(pattern: str) -> list[str]:
+    """Return the files of a pattern. Unlike the client's own ``exists``, it takes no fault for an absence."""
+    filesystem, path = fsspec.core.url_to_fs(pattern)
+    try:
+        found = [filesystem.info(path)["name"]]
+    except FileNotFoundError:
+        found = sorted(filesystem.glob(path)) if has_magic(path) else []
+        if not found:
+            raise
+    return [f"hf://{name}" for name in found]
+
+
+def _refuse_other_files(asked: list[str], found: list[str]) -> None:
+    """Raise BadInput with the first file in which what ``datasets`` would read differs from what was asked for."""
+    for name, instead in zip_longest(asked, found):
+        if name != instead:
+            not_ = "" if name else "not "
+            raise BadInput(
+                f"{name or instead}: was {not_}asked for, and datasets would read {instead or 'nothing'} there"
+            )
 
 
 def expected_text_bytes(names: list[str], text_column: str, say: Callable[[str], None]) -> float:
@@ -137,10 +195,15 @@ def _open(name: str):
 
 
 def _compression(name: str) -> str | None:
-    plain = name.split("?")[0]
+    plain = _path_of(name)
     if plain.lower().endswith(".zst") and not infer_compression(plain):
         raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install zstandard")
     return infer_compression(plain)
+
+
+def _path_of(name: str) -> str:
+    """Return a name without a URL's query; a file's own name may hold a question mark."""
+    return urlsplit(name).path if "://" in name else name
 
 
 def _unpacked(name: str, raw: Any) -> Any:
@@ -325,7 +388,7 @@ def _table_values(
             row += len(held)
     if skip or (groups is not None and row != groups[-1]):
         raise OSError(f"ended after {row - skip} rows, before row {groups[-1] if groups else row}")
-    if name.split("?")[0].lower().endswith(".csv") and isinstance(last, str):
+    if _path_of(name).lower().endswith(".csv") and isinstance(last, str):
         _refuse_other_end(name, last)
     yield from held
 
@@ -391,7 +454,7 @@ def _refuse_no_column(name: str, text_column: str, lines: list[bytes]) -> None:
 
 
 def _is_parquet(name: str) -> bool:
-    return name.split("?")[0].lower().endswith(".parquet")
+    return _path_of(name).lower().endswith(".parquet")
 
 
 def _row_groups(name: str, text_column: str) -> list[int]:

@@ -295,6 +295,23 @@ def test_validation_files_of_tables_are_the_validation_split(workplace):
     assert decoded(folder, "train") == dict(enumerate(rows))
 
 
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+def test_every_file_of_a_glob_is_read_once_whatever_its_name(workplace, kind):
+    names = ["a1", "a[1]", "b", "c*", "c2", "d2", "d?"]
+    documents = {name: f"the text of {name} " * 9 for name in names}
+    for folder in ("train", "held"):
+        Path(f"{folder}[1]").mkdir()
+        for name, document in documents.items():
+            path = Path(f"{folder}[1]") / f"{name}.{kind}"
+            path.write_text(document) if kind == "txt" else write_table(path, [document])
+    given = ("--data_files", f"train[[]1]/*.{kind}", "--validation_files", f"held[[]1]/*.{kind}")
+    folder = folder_of(*given, "--shard_tokens", "100")
+    for split in ("train", "validation"):
+        found = decoded(folder, split)
+        assert sorted(text for part in found.values() for text in part) == sorted(documents.values())
+    assert counts(folder) == {"documents": 7}
+
+
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory) -> str:
     """A byte-level tokenizer that knows every text."""

@@ -166,9 +166,29 @@ def test_globs_give_sorted_files_each_once_in_the_order_asked(tmp_path):
     assert [Path(name).name for name in found] == ["d.md", "a.txt", "b.txt", "c.txt"]
 
 
-def test_a_name_that_looks_like_a_glob_is_found(tmp_path):
-    name = text(tmp_path, "a[1].txt", "x")
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_name_that_looks_like_a_glob_is_found_also_beside_what_it_would_match(tmp_path, kind):
+    name = text(tmp_path, f"a[1].{kind}", "x")
     assert sources.find_files("data_files", [name]) == [name]
+    other = text(tmp_path, f"a1.{kind}", "y")
+    assert sources.find_files("data_files", [name]) == [name]
+    assert find(data_files=[name], validation_files=[other])
+    assert sources.find_files("data_files", [f"{tmp_path}/*.{kind}"]) == [other, name]  # "1" < "["
+    assert sources.find_files("data_files", [other, name, f"{tmp_path}/a?.{kind}"]) == [other, name]
+
+
+def test_a_glob_that_is_also_a_files_name_is_a_glob(tmp_path):
+    names = [text(tmp_path, name, "x") for name in ("*.txt", "a.txt")]
+    assert sources.find_files("data_files", [f"{tmp_path}/*.txt"]) == names
+
+
+def test_a_file_that_is_asked_for_under_two_names_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = text(tmp_path, "a.txt", "x")
+    (tmp_path / "b.txt").symlink_to(name)
+    assert sources.find_files("data_files", ["a.txt", name, "*.txt", f"{tmp_path}/../{tmp_path.name}/a.txt"]) == [
+        "a.txt"
+    ]
 
 
 @pytest.mark.parametrize("key", ["data_files", "validation_files"])

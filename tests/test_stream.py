@@ -279,6 +279,51 @@ def test_a_missing_or_forbidden_file_is_bad_input_at_once(stream, server, name):
     assert not server.waits
 
 
+QUERY = "?download=true&X-Amz-Expires=60&X-Amz-Signature=ab%2Fc&more=a.b%5B1%5D%2A,c?"
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["429:7", "503", "500", "reset"])
+def test_a_url_with_a_query_that_fails_at_opening_is_tried_again_and_read_whole(stream, server, name, kind):
+    urls = [f"{server.url}/files/{name}{QUERY}", f"{server.url}/files/{name}?v=2"]
+    server.faults, said = fault(kind, times=4), []
+    splits = open_files(stream, urls, said, validation=[f"{server.url}/files/{name}?v=3"])
+    assert [part for part, _ in splits["train"]] == urls and len(splits["validation"]) == 1
+    assert said and server.faults[1][2] == 0
+    assert [[text for text, _ in read(0)] for _, read in splits["train"] + splits["validation"]] == [ROWS] * 3
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_url_with_a_query_that_stays_away_stops_with_its_name(stream, server, name):
+    from pretrain.errors import BadInput, TrainingStopped
+
+    urls = [f"{server.url}/files/{name}?v=1", f"{server.url}/files/other-{name}{QUERY}"]
+    with pytest.raises(BadInput, match=rf"/other-{name}.*Check the name, and that you may read it"):
+        open_files(stream, urls)
+    with pytest.raises(BadInput, match=rf"/other-{name}.*Check the name, and that you may read it"):
+        open_files(stream, urls[:1], validation=urls[1:])
+    for kind, error in (("403", BadInput), ("404", BadInput), ("429", TrainingStopped), ("503", TrainingStopped)):
+        server.faults = [[f"/other-{name}", kind, ALWAYS]]
+        with pytest.raises(error, match=rf"/other-{name}.*({kind}|NotFound)"):
+            open_files(stream, urls)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl?v=*", "a.parquet?v=*", "*.csv", "a.csv?v=::", "a.csv.gz?v=[1]"])
+def test_a_url_that_the_client_would_take_for_something_else_is_refused(stream, server, name):
+    from pretrain.errors import BadInput
+
+    (server.folder / "files" / "*.csv").write_text("text\nof a star\n")
+    (server.folder / "files" / "a.csv.gz").write_bytes(gzip.compress((server.folder / "files" / "a.csv").read_bytes()))
+    with pytest.raises(BadInput, match=re.escape(f"/{name}: ")) as refused:
+        open_files(stream, [f"{server.url}/files/{name}"])
+    for sign, remedy in {"::": "%3A%3A", "*": "%2A", "[": "%5B", "]": "%5D"}.items():
+        if sign in name:
+            assert remedy in str(refused.value)
+            name = name.replace(sign, remedy)
+    found = texts(stream, [f"{server.url}/files/{name}"])
+    assert found == (["of a star"] if name == "%2A.csv" else ROWS)
+
+
 # Local files: where a row begins, what a row is, what cannot be read.
 
 
@@ -404,6 +449,77 @@ def test_validation_files_are_a_split_of_their_own(stream, corpus, tmp_path):
     assert [[text for text, _ in read(0)] for _, read in splits["train"]] == [ROWS, ROWS]
 
 
+STEMS = ("a[1]", "a1", "c*", "c2", "d?", "d2", "e{1,2}", "f#x", "g%20h", "i;j k", "~l", "__m", ".n", "o:p", "q!r")
+ODD_FOLDERS = ("x[1]", "x1", "y?z*")
+
+
+def write_rows(path, rows):
+    """Write rows into a file of the kind that its name ends with."""
+    if path.name.endswith(".parquet"):
+        write_parquet(path, rows)
+    elif path.name.endswith(".arrow"):
+        table = pa.table({"text": rows})
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        lines = json_lines([{"text": row} for row in rows])
+        if ".csv" in path.name:
+            lines = b"text\n" + b"".join(f'"{row}"\n'.encode() for row in rows)
+        path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz", "csv", "csv.gz", "arrow"])
+def test_names_that_look_like_patterns_are_read_as_they_stand_each_once(stream, tmp_path, waits, kind):
+    wanted = {}
+    for folder in ODD_FOLDERS:
+        (tmp_path / folder).mkdir()
+        for stem in STEMS:
+            if kind != "csv.gz" or "[" not in stem:  # these are refused, see below
+                wanted[str(tmp_path / folder / f"{stem}.{kind}")] = f"{folder} {stem} {kind}"
+    for path, row in wanted.items():
+        write_rows(Path(path), [row])
+    held, *train = wanted
+    splits = open_files(stream, train, validation=[held])
+    found = {split: [(name, [text for text, _ in read(0)]) for name, read in parts] for split, parts in splits.items()}
+    assert found["train"] == [(name, [wanted[name]]) for name in train]
+    assert found["validation"] == [(held, [wanted[held]])] and not waits
+
+
+@pytest.mark.parametrize("name", ["a::b.parquet", "a::b.jsonl", "a[1].csv.gz"])
+def test_a_name_that_the_client_cannot_open_is_refused_with_a_remedy(stream, tmp_path, waits, name):
+    from pretrain.errors import BadInput
+
+    write_rows(tmp_path / name, ["text"])
+    write_rows(tmp_path / f"ok.{name.partition('.')[2]}", ["text"])
+    with pytest.raises(BadInput, match=rf"/{re.escape(name)}: .*; rename it"):
+        open_files(stream, [tmp_path / f"ok.{name.partition('.')[2]}", tmp_path / name])
+    assert not waits
+
+
+def test_a_file_that_the_client_leaves_out_or_adds_stops_with_its_name(stream, corpus, monkeypatch):
+    from pretrain.errors import BadInput
+
+    real = stream.datasets.load_dataset_builder
+    given = [corpus / "a.jsonl", corpus / "a.jsonl.gz"]
+
+    def changed(change):
+        def load(**arguments):
+            builder = real(**arguments)
+            change(builder.config.data_files["train"])
+            return builder
+
+        monkeypatch.setattr(stream.datasets, "load_dataset_builder", load)
+
+    for change, name in {
+        list.pop: r"a\.jsonl\.gz: was asked for, and datasets would read nothing there",
+        list.reverse: r"a\.jsonl: was asked for, and datasets would read .*a\.jsonl\.gz there",
+        lambda names: names.append(names[0]): r"a\.jsonl: was not asked for, and datasets would read .*a\.jsonl there",
+    }.items():
+        changed(change)
+        with pytest.raises(BadInput, match=name):
+            open_files(stream, given)
+
+
 def test_a_json_array_is_refused_with_a_remedy(stream, tmp_path, waits):
     from pretrain.errors import BadInput
 
@@ -496,6 +612,7 @@ def main(folder: Path) -> None:
         rows = ROWS[number * half : (number + 1) * half]
         path = corpus / "sample" / f"train-{number:05d}-of-00002.parquet"
         write_parquet(path, rows)
+    (folder / "datasets/me/odd/sample").mkdir(parents=True)
     lines = folder / "datasets" / "me" / "lines" / "train-00000.json.gz"
     lines.parent.mkdir()
     lines.write_bytes(gzip.compress(json_lines([{"text": row} for row in ROWS])))
@@ -524,31 +641,33 @@ class Hub:
         stream.time.sleep = self.waits.append
         stream.TIMEOUT_SECONDS = 0.3
 
-    def read(self, faults=(), name="me/corpus", config="sample", pinned=None, column="text", row=0) -> dict:
-        """Read a data set from the beginning as a new process does; say what came of it."""
+    def read(self, faults=(), name="me/corpus", config="sample", pinned=None, column="text", row=0, files=None) -> dict:
+        """Read a data set (or the Parquet ``files``) from the beginning as a new process does; say what came of it."""
         import shutil
 
         self.filesystem.clear_instance_cache()
         shutil.rmtree(self.folder / "home", ignore_errors=True)
         self.waits.clear(), self.said.clear(), self.server.log.clear()
         self.server.faults = [*faults]
-        found, stopped, commit = [], None, None
+        found, stopped, commit, parts = [], None, None, None
         try:
             commit, splits = self.stream.open_tables(
-                dataset_name=name,
-                dataset_config_name=config,
+                dataset_name="parquet" if files else name,
+                dataset_config_name=None if files else config,
+                data_files={"train": files} if files else None,
                 text_column=column,
                 pinned=pinned,
                 say=self.said.append,
             )
             for _, read in splits["train"]:
                 found += (text for text, _ in read(row))
+            parts = [name for name, _ in splits["train"]]
         except self.stops as error:
             stopped = f"{type(error).__name__}: {error}"
         kept = {"equal": found == ROWS, "begins": found == ROWS[: len(found)], "rows": len(found), "stopped": stopped}
         met = all(times == 0 for _, kind, times in self.server.faults)
         now = {"waits": [wait for wait in self.waits if wait], "said": [*self.said], "log": [*self.server.log]}
-        return kept | now | {"commit": commit, "met": met}
+        return kept | now | {"commit": commit, "met": met, "parts": parts}
 
     def do_all(self) -> dict:
         one, commit, files = "GET .*train-00001", "^GET /api/datasets/me/corpus$", "GET .*train-0000"
@@ -561,7 +680,23 @@ class Hub:
         places += [("429:7", 0, "GET .*/tree/"), ("silent", 0, "GET .*/tree/"), ("500", 0, files), ("lie", 1, files)]
         places += [("429:7", 1, files), ("502", 2, files), ("short", 0, one), ("reset", 1, one), ("lie", 0, one)]
         places += [("silent", 0, one)]
+        sample = "hf://datasets/me/corpus/sample"
+        literal = f"{sample}/train-[0].parquet"  # beside train-0.parquet, which it would match
+        for file in ("train-[0].parquet", "train-0.parquet"):
+            write_parquet(self.folder / "datasets/me/odd/sample" / file, [file])
         return {
+            "pattern": self.read(files=[f"{sample}/*.parquet"]),
+            "pattern, faults": [
+                self.read([["/api/", kind, 3]], files=[f"{sample}/*.parquet"]) for kind in ("503", "reset", "429:7")
+            ],
+            "no match": self.read(files=[f"{sample}/*.csv.parquet"]),
+            "link": self.read(
+                files=[
+                    f"{self.server.url}/datasets/me/corpus/resolve/main/sample/train-0000{i}-of-00002.parquet{query}"
+                    for i, query in enumerate(["?download=true", ""])
+                ]
+            ),
+            "literal": self.read(files=[literal.replace("corpus", "odd")]),
             "clean": self.read(),
             "lines": self.read(name="me/lines", config=None),
             "pinned": self.read(pinned=self.server.commit),
@@ -612,6 +747,18 @@ def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
     assert hub["pinned"]["equal"] and hub["pinned"]["commit"] == "c0ffee" + "0" * 34
     asked = [line for line in hub["clean"]["log"][1:] + hub["pinned"]["log"] if "c0ffee" not in line]
     assert not asked, "after the first contact everything is asked for by commit"
+
+
+def test_files_of_the_hub_by_pattern_or_link_are_all_of_them_each_once(hub):
+    for done in (hub["pattern"], *hub["pattern, faults"]):
+        assert done["equal"] and done["met"], done
+        assert [Path(name).name for name in done["parts"]] == [f"train-0000{i}-of-00002.parquet" for i in range(2)]
+    assert all(done["said"] for done in hub["pattern, faults"])
+    assert re.match(r"BadInput: hf://datasets/me/corpus/sample/\*.csv.parquet: .*may read", hub["no match"]["stopped"])
+    assert hub["link"]["equal"] and hub["link"]["parts"] == [
+        f"hf://datasets/me/corpus@main/sample/train-0000{i}-of-00002.parquet" for i in range(2)
+    ]
+    assert [Path(name).name for name in hub["literal"]["parts"]] == ["train-[0].parquet"]
 
 
 def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
