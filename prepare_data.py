@@ -148,12 +148,13 @@ def prepare(source: sources.Source, recipe: config.Recipe, rules: dict, job: Job
             "splits": splits | {"train": []},
             "counts": counts | {"train": {}},
             "train_begins": begin,
-            "cursor": begin,
+            "cursor": begin | {"file": file_at(parts["train"], begin["part"])},
             "complete": False,
         }
         files.write_json(folder / job.manifest, manifest)
     elif not manifest["complete"]:
         shards.refuse_changed(folder, manifest["splits"]["train"])
+        refuse_other_files(folder, manifest, parts["train"])
     progress.begin(manifest, source, parts["train"], rules["limit_tokens"], job)
     if not manifest["complete"]:
         train_split(
@@ -230,7 +231,8 @@ def train_split(
     def keep(finished: dict | None, **next_cursor: int) -> None:
         """Enter a finished shard, and where the next one begins: the document that it ended in is not yet counted."""
         rows.extend([finished] if finished else [])
-        manifest["counts"]["train"], manifest["cursor"] = dict(tally), next_cursor
+        manifest["counts"]["train"] = dict(tally)
+        manifest["cursor"] = next_cursor | {"file": file_at(parts, next_cursor["part"])}
         files.write_json(manifest_path, manifest)
         progress.shard(rows)
 
@@ -255,6 +257,23 @@ def train_split(
             if 0 < limit_tokens <= done:
                 break
         keep(writer.finish(), part=part + 1, row=0, token=0)
+
+
+def file_at(parts: list[sources.Part], part: int) -> str | None:
+    """Return the name of a source's file, as a manifest holds it; None behind the last one."""
+    return sources.shown_name(parts[part][0]) if part < len(parts) else None
+
+
+def refuse_other_files(folder: Path, manifest: dict, parts: list[sources.Part]) -> None:
+    """Raise BadInput when files came or went since the manifest's cursor was written: it would be applied to another."""
+    part, count = manifest["cursor"]["part"], manifest["files"]
+    now = file_at(parts, part)
+    then = manifest["cursor"].get("file", now)
+    if (then, count) != (now, len(parts)):
+        raise BadInput(
+            f"{folder}: stopped at {then or 'the end'}, file {part + 1} of {count}; the source now has "
+            f"{now or 'no file'} there, of {len(parts)}. Give the same files, or to read these anew delete the folder"
+        )
 
 
 def finish(folder: Path, manifest: dict) -> None:

@@ -306,9 +306,14 @@ def _resolved(name: str) -> str:
     return name if name.startswith(URL) else str(Path(name).resolve())
 
 
+def shown_name(name: str) -> str:
+    """Return a file's name as manifests hold it: a URL, or the name without the folder, which may move."""
+    return name if name.startswith(URL) else Path(name).name
+
+
 def _stamps(names: list[str]) -> list:
     """Name, size and time of change: tables are too big to be hashed at each start."""
     stats = {name: None if name.startswith(URL) else Path(name).stat() for name in names}
     return [
-        [name] if stat is None else [Path(name).name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()
+        [shown_name(name), *(() if stat is None else (stat.st_size, stat.st_mtime_ns))] for name, stat in stats.items()
     ]

@@ -7,6 +7,7 @@ process of its own (``main`` here), because the client reads HF_ENDPOINT when it
 import contextlib
 import csv
 import gzip
+import io
 import itertools
 import json
 import lzma
@@ -709,6 +710,7 @@ class Hub:
             "column": self.read(column="txt"),
             "forbidden": self.read(fault("403", times=ALWAYS, method=one)),
             "moved": self.prepare(),
+            "grown": self.prepare_growing(),
             "outwaited": self.server.outwaited,
         }
 
@@ -739,6 +741,36 @@ class Hub:
         again = run()
         strange = [line for line in self.server.log if "/resolve/" in line and before not in line]
         return {"outcomes": outcomes, "whole": whole, "cut": cut, "again": again, "strange": strange}
+
+    def prepare_growing(self) -> dict:
+        """Prepare a pattern's files; the server goes down inside of the second, and files come and go."""
+        import prepare_data
+
+        sample, said = self.folder / "datasets/me/corpus/sample", {}
+        flags = ["--recipe", "tiny.yaml", "--data_files", "hf://datasets/me/corpus/sample/*.parquet"]
+
+        def run(name: str, *faults) -> int:
+            self.filesystem.clear_instance_cache()
+            self.server.faults, heard = [*faults], io.StringIO()
+            with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(heard):
+                status = prepare_data.main(flags)
+            said[name] = [status, heard.getvalue()]
+
+        file = "GET .*train-00001"
+        run("cut", [file, "ok", 2], [file, "503", ALWAYS])
+        (path,) = Path("data").glob("_-*/manifest.json")
+        said["cursor"] = json.loads(path.read_text())["cursor"]
+        (sample / "train-00000b.parquet").write_bytes((sample / "train-00000-of-00002.parquet").read_bytes())
+        run("one more before it")
+        (sample / "train-00000b.parquet").rename(sample / "train-00002.parquet")
+        run("one more after it")
+        (sample / "train-00002.parquet").unlink()
+        second = sample / "train-00001-of-00002.parquet"
+        second.rename(sample / "train-00001.parquet")
+        run("renamed")
+        (sample / "train-00001.parquet").rename(second)
+        run("as it was")
+        return said
 
 
 def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
@@ -803,6 +835,15 @@ def test_a_run_that_was_cut_off_goes_on_with_the_commit_of_its_first_contact(hub
     assert moved["again"] == moved["whole"] and moved["whole"]["manifest"]["complete"]
     assert moved["whole"]["manifest"]["revision"] == "c0ffee" + "0" * 34
     assert not moved["strange"]
+
+
+def test_a_cursor_is_applied_to_no_other_file_than_its_own(hub):
+    grown = hub["grown"]
+    second = "hf://datasets/me/corpus/sample/train-00001-of-00002.parquet"
+    assert grown["cut"][0] == 1 and grown["cursor"] == grown["cursor"] | {"file": second, "part": 1}
+    for name in ("one more before it", "one more after it", "renamed"):
+        assert grown[name][0] == 2 and f"stopped at {second}, file 2 of 2" in grown[name][1], name
+    assert grown["as it was"][0] == 0
 
 
 if __name__ == "__main__":
