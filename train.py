@@ -59,6 +59,7 @@ from pretrain.horizon import Horizon
 from pretrain.loss import NextTokenLoss
 from pretrain.profiling import Profile
 from pretrain.reader import Reader, Supply
+from pretrain.redaction import redact
 from pretrain.report import Meter, Report, due, duration, read_metrics
 from pretrain.sharding import WholeModel
 from pretrain.stopping import StopRequest, peers
@@ -494,7 +495,7 @@ class Publisher:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
         if self.is_main and time.monotonic() - self._drawn >= at_least:
             rows = read_metrics(self.run_dir / "metrics.jsonl")
-            published = card.published(dataclasses.asdict(self.recipe), hellaswag.PUBLISHED)
+            published = card.published(config.public(self.recipe), hellaswag.PUBLISHED)
             plots.draw_curves(rows, self.run_dir / "curves.png", self.recipe.run_name, published=published)
             self._drawn = time.monotonic()
 
@@ -529,7 +530,7 @@ class Publisher:
             repo_id=self.repo_id,
             step=step,
             rows=read_metrics(self.run_dir / "metrics.jsonl"),
-            recipe=dataclasses.asdict(self.recipe),
+            recipe=config.public(self.recipe),
             command=command_line(),
             hardware=self.device,
             num_processes=self.plan.num_processes,
@@ -614,10 +615,10 @@ def refuse_missing_kernels(device: hardware.Device) -> None:
 
 
 def command_line() -> list[str]:
-    """Return the words that started this run: the launcher's, where there is one."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else []
+    """Return the words that started this run: the launcher's, where there is one; URLs in them are redacted."""
+    words = [Path(sys.argv[0]).name, *map(redact, sys.argv[1:])] if sys.argv else []
     parent = psutil.Process().parent()
-    launcher = parent.cmdline() if parent else []
+    launcher = [*map(redact, parent.cmdline())] if parent else []
     for place, word in enumerate(launcher[:3]):
         if Path(word).name in ("accelerate", "torchrun"):
             return [Path(word).name, *launcher[place + 1 :]]
@@ -638,7 +639,7 @@ def track(recipe: config.Recipe, run_dir: Path, report: Report, state: dict) -> 
             project_name=recipe.project_name,
             run_name=recipe.run_name,
             tags=tuple(recipe.tags),
-            config=dataclasses.asdict(recipe),
+            config=config.public(recipe),
             ids=state.get("trackers", {}),
             rows=read_metrics(report.metrics_path),
             say=report.say,
@@ -659,7 +660,7 @@ def check_hub(recipe: config.Recipe, run_dir: Path) -> str | None:
         recipe.hub_model_id or recipe.run_name,
         private=recipe.hub_private_repo,
         fresh=fresh,
-        card=card.metadata(dataclasses.asdict(recipe)),
+        card=card.metadata(config.public(recipe)),
     )
     for note in notes:
         print(f"hub      {note}", file=sys.stderr)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from .errors import BadInput
+from .redaction import redact
 
 ABSENT = dataclasses.MISSING
 Auto = Literal["auto"]
@@ -420,10 +421,17 @@ def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) ->
     return Plan(num_processes, sequences, micro_batch, share // micro_batch)
 
 
+def public(recipe: Recipe) -> dict[str, Any]:
+    """Return every key and value as others may see them: URLs without user, password and query."""
+    return {
+        name: _public(getattr(recipe, name)) if about.metadata["kind"] == "data" else getattr(recipe, name)
+        for name, about in FIELDS.items()
+    }
+
+
 def as_yaml(recipe: Recipe) -> str:
-    """Return the recipe as a YAML file that ``load_recipe`` reads back to the same values."""
-    values = {name: getattr(recipe, name) for name in FIELDS}
-    stated = {name: value for name, value in values.items() if value not in (None, ())}  # these two are defaults
+    """Return the public recipe as a YAML file that ``load_recipe`` reads back to the same values."""
+    stated = {name: value for name, value in public(recipe).items() if value not in (None, ())}  # these are defaults
     return yaml.safe_dump(stated, sort_keys=False, allow_unicode=True)
 
 
@@ -712,6 +720,14 @@ def _nearest(word: str, names, prefix: str = "") -> str:
 def _or(values: Sequence) -> str:
     texts = [str(value) for value in values]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _public(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_public(one) for one in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,10 @@ import functools
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable
+
+from .redaction import redact
 
 
 class BadInput(ValueError):
@@ -12,7 +15,7 @@ class BadInput(ValueError):
 
     def __init__(self, lines: str | Iterable[str], status: int = 2):
         self.status = status
-        self.lines = [lines] if isinstance(lines, str) else list(lines)
+        self.lines = [redact(line) for line in ([lines] if isinstance(lines, str) else lines)]
         super().__init__("\n".join(self.lines))
 
 
@@ -23,7 +26,7 @@ class TrainingStopped(RuntimeError):
     """
 
     def __init__(self, message: str, *, alone: bool = False):
-        super().__init__(message)
+        super().__init__(redact(message))
         self.alone = alone
 
 
@@ -42,11 +45,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a script's ``main``: BadInput prints its lines and returns 2, TrainingStopped returns 1.
 
+    Any other error keeps its traceback, which shows no secret of a URL.
     Every process of a launch finds the same fault; only the first one says it, unless it is known to one ``alone``.
     """
 
     @functools.wraps(main)
     def wrapper(*args, **kwargs) -> int:
+        sys.excepthook = _print_traceback
         try:
             return main(*args, **kwargs) or 0
         except (BadInput, TrainingStopped) as error:
@@ -56,3 +61,7 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
             return getattr(error, "status", 1)
 
     return wrapper
+
+
+def _print_traceback(*error) -> None:
+    sys.stderr.write(redact("".join(traceback.format_exception(*error))))

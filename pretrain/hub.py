@@ -44,6 +44,7 @@ from huggingface_hub.utils._http import default_client_factory
 
 from . import files
 from .errors import BadInput, TrainingStopped
+from .redaction import redact
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
@@ -492,5 +493,5 @@ def _words(error: BaseException) -> str:
     status = _status(error)[0]
     name = type(error).__name__ if status is None else f"HTTP status {status}"
     text = str(error) if status is None else getattr(error, "server_message", None) or ""
-    text = " ".join(SECRET.sub("hf_...", text).split())[:300]
+    text = redact(" ".join(SECRET.sub("hf_...", text).split()))[:300]
     return f"{name}: {text}" if text else name

@@ -7,6 +7,7 @@ a part: (name, read), where ``read(row)`` yields (text, begins) from that row on
 none, and whether it begins a document. All text files of a split are one part; a table's file is one.
 """
 
+import base64
 import codecs
 import hashlib
 import json
@@ -17,14 +18,15 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from glob import glob
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse, urlsplit
 
 from . import files
 from .errors import BadInput
+from .redaction import is_redacted, is_url, redact_url
 
 STDLIB = "python_stdlib"
 TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
@@ -132,6 +134,11 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
     found: dict[str, str] = {}  # by where it lies: links and other spellings are no other file
     for pattern in patterns:
         if pattern.startswith(URL):
+            if not is_url(pattern):
+                raise BadInput(
+                    f"{key}, number {patterns.index(pattern) + 1}: is no URL; write / ? # @ : and spaces in a user, "
+                    f"password or query as %2F %3F %23 %40 %3A %20"
+                )
             name = pattern if _kind(pattern) else str(download(key, pattern, DOWNLOADS))
             found.setdefault(_resolved(name), name)
             continue
@@ -155,18 +162,34 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
 def download(key: str, url: str, folder: Path) -> Path:
     """Fetch a text file once; later calls return the kept copy. Raises BadInput when it cannot be had."""
     name = Path(urlparse(url).path).name or "text"
-    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{name}"
+    path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
     if path.is_file():
         return path
+    if is_redacted(url):
+        raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
     try:
-        with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
+        with urllib.request.urlopen(_request(url), timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
             body = answer.read()
+    except InvalidURL:  # whose words are pieces of where it was led to
+        raise BadInput(f"{key}: {url}: cannot be fetched: leads to what is no URL. Give a file: --{key} FILE") from None
     except (OSError, ValueError, HTTPException) as error:
         raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
     folder.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
         temporary.write_bytes(body)
     return path
+
+
+def _request(url: str) -> urllib.request.Request:
+    """Return the request for a URL, with its user and password where HTTP has them; a redirect does not take them on."""
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(parts._replace(netloc=host).geturl())
+    if at:
+        user, _, password = login.partition(":")
+        words = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode())
+        request.add_unredirected_header("Authorization", f"Basic {words.decode()}")
+    return request
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
@@ -303,12 +326,12 @@ def _stem(name: str) -> str:
 
 
 def _resolved(name: str) -> str:
-    return name if name.startswith(URL) else str(Path(name).resolve())
+    return redact_url(name) if name.startswith(URL) else str(Path(name).resolve())
 
 
 def shown_name(name: str) -> str:
-    """Return a file's name as manifests hold it: a URL, or the name without the folder, which may move."""
-    return name if name.startswith(URL) else Path(name).name
+    """Return a file's name as manifests hold it: a redacted URL, or the name without the folder, which may move."""
+    return redact_url(name) if name.startswith(URL) else Path(name).name
 
 
 def _stamps(names: list[str]) -> list:

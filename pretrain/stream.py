@@ -34,6 +34,7 @@ from fsspec.utils import infer_compression
 from pyarrow.dataset import ParquetFragmentScanOptions
 
 from .errors import BadInput, TrainingStopped
+from .redaction import is_redacted, redact
 
 Row = tuple[str | None, bool]
 Part = tuple[str, Callable[[int], Iterator[Row]]]
@@ -126,6 +127,10 @@ def _named_files(kind: str, names: list[str], say: Callable[[str], None]) -> lis
         if kind == "csv" and _compression(name) and {"[", "]"} & set(name.rpartition("/")[2]):
             raise BadInput(
                 f"{name}: datasets cannot unpack a CSV with [ or ] in its name; rename it (in a URL: %5B, %5D)"
+            )
+        if is_redacted(name):
+            raise BadInput(
+                f"{name}: its user, password or query was left out here; give the whole URL: --data_files URL"
             )
         if name.startswith(("http://", "https://")):  # a missing one is known before hours of reading others
             _patiently(name, say, _file_size, name, files=[name])
@@ -220,7 +225,7 @@ class _Hearing(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say the message."""
-        self.say(" ".join(record.getMessage().split())[:400])
+        self.say(redact(" ".join(record.getMessage().split()))[:400])
 
 
 def _retry_here(say: Callable[[str], None]) -> None:
@@ -241,7 +246,7 @@ class _Patience:
     """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is said."""
 
     def __init__(self, what: str, say: Callable[[str], None]):
-        self.what, self.say, self.failures, self.place = what, say, 0, -1
+        self.what, self.say, self.failures, self.place = redact(what), say, 0, -1
 
     def failed(self, error: Exception, place: int | None = None) -> None:
         """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
@@ -251,7 +256,7 @@ class _Patience:
         self.place = place
         status, asked = _answer_of(error)
         where = self.what if place is None else f"{self.what}: row {place}"
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = f"{type(error).__name__}: {redact(' '.join(str(error).split()))[:300]}"
         if status is not None:
             reason = f"HTTP status {status}"
         if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
@@ -323,7 +328,7 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
             raise
         if isinstance(error.__cause__ or error.__context__, OSError) and _answer_of(error)[0] is None:
             raise
-        reason = " ".join(str(error).split())[:400]
+        reason = redact(" ".join(str(error).split()))[:400]
         raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
 
 

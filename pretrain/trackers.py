@@ -23,6 +23,7 @@ from pathlib import Path
 
 from . import files
 from .errors import BadInput
+from .redaction import redact
 
 PINS = {"wandb": "wandb==0.31.0", "tensorboard": "tensorboard==2.21.0", "trackio": "trackio==0.43.0"}
 NAMES = tuple(PINS)
@@ -307,7 +308,7 @@ def _describe(error: Exception) -> str:
     for name, value in os.environ.items():
         if SECRET.search(name) and len(value) >= 8:
             line = line.replace(value, f"({name})")
-    return f"{type(error).__name__}: {line}".removesuffix(": ").rstrip(".")
+    return f"{type(error).__name__}: {redact(line)}".removesuffix(": ").rstrip(".")
 
 
 def _indented(text: str) -> str:

@@ -10,6 +10,8 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Callable
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -28,6 +30,7 @@ class DataServer(ThreadingHTTPServer):
     def __init__(self, folder: Path):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.faults, self.log, self.lock = Path(folder), [], [], threading.Lock()
+        self.allowed: Callable[[str, Message], bool] = lambda path, headers: True  # else 403
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commit, self.model_commits = "c0ffee" + "0" * 34, 1
         self.closing, self.outwaited = threading.Event(), 0  # silent answers that the client waited for to their end
@@ -77,6 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self, body: bool):
         path = unquote(urlsplit(self.path).path)
         fault = self.server.fault_for(f"{self.command} {path}")
+        if not self.server.allowed(self.path, self.headers):
+            fault = "403"
         if fault == "reset":
             self.connection.shutdown(2)
             return

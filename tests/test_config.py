@@ -9,6 +9,7 @@ import yaml
 
 from pretrain import config, sources
 from pretrain.errors import BadInput
+from pretrain.redaction import redact_url
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 BASE = {
@@ -515,6 +516,24 @@ def test_a_mixture_survives_as_yaml(tmp_path):
     copy = write(tmp_path, config.as_yaml(given), "copy.yaml")
     assert config.load_recipe(copy) == given and config.sources(config.load_recipe(copy)) == config.sources(given)
     assert given.sources[2] == {"weight": 1e-9, "data_files": shared}
+
+
+def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tmp_path):
+    secret, prompt = "https://me:pw@h/a.jsonl?v=1&token=T", "https://me:pw@h/?go=on"
+    files = {"data_files": ["b.jsonl", secret], "validation_files": [secret]}
+    for given in (
+        mixture(tmp_path, OWN | files, sample_prompts=[prompt]),
+        write(tmp_path, **files, sample_prompts=[prompt]),
+    ):
+        given = config.load_recipe(given)
+        public = config.public(given)
+        assert public.keys() == config.FIELDS.keys() and public["sample_prompts"] == [prompt]
+        copy = config.load_recipe(write(tmp_path, config.as_yaml(given), "copy.yaml"))
+        assert config.public(copy) == public == config.public(given) | {name: getattr(copy, name) for name in public}
+        for source in (public["sources"] or [public])[:1]:
+            assert source["data_files"][0] == "b.jsonl" and source["data_files"][1:] == source["validation_files"]
+            assert redact_url(secret) == source["validation_files"][0] != secret
+        assert [given.data_files or given.sources[0]["data_files"]] == [files["data_files"]]  # what is read stays
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """Bad input is said in the user's words, one line each, and becomes an exit status."""
 
+import subprocess
+import sys
+
 import pytest
+from conftest import ROOT
 
 from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
 
@@ -45,6 +49,20 @@ def test_only_the_first_process_says_it_and_all_exit_alike(capsys, monkeypatch):
 def test_our_own_faults_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         raising(ZeroDivisionError())()
+
+
+def test_a_traceback_shows_no_secret_of_a_url():
+    lines = (
+        "import sys",
+        "from pretrain.errors import exit_on_bad_input",
+        "fetch = exit_on_bad_input(lambda url: open(url))",
+        "fetch(sys.argv[1])",
+    )
+    url = "http://me:canary@127.0.0.1/a.csv?token=canary"
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines), url], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and "Traceback (most recent call last)" in done.stderr
+    assert "FileNotFoundError" in done.stderr and "http://redacted@127.0.0.1/a.csv?redacted" in done.stderr
+    assert "canary" not in done.stderr
 
 
 def test_exit_status_of_main_is_passed_on_with_its_arguments():

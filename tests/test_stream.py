@@ -309,13 +309,30 @@ def test_a_url_with_a_query_that_stays_away_stops_with_its_name(stream, server, 
             open_files(stream, urls)
 
 
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["503", "reset", "429:7", "403", "404"])
+def test_nothing_that_is_said_of_a_url_holds_its_user_password_or_query(stream, server, name, kind):
+    from pretrain.errors import BadInput, TrainingStopped
+
+    login = server.url.replace("://", "://me:canary@")
+    url, said = f"{login}/files/{name}?token=canary&v=canary", []
+    ((_, read),) = open_files(stream, [url], said)["train"]
+    server.faults = fault(kind, times=ALWAYS)
+    for fails in (lambda: list(read(0)), lambda: open_files(stream, [url], said)):
+        with pytest.raises((BadInput, TrainingStopped)) as stopped:
+            fails()
+        assert f"redacted@127.0.0.1:{server.server_port}/files/{name}?redacted=" in str(stopped.value)
+        said.append(str(stopped.value))
+    assert (len(said) > 15) == (kind not in ("403", "404")) and "canary" not in "".join(said)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl?v=*", "a.parquet?v=*", "*.csv", "a.csv?v=::", "a.csv.gz?v=[1]"])
 def test_a_url_that_the_client_would_take_for_something_else_is_refused(stream, server, name):
     from pretrain.errors import BadInput
 
     (server.folder / "files" / "*.csv").write_text("text\nof a star\n")
     (server.folder / "files" / "a.csv.gz").write_bytes(gzip.compress((server.folder / "files" / "a.csv").read_bytes()))
-    with pytest.raises(BadInput, match=re.escape(f"/{name}: ")) as refused:
+    with pytest.raises(BadInput, match=re.escape(f"/files/{name.partition('?')[0]}")) as refused:
         open_files(stream, [f"{server.url}/files/{name}"])
     for sign, remedy in {"::": "%3A%3A", "*": "%2A", "[": "%5B", "]": "%5D"}.items():
         if sign in name:

@@ -1,0 +1,142 @@
+"""The user, password and query of a data file's URL are used, and stand in nothing that a run leaves, sends or prints."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TEXT, run
+from data_server import DataServer
+from hub_server import HubServer
+
+import train
+
+SECRETS = ("canaryuser", "canarypass", "canarytoken", "canaryquery", "canaryagain")
+TINY = ("--recipe", "tiny.yaml", "--run_name", "r", "--sample_steps", "0", "--eval_steps", "0", "--save_steps", "3")
+TINY += ("--validation_tokens", "300", "--shard_tokens", "3000")
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves files to who knows the password and a token."""
+    folder = tmp_path / "served"
+    (folder / "files").mkdir(parents=True)
+    for name, text in {"a": TEXT, "b": TEXT[::-1]}.items():
+        (folder / "files" / f"{name}.txt").write_text(text)
+        rows = [text[i : i + 100] for i in range(0, len(text), 100)]
+        (folder / "files" / f"{name}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    with DataServer(folder) as running:
+        login = "Basic Y2FuYXJ5dXNlcjpjYW5hcnlwYXNz"  # canaryuser:canarypass
+        running.allowed = lambda path, headers: "token=canary" in path and headers.get("Authorization") == login
+        yield running
+
+
+def url(server: DataServer, name: str, token: str = "canarytoken", login: str = "canaryuser:canarypass@") -> str:
+    return f"{server.url.replace('://', f'://{login}')}/files/{name}?v=canaryquery&token={token}"
+
+
+@pytest.fixture
+def own(workplace):
+    """A folder of one's own without shards."""
+    shutil.rmtree("data")
+    return workplace
+
+
+def refuse_secrets(*said: str | bytes) -> None:
+    """Assert that no secret stands in a file below this folder, or in what was printed or sent."""
+    seen = {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    seen |= {f"said {i}": words.encode() if isinstance(words, str) else words for i, words in enumerate(said)}
+    assert len(seen) > 10
+    assert not [(where, secret) for where, found in seen.items() for secret in SECRETS if secret.encode() in found]
+
+
+def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(own, server):
+    names = [name for name in ("wandb", "tensorboard", "trackio") if importlib.util.find_spec(name)]
+    flags = ("--push_to_hub", "true", "--hub_strategy", "checkpoint", "--report_to", *(names or ["none"]))
+    given = ("--data_files", url(server, "a.jsonl"), "--validation_files", url(server, "b.jsonl"))
+    with HubServer() as hub:
+        homes = {"HOME": "home", "XDG_CACHE_HOME": "home/cache", "TRACKIO_DIR": "home/trackio", "HF_HOME": "home/hf"}
+        home = {name: str(Path(folder).resolve()) for name, folder in homes.items()}
+        environment = os.environ | hub.environment("") | home | {"ACCELERATE_USE_CPU": "true", "WANDB_MODE": "offline"}
+        command = [sys.executable, str(ROOT / "train.py"), *TINY, *flags, *given]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        shown = f"{server.url.replace('://', '://redacted@')}/files/a.jsonl?redacted=".encode()
+        pushed = hub.files("me/r")
+        assert shown in pushed["README.md"] and shown in pushed["recipe.yaml"]
+        sent = [f"{request.path} {request.headers}".encode() + request.body for request in hub.requests]
+    assert names == [name for name in names if list(Path().rglob(f"*{name}*"))]
+    refuse_secrets(done.stdout, done.stderr, *sent)
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(own, server, kind):
+    for name in "ab":  # here, for the reader that the trainer would start takes seconds to begin
+        run("prepare_data.py", *TINY, "--data_files", url(server, f"{name}.{kind}"))
+    first = run("train.py", *TINY, "--data_files", url(server, f"a.{kind}"))
+    assert "/redacted@" not in first.stderr and f"a.{kind}?redacted=" in Path("runs/r/recipe.yaml").read_text()
+    shutil.rmtree("runs/r/checkpoints/step-00000012")
+    server.log.clear()
+    again = run("train.py", *TINY, "--data_files", url(server, f"a.{kind}", "canaryagain"))
+    assert "resumed from runs/r/checkpoints/step-00000009" in again.stderr
+    # The run folder's own recipe finds the shards too.
+    by_recipe = run("train.py", "--recipe", "runs/r/recipe.yaml", "--eval_only")
+    assert not server.log, "the file is known by its redacted URL"
+    other = run("train.py", *TINY, "--data_files", url(server, f"b.{kind}"), expect=2)
+    assert "runs/r/checkpoints/step-00000012" in other.stderr
+    refuse_secrets(*(words for done in (first, again, by_recipe, other) for words in (done.stdout, done.stderr)))
+
+
+def test_a_preparation_goes_on_with_a_renewed_token_where_it_was(own, server):
+    flags = ("--validation_tokens", "300", "--shard_tokens", "1000", "--recipe", "tiny.yaml", "--data_files")
+    urls = [url(server, "a.jsonl"), url(server, "b.jsonl")]
+    killed = run(str(ROOT / "tests" / "test_prepare_data.py"), *flags, *urls, expect=-9, KILL_AT="shard:16")
+    (path,) = Path("data").glob("*/manifest.json")
+    cursor = json.loads(path.read_text())["cursor"]
+    assert "/files/" in cursor["file"] and not [secret for secret in SECRETS if secret in cursor["file"]]
+    done = run("prepare_data.py", *flags, *(one.replace("canarytoken", "canaryagain") for one in urls))
+    assert done.stdout.strip() == str(path.parent) and json.loads(path.read_text())["complete"]
+    shutil.move(path.parent, "before")
+    run("prepare_data.py", *flags, *urls)
+    for file in sorted(path.parent.glob("*.bin")):
+        assert file.read_bytes() == (Path("before") / file.name).read_bytes()
+    refuse_secrets(killed.stderr, done.stderr)
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+@pytest.mark.parametrize("fault", ["403", "token", "malformed", "redacted", "spaces", "dead"])
+def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, kind, fault):
+    good = url(server, f"a.{kind}")
+    given = {
+        "403": url(server, f"a.{kind}", login="canaryuser:canaryquery@"),
+        "token": good.replace("token=", "no="),
+        "malformed": url(server, f"a.{kind}", login="canaryuser:canary/canarypass@"),
+        "redacted": good.replace("canaryuser:canarypass", "redacted").partition("?")[0],
+        "spaces": good + " canarypass",
+        "dead": good.replace(str(server.server_port), "1"),
+    }[fault]
+    if fault == "dead" and kind == "jsonl":
+        pytest.skip("is tried again for five minutes; test_stream.py has it")
+    done = run(
+        "prepare_data.py", "--recipe", "tiny.yaml", "--validation_tokens", "300", "--data_files", given, expect=2
+    )
+    named = {"malformed": "data_files, number 1: is no URL", "spaces": "data_files, number 1: is no URL"}
+    assert named.get(fault, f"/files/a.{kind}") in done.stderr and "Traceback" not in done.stderr
+    assert not [secret for secret in SECRETS if secret in done.stderr]
+
+
+@pytest.mark.parametrize("launcher", [["/usr/bin/python3", "/opt/bin/accelerate", "launch"], ["bash"]])
+def test_the_command_that_a_card_shows_has_no_secret(monkeypatch, launcher):
+    words = ["train.py", "--data_files", "http://me:canary@h/a.txt?token=canary", "--seed=http://h/?canary"]
+    parent = types.SimpleNamespace(parent=lambda: types.SimpleNamespace(cmdline=lambda: [*launcher, *words]))
+    monkeypatch.setattr(train.psutil, "Process", lambda: parent)
+    monkeypatch.setattr(sys, "argv", words)
+    begin = ["accelerate", "launch"] if "launch" in launcher else ["python"]
+    shown = [*begin, "train.py", "--data_files", "http://redacted@h/a.txt?redacted", "--seed=http://h/?redacted="]
+    found = train.command_line()
+    assert found[:-1] == shown[:-1] and found[-1].startswith(shown[-1]) and "canary" not in str(found)
