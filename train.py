@@ -21,7 +21,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -617,6 +616,10 @@ def refuse_missing_kernels(device: hardware.Device) -> None:
 def command_line() -> list[str]:
     """Return the words that started this run: the launcher's, where there is one; URLs in them are redacted."""
     words = [Path(sys.argv[0]).name, *map(redact, sys.argv[1:])] if sys.argv else []
+    try:
+        import psutil  # comes with Accelerate; only this needs it
+    except ImportError:
+        return ["python", *words]
     parent = psutil.Process().parent()
     launcher = [*map(redact, parent.cmdline())] if parent else []
     for place, word in enumerate(launcher[:3]):

@@ -84,7 +84,7 @@ def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns) -> No
     corpus, where, rank = train.Corpus(recipe, []), accelerator.device, accelerator.process_index
     stop = StopRequest(recipe.ddp_timeout)
     model = train.build_model(recipe, corpus).to(where)
-    module, optimizer = train.prepare(recipe, model, accelerator)
+    module, optimizer = train.prepare(recipe, corpus, model, accelerator)
     batches = train.train_batches(recipe, corpus, where)
     plan = config.make_plan(recipe, accelerator.num_processes)
     order = train.train_order(recipe, corpus.sources, plan)
