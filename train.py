@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -483,6 +484,9 @@ class Publisher:
         self.device = hardware.device_name(accelerator.device)
         self.precision = accelerator.mixed_precision if accelerator.mixed_precision != "no" else "fp32"
         self.is_main, self._drawn = accelerator.is_main_process, time.monotonic()
+        self._draws = self.is_main and find_spec("matplotlib") is not None
+        if self.is_main and not self._draws:
+            corpus.say("curves.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
         self._pusher, self._pushes = None, 0
         if repo_id and self.is_main:
             self._pusher = hub.Pusher(run_dir / PENDING, lambda line: corpus.say(line))
@@ -492,7 +496,7 @@ class Publisher:
 
     def draw(self, at_least: float = 0.0) -> None:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
-        if self.is_main and time.monotonic() - self._drawn >= at_least:
+        if self._draws and time.monotonic() - self._drawn >= at_least:
             rows = read_metrics(self.run_dir / "metrics.jsonl")
             published = card.published(config.public(self.recipe), hellaswag.PUBLISHED)
             plots.draw_curves(rows, self.run_dir / "curves.png", self.recipe.run_name, published=published)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import evaluate  # here once: each run below is a fork of this process
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -130,6 +131,15 @@ def test_scores_are_the_same_for_any_batch_size_order_and_number_of_processes(pl
         assert one["raw_sum_logprob"] == pytest.approx(other["raw_sum_logprob"], abs=1e-4)
     write_items(Path("items.jsonl"), items()[::-1])
     assert [score()[name] for name in SCORES] == [wanted[name] for name in SCORES]
+
+
+def test_scores_are_the_same_where_the_library_evaluate_is_not_installed(place, monkeypatch):
+    test = hellaswag.Test(hellaswag.read_items(["items.jsonl"], 0), tokenization.load("runs/r/model"))
+    likelihoods = np.random.default_rng(0).normal(-20, 5, (len(test.questions), hellaswag.ENDINGS))
+    predictions = test.predictions(likelihoods)
+    whole = eval_hellaswag.report(test, predictions)
+    monkeypatch.setitem(sys.modules, "evaluate", None)  # Python's own way of "not installed"
+    assert eval_hellaswag.report(test, predictions) == whole and set(whole) == set(SCORES)
 
 
 def test_limit_takes_the_first_items(place):
