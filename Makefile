@@ -18,7 +18,7 @@ RECIPE ?= recipes/quickstart.yaml
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help environment check-setup gpu-status gpu-hot train ddp-train stop test test-slow check format clean
+.PHONY: help environment check-setup gpu-status gpu-hot card-report train ddp-train stop test test-slow check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ gpu-status: ## each card's use, memory, watts and temperature
 
 gpu-hot: $(VENV)/.installed ## full load on every card for a minute (SECONDS=60)
 	$(BIN)/python check_setup.py --warm_up_seconds $(SECONDS)
+
+card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak of GPT-2 124M, and the row to send us
+	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
 
 test: $(VENV)/.installed-dev ## the tests, under 6 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not slow" -n 3

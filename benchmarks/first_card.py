@@ -80,6 +80,7 @@ sys.exit(train.main())
 """
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 1024, "sequence_length": 64}
 QUIET = {"eval_steps": 0, "sample_steps": 0, "save_steps": 0, "hellaswag_steps": 0, "logging_steps": 1}
+ERROR = re.compile(r"(\w+\.)*(error|\w+Error)\b.*: ")
 SETTLED = 10  # updates before those whose speed counts
 HELLASWAG_TOKENS = (50, 28)  # of a context, of an ending: with four endings about the 164 tokens of a text of HellaSwag
 
@@ -147,7 +148,10 @@ class Part:
         wrote = log.read_text(errors="replace")
         if status == 0:
             return wrote
-        last = next((line.strip() for line in reversed(wrote.splitlines()) if line.strip()), "no output")
+        lines = [line.strip() for line in wrote.splitlines() if line.strip()] or ["no output"]
+        # The launcher's own traceback comes last and says only that there was an error.
+        told = [line for line in lines if ERROR.match(line) and "CalledProcessError" not in line]
+        last = (told or lines)[-1]
         self.fail(f"{what}: {'stopped, no time was left' if status is None else f'exit status {status}'}: {last[:300]}")
         return None
 
