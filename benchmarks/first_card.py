@@ -65,17 +65,20 @@ import sys, time
 sys.path.insert(0, {root!r})
 import train
 
-def timed(name):
+def timed(name, count):
     inner = getattr(train, name)
     def outer(*given, **named):
         start = time.perf_counter()
         found = inner(*given, **named)
-        print("seconds of", name, time.perf_counter() - start, file=sys.stderr, flush=True)
+        print("timed", name, count(*given), time.perf_counter() - start, file=sys.stderr, flush=True)
         return found
     setattr(train, name, outer)
 
-timed("validation_loss")
-timed("hellaswag_scores")
+def tokens(recipe, plan, corpus, *_):
+    return recipe.sequence_length * sum(source.validation.num_windows for source in corpus.sources)
+
+timed("validation_loss", tokens)
+timed("hellaswag_scores", lambda corpus, *_: len(corpus.hellaswag.items))
 sys.exit(train.main())
 """
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 1024, "sequence_length": 64}
@@ -137,14 +140,15 @@ class Part:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a launcher and its trainers end together
             )
+            status = None
             try:
-                status = child.wait(self.left)
-            except subprocess.TimeoutExpired:
-                status = None
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = child.wait(self.left)
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+                if status != 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
         wrote = log.read_text(errors="replace")
         if status == 0:
             return wrote
@@ -328,66 +332,69 @@ def exactness(part: Part) -> None:
 def evaluation(part: Part) -> None:
     """HellaSwag items/s (HELLASWAG=FILE, else items made of the standard library) and validation seconds."""
     recipe, folder = part.recipe("gpt2_124m"), part.fresh("looks")
-    count = 8 if part.rehearse else 2000
     script = part.work / "timed_train.py"
     script.write_text(TIMED.format(root=str(ROOT)))
-    if part.hellaswag:
-        items, told = Path(part.hellaswag).resolve(), "HellaSwag's items"
-    else:
-        if part.train("a tokenizer", recipe, part.fresh("looks_tokenizer").name, max_steps=1, warmup_steps=0) is None:
+    items, made = part.hellaswag, "HellaSwag's own items"
+    if items is None:
+        wrote = part.run("tokens", [ROOT / "prepare_data.py", "--recipe", recipe], part.work)
+        if wrote is None:
             return
-        tokenizer = part.work / "runs" / "looks_tokenizer" / "model"
-        items = make_items(part.work, tokenizer, count, (16, 8) if part.rehearse else HELLASWAG_TOKENS)
-        told = "made of the standard library, {} tokens and four times {}: scores mean nothing".format(
-            *HELLASWAG_TOKENS
-        )
-    lines = sum(bool(line.strip()) for line in items.read_text().splitlines())
+        tokenizer = part.work / wrote.splitlines()[-1] / "tokenizer"
+        count, lengths = (8, (16, 8)) if part.rehearse else (2000, HELLASWAG_TOKENS)
+        items = make_items(part.work, tokenizer, count, lengths)
+        made = "items made of the standard library, {} tokens and four times {}: scores mean nothing".format(*lengths)
     keys = {"max_steps": 2, "warmup_steps": 0, "eval_steps": 1, "eval_tokens": 0, "hellaswag_steps": 1}
     keys |= {} if part.rehearse else {"tokens_per_step": 65536}
     wrote = part.train("validation and HellaSwag", recipe, folder.name, script=script, **keys, hellaswag_files=items)
-    if wrote is not None:
-        seconds = {name: [] for name in ("validation_loss", "hellaswag_scores")}
-        for name, taken in re.findall(r"^seconds of (\w+) (\S+)$", wrote, re.MULTILINE):
-            seconds[name].append(float(taken))
-        tokens = validation_tokens(part.work, folder)
-        checks, first = seconds["validation_loss"], seconds["validation_loss"][0]
-        part.note(
-            f"in training: validation {tokens / checks[-1]:,.0f} tokens/s ({checks[-1]:.1f} s; the first time {first:.1f} "
-            f"s), HellaSwag {lines / seconds['hellaswag_scores'][-1]:,.0f} items/s ({told})",
-            looks={"items": lines, "items_are": told, "validation_tokens": tokens, "seconds": seconds},
-        )
-    model = folder / "model"
-    command = [*part.launcher(), ROOT / "eval_hellaswag.py", "--model", model, "--data_files", items]
-    if model.is_dir() and (wrote := part.run("eval_hellaswag.py", command, part.work)):
+    if wrote is None:
+        return
+    looks = {name: [] for name in ("validation_loss", "hellaswag_scores")}
+    for name, count, seconds in re.findall(r"^timed (\w+) (\d+) (\S+)$", wrote, re.MULTILINE):
+        looks[name].append({"count": int(count), "seconds": float(seconds)})
+    first, *_, last = looks["validation_loss"]
+    scores = looks["hellaswag_scores"][-1]
+    part.note(
+        f"in training: validation {last['count'] / last['seconds']:,.0f} tokens/s ({last['seconds']:.1f} s; the first time "
+        f"{first['seconds']:.1f} s), HellaSwag {scores['count'] / scores['seconds']:,.0f} items/s ({made})",
+        items=made,
+        looks=looks,
+    )
+    command = [*part.launcher(), ROOT / "eval_hellaswag.py", "--model", folder / "model", "--data_files", items]
+    if wrote := part.run("eval_hellaswag.py", command, part.work):
         line = json.loads(next(line for line in reversed(wrote.splitlines()) if line.startswith("{")))
         speed = line["items"] / line["seconds"]
         part.note(f"eval_hellaswag.py {speed:,.0f} items/s, the first batches with it", eval_hellaswag=line)
 
 
 def optimizers(part: Part) -> None:
-    """AdamW against Muon at 124M, equal time of training, on the standard library and on TinyShakespeare (TEXT=)."""
+    """AdamW against Muon at 124M, equal time of training, on the standard library and on TinyShakespeare (TEXT=).
+
+    Both texts are small (2.4 million tokens of Python 3.12's library) and are read many times: the best validation loss
+    on the way is what compares.
+    """
     texts = {"standard library": None} | ({"TEXT": part.text} if part.text else {})
     ways = [(name, text, optimizer) for name, text in texts.items() for optimizer in ("adamw", "muon")]
     found = {}
     for number, (name, text, optimizer) in enumerate(ways):
         # What is left is shared out; a run also starts, compiles and evaluates.
-        seconds = 1 if part.rehearse else part.left / (len(ways) - number) - 75
+        seconds = 1 if part.rehearse else part.left / (len(ways) - number) - 90
         if seconds < (1 if part.rehearse else 20):
             part.fail(f"{optimizer} on {name}: not reached, the part's time was up")
             continue
         seconds = found[name]["adamw"]["asked_seconds"] if name in found and "adamw" in found[name] else seconds
         folder = part.fresh(f"{optimizer}_{'text' if text else 'library'}")
         recipe = part.recipe("gpt2_124m_muon" if optimizer == "muon" else "gpt2_124m", text)
-        keys = {"max_hours": seconds / 3600, "warmup_steps": 4 if part.rehearse else 100, "eval_steps": 100000}
-        keys |= {"eval_tokens": 0} | ({"max_steps": 30} if part.rehearse else {"tokens_per_step": 65536})
+        keys = {"max_hours": seconds / 3600, "warmup_steps": 4 if part.rehearse else 100, "eval_tokens": 0}
+        keys |= {"max_steps": 30, "eval_steps": 10} if part.rehearse else {"tokens_per_step": 65536, "eval_steps": 50}
         if part.train(f"{optimizer} on {name}", recipe, folder.name, **keys) is None:
             continue
         rows = read_metrics(folder / "metrics.jsonl")
-        loss = next(found["eval/loss"] for found in reversed(rows) if "eval/loss" in found)
+        losses = {found["step"]: found["eval/loss"] for found in rows if "eval/loss" in found}
+        best, last = min(losses, key=losses.get), max(losses)
         took = next(found["elapsed_seconds"] for found in reversed(rows) if "elapsed_seconds" in found)
-        figures = {"loss": loss, "steps": rows[-1]["step"], "seconds": took, "asked_seconds": seconds}
+        figures = {"losses": losses, "steps": last, "seconds": took, "asked_seconds": seconds}
         found.setdefault(name, {})[optimizer] = figures
-        said = f"{name}: {optimizer} {loss:.3f} after {figures['steps']} steps, {took:.0f} s"
+        said = f"{name}: {optimizer} best {losses[best]:.3f} at step {best}, {losses[last]:.3f} after {last} ({took:.0f} s)"
         part.note(said, optimizers=found)
 
 
@@ -472,19 +479,6 @@ def say_pace(speed: dict) -> str:
 def losses_of(folder: Path) -> dict[int, float]:
     """Return a run's training losses by step."""
     return {row["step"]: row["train/loss"] for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row}
-
-
-def validation_tokens(work: Path, folder: Path) -> int:
-    """Return how many tokens a run's validation scores: whole windows of the split."""
-    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
-    (manifest,) = [
-        found
-        for path in work.glob("data/*/manifest.json")
-        if (found := json.loads(path.read_text()))["tokenizer"]["name"] == recipe["tokenizer"]
-        and found["tokenizer"]["size"] <= recipe["vocab_size"]
-    ]
-    length = recipe["sequence_length"]
-    return sum(shard["tokens"] for shard in manifest["splits"]["validation"]) // length * length
 
 
 def some_text(work: Path) -> Path:

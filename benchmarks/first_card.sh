@@ -11,6 +11,5 @@ status=0
 for part in "$@"; do
     # first_card.py keeps its own time (SECONDS_PER_PART); this ends one that hangs.
     timeout --kill-after=10 $((${SECONDS_PER_PART:-525} + 15)) "$PYTHON" benchmarks/first_card.py "$part" || status=$?
-    ((status != 2)) || exit 2 # bad input: the other parts would say the same
 done
 exit "$status"
