@@ -15,13 +15,16 @@ DDP_CONFIG = $(call preset,$(NGPUS))
 MULTI_GPU = $(if $(findstring _x$(NGPUS).yaml,$(1)),,$(if $(filter 1,$(NGPUS)),,--multi_gpu --num_processes $(NGPUS)))
 SECONDS ?= 60
 RECIPE ?= recipes/quickstart.yaml
+NULL_CARD_VENV := .venv-null-card
+# A Python with the CUDA build of torch, requirements-dev.txt and tests/card/null/requirements.txt, if there is one.
+NULL_CARD_PYTHON ?=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help environment check-setup gpu-status gpu-hot card-report train ddp-train stop test test-slow check format clean
+.PHONY: help environment check-setup gpu-status gpu-hot card-report train ddp-train stop test test-slow check format clean test-null-card
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
 
 environment: $(VENV)/.installed ## make .venv and install requirements.txt
 
@@ -54,10 +57,13 @@ card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak o
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
 
 test: $(VENV)/.installed-dev ## the tests, under 6 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not slow" -n 3
+	$(BIN)/python -m pytest -m "not slow and not null_card" -n 3
 
 test-slow: $(VENV)/.installed-slow ## campaigns of kills and parities
 	$(BIN)/python -m pytest -m slow
+
+test-null-card: $(if $(NULL_CARD_PYTHON),,$(NULL_CARD_VENV)/.installed) ## code for cards, compiled too, without a card (an hour, 6 GB)
+	$(or $(NULL_CARD_PYTHON),$(NULL_CARD_VENV)/bin/python) -m pytest -m null_card tests/card/null
 
 check: $(VENV)/.installed-dev ## format, lint, layout rules
 	$(BIN)/ruff format --check .
@@ -69,7 +75,7 @@ format: $(VENV)/.installed-dev ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .
 
 clean: ## remove .venv; data/ and runs/ stay
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(NULL_CARD_VENV)
 
 # torch goes first and alone, so that no other package's range chooses its build.
 $(VENV)/.installed: requirements.txt
@@ -85,4 +91,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 
 $(VENV)/.installed-slow: $(VENV)/.installed-dev requirements-slow.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-slow.txt
+	touch $@
+
+# torch from the package index itself: a folder of wheels or an index that pip is set up to prefer may hold a CPU build.
+$(NULL_CARD_VENV)/.installed: requirements.txt requirements-dev.txt tests/card/null/requirements.txt
+	$(PYTHON) -m venv $(NULL_CARD_VENV)
+	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(NULL_CARD_VENV)/bin/python -m pip install --quiet \
+		--disable-pip-version-check "$$(grep '^torch==' requirements.txt)" -r tests/card/null/requirements.txt
+	$(NULL_CARD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from build import LIBRARY, build  # noqa: E402
-from cards import CARDS  # noqa: E402
+from described_cards import CARDS  # noqa: E402
 
 # A size that is read from a tensor means nothing here and may ask for terabytes. The card's own memory does not count.
 HOST_BYTES = 16 * 2**30

@@ -32,6 +32,10 @@ int nvmlDeviceGetUUID(void* device, char* text, unsigned size) {
     snprintf(text, size, "GPU-%08x-0000-0000-0000-000000000000", unsigned(uintptr_t(device)));
     return 0;
 }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {  // for PyTorch's message when memory is out
+    *count = 0;
+    return 0;
+}
 int nvmlDeviceGetUtilizationRates(void*, Rates* rates) {
     record("nvml utilization");
     *rates = {97, 40};

@@ -1,0 +1,191 @@
+"""The memory of a training step on a card: measured, beside what pretrain/estimate.py says.
+
+    python tests/card/null/run.py --card h200 python benchmarks/memory_card.py --json memory.json      # without a card
+    python benchmarks/memory_card.py --json memory.json                                                # on a card
+    ... --recipes recipes/gpt2_124m.yaml --micro_batch 16 64 --checkpointing none                      # some of the cases
+    ... --shards 2 --recipes recipes/gpt2_124m.yaml --micro_batch 16                                   # FSDP2 on two cards
+
+Each case is updates of two micro-batches with the recipe's optimizer, prepared as train.py prepares them: the gradients
+of the first are there when the second is computed, and the moments are there when the last update, which is measured,
+begins. allocated is the CUDA allocator's peak, reserved what it has taken for that from the driver, driver what the
+driver has given, CUDA's context left out. Cases that the JSON has already are not measured again: a run that was stopped
+goes on.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+if __name__ == "__main__":
+    sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import gc
+import itertools
+import json
+import subprocess
+import types
+from importlib.metadata import version
+
+import torch
+
+import train
+from pretrain import cards, config, estimate, hardware, optim
+from pretrain.errors import BadInput, exit_on_bad_input, is_out_of_memory
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]
+ACCUMULATION, UPDATES = 2, 3
+CASE = ("recipe", "precision", "compiled", "checkpointing", "shards", "micro_batch")  # what makes it another one
+FSDP = ROOT / "accelerate_configs" / "fsdp2_x8.yaml"
+
+
+def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> None:
+    """Measure a recipe at each micro-batch, as accelerate has launched this process; print a JSON line for each."""
+    accelerator = hardware.make_accelerator(hardware.this_device())
+    free_at_first = torch.cuda.mem_get_info(accelerator.device)[0]
+    for micro_batch in micro_batches:
+        row = {"micro_batch": micro_batch}
+        try:
+            peaks(recipe_path, checkpointing, micro_batch, accelerator)
+            row |= {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+            row |= {
+                "held": torch.cuda.memory_allocated(),
+                "driver": free_at_first - torch.cuda.mem_get_info(accelerator.device)[0],
+            }
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            row["problem"] = "out of memory"
+        gc.collect()
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+        if accelerator.is_main_process:
+            print(json.dumps(row), flush=True)
+
+
+def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -> None:
+    """Do the updates; the allocator's peaks are then those of the last one."""
+    processes = accelerator.num_processes
+    recipe = read(recipe_path, checkpointing, micro_batch, processes)
+    corpus = types.SimpleNamespace(tokenizer=types.SimpleNamespace(eos_token_id=0))  # all that a model takes of it
+    model = train.build_model(recipe, corpus).to(accelerator.device)
+    module, optimizer = train.prepare(recipe, corpus, model, accelerator)
+    inputs_BT = torch.zeros(micro_batch, recipe.sequence_length, dtype=torch.int64, device=accelerator.device)
+    targets_BT = inputs_BT.clone()
+    for update in range(UPDATES):
+        if update + 1 == UPDATES:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        loss = torch.zeros((), device=accelerator.device)
+        for micro_step in range(ACCUMULATION):
+            with train.gradient_exchange(accelerator, module, micro_step + 1 == ACCUMULATION):
+                micro_loss = module(inputs_BT, targets_BT)
+                accelerator.backward(micro_loss / ACCUMULATION)
+            loss += micro_loss.detach() / ACCUMULATION
+        optim.update(
+            optimizer,
+            list(model.parameters()),
+            loss,
+            max_grad_norm=recipe.max_grad_norm,
+            scaler=accelerator.scaler,
+            reduce_mean=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), "mean"),
+        )
+
+
+def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int) -> config.Recipe:
+    """Return the recipe with a step of two such micro-batches."""
+    recipe = config.load_recipe(Path(recipe_path))
+    tokens = ACCUMULATION * processes * micro_batch * recipe.sequence_length
+    flags = {"gradient_checkpointing": checkpointing, "per_device_train_batch_size": micro_batch}
+    flags |= {"tokens_per_step": tokens}
+    return config.load_recipe(Path(recipe_path), {name: str(value) for name, value in flags.items()})
+
+
+def launched(device: hardware.Device, case: dict, micro_batches: list[int]):
+    """Measure in processes that accelerate starts, as it starts train.py; yield a row a micro-batch."""
+    stem = cards.preset(device.name)
+    yaml = FSDP if case["shards"] > 1 else ROOT / "accelerate_configs" / f"{stem}.yaml"
+    command = ["accelerate", "launch", "--config_file", str(yaml), "--num_processes", str(case["shards"])]
+    command += ["--mixed_precision", case["precision"], "--dynamo_backend", "inductor" if case["compiled"] else "no"]
+    command += [__file__, "--measure", case["recipe"], case["checkpointing"], *map(str, micro_batches)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield case | json.loads(line)
+    if process.returncode:
+        raise BadInput(f"{' '.join(command)}: ended with {process.returncode}", status=1)
+
+
+def estimated(row: dict) -> int:
+    """Return what the memory model says of a case, without CUDA's context."""
+    recipe = read(row["recipe"], row["checkpointing"], row["micro_batch"], row["shards"])
+    sharded = frozenset({"weights", "gradients", "moments"} if row["shards"] > 1 else ())
+    parts = estimate.memory(
+        train.recipe_shape(recipe),
+        micro_batch=row["micro_batch"],
+        half=row["precision"] != "no",
+        compiled=row["compiled"],
+        checkpointing=row["checkpointing"],
+        shards=row["shards"],
+        sharded=sharded,
+    )
+    return round(sum(size for name, size in parts.items() if name != "context"))
+
+
+def told(row: dict) -> str:
+    """Return a case's line of the table."""
+    head = f"{Path(row['recipe']).stem:12} {'compiled' if row['compiled'] else 'eager':9}{row['checkpointing']:14}"
+    head += f"{row['shards']:6}  {row['micro_batch']:11}"
+    if "problem" in row:
+        return f"{head}  {row['problem']}"
+    figures = "".join(f"{row[name] / 2**30:11.2f}" for name in ("allocated", "reserved", "driver", "estimated"))
+    return f"{head}{figures}  {row['estimated'] / row['allocated']:20.3f}"
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Measure every case that the JSON does not have."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, help="default: GPT-2 124M and 350M, a Llama of 124M")
+    parser.add_argument("--micro_batch", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128])
+    parser.add_argument("--compiled", nargs="+", default=["no", "yes"], choices=["no", "yes"])
+    parser.add_argument("--checkpointing", nargs="+", default=["none", "mlp", "full"], choices=["none", "mlp", "full"])
+    parser.add_argument("--shards", type=int, default=1, help="processes of FSDP2; 1: without (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="where the figures are kept")
+    parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
+    asked = parser.parse_args(argv)
+    if asked.measure:
+        recipe, checkpointing, *micro_batches = asked.measure
+        measure(recipe, checkpointing, list(map(int, micro_batches)))
+        return 0
+    device = hardware.this_device()
+    if device.kind != "cuda":
+        raise BadInput("there is no card here: start with python tests/card/null/run.py --card h200 python ...")
+    if asked.json is None:
+        raise BadInput("--json PATH is missing: measuring takes long, and the figures are kept there on the way")
+    record = {"machine": device.name, "torch": torch.__version__, "transformers": version("transformers"), "rows": []}
+    if asked.json.is_file():
+        record = json.loads(asked.json.read_text())
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    print(f"machine      {device.name}, torch {torch.__version__}; GiB")
+    print(
+        "recipe       compiled checkpointing shards  micro-batch  allocated   reserved     driver  estimated  "
+        "estimated / allocated"
+    )
+    for recipe, compiled, checkpointing in itertools.product(asked.recipes, asked.compiled, asked.checkpointing):
+        case = {"recipe": recipe, "precision": device.precision, "compiled": compiled == "yes"}
+        case |= {"checkpointing": checkpointing, "shards": asked.shards}
+        known = {tuple(row[name] for name in CASE) for row in record["rows"]}
+        left = [size for size in asked.micro_batch if (*case.values(), size) not in known]
+        for row in launched(device, case, left) if left else ():
+            row |= {"commit": commit.strip(), "estimated": estimated(row)}
+            record["rows"].append(row)
+            asked.json.write_text(json.dumps(record, indent=1) + "\n")
+            print(told(row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
