@@ -1,13 +1,12 @@
-"""The memory of a training step: measured, beside what pretrain/estimate.py says.
+"""The memory of a training step on a CPU: measured, beside what pretrain/estimate.py says. memory_card.py is for cards.
 
-    python benchmarks/memory.py                                         # a small GPT-2, on the CPU or the card
+    python benchmarks/memory.py                                         # a small GPT-2
     python benchmarks/memory.py --architecture gpt2 llama --num_key_value_heads 2       # and a Llama-type model
     python benchmarks/memory.py --n_layer 12 --n_embd 768 --n_head 12 --vocab_size 50304 --sequence_length 1024 \
-        --micro_batch 4 16 32                                           # GPT-2 124M, on a card
+        --micro_batch 1                                                 # GPT-2 124M
 
-Two micro-batches and one AdamW update. On a card the peak is the CUDA allocator's. On a CPU it is that of
-PyTorch's allocations on their time line, as the profiler writes them down: the same tensors, but the CPU's kernels and
-their own scratch memory, and autocast as it is on a CPU.
+Two micro-batches and one AdamW update. The peak is that of PyTorch's allocations on their time line, as the profiler
+writes them down: a card's tensors, but the CPU's kernels and their own scratch memory, and autocast as it is on a CPU.
 """
 
 import sys
@@ -34,7 +33,7 @@ def step(module, optimizer, ids_BT, precision: str) -> None:
     """Do one update as train.py does."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     for _ in range(2):  # the first one's gradients are there when the second one runs
-        with torch.autocast(ids_BT.device.type, dtype) if dtype else contextlib.nullcontext():
+        with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
             loss = module(ids_BT, ids_BT.clone())
         loss.backward()
     optim.update(
@@ -42,7 +41,7 @@ def step(module, optimizer, ids_BT, precision: str) -> None:
     )
 
 
-def peak_on_cpu(work) -> int:
+def peak(work) -> int:
     """Return the most bytes that ``work`` had allocated at once, above those at its begin."""
     with torch.profiler.profile(profile_memory=True) as profile:
         work()
@@ -57,8 +56,7 @@ def peak_on_cpu(work) -> int:
 def measure(
     shape: estimate.Shape, micro_batch: int, precision: str, compiled: bool, checkpointing: str, logits_rows: int
 ) -> int:
-    """Return the peak of a step in bytes, with weights, gradients and moments, without CUDA's context."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the peak of a step in bytes, with weights, gradients and moments."""
     torch._dynamo.reset()
     model = models.build(
         **vars(shape),
@@ -69,20 +67,14 @@ def measure(
         seed=1,
         gradient_checkpointing=checkpointing,
     )
-    module = NextTokenLoss(model.to(device).train())
+    module = NextTokenLoss(model.train())
     module.rows = logits_rows
     optimizer = optim.adamw(model, learning_rate=1e-4, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
-    ids_BT = torch.randint(0, shape.vocab_size, (micro_batch, shape.sequence_length), device=device)
+    ids_BT = torch.randint(0, shape.vocab_size, (micro_batch, shape.sequence_length))
     run = torch.compile(module) if compiled else module
     step(run, optimizer, ids_BT, precision)  # compiles, and makes the moments
     weights_and_moments = 12 * sum(parameter.numel() for parameter in model.parameters())
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        step(run, optimizer, ids_BT, precision)
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
-    return weights_and_moments + peak_on_cpu(lambda: step(run, optimizer, ids_BT, precision))
+    return weights_and_moments + peak(lambda: step(run, optimizer, ids_BT, precision))
 
 
 def shape_of(asked: argparse.Namespace, architecture: str) -> estimate.Shape:
@@ -113,8 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
     shapes = [shape_of(asked, architecture) for architecture in asked.architecture]
-    device = hardware.this_device()
-    print(f"machine       {device.name}, torch {torch.__version__}")
+    machine = hardware.device_name(torch.device("cpu"))
+    print(f"machine       {machine}, torch {torch.__version__}")
     for shape in shapes:
         print(f"model         {shape}, {shape.parameters:,} parameters")
     print(
@@ -137,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
             flush=True,
         )
         if asked.json:  # after each row: some take minutes
-            about = {"machine": device.name, "torch": torch.__version__, "shapes": [vars(shape) for shape in shapes]}
+            about = {"machine": machine, "torch": torch.__version__, "shapes": [vars(shape) for shape in shapes]}
             Path(asked.json).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
     return 0
 

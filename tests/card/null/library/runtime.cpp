@@ -112,13 +112,19 @@ const char* cudaGetErrorString(cudaError_t error) {
     switch (error) {  // PyTorch's messages carry these texts
         case cudaSuccess: return "no error";
         case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidDevice: return "invalid device ordinal";
         case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
-        case cudaErrorNotSupported: return "operation not supported (the null card does not simulate it)";
-        default: return "an error of the null card";
+        default: return "operation not supported (by the null card)";
     }
 }
 const char* cudaGetErrorName(cudaError_t error) {
-    return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOfTheNullCard";
+    switch (error) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorNoKernelImageForDevice: return "cudaErrorNoKernelImageForDevice";
+        default: return "cudaErrorNotSupported";
+    }
 }
 
 // Memory
