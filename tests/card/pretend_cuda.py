@@ -584,6 +584,13 @@ def _use(handle: int) -> types.SimpleNamespace:
     return types.SimpleNamespace(gpu=UTILIZATION)
 
 
+class _Unanswered:
+    """A class of torch.cuda that is not pretended."""
+
+    def __new__(cls, *args, **kwargs):
+        raise AttributeError("pretend_cuda has no streams and events")
+
+
 C_FUNCTIONS = {
     "_cuda_init": _initialize,
     "_cuda_getDeviceCount": lambda: 1,
@@ -657,6 +664,9 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     torch.cuda._cudart = types.SimpleNamespace(cudaMemGetInfo=_free_memory)
     torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda index: max(index, 0)
     torch.cuda._is_in_bad_fork = torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
+    torch.cuda.Stream = torch.cuda.Event = _Unanswered
+    torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+    torch.accelerator.current_stream = lambda device=None: types.SimpleNamespace(is_capturing=lambda: False)
     torch.version.cuda = "13.0" if card.capability >= (7, 5) else "12.6"
     sys.modules["pynvml"] = torch.cuda.pynvml = types.ModuleType("pynvml")
     vars(torch.cuda.pynvml).update(NVML_FUNCTIONS)
