@@ -270,6 +270,7 @@ INDEXING = {
     aten._index_put_impl_.default,
 }
 MULTIPLYING = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+VARYING = {aten.cumsum.default, aten.kthvalue.default, aten.histc.default, aten.median.dim, aten.put_.default}
 RESIZING = {aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset, aten.resize_.default}
 
 
@@ -288,6 +289,8 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         _refuse_two_sides(func, args, others)
     if func in WAITING:
         machine.wait("read")
+    if torch.are_deterministic_algorithms_enabled():
+        _refuse_what_varies(func, cards[0])
     if func in MULTIPLYING:
         machine.products[str(cards[0].dtype).removeprefix("torch."), _place()] += 1
     most = machine.card.most_sequences
@@ -313,6 +316,18 @@ def _refuse_two_sides(func: torch._ops.OpOverload, args: tuple, others: list[Ten
     if others:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func})"
+        )
+
+
+def _refuse_what_varies(func: torch._ops.OpOverload, tensor: CudaTensor) -> None:
+    """Raise RuntimeError for what has no deterministic kernel, of what language models use, and for cuBLAS as it is."""
+    if func in VARYING and tensor.is_floating_point():
+        raise RuntimeError(
+            f"{func} does not have a deterministic implementation, but you set torch.use_deterministic_..."
+        )
+    if func in MULTIPLYING and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
+        raise RuntimeError(
+            "Deterministic behavior was enabled ... you must set CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8"
         )
 
 
@@ -490,7 +505,7 @@ def _kernel(query: Tensor, mask: Tensor | None) -> str:
         "flash": settings.flash_sdp_enabled() and modern and half and mask is None and query.shape[-1] <= 256,
         "efficient": settings.mem_efficient_sdp_enabled() and (modern or query.dtype != torch.bfloat16),
         "math": settings.math_sdp_enabled(),
-        "cudnn": settings.cudnn_sdp_enabled() and modern and half,
+        "cudnn": settings.cudnn_sdp_enabled() and modern and half and not torch.are_deterministic_algorithms_enabled(),
     }
     if not any(able.values()):
         raise RuntimeError("No available kernel. Aborting execution.")

@@ -156,6 +156,12 @@ def test_killed_and_resumed_on_the_card_equals_uninterrupted(whole):
     assert digests("k") == digests("whole") and losses("k") == losses("whole")
 
 
+def test_a_deterministic_run_takes_no_kernel_that_varies(whole):
+    done = run_on(H200, "train", *WHOLE, "--run_name", "d", "--deterministic", "true")
+    assert done.card["kernels"].keys() == {f"{name} model._causal_attention" for name in ("flash", "efficient")}
+    assert done.card["waits"] == whole.card["waits"] and losses("d") == losses("whole")
+
+
 def test_fp16_skips_an_overflow_and_muon_computes_in_what_the_card_has(whole):
     done = train(T4, "--optimizer", "muon", "--max_steps", "4", "--save_steps", "4", SCALE=str(2.0**19))
     assert "device   Tesla T4, precision fp16, compile inductor" in done.stderr

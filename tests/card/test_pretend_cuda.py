@@ -1,6 +1,7 @@
 """The pretended card is as strict as a card: what a card refuses it refuses, what a card waits for it counts."""
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable
 
@@ -247,6 +248,20 @@ def test_memory_is_counted_freed_and_runs_out():
         assert torch.cuda.memory_reserved() == 0
 
     on(Card("small", (8, 0), 4096), work)
+
+
+def test_deterministic_algorithms_are_asked_for_as_on_a_card():
+    def work(machine):
+        x = torch.ones(2, 2, device="cuda")
+        torch.use_deterministic_algorithms(True)
+        refused(RuntimeError, "does not have a deterministic implementation", lambda: x.cumsum(0))
+        assert x.long().cumsum(0).is_cuda
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        refused(RuntimeError, "CUBLAS_WORKSPACE_CONFIG", lambda: x @ x)
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        assert (x @ x).is_cuda
+
+    on(A6000, work)
 
 
 @pytest.mark.parametrize("error", pretend_cuda.OUT_OF_MEMORY)
