@@ -58,6 +58,7 @@ def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> N
             if not is_out_of_memory(error):
                 raise
             row["problem"] = "out of memory"
+        accelerator.free_memory()  # it keeps what it has prepared
         gc.collect()
         torch._dynamo.reset()
         torch.cuda.empty_cache()
