@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import RECIPE, TEXT
 
-from benchmarks import knobs, ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss
+from benchmarks import knobs, ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss, traffic
 from pretrain import config, estimate, hardware
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,6 +77,12 @@ def test_faults_of_the_command_line_are_told(capsys):
     assert "--nanogpt /nowhere: holds no model.py" in capsys.readouterr().err
     assert throughput.main([*TINY, "--only", "nanogpt"]) == 2
     assert "give --nanogpt PATH" in capsys.readouterr().err
+
+
+def test_traffic_without_a_card_is_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert traffic.main([*TINY, "--json", str(tmp_path / "t.json")]) == 2
+    assert "is_available() is False" in capsys.readouterr().err and not (tmp_path / "t.json").exists()
 
 
 @pytest.mark.slow

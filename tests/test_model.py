@@ -2,11 +2,13 @@
 
 import functools
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from torch._dynamo.backends.debugging import aot_eager
 from transformers import (
     BertConfig,
     GPT2Config,
@@ -16,6 +18,7 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
 )
+from transformers.pytorch_utils import Conv1D
 
 from pretrain import export, tokenization
 from pretrain import model as models
@@ -195,6 +198,72 @@ def test_recomputing_an_mlp_changes_no_gradient_under_a_compiler(kind):
     )
     for name, gradient in expected.items():
         assert torch.allclose(gradient, got[name], atol=1e-6), name
+
+
+# Norms whose scale and shift go into the next product.
+
+
+def with_stock_norms(model: PreTrainedModel) -> PreTrainedModel:
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm | Conv1D):
+            vars(module).pop("forward", None)
+    return model
+
+
+def compiler(graphs: list) -> Callable:
+    """A compiler that notes its graphs; it goes through what Inductor gets, and computes it op by op."""
+    torch._dynamo.reset()
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return aot_eager(graph, example_inputs)
+
+    return functools.partial(torch.compile, backend=backend, fullgraph=True)
+
+
+def folded(graphs: list) -> bool:
+    return any("_Normalized" in str(node.target) or "autograd_function" in str(node) for node in graphs[0].graph.nodes)
+
+
+def test_folded_norms_round_no_gradient_worse_than_stock_ones():
+    models_of = {"exact": None, "stock": torch.bfloat16, "folded": torch.bfloat16}
+    found = {}
+    for name, dtype in models_of.items():
+        model = randomize(models.build(**SHAPE | {"n_layer": 1}))
+        graphs = []
+        found[name] = gradients(model if name == "folded" else with_stock_norms(model), dtype, compiler(graphs))
+        assert folded(graphs) == (name == "folded")
+    for name, exact in found["exact"].items():
+        stock, other = ((found[way][name] - exact).norm() / exact.norm() for way in ("stock", "folded"))
+        assert other < 1.3 * stock + 1e-3, name
+
+
+def test_folded_norms_train_to_the_losses_of_stock_ones():
+    losses = {}
+    for name, prepare in {"stock": with_stock_norms, "folded": lambda model: model}.items():
+        model = prepare(models.build(**SHAPE)).train()
+        module = compiler([])(NextTokenLoss(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses[name] = []
+        for _ in range(20):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = module(ids(4, 16), ids(4, 16).roll(-1, 1))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[name].append(loss.item())
+    assert losses["stock"][-1] < losses["stock"][0] / 2
+    assert losses["folded"] == pytest.approx(losses["stock"], abs=0.02) and losses["folded"] != losses["stock"]
+
+
+@pytest.mark.parametrize("dtype, compiled", [(None, True), (None, False), (torch.bfloat16, False)])
+def test_norms_are_the_stock_ones_outside_autocast_and_outside_a_compiler(dtype, compiled):
+    expected, got = (
+        gradients(prepare(randomize(models.build(**SHAPE))), dtype, compiler([]) if compiled else lambda module: module)
+        for prepare in (with_stock_norms, lambda model: model)
+    )
+    for name, gradient in expected.items():
+        assert torch.equal(gradient, got[name]), name
 
 
 def kept_bytes(model: PreTrainedModel) -> int:

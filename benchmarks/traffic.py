@@ -1,0 +1,120 @@
+"""The bytes that a compiled micro-batch moves through a card's memory beside its matrix products, counted, not timed.
+
+    python benchmarks/traffic.py                    # GPT-2 124M, 64 x 1,024 tokens, bf16: a card of 24 GiB or more
+    python benchmarks/traffic.py --n_layer 2 --micro_batch 8 --detail                   # and every kernel
+
+Each kernel that Inductor's scheduler plans counts what it reads and writes once, as if no cache kept anything between
+kernels and every byte within one were read once: a lower bound of the real traffic, that of attention above all. Time
+does not enter, so that a card without arithmetic (the null card of issue 16) counts the same as a real one of its kind.
+"""
+
+import sys
+from pathlib import Path
+
+# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import argparse
+import collections
+import datetime
+import json
+
+import torch
+from torch._inductor import config as inductor
+from torch._inductor import scheduler
+
+from pretrain import model as models
+from pretrain.loss import NextTokenLoss
+
+PRODUCTS, ATTENTION = "matrix products", "attention"
+
+
+def kind(node: scheduler.BaseSchedulerNode) -> str:
+    """Return what a kernel is: a product, attention, another one of a library's, or generated with or without sums."""
+    if isinstance(node, scheduler.ExternKernelSchedulerNode):
+        name = f"{getattr(node.node, 'python_kernel_name', '')} {getattr(node.node, 'op_overload', '')}"
+        return ATTENTION if "attention" in name else PRODUCTS if "mm" in name else f"library: {name}"
+    return "generated, with sums" if node.is_reduction() else "generated, elementwise"
+
+
+def operations(node: scheduler.BaseSchedulerNode) -> str:
+    """Return the names of the operations that a kernel was made of."""
+    parts = [part.node for part in node.get_nodes() if part.node is not None]
+    return " ".join(sorted({str(origin.target).removeprefix("aten.") for part in parts for origin in part.origins}))
+
+
+def count(module: torch.nn.Module, ids_BT: torch.Tensor) -> list[dict]:
+    """Compile a forward and a backward pass in bf16; return each kernel's kind, bytes and operations."""
+    kernels, generate = [], scheduler.Scheduler.codegen
+
+    def noted(self):
+        for node in self.nodes:
+            if not isinstance(node, scheduler.NopKernelSchedulerNode):
+                moved = int(node.get_read_write_buffers_sizes())
+                kernels.append({"kind": kind(node), "bytes": moved, "operations": operations(node)})
+        return generate(self)
+
+    scheduler.Scheduler.codegen = noted
+    inductor.force_disable_caches = True  # or nothing is planned the second time
+    try:
+        forward_and_backward(module, ids_BT)
+    finally:
+        scheduler.Scheduler.codegen = generate
+    return kernels
+
+
+def forward_and_backward(module: torch.nn.Module, ids_BT: torch.Tensor) -> None:
+    """Do a micro-batch as train.py does."""
+    with torch.autocast(ids_BT.device.type, torch.bfloat16):
+        loss = module(ids_BT, ids_BT.clone())
+    loss.backward()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Count one micro-batch; print the kinds of kernels, what lies beside the products, and the peak of memory."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50304, "sequence_length": 1024}
+    for name, size in (sizes | {"micro_batch": 64}).items():
+        parser.add_argument(f"--{name}", type=int, default=size, help="default: %(default)s")
+    parser.add_argument("--detail", action="store_true", help="print every kernel too")
+    today = datetime.datetime.now(datetime.UTC).date()
+    default = Path(__file__).parent / "results" / f"traffic-{today}.json"
+    parser.add_argument("--json", default=default, type=Path, help="write the figures here (default: %(default)s)")
+    parser.add_argument("--name", default="now", help="of this row in the JSON, beside those there (default: now)")
+    asked = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("traffic.py: torch.cuda.is_available() is False; kernels are counted on a CUDA device", file=sys.stderr)
+        return 2
+    shape = {name: getattr(asked, name) for name in sizes}
+    model = models.build(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, eos_token_id=0, seed=1)
+    module = torch.compile(NextTokenLoss(model.to("cuda").train()))
+    ids_BT = torch.zeros(asked.micro_batch, asked.sequence_length, dtype=torch.int64, device="cuda")
+    kernels = count(module, ids_BT)
+    torch.cuda.reset_peak_memory_stats()
+    forward_and_backward(module, ids_BT)  # beside the first one's gradients, as every micro-batch but an update's first
+    peak = torch.cuda.max_memory_allocated()
+
+    if asked.detail:
+        for kernel in kernels:
+            print(f"{kernel['bytes'] / 1e9:8.3f} GB  {kernel['kind']:24}  {kernel['operations'][:160]}")
+    moved, number = collections.Counter(), collections.Counter(kernel["kind"] for kernel in kernels)
+    for kernel in kernels:
+        moved[kernel["kind"]] += kernel["bytes"]
+    beside = sum(moved.values()) - moved[PRODUCTS] - moved[ATTENTION]
+    card = torch.cuda.get_device_name()
+    print(f"{card}, torch {torch.__version__}, {shape}, micro-batch {asked.micro_batch}")
+    for name, size in moved.most_common():
+        print(f"{size / 1e9:8.2f} GB  {number[name]:5} kernels  {name}")
+    print(f"{beside / 1e9:8.2f} GB beside products and attention; peak of memory {peak / 2**30:.2f} GiB")
+    found = {"name": asked.name, "card": card, "torch": torch.__version__, **shape, "micro_batch": asked.micro_batch}
+    found |= {"kinds": {name: {"bytes": moved[name], "kernels": number[name]} for name in moved}}
+    found |= {"beside_products_and_attention": beside, "peak_memory": peak}
+    rows = json.loads(asked.json.read_text())["rows"] if asked.json.exists() else []
+    rows = [row for row in rows if row["name"] != asked.name] + [found]
+    asked.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
