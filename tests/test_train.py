@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import RECIPE, ROOT, WORDS, fork, run
@@ -453,6 +451,9 @@ shuffle_block_tokens: 64
 @pytest.fixture(scope="session")
 def streams(tmp_path_factory):
     """A folder with stream.yaml (Parquet files), mixture.yaml (and JSON lines), and the tokenizer that they share."""
+    import pyarrow as pa  # here: what imports this file runs where text alone is trained on
+    import pyarrow.parquet as pq
+
     folder = tmp_path_factory.mktemp("streams")
     texts = [f"{n} {' '.join(WORDS[(n * 7 + i) % len(WORDS)] for i in range(12 + n % 9))}" for n in range(24)]
     for part in range(4):
