@@ -26,10 +26,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils import _foreach_utils
+from transformers import masking_utils
 
 from pretrain import hardware
 
@@ -322,13 +325,9 @@ def _refuse_two_sides(func: torch._ops.OpOverload, args: tuple, others: list[Ten
 def _refuse_what_varies(func: torch._ops.OpOverload, tensor: CudaTensor) -> None:
     """Raise RuntimeError for what has no deterministic kernel, of what language models use, and for cuBLAS as it is."""
     if func in VARYING and tensor.is_floating_point():
-        raise RuntimeError(
-            f"{func} does not have a deterministic implementation, but you set torch.use_deterministic_..."
-        )
+        raise RuntimeError(f"{func} does not have a deterministic implementation")
     if func in MULTIPLYING and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
-        raise RuntimeError(
-            "Deterministic behavior was enabled ... you must set CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8"
-        )
+        raise RuntimeError("cuBLAS is deterministic only with CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8")
 
 
 def _sort(values: Iterable[Any], cards: list[CudaTensor], others: list[Tensor]) -> None:
@@ -513,12 +512,11 @@ def _kernel(query: Tensor, mask: Tensor | None) -> str:
     return next(name for name in order if able[name])
 
 
-def _choice(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_, **options) -> int:
+def _choice(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options) -> int:
     """Answer torch._fused_sdp_choice."""
-    names = {"math": 0, "flash": 1, "efficient": 2, "cudnn": 3}
-    if isinstance(query, CudaTensor):
-        return names[_kernel(query, attn_mask)]
-    return choose(query, key, value, attn_mask, *_, **options)
+    if not isinstance(query, CudaTensor):
+        return choose(query, key, value, attn_mask, **options)
+    return {"math": 0, "flash": 1, "efficient": 2, "cudnn": 3}[_kernel(query, attn_mask)]
 
 
 # ---- autocast
@@ -634,10 +632,23 @@ def _compile() -> Callable:
 
     def compiled(*args, **kwargs) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        machine.compiled.append({name: value for name, value in given.items() if name != "model"})
-        return given["model"]
+        model = given.pop("model")
+        machine.compiled.append(given)
+        if isinstance(model, nn.Module):
+            model.forward = _traced(model.forward)
+        return model
 
     return compiled
+
+
+def _traced(forward: Callable) -> Callable:
+    """Have Transformers ask no values of a mask or of positions, as while it is compiled: each would be a wait."""
+
+    def run(*args, **kwargs) -> Any:
+        with mock.patch.object(masking_utils, "is_tracing", lambda tensor=None: True):
+            return forward(*args, **kwargs)
+
+    return run
 
 
 def _grouped() -> Callable:

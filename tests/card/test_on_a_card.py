@@ -9,7 +9,6 @@ import random
 import shutil
 from pathlib import Path
 
-import pretend_cuda
 import pytest
 from conftest import RECIPE, ROOT, WORDS, Done, run
 from pretend_cuda import A6000, H200, T4, Card
@@ -119,7 +118,7 @@ def train(card: Card, *flags: str, **given) -> Seen:
     return run_on(card, "train", *TINY, *NOTHING_ELSE, "--run_name", "r", *flags, **given)
 
 
-# Transformers asks of every forward pass that is not compiled whether its positions are packed.
+# Transformers asks of a forward pass that is not compiled, as in validation, whether its positions are packed.
 PACKED = "read loss.NextTokenLoss.forward"
 
 
@@ -136,14 +135,14 @@ def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
 
 def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
     updates, waits = whole.card["updates"], whole.card["waits"]
-    assert updates.count({PACKED: 2, "read optim.update": 1}) == 4  # where nothing else was due
+    assert updates.count({"read optim.update": 1}) == 4  # where nothing else was due
     assert all(update["read optim.update"] == 1 for update in updates)
     assert waits["read evaluation.validation_loss"] == 3  # one a look, however many batches
     assert not [wait for wait in waits if "windows." in wait]
 
 
 def test_training_takes_the_cards_fast_attention_and_scores_none_that_prepares_itself_for_each_shape(whole):
-    forward_passes = whole.card["waits"][PACKED]
+    forward_passes = 6 * 2 + 2 + whole.card["waits"][PACKED]  # the try before has two micro-batches too
     assert whole.card["kernels"]["cudnn model._causal_attention"] == 2 * forward_passes  # of two layers
     assert whole.card["kernels"].keys() == {f"{name} model._causal_attention" for name in ("cudnn", "efficient")}
     assert {key.split()[0] for key in whole.card["products"] if "train.train" in key} == {"bfloat16"}
@@ -191,13 +190,12 @@ def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(who
     assert losses("p") == pytest.approx(first, abs=2e-3) and plain.card["peak"] > done.card["peak"]
 
 
-@pytest.mark.parametrize("error", pretend_cuda.OUT_OF_MEMORY)
+@pytest.mark.parametrize("error", ["allocator", "cublas"])
 def test_auto_halves_the_micro_batch_until_it_fits_by_whatever_name_memory_runs_out(whole, error):
-    card = dataclasses.replace(A6000, most_sequences=1, error=error)
+    card = dataclasses.replace(A6000, most_sequences=2, error=error)
     done = train(card, "--per_device_train_batch_size", "auto", "--max_steps", "3")
-    for size in (4, 2):
-        assert f"a micro-batch of {size} sequences runs out of memory: trying {size // 2}" in done.stderr
-    assert "4 micro-batch(es) x 1 sequences x 16 tokens" in done.stderr and len(losses("r")) == 3
+    assert "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr
+    assert "2 micro-batch(es) x 2 sequences x 16 tokens" in done.stderr and len(losses("r")) == 3
 
 
 def test_memory_that_runs_out_later_ends_the_run_with_a_checkpoint_and_a_remedy(whole):
