@@ -84,6 +84,7 @@ sys.exit(train.main())
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 1024, "sequence_length": 64}
 QUIET = {"eval_steps": 0, "sample_steps": 0, "save_steps": 0, "hellaswag_steps": 0, "logging_steps": 1}
 ERROR = re.compile(r"(\w+\.)*(error|\w+Error)\b.*: ")
+LEAST_SECONDS = 10  # with less left nothing is begun
 SETTLED = 10  # updates before those whose speed counts
 HELLASWAG_TOKENS = (50, 28)  # of a context, of an ending: with four endings about the 164 tokens of a text of HellaSwag
 
@@ -126,7 +127,7 @@ class Part:
         """Run a program within the time that is left; return what it wrote, or None where it failed, which is kept."""
         log = self.work / "logs" / f"{self.name}-{re.sub('[^a-z0-9]+', '-', what.lower())}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        if self.left < 10:
+        if self.left < LEAST_SECONDS:
             self.fail(f"{what}: not reached, the part's time was up")
             return None
         print(f"{self.name}: {what} ({log}; {self.left:.0f} s left)", file=sys.stderr, flush=True)
