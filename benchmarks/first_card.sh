@@ -10,6 +10,6 @@ PYTHON=${PYTHON:-python3}
 status=0
 for part in "$@"; do
     # first_card.py keeps its own time (SECONDS_PER_PART); this ends one that hangs.
-    timeout --kill-after=10 $((${SECONDS_PER_PART:-525} + 15)) "$PYTHON" benchmarks/first_card.py "$part" || status=$?
+    timeout --kill-after=10 $((${SECONDS_PER_PART:-510} + 30)) "$PYTHON" benchmarks/first_card.py "$part" || status=$?
 done
 exit "$status"

@@ -28,12 +28,13 @@ def first_card_sh(*parts: str, **environment: str) -> subprocess.CompletedProces
 
 
 @pytest.fixture
-def part(tmp_path):
+def part(tmp_path, monkeypatch):
     """A part of a card that is pretended."""
     asked = argparse.Namespace(work=tmp_path / "work", results=tmp_path / "results", seconds=60, rehearse=False)
     asked.text = asked.nanogpt = asked.hellaswag = None
     asked.micro_batches = [64]
     asked.work.mkdir()
+    monkeypatch.setattr(first_card, "STARTED", time.monotonic())
     return first_card.Part("a", asked, ABOUT)
 
 
