@@ -373,8 +373,8 @@ def evaluation(part: Part) -> None:
 def optimizers(part: Part) -> None:
     """AdamW against Muon at 124M, equal time of training, on the standard library and on TinyShakespeare (TEXT=).
 
-    Both texts are small (2 to 5 million tokens of Python's library, by vocabulary) and are read many times: the best validation loss
-    on the way is what compares.
+    Both texts are small (2 to 5 million tokens of Python's library, by vocabulary) and are read many times: the best
+    validation loss on the way is what compares.
     """
     texts = {"standard library": None} | ({"TEXT": part.text} if part.text else {})
     ways = [(name, text, optimizer) for name, text in texts.items() for optimizer in ("adamw", "muon")]

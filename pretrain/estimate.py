@@ -104,13 +104,14 @@ def block_bytes(shape: Shape, *, half: bool, compiled: bool) -> tuple[int, int]:
 
     Tensors of a block in half precision (2 bytes an element, else 4), the residual stream before each norm in fp32:
     GPT-2: stream 2 d fp32; norms' outputs 2 d, q, k, v 3 d, attention's output d, the MLP before and after its GELU 2 F.
-    For F = 4 d: 36 d, and 64 d in fp32. Llama: stream 2 d fp32; norms' outputs 2 d, q d, k and v 2 K, attention's
+    For F = 4 d: 36 d, and 64 d in fp32. Compiled in half precision GPT-2 keeps no stream, for its norms keep what they
+    return (pretrain/model.py): 28 d. Llama: stream 2 d fp32; norms' outputs 2 d, q d, k and v 2 K, attention's
     output d, gate, up, and their product 3 F. Not compiled, it keeps more: what each norm scales, 2 d fp32, silu(gate)
     F, and under autocast a copy of a norm's output for each product that takes it, 3 d.
     """
     size, d, k, f = 2 if half else 4, shape.n_embd, shape.key_width, shape.mlp_width
     if shape.architecture == "gpt2":
-        return 8 * d + size * (6 * d + 2 * f), size * f
+        return (0 if compiled and half else 8 * d) + size * (6 * d + 2 * f), size * f
     if compiled:
         return 8 * d + size * (4 * d + 2 * k + 3 * f), size * f
     return 16 * d + size * (4 * d + 2 * k + 4 * f + (3 * d if half else 0)), size * 2 * f
@@ -138,27 +139,28 @@ def memory(
         rows: tokens whose logits exist at once.
 
     A logit in half precision: itself, fp32, log-softmax and gradient at once: 12; a compiler keeps the half one and
-    computes the rest again: 3. fp32: 12 and 5. With more tokens than ``rows``: the logits of so many, and the head's
-    gradient, fp32, beside the summed one. These and ``block_bytes`` agree with PyTorch's allocations on a CPU
-    (benchmarks/memory.py); on a card they are not measured.
+    computes the rest again: 3. fp32: 12 and 5. With more tokens than ``rows``: the logits of so many; the head's
+    gradient, fp32, beside the summed one; of each token its last hidden state and that one's gradient, whole and in
+    parts, 12 d. What is computed again of one block stands in the logits' place when these are gone. Fitted to the
+    allocator of a card (benchmarks/memory_card.py, on the null card: docs/null_card.md).
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     block, again = block_bytes(shape, half=half, compiled=compiled)
-    kept = {  # and one block at a time what is computed again
-        "none": shape.n_layer * block,
-        "mlp": shape.n_layer * (block - again) + again,
-        "full": shape.n_layer * 4 * d + block,
+    kept, later = {
+        "none": (shape.n_layer * block, 0),
+        "mlp": (shape.n_layer * (block - again), again),
+        "full": (shape.n_layer * 4 * d, block),
     }[checkpointing]
     logits = min(tokens, rows) * shape.vocab_size * (12 if not compiled else 3 if half else 5)
     if tokens > rows:
-        logits += 8 * shape.vocab_size * d
+        logits += 8 * shape.vocab_size * d + 12 * d * tokens
     part = {
         "weights": 4.0 * n,
         "gradients": 4.0 * n,
         "moments": moment_bytes(shape, optimizer),
         "half copies": 2.0 * n if half else 0.0,
         "activations": float(tokens * kept),
-        "logits": float(logits),
+        "logits": float(max(logits, tokens * later)),
         # A compiled backward pass hands over all gradients at once, to be added to those there are, when its
         # activations are gone.
         "fresh gradients": max(0.0, 4.0 * n - tokens * kept) if compiled else 0.0,
