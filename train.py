@@ -21,6 +21,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+if __name__ == "__main__":
+    PARENT = os.getppid()  # before the imports below, which take seconds: a launcher may die meanwhile
+
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -62,7 +65,7 @@ from pretrain.reader import Reader, Supply
 from pretrain.redaction import redact
 from pretrain.report import Meter, Report, due, duration, read_metrics
 from pretrain.sharding import WholeModel
-from pretrain.stopping import StopRequest, peers
+from pretrain.stopping import StopRequest, end_with_launcher, peers
 
 EXTRAS = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
@@ -79,8 +82,9 @@ RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes
 
 
 @exit_on_bad_input
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 2 bad input, 1 cannot go on, 128 + n for signal n."""
+    end_with_launcher(parent or os.getppid())
     argv = sys.argv[1:] if argv is None else argv
     hub.bound_client()
     if argv[:1] == ["--push_pending"] and len(argv) == 2:  # needs no recipe, so it works in any folder
@@ -1338,4 +1342,4 @@ def evaluate(recipe: config.Recipe, corpus: Corpus, run_dir: Path, accelerator: 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(parent=PARENT))

@@ -4,6 +4,8 @@ import contextlib
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -19,6 +21,23 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Set by `accelerate launch` and by torchrun: then the parent process is a launcher, and its death is a request to stop
 # (`accelerate launch` dies of SIGTERM without telling its child).
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+LOOK_SECONDS = 0.5
+
+
+def end_with_launcher(parent: int) -> None:
+    """Send this process SIGTERM when its launcher has died; without a launcher do nothing.
+
+    Args:
+        parent: its process id, noted as early as can be: a launcher that has died since is noticed, too.
+    """
+    if any(name in os.environ for name in LAUNCHED):
+        threading.Thread(target=_wait_for_end_of, args=(parent,), daemon=True).start()
+
+
+def _wait_for_end_of(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class StopRequest:
@@ -31,20 +50,17 @@ class StopRequest:
 
     def __init__(self, timeout: float = 600.0) -> None:
         self.signal: signal.Signals | None = None
-        self._parent = os.getppid() if any(name in os.environ for name in LAUNCHED) else None
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
         for number in SIGNALS:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:
-        self.signal = signal.Signals(number)
+        self.signal = self.signal or signal.Signals(number)  # after Ctrl-C the launcher's death comes, too
 
     @property
     def requested(self) -> bool:
         """Whether this process was asked to stop."""
-        if self.signal is None and self._parent is not None and os.getppid() != self._parent:
-            self.signal = signal.SIGTERM
         return self.signal is not None
 
     def agreed(self) -> bool:

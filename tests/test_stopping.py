@@ -1,16 +1,19 @@
 """A request to stop is noted, whoever it reached and whoever died."""
 
+import contextlib
 import datetime
 import json
 import os
 import signal
+import threading
+import time
 import traceback
 
 import pytest
 import torch.distributed as dist
 
 from pretrain.errors import TrainingStopped
-from pretrain.stopping import SIGNALS, StopRequest, peers
+from pretrain.stopping import LAUNCHED, SIGNALS, StopRequest, end_with_launcher, peers
 
 
 @pytest.fixture
@@ -29,23 +32,79 @@ def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, number, code
     os.kill(os.getpid(), number)
     assert stop.agreed()
     assert stop.exit_code == code
+    os.kill(os.getpid(), signal.SIGTERM if number == signal.SIGINT else signal.SIGINT)
+    assert stop.exit_code == code, "the first one counts"
 
 
-def test_death_of_the_launcher_is_a_request_to_stop(handlers, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    stop = StopRequest()
-    assert not stop.requested
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert stop.requested
-    assert stop.exit_code == 143
+def orphan(act, launched):
+    """Let a launcher start a process that calls ``act(parent)``, and kill the launcher; return what that process says."""
+    answer, saying = os.pipe()
+    ready, telling = os.pipe()
+    if not (launcher := os.fork()):
+        parent = os.getpid()
+        if not os.fork():
+            with contextlib.suppress(BaseException):
+                for name in LAUNCHED:
+                    os.environ.pop(name, None)
+                os.environ |= {"ACCELERATE_MIXED_PRECISION": "no"} if launched else {}
+                found = act(parent, lambda: os.write(telling, b"ready"))
+                os.write(saying, json.dumps(found).encode())
+            os._exit(0)
+        signal.pause()
+    os.close(saying)
+    assert os.read(ready, 5) == b"ready"
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    with open(answer) as said:
+        return said.read()
 
 
-def test_death_of_a_shell_is_none(handlers, monkeypatch):
-    for name in ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    stop = StopRequest()
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert not stop.requested
+def parent_is(pid):
+    """Wait until the parent is another one."""
+    while os.getppid() == pid:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_death_of_the_launcher_is_a_request_to_stop(early):
+    """Also when it has died before this process could ask."""
+
+    def act(parent, ready):
+        stop = StopRequest()
+        if not early:
+            end_with_launcher(parent)
+        ready()
+        while_alive = stop.requested
+        parent_is(parent)
+        if early:
+            end_with_launcher(parent)
+        deadline = time.monotonic() + 30
+        while not stop.requested and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return [while_alive, stop.requested, stop.exit_code]
+
+    assert json.loads(orphan(act, launched=True)) == [False, True, 143]
+
+
+def test_death_of_the_launcher_ends_a_process_that_cannot_stop_in_an_orderly_way_yet():
+    def act(parent, ready):
+        end_with_launcher(parent)
+        ready()
+        time.sleep(30)
+        return "lives"
+
+    assert orphan(act, launched=True) == ""
+
+
+def test_death_of_a_shell_is_none():
+    def act(parent, ready):
+        stop = StopRequest()
+        end_with_launcher(parent)
+        ready()
+        parent_is(parent)
+        return [stop.requested, threading.active_count()]
+
+    assert json.loads(orphan(act, launched=False)) == [False, 1]
 
 
 def test_one_process_has_only_its_own_flags(handlers):

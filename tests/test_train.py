@@ -204,6 +204,51 @@ def test_a_signal_to_trainer_or_launcher_saves_and_frees_the_folder(workplace, n
     assert checkpoint.find_fault(path) is None
 
 
+# Python runs this in each process before anything else. It holds train.py in its imports, or the reader that train.py
+# waits for: until a line comes, or standard input ends with the process that holds its other end.
+HOLD = """
+import os, sys
+script = next((word for word in sys.orig_argv if word.endswith(".py")), "")
+class Hold:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            sys.meta_path.remove(self)
+            with open("held", "w") as held:
+                held.write("held")
+            if script.endswith("prepare_data.py"):
+                sys.stdin.read()
+                os._exit(1)
+            open("go").read()
+if script.endswith(os.environ["HELD"]) and "accelerate.commands.launch" not in sys.orig_argv:
+    sys.meta_path.insert(0, Hold())
+"""
+
+
+@pytest.mark.parametrize("script", ["train.py", "prepare_data.py"])
+def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(workplace, script):
+    """While train.py imports, and while it waits for data."""
+    Path("hook").mkdir()
+    Path("hook/sitecustomize.py").write_text(HOLD)
+    for name in ("held", "go"):
+        os.mkfifo(name)
+    shutil.rmtree("data")
+    launch = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml")]
+    command = [sys.executable, *launch, str(ROOT / "train.py"), *TINY, *UNSEEN, "--max_steps", "100000"]
+    environment = os.environ | {"PYTHONPATH": f"hook:{ROOT}", "HELD": script}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    try:
+        assert Path("held").read_text() == "held"
+        process.terminate()
+        assert process.wait(timeout=60) == -signal.SIGTERM
+        if script == "train.py":
+            Path("go").write_text("go")
+        _, said = process.communicate(timeout=300)  # the pipe ends when the last process that holds it has
+        assert "stopped by" not in said and not Path("runs").exists()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_one_process_equals_two_processes_and_resumes_across_them(workplace):
     plain = (*TINY, "--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0", "--sample_steps", "0")
     run(CHILD, *plain, "--run_name", "one", LEDGER="one.ledger")
