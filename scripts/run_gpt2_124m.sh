@@ -2,7 +2,8 @@
 # GPT-2 124M on a rented machine, from nothing to a model on the Hub:
 #   git clone REPOSITORY ursa-minor && cd ursa-minor && make environment && source .venv/bin/activate
 #   DRY_RUN=1 bash scripts/run_gpt2_124m.sh                                  # prints the commands, runs none
-#   HF_TOKEN=... HUB_MODEL_ID=you/gpt2-124m bash scripts/run_gpt2_124m.sh    # without HUB_MODEL_ID nothing is pushed
+#   HF_TOKEN=... PUSH=1 bash scripts/run_gpt2_124m.sh                        # pushes while it trains; without PUSH nothing
+#   RECIPE=recipes/gpt2_350m.yaml bash scripts/run_gpt2_124m.sh              # another recipe: its run folder, its repository
 # Interrupted (spot machine, Ctrl-C, power cut)? Run it again: the trainer goes on from the newest checkpoint, on another machine
 # too if runs/ and data/ lie on a disk that stays. A lock lets only one run at a time. Flags go to train.py: ... --save_steps 500
 #
@@ -19,13 +20,19 @@
 #   1x rtx4090       120,000    22.6
 #   1x a6000          94,000    29.6
 #
-# Environment: DRY_RUN=1, HUB_MODEL_ID, HF_TOKEN (only from here; never printed), PRICE_PER_HOUR, and PREPARE=1, which tokenises
-# all data before training. That is not needed: the data is streamed while training. It helps where the download is slower than
-# the cards, and is best done on a machine without cards that shares the disk.
+# Environment: RECIPE, whose name is the run's, the run folder's (runs/NAME) and the repository's (yours, private); PUSH=1, or
+# HUB_MODEL_ID=OWNER/NAME for another repository; HF_TOKEN (only from here; never printed), DRY_RUN=1, PRICE_PER_HOUR, and
+# PREPARE=1, which tokenises all data before training. That is not needed: the data is streamed while training. It helps where
+# the download is slower than the cards, and is best done on a machine without cards that shares the disk.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-RECIPE=recipes/gpt2_124m.yaml
-RUN=runs/gpt2_124m
+RECIPE=${RECIPE:-recipes/gpt2_124m.yaml}
+NAME=$(basename "$RECIPE" .yaml)
+RUN=runs/$NAME
+[[ -f $RECIPE ]] || { echo "RECIPE=$RECIPE: no such file" >&2; exit 1; }
+for flag in "$@"; do # the check and the preparation would be another recipe's
+    [[ $flag != --recipe && $flag != --recipe=* ]] || { echo "$flag: give RECIPE=FILE in the environment" >&2; exit 1; }
+done
 
 run() { # print a command in a dry run, else run it
     if [[ ${DRY_RUN:-0} == 1 ]]; then echo "$*"; else "$@"; fi
@@ -43,6 +50,11 @@ if ((COUNT > 1)) && [[ $PRESET != *_x$COUNT ]]; then # no YAML for so many: the 
     LAUNCH+=(--multi_gpu --num_processes "$COUNT")
 fi
 
+PUSHED=()
+if [[ ${PUSH:-0} == 1 || -n ${HUB_MODEL_ID:-} ]]; then
+    PUSHED=(--push_to_hub true --hub_model_id "${HUB_MODEL_ID:-$NAME}")
+fi
+
 if [[ ${DRY_RUN:-0} == 1 ]] && ((COUNT == 0)); then
     echo "nvidia-smi lists no card here: without DRY_RUN this stops before the first command" >&2
 fi
@@ -51,8 +63,8 @@ if [[ ${DRY_RUN:-0} != 1 ]]; then
         echo "nvidia-smi lists no card, and this run is not for a CPU. What is: make train" >&2
         exit 1
     fi
-    if [[ -n ${HUB_MODEL_ID:-} && -z ${HF_TOKEN:-} ]]; then
-        echo "HUB_MODEL_ID is set but HF_TOKEN is not: the push at the end would fail. export HF_TOKEN, with write access" >&2
+    if ((${#PUSHED[@]})) && [[ -z ${HF_TOKEN:-} ]]; then
+        echo "PUSH or HUB_MODEL_ID is set but HF_TOKEN is not: no push would work. export HF_TOKEN, with write access" >&2
         exit 1
     fi
     mkdir -p runs
@@ -62,8 +74,7 @@ fi
 
 run python check_setup.py --recipe "$RECIPE" # exit status 1 stops here
 [[ ${PREPARE:-0} == 1 ]] && run python prepare_data.py --recipe "$RECIPE"
-run "${LAUNCH[@]}" train.py --recipe "$RECIPE" "$@"
-[[ -n ${HUB_MODEL_ID:-} ]] && run hf upload "$HUB_MODEL_ID" "$RUN/model" .
+run "${LAUNCH[@]}" train.py --recipe "$RECIPE" --run_name "$NAME" "${PUSHED[@]}" "$@"
 if [[ ${DRY_RUN:-0} != 1 && -n ${PRICE_PER_HOUR:-} ]]; then
     awk -v s="$SECONDS" -v p="$PRICE_PER_HOUR" 'BEGIN { printf "this call: %.2f h x %s = %.2f\n", s / 3600, p, s / 3600 * p }'
 fi

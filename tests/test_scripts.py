@@ -38,7 +38,7 @@ def machine(tmp_path):
     """A copy of the script beside the real pretrain/ and YAMLs; ``run`` starts it among pretended programs."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "bin").mkdir()
-    for name in ("pretrain", "accelerate_configs"):
+    for name in ("pretrain", "accelerate_configs", "recipes"):
         (tmp_path / name).symlink_to(ROOT / name)
     script = tmp_path / "scripts" / RUN.name
     script.write_text(RUN.read_text())
@@ -63,7 +63,8 @@ def machine(tmp_path):
 
 CHECK = "python check_setup.py --recipe recipes/gpt2_124m.yaml"
 TRAIN = "accelerate launch --config_file accelerate_configs/{}.yaml{} train.py --recipe recipes/gpt2_124m.yaml"
-PUSH = "hf upload you/gpt2 runs/gpt2_124m/model ."
+TRAIN += " --run_name gpt2_124m"
+PUSH = " --push_to_hub true --hub_model_id {}"
 
 
 @pytest.mark.parametrize("script", [RUN, SLURM], ids=lambda path: path.stem)
@@ -98,11 +99,34 @@ def test_more_cards_than_the_yaml_are_given_to_accelerate():
     assert args.dynamo_backend == "INDUCTOR"
 
 
-def test_the_order_is_check_train_push(machine):
+def test_the_check_comes_first_and_training_pushes_by_itself(machine):
     done, ran = machine(HUB_MODEL_ID="you/gpt2", HF_TOKEN="hf_secret", flags=["--save_steps", "500"])
     assert done.returncode == 0
-    assert ran == [CHECK, TRAIN.format("a6000", "") + " --save_steps 500", PUSH]
+    assert ran == [CHECK, TRAIN.format("a6000", "") + PUSH.format("you/gpt2") + " --save_steps 500"]
     assert "hf_secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("hub, repository", [({"PUSH": "1"}, "gpt2_350m"), ({"HUB_MODEL_ID": "you/mine"}, "you/mine")])
+def test_another_recipe_has_its_own_check_data_run_folder_lock_and_repository(machine, tmp_path, hub, repository):
+    recipe = "recipes/gpt2_350m.yaml"
+    wanted = [line.replace("recipes/gpt2_124m.yaml", recipe) for line in (CHECK, TRAIN.format("a6000", ""))]
+    wanted[1] = wanted[1].replace("--run_name gpt2_124m", "--run_name gpt2_350m") + PUSH.format(repository)
+    wanted.insert(1, f"python prepare_data.py --recipe {recipe}")
+    given = hub | {"RECIPE": recipe, "PREPARE": "1"}
+    assert machine(DRY_RUN="1", **given)[0].stdout.splitlines() == wanted
+    assert machine(HF_TOKEN="x", **given)[1] == wanted
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gpt2_350m.lock"]
+
+
+@pytest.mark.parametrize("flags", [["--recipe", "recipes/gpt2_350m.yaml"], ["--recipe=recipes/gpt2_350m.yaml"]])
+def test_a_recipe_that_only_training_would_hear_of_is_refused(machine, flags):
+    done, ran = machine(flags=flags)
+    assert done.returncode == 1 and not ran and "give RECIPE=FILE in the environment" in done.stderr
+
+
+def test_a_recipe_that_is_not_there_is_refused(machine):
+    done, ran = machine(RECIPE="recipes/none.yaml", DRY_RUN="1")
+    assert done.returncode == 1 and not ran and "RECIPE=recipes/none.yaml: no such file" in done.stderr
 
 
 def test_nothing_is_pushed_or_prepared_unless_asked_for(machine):
@@ -115,19 +139,21 @@ def test_a_failing_check_stops_before_training(machine):
     assert done.returncode == 1 and ran == [CHECK]
 
 
-def test_an_interrupted_run_pushes_nothing_and_trains_again_when_started_again(machine):
+def test_an_interrupted_run_trains_and_pushes_again_when_started_again(machine):
     hub = {"HUB_MODEL_ID": "you/gpt2", "HF_TOKEN": "x"}
     done, ran = machine(accelerate_status="143", **hub)
-    assert done.returncode == 143 and ran == [CHECK, TRAIN.format("a6000", "")]
+    train = TRAIN.format("a6000", "") + PUSH.format("you/gpt2")
+    assert done.returncode == 143 and ran == [CHECK, train]
     done, ran = machine(**hub)
-    assert done.returncode == 0 and ran == [CHECK, TRAIN.format("a6000", ""), PUSH]
+    assert done.returncode == 0 and ran == [CHECK, train]
 
 
 def test_what_would_waste_the_hours_is_refused_first(machine):
     done, ran = machine(count=0)
     assert done.returncode == 1 and not ran and "no card" in done.stderr
-    done, ran = machine(HUB_MODEL_ID="you/gpt2")
-    assert done.returncode == 1 and not ran and "HF_TOKEN" in done.stderr
+    for hub in ({"HUB_MODEL_ID": "you/gpt2"}, {"PUSH": "1"}):
+        done, ran = machine(**hub)
+        assert done.returncode == 1 and not ran and "HF_TOKEN" in done.stderr
 
 
 def test_only_one_run_at_a_time(machine, tmp_path):
