@@ -240,7 +240,7 @@ def test_the_host_waits_once_an_update_and_nothing_is_compiled_again_after_evalu
 def test_a_micro_batch_that_passes_the_try_before_step_0_trains(gib, workplace):
     (workplace / "text.txt").write_text(" ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(20_000)))
     size = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024}
-    size |= {"tokens_per_step": 2**16, "per_device_train_batch_size": "auto", "max_steps": 2}
+    size |= {"tokens_per_step": 2**16, "per_device_train_batch_size": "auto", "max_steps": 2, "warmup_steps": 1}
     done = train("h100", "h100", "--dynamo_backend", "no", memory=gib, **size)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in Path("runs/tiny/metrics.jsonl").read_text().splitlines()]
