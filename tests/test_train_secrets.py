@@ -9,6 +9,7 @@ import sys
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import ROOT, TEXT, run
 from data_server import DataServer
@@ -134,7 +135,7 @@ def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, kin
 def test_the_command_that_a_card_shows_has_no_secret(monkeypatch, launcher):
     words = ["train.py", "--data_files", "http://me:canary@h/a.txt?token=canary", "--seed=http://h/?canary"]
     parent = types.SimpleNamespace(parent=lambda: types.SimpleNamespace(cmdline=lambda: [*launcher, *words]))
-    monkeypatch.setattr(train.psutil, "Process", lambda: parent)
+    monkeypatch.setattr(psutil, "Process", lambda: parent)
     monkeypatch.setattr(sys, "argv", words)
     begin = ["accelerate", "launch"] if "launch" in launcher else ["python"]
     shown = [*begin, "train.py", "--data_files", "http://redacted@h/a.txt?redacted", "--seed=http://h/?redacted="]
