@@ -52,12 +52,6 @@ MUTANTS = [
         "missing sync: a checkpoint is written from memory that is still being copied to",
     ),
     Mutant(
-        "pretrain/sampling.py",
-        "torch.tensor([ids[-keep:]], device=model.device)",
-        "torch.tensor([ids[-keep:]])",
-        "wrong side: the prompt stays on the CPU",
-    ),
-    Mutant(
         "pretrain/likelihood.py",
         "targets.to(model.device).split(LOSS_ROWS)",
         "targets.split(LOSS_ROWS)",
