@@ -408,15 +408,15 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
     """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
     shape, preset = shape_of(recipe), read_preset(cards.preset_of(card))
     compiled = "dynamo_config" in preset
-    how = {"half": True, "compiled": compiled, "known": card.micro_batch, "optimizer": recipe.optimizer}
+    how = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer}
     if recipe.shard_optimizer:
         how |= {"shards": count, "sharded": frozenset({"moments"})}
     checkpointing = recipe.gradient_checkpointing
     memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
-    size = estimate.first_micro_batch(shape, memory, checkpointing=checkpointing, **how)
+    size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if not size and checkpointing != "full":
         checkpointing = "full"
-        size = estimate.first_micro_batch(shape, memory, checkpointing=checkpointing, **how)
+        size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if isinstance(asked := recipe.per_device_train_batch_size, int):
         size = min(size, asked)
     tokens = recipe.tokens_per_step * recipe.max_steps
@@ -449,7 +449,6 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
         watts=card.watts,
         price_per_hour=price_per_hour,
     )
-    del how["known"]
     memory = estimate.memory(shape, micro_batch=size, checkpointing=checkpointing, **how)
     row |= {
         "per_device_train_batch_size": size,

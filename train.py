@@ -875,16 +875,11 @@ def refuse_cuda_graphs(plan: config.Plan, accelerator: Accelerator) -> None:
 
 
 def propose_micro_batch(recipe: config.Recipe, device: hardware.Device, free: float, accelerator: Accelerator) -> int:
-    """Return where auto begins: the size known for a named card, else the largest that the memory model lets fit."""
-    card, known = cards.find(device.name), None
-    if card and card.micro_batch:
-        share = min(1.0, device.memory_bytes / (0.9 * card.memory_gib * 2**30))  # an A100 has 80 or 40 GB
-        known = int(share * card.micro_batch)
+    """Return where auto begins: the largest size that the memory model lets fit."""
     sharded = {"moments"} if recipe.shard_optimizer else set()
-    fits = estimate.first_micro_batch(
+    fits = estimate.largest_micro_batch(
         recipe_shape(recipe),
         free,
-        known=known,
         most_tokens=estimate.MOST_TOKENS if device.kind == "cuda" else CPU_TOKENS,
         half=accelerator.mixed_precision != "no",
         compiled=accelerator.state.dynamo_plugin.backend.value.lower() != "no",

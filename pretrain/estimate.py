@@ -169,33 +169,18 @@ def memory(
     return {name: size / shards if name in sharded else size for name, size in part.items()}
 
 
-def largest_micro_batch(free_bytes: float, ceiling: int, shape: Shape, **how) -> int:
-    """Return the largest micro-batch up to ``ceiling`` whose memory fits; 0: not even one sequence does.
-
-    ``how``: the arguments of ``memory``. ``free_bytes``: of the whole card, before CUDA's context.
-    """
-    for size in range(ceiling, 0, -1):
-        if sum(memory(shape, micro_batch=size, **how).values()) <= HEADROOM * free_bytes:
-            return size
-    return 0
-
-
-def first_micro_batch(
-    shape: Shape, free_bytes: float, *, known: int | None, most_tokens: int = MOST_TOKENS, **how
-) -> int:
-    """Return where the search for a micro-batch begins; 0: not even one sequence fits.
+def largest_micro_batch(shape: Shape, free_bytes: float, *, most_tokens: int = MOST_TOKENS, **how) -> int:
+    """Return the largest micro-batch whose memory fits; 0: not even one sequence does.
 
     Args:
-        known: the card's own, of GPT-2 124M; other models get what the memory model lets fit.
+        free_bytes: of the whole card, before CUDA's context.
         most_tokens: of a micro-batch; more is not faster.
         how: the arguments of ``memory``.
     """
-    most = max(1, most_tokens // shape.sequence_length)
-    size, known_size = ((s.n_layer, s.n_embd, s.parameters, s.sequence_length) for s in (shape, GPT2_124M))
-    is_124m = shape.architecture == "gpt2" and size == known_size
-    if known and is_124m and how.get("checkpointing", "none") == "none":
-        return min(known, most)
-    return largest_micro_batch(free_bytes, most, shape, **how)
+    for size in range(max(1, most_tokens // shape.sequence_length), 0, -1):
+        if sum(memory(shape, micro_batch=size, **how).values()) <= HEADROOM * free_bytes:
+            return size
+    return 0
 
 
 def computed_flops(shape: Shape) -> int:

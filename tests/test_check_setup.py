@@ -236,7 +236,6 @@ def test_the_table_has_every_card_and_no_speed_above_a_peak(capsys):
         assert row["tokens_per_second"] * row["flops_per_token"] < 4 * card.teraflops * 1e12
         assert row["mfu"] < 1 and row["precision"] == card.precision and row["compiled"] == (card.name != "v100")
         assert row["per_device_train_batch_size"] * 4 * row["gradient_accumulation_steps"] == 512
-        assert row["per_device_train_batch_size"] <= (card.micro_batch or 512)
         assert sum(row["memory_bytes"].values()) < card.memory_gib * 2**30
 
 
