@@ -165,8 +165,7 @@ class Part:
         """Run one of the benchmarks beside this file; return its JSON."""
         written = self.work / f"{script}.json"
         written.unlink(missing_ok=True)
-        sizes = [word for name, size in TINY.items() for word in (f"--{name}", size)] if self.rehearse else []
-        done = self.run(what, [ROOT / "benchmarks" / f"{script}.py", *sizes, *flags, "--json", written], ROOT)
+        done = self.run(what, [ROOT / "benchmarks" / f"{script}.py", *flags, "--json", written], ROOT)
         return json.loads(written.read_text()) if done is not None or written.is_file() else None
 
     def recipe(self, name: str, text: str | None = None) -> Path:
@@ -261,6 +260,7 @@ def throughput(part: Part) -> None:
     """Tokens/s, MFU and peaks at several micro-batches: ours, plain PyTorch, Trainer, nanoGPT (NANOGPT=), in turn."""
     others = ["plain", "trainer", *(["nanogpt"] if part.nanogpt else []), "ceiling"]
     flags = ["--only", "ours", *others, *(["--nanogpt", part.nanogpt] if part.nanogpt else [])]
+    flags += tiny_sizes() if part.rehearse else []
     flags += ["--rounds", 1 if part.rehearse else 3, "--steps_per_round", 1 if part.rehearse else 10]
     flags += ["--compile", "false"] if part.rehearse and not part.has_card else []
     found = []
@@ -282,7 +282,8 @@ def throughput(part: Part) -> None:
 
 def ladder(part: Part) -> None:
     """What each known speed-up gives, on top of those before it (benchmarks/ladder.py)."""
-    flags = ["--rounds", 1 if part.rehearse else 3, "--steps_per_round", 1 if part.rehearse else 5]
+    flags = tiny_sizes() if part.rehearse else []
+    flags += ["--rounds", 1 if part.rehearse else 3, "--steps_per_round", 1 if part.rehearse else 5]
     flags += ["--micro_batch", 2 if part.rehearse else 16]
     flags += ["--compile", "false"] if part.rehearse and not part.has_card else []
     measured = part.benchmark("ladder", "ladder", *flags)
@@ -425,14 +426,17 @@ def shakespeare(part: Part) -> None:
 
 
 def memory(part: Part) -> None:
-    """pretrain/estimate.py's memory model against measured peaks (benchmarks/memory.py)."""
-    sizes = ["--n_layer", 12, "--n_embd", 768, "--n_head", 12, "--vocab_size", 50304, "--sequence_length", 1024]
-    sizes += ["--precision", cards_precision(part), "--micro_batch", 64, 16]
-    tiny = ["--micro_batch", 2, 4, "--precision", "no", "--checkpointing", "none", "--compiled", "no"]
-    measured = part.benchmark("memory", "memory", *(tiny if part.rehearse else sizes))
-    if not measured or not measured["rows"]:
+    """pretrain/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
+    if part.has_card:
+        flags = ["--recipes", part.recipe("gpt2_124m"), "--micro_batch", *([2, 4] if part.rehearse else [16, 64])]
+        measured = part.benchmark("memory", "memory_card", *flags)
+    else:  # a rehearsal
+        few = ["--micro_batch", 2, 4, "--precision", "no", "--checkpointing", "none", "--compiled", "no"]
+        measured = part.benchmark("memory", "memory", *tiny_sizes(), *few)
+    rows = [found for found in (measured or {"rows": []})["rows"] if "problem" not in found]
+    if not rows:
         return
-    ratios = [found["ratio"] for found in measured["rows"]]
+    ratios = [found["ratio"] for found in rows]
     near = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
     said = f"estimated / measured {min(ratios):.2f} to {max(ratios):.2f}, within 5% in {near} of {len(ratios)} cases"
     part.note(said, memory=measured["rows"])
@@ -454,10 +458,9 @@ PARTS = {
 # What the parts share.
 
 
-def cards_precision(part: Part) -> str:
-    """Return the mixed precision of the card's YAML."""
-    written = yaml.safe_load((ROOT / "accelerate_configs" / f"{part.stem}.yaml").read_text())
-    return str(written["mixed_precision"])
+def tiny_sizes() -> list:
+    """Return a rehearsal's model as a benchmark's flags."""
+    return [word for name, size in TINY.items() for word in (f"--{name}", size)]
 
 
 def pace(folder: Path, memory_bytes: int) -> dict:

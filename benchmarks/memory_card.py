@@ -142,7 +142,7 @@ def told(row: dict) -> str:
     if "problem" in row:
         return f"{head}  {row['problem']}"
     figures = "".join(f"{row[name] / 2**30:11.2f}" for name in ("allocated", "reserved", "driver", "estimated"))
-    return f"{head}{figures}  {row['estimated'] / row['allocated']:20.3f}"
+    return f"{head}{figures}  {row['ratio']:20.3f}"
 
 
 @exit_on_bad_input
@@ -182,6 +182,7 @@ def main(argv: list[str] | None = None) -> int:
         left = [size for size in asked.micro_batch if (*case.values(), size) not in known]
         for row in launched(device, case, left) if left else ():
             row |= {"commit": commit.strip(), "estimated": estimated(row)}
+            row |= {} if "problem" in row else {"ratio": round(row["estimated"] / row["allocated"], 3)}
             record["rows"].append(row)
             asked.json.write_text(json.dumps(record, indent=1) + "\n")
             print(told(row), flush=True)
