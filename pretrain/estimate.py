@@ -138,32 +138,39 @@ def memory(
         shards: processes that share the parts named in ``sharded`` (weights, gradients, moments).
         rows: tokens whose logits exist at once.
 
-    A logit in half precision: itself, fp32, log-softmax and gradient at once: 12; a compiler keeps the half one and
-    computes the rest again: 3. fp32: 12 and 5. With more tokens than ``rows``: the logits of so many; the head's
-    gradient, fp32, beside the summed one; of each token its last hidden state and that one's gradient, whole and in
-    parts, 12 d. What is computed again of one block stands in the logits' place when these are gone. Fitted to the
-    allocator of a card (benchmarks/memory_card.py, on the null card: docs/null_card.md).
+    Not compiled, a logit is there as itself, fp32, log-softmax and gradient: 12 bytes; with more tokens than ``rows``
+    the logits of so many, the head's gradient in fp32 beside the summed one, and of each token its last hidden state and
+    that one's gradient, whole and in parts, 12 d. Compiled in half precision: the logits of so many, the head's gradient
+    once, 22 d a token; in fp32 5 bytes a logit. What is computed again of one block stands in the logits' place when
+    these are gone; compiled and "full" it stands with the gradients within the block, 16 d, and its casts of weights are
+    made again too. Fitted to the allocator of a card (benchmarks/memory_card.py, on the null card: docs/null_card.md).
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     block, again = block_bytes(shape, half=half, compiled=compiled)
+    small = compiled and half
     kept, later = {
         "none": (shape.n_layer * block, 0),
         "mlp": (shape.n_layer * (block - again), again),
-        "full": (shape.n_layer * 4 * d, block),
+        "full": (shape.n_layer * 4 * d, block + (16 * d if small else 0)),
     }[checkpointing]
-    logits = min(tokens, rows) * shape.vocab_size * (12 if not compiled else 3 if half else 5)
-    if tokens > rows:
-        logits += 8 * shape.vocab_size * d + 12 * d * tokens
+    head = shape.vocab_size * d
+    if small:
+        logits = 2 * min(tokens, rows) * shape.vocab_size + 4 * head + 22 * d * tokens
+    else:
+        logits = min(tokens, rows) * shape.vocab_size * (5 if compiled else 12)
+        logits += 8 * head + 12 * d * tokens if tokens > rows else 0
+    cast = head if small and checkpointing == "full" else n
+    passing = tokens * kept + max(logits, tokens * later)
     part = {
         "weights": 4.0 * n,
         "gradients": 4.0 * n,
         "moments": moment_bytes(shape, optimizer),
-        "half copies": 2.0 * n if half else 0.0,
+        "half copies": 2.0 * cast if half else 0.0,
         "activations": float(tokens * kept),
         "logits": float(max(logits, tokens * later)),
         # A compiled backward pass hands over all gradients at once, to be added to those there are, when its
         # activations are gone.
-        "fresh gradients": max(0.0, 4.0 * n - tokens * kept) if compiled else 0.0,
+        "fresh gradients": max(0.0, 4.0 * n - passing) if compiled else 0.0,
         "context": CONTEXT_BYTES,
     }
     return {name: size / shards if name in sharded else size for name, size in part.items()}

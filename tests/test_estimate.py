@@ -11,7 +11,7 @@ from conftest import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from benchmarks import estimate_cards
+from benchmarks import estimate_cards, memory_card
 from pretrain import cards, estimate, muon, optim
 from pretrain import model as models
 from pretrain.loss import CARD_ROWS
@@ -206,6 +206,14 @@ def test_memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing_compil
     assert total(shards=8, sharded=state) == pytest.approx(total() - 16 * GPT2.parameters * 7 / 8)
 
 
+def test_memory_is_within_5_percent_of_a_cards_allocator_in_nine_of_ten_cases():
+    (path,) = (ROOT / "benchmarks" / "results").glob("memory-null-card-*.json")
+    rows = [row for row in json.loads(path.read_text())["rows"] if "problem" not in row]
+    ratios = [memory_card.estimated(row) / row["allocated"] for row in rows]
+    assert sum(abs(ratio - 1) <= 0.05 for ratio in ratios) >= 0.9 * len(ratios) > 40
+    assert 0.93 < min(ratios) and max(ratios) < 1.07
+
+
 def test_the_largest_micro_batch_fits_and_one_more_would_not():
     free = 24 * 2**30
     size = estimate.largest_micro_batch(GPT2, free, most_tokens=512 * 1024, **HOW)
@@ -262,8 +270,8 @@ def test_logits_stop_growing_where_they_are_computed_in_parts():
     def logits(size):
         return estimate.memory(GPT2, micro_batch=size, half=True, compiled=True)["logits"]
 
-    assert logits(8) == 8192 * 50304 * 3 and logits(9) < 1.4 * logits(8)
-    assert logits(64) - logits(9) == 55 * 1024 * 12 * 768  # the last hidden states alone
+    assert logits(64) - logits(8) == 56 * 1024 * 22 * 768  # the last hidden states alone
+    assert logits(8) - logits(7) == 1024 * (22 * 768 + 2 * 50304)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -284,9 +292,9 @@ def test_each_block_keeps_less_where_more_is_computed_again(shape, compiled, hal
 
 
 def test_what_is_computed_again_of_a_block_stands_where_the_logits_were():
-    how = {"micro_batch": 64, "half": True, "compiled": True, "checkpointing": "full"}
+    how = {"micro_batch": 64, "half": True, "compiled": False, "checkpointing": "full"}
     narrow, wide = (estimate.Shape(24, 1024, size, 1024) for size in (256, 50304))
-    whole = 64 * 1024 * estimate.block_bytes(narrow, half=True, compiled=True)[0]
+    whole = 64 * 1024 * estimate.block_bytes(narrow, half=True, compiled=False)[0]
     assert estimate.memory(narrow, **how)["logits"] == whole < estimate.memory(wide, **how)["logits"]
 
 
