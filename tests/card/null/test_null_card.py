@@ -168,7 +168,7 @@ def test_a_yaml_trains(config, workplace):
     count, card = settings["num_processes"], card_of(config)
     done = train(card, config, count=count, trace=workplace / "trace")
     if card == "v100":  # docs/null_card.md
-        assert "no kernel image is available" in done.stderr
+        assert done.returncode and "no kernels for Tesla V100" in done.stderr
         return
     assert done.returncode == 0, done.stderr
     assert "not simulated" not in done.stderr
@@ -217,7 +217,7 @@ def write_items(path: Path) -> None:
 
 def test_the_host_waits_once_an_update_and_nothing_is_compiled_again_after_evaluations(workplace):
     write_items(workplace / "items.jsonl")
-    often = {"eval_steps": 3, "sample_steps": 3, "hellaswag_steps": 3, "hellaswag_files": "items.jsonl"}
+    often = {"eval_steps": 3, "hellaswag_steps": 3, "hellaswag_files": "items.jsonl"}
     often |= {"tokenizer": "bpe", "tokenizer_vocab_size": 300, "vocab_size": 320}  # one that can write an item
     done = train(
         "h200", "h200", trace=workplace / "trace", environment={"TORCH_LOGS": "recompiles"}, max_steps=9, **often

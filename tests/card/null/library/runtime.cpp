@@ -305,7 +305,9 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* answer, const void*) {
     *answer = cudaFuncAttributes{};
     answer->maxThreadsPerBlock = 1024;
     answer->numRegs = 32;
-    answer->binaryVersion = answer->ptxVersion = card().major * 10 + card().minor;
+    // PyTorch's wheels have no code of their own for 8.9: a card of it runs 8.6's.
+    const int minor = card().major == 8 && card().minor == 9 ? 6 : card().minor;
+    answer->binaryVersion = answer->ptxVersion = card().major * 10 + minor;
     answer->maxDynamicSharedSizeBytes = int(card().shared_block);
     return cudaSuccess;
 }
