@@ -142,16 +142,18 @@ def memory(
     the logits of so many, the head's gradient in fp32 beside the summed one, and of each token its last hidden state and
     that one's gradient, whole and in parts, 12 d. Compiled in half precision: the logits of so many, the head's gradient
     once, 22 d a token; in fp32 5 bytes a logit. What is computed again of one block stands in the logits' place when
-    these are gone; compiled and "full" it stands with the gradients within the block, 16 d, and its casts of weights are
-    made again too. Fitted to the allocator of a card (benchmarks/memory_card.py, on the null card: docs/null_card.md).
+    these are gone; compiled and "full" it stands with the gradients within the block, 8 d + 2 F (Llama 8 F), and its casts
+    of weights are made again too. Fitted to the allocator of a card (benchmarks/memory_card.py on the null card,
+    docs/null_card.md).
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     block, again = block_bytes(shape, half=half, compiled=compiled)
     small = compiled and half
+    beside = 8 * d + (8 if shape.architecture == "llama" else 2) * shape.mlp_width
     kept, later = {
         "none": (shape.n_layer * block, 0),
         "mlp": (shape.n_layer * (block - again), again),
-        "full": (shape.n_layer * 4 * d, block + (16 * d if small else 0)),
+        "full": (shape.n_layer * 4 * d, block + (beside if small else 0)),
     }[checkpointing]
     head = shape.vocab_size * d
     if small:
