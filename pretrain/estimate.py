@@ -99,22 +99,25 @@ def moment_bytes(shape: Shape, optimizer: str = "adamw") -> float:
     }[optimizer]
 
 
-def block_bytes(shape: Shape, *, half: bool, compiled: bool) -> tuple[int, int]:
+def block_bytes(shape: Shape, *, half: bool, compiled: bool, half_stream: bool = False) -> tuple[int, int]:
     """Return the bytes that a block keeps for the backward pass, a token, and those of them that "mlp" does not keep.
 
     Tensors of a block in half precision (2 bytes an element, else 4), the residual stream before each norm in fp32:
     GPT-2: stream 2 d fp32; norms' outputs 2 d, q, k, v 3 d, attention's output d, the MLP before and after its GELU 2 F.
     For F = 4 d: 36 d, and 64 d in fp32. Compiled in half precision GPT-2 keeps no stream, for its norms keep what they
-    return (pretrain/model.py): 28 d. Llama: stream 2 d fp32; norms' outputs 2 d, q d, k and v 2 K, attention's
-    output d, gate, up, and their product 3 F. Not compiled, it keeps more: what each norm scales, 2 d fp32, silu(gate)
-    F, and under autocast a copy of a norm's output for each product that takes it, 3 d.
+    return (pretrain/model.py): 28 d. Llama: stream 2 d fp32; norms' outputs 2 d, q d, k and v 2 K, attention's output d,
+    gate, up, and their product 3 F. Not compiled, it keeps more: what each norm scales, 2 d fp32, silu(gate) F, and under
+    autocast a copy of a norm's output for each product that takes it, 3 d.
+
+    half_stream: the stream is in half precision too, as FSDP2 has it.
     """
     size, d, k, f = 2 if half else 4, shape.n_embd, shape.key_width, shape.mlp_width
+    stream = 2 * d * (2 if half_stream else 4)
     if shape.architecture == "gpt2":
-        return (0 if compiled and half else 8 * d) + size * (6 * d + 2 * f), size * f
+        return (0 if compiled and half and not half_stream else stream) + size * (6 * d + 2 * f), size * f
     if compiled:
-        return 8 * d + size * (4 * d + 2 * k + 3 * f), size * f
-    return 16 * d + size * (4 * d + 2 * k + 4 * f + (3 * d if half else 0)), size * 2 * f
+        return stream + size * (4 * d + 2 * k + 3 * f), size * f
+    return 8 * d + stream + size * (4 * d + 2 * k + 4 * f + (3 * d if half else 0)), size * 2 * f
 
 
 def memory(
@@ -147,13 +150,14 @@ def memory(
     docs/null_card.md).
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
-    block, again = block_bytes(shape, half=half, compiled=compiled)
+    half_stream = half and "weights" in sharded
+    block, again = block_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
     small = compiled and half
     beside = 8 * d + (8 if shape.architecture == "llama" else 2) * shape.mlp_width
     kept, later = {
         "none": (shape.n_layer * block, 0),
         "mlp": (shape.n_layer * (block - again), again),
-        "full": (shape.n_layer * 4 * d, block + (beside if small else 0)),
+        "full": (shape.n_layer * (2 if half_stream else 4) * d, block + (beside if small else 0)),
     }[checkpointing]
     head = shape.vocab_size * d
     if small:
@@ -161,7 +165,7 @@ def memory(
     else:
         logits = min(tokens, rows) * shape.vocab_size * (5 if compiled else 12)
         logits += 8 * head + 12 * d * tokens if tokens > rows else 0
-    cast = head if small and checkpointing == "full" else n
+    cast = head if small and checkpointing == "full" or half_stream else n  # FSDP2 gathers a block at a time
     passing = tokens * kept + max(logits, tokens * later)
     part = {
         "weights": 4.0 * n,
