@@ -117,7 +117,7 @@ def block_bytes(shape: Shape, *, half: bool, compiled: bool, half_stream: bool =
         return (0 if compiled and half and not half_stream else stream) + size * (6 * d + 2 * f), size * f
     if compiled:
         return stream + size * (4 * d + 2 * k + 3 * f), size * f
-    return 8 * d + stream + size * (4 * d + 2 * k + 4 * f + (3 * d if half else 0)), size * 2 * f
+    return 8 * d + stream + size * (4 * d + 2 * k + 4 * f + (3 * d if half and not half_stream else 0)), size * 2 * f
 
 
 def memory(
