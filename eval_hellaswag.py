@@ -34,9 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     disable_progress_bar()  # Transformers' own bars, over loading one file
     if asked.push_to_hub:
         refuse_push(asked)
-    items = hellaswag.read_items(asked.data_files, asked.limit)
     name = models.find(asked.model)
     tokenizer = tokenization.load(name, of_model=True)
+    items = hellaswag.read_items(asked.data_files, asked.limit)
     test = hellaswag.Test(items, tokenizer)
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = hardware.make_accelerator(hardware.this_device(), precision="no")

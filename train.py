@@ -1303,7 +1303,7 @@ def finish(
         export.write(model, run_dir / "model", corpus.tokenizer)
     report.say(f"trained for {duration(meter.elapsed)} (looking and saving not counted)")
     for name, what in {
-        "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model",
+        "model": f"load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {run_dir}",
         "metrics.jsonl": "every number above",
         "curves.png": "loss, learning rate, speed",
         "samples.txt": "text on the way",

@@ -473,8 +473,9 @@ def _read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        raise BadInput(f"{path}: no such recipe{_nearest(str(path), near)}") from None
+        folder = path.parent if path.parent != Path() or any(Path().glob("*.yaml")) else Path("recipes")
+        near = sorted(str(p) for p in folder.glob("*.yaml"))
+        raise BadInput(f"{path}: no such recipe{_nearest(str(folder / f'{path.stem}.yaml'), near)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as text: {error}") from None
     try:
