@@ -877,6 +877,9 @@ def refuse_cuda_graphs(plan: config.Plan, accelerator: Accelerator) -> None:
 def propose_micro_batch(recipe: config.Recipe, device: hardware.Device, free: float, accelerator: Accelerator) -> int:
     """Return where auto begins: the largest size that the memory model lets fit."""
     sharded = {"moments"} if recipe.shard_optimizer else set()
+    if accelerator.is_fsdp2:
+        sharded = {"weights", "gradients", "moments"}
+        sharded |= {"half copies"} if accelerator.state.fsdp_plugin.reshard_after_forward else set()
     fits = estimate.largest_micro_batch(
         recipe_shape(recipe),
         free,
@@ -886,7 +889,7 @@ def propose_micro_batch(recipe: config.Recipe, device: hardware.Device, free: fl
         checkpointing=recipe.gradient_checkpointing,
         optimizer=recipe.optimizer,
         shards=accelerator.num_processes,
-        sharded=frozenset({"weights", "gradients", "moments"} if accelerator.is_fsdp2 else sharded),
+        sharded=frozenset(sharded),
     )
     return max(1, fits)
 

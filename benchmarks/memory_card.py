@@ -122,7 +122,7 @@ def launched(device: hardware.Device, case: dict, micro_batches: list[int]):
 def estimated(row: dict) -> int:
     """Return what the memory model says of a case, without CUDA's context."""
     recipe = read(row["recipe"], row["checkpointing"], row["micro_batch"], row["shards"])
-    sharded = frozenset({"weights", "gradients", "moments"} if row["shards"] > 1 else ())
+    sharded = frozenset({"weights", "half copies", "gradients", "moments"} if row["shards"] > 1 else ())
     parts = estimate.memory(
         train.recipe_shape(recipe),
         micro_batch=row["micro_batch"],

@@ -138,7 +138,7 @@ def memory(
         half: matrix products in bf16 or fp16 over fp32 weights.
         checkpointing: what is computed again: none; mlp: the activation between the MLP's products; full: a block, of
             which the input only is kept.
-        shards: processes that share the parts named in ``sharded`` (weights, gradients, moments).
+        shards: processes that share the parts named in ``sharded`` (weights, half copies, gradients, moments).
         rows: tokens whose logits exist at once.
 
     Not compiled, a logit is there as itself, fp32, log-softmax and gradient: 12 bytes; with more tokens than ``rows``
@@ -165,7 +165,8 @@ def memory(
     else:
         logits = min(tokens, rows) * shape.vocab_size * (5 if compiled else 12)
         logits += 8 * head + 12 * d * tokens if tokens > rows else 0
-    cast = head if small and checkpointing == "full" or half_stream else n  # FSDP2 gathers a block at a time
+    # Of the weights in half precision there is one block at a time where it is gathered, or cast, again.
+    cast = head if small and checkpointing == "full" or "half copies" in sharded else n
     passing = tokens * kept + max(logits, tokens * later)
     part = {
         "weights": 4.0 * n,

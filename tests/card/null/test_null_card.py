@@ -29,6 +29,7 @@ YAMLS = sorted(
 # A width whose matrices the compiler pads for none of the cards; each update is 4 micro-batches on one card.
 TINY = {"n_embd": 64, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "sample_steps": 0}
 TINY |= {"max_steps": 4, "eval_steps": 2, "save_steps": 0}
+AUTO = {"per_device_train_batch_size": "auto"}
 
 
 def on_card(card: str, *command: str, count: int = 1, memory: float | None = None, trace=None, **environment) -> Done:
@@ -198,7 +199,7 @@ def test_two_cards_exchange_each_gradient_once_an_update(workplace):
         assert {gradient_bytes(part, "all-reduce") for part in updates(lines, 4)} == {4 * parameters}
 
 
-@pytest.mark.parametrize("config, values", [("fsdp2_x8", {}), ("zero1_x8", {"shard_optimizer": "true"})])
+@pytest.mark.parametrize("config, values", [("fsdp2_x8", AUTO), ("zero1_x8", AUTO | {"shard_optimizer": "true"})])
 def test_what_is_for_eight_cards_trains_on_two(config, values, workplace):
     done = train("h100", config, "--num_processes", "2", count=2, trace=workplace / "trace", **values)
     assert done.returncode == 0, done.stderr
