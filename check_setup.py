@@ -23,14 +23,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrain import cards, checks, estimate
-from pretrain.checks import Check
-from pretrain.errors import BadInput, exit_on_bad_input
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.machine import cards, checks, estimate
+from pretrain.machine.checks import Check
 
 try:
     import yaml
 
-    from pretrain import config
+    from pretrain.recipe import config
 except ModuleNotFoundError as missing:  # before the packages are installed this is the first thing to say
     sys.exit(f"error    packages: {missing.name} is not installed. Remedy: make environment, or "
              "pip install -r requirements.txt")  # fmt: skip
@@ -108,7 +108,7 @@ def filled(recipe: config.Recipe) -> config.Recipe:
     if not recipe.init_from:
         return recipe
     try:
-        from pretrain import model
+        from pretrain.model import model
     except ImportError as missing:
         raise BadInput(
             f"init_from = {recipe.init_from}: its size cannot be read without {missing.name}. Install it: make "
@@ -205,9 +205,11 @@ def examine_cards(asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
 
 def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> Iterator[Check]:
     """Yield verdicts on what was really tried: training steps, attention, TF32, the compiler, the all-reduce."""
-    from pretrain import trials
+    from pretrain.machine import trials
 
-    multiprocessing.set_forkserver_preload(["pretrain.trials", "pretrain.model"])  # imported once, for every trial
+    multiprocessing.set_forkserver_preload(
+        ["pretrain.machine.trials", "pretrain.model.model"]
+    )  # imported once, for every trial
     device = "cuda" if mine else "cpu"
     modern = bool(mine) and mine[0]["capability"] >= (8, 0)
     half = "fp16" if mine and not modern else "bf16"
@@ -276,7 +278,7 @@ def attention_verdict(result, modern: bool) -> Check:
 
 def tiny_model():
     """Build the model that the trials train: GPT-2's parts, 2 layers, 128 wide."""
-    from pretrain import loss, model
+    from pretrain.model import loss, model
 
     return loss.NextTokenLoss(model.build(**TINY, **NO_DROPOUT, eos_token_id=0, seed=1))
 
@@ -291,12 +293,12 @@ def examine_disk(recipe: config.Recipe, asked: argparse.Namespace, facts: dict, 
     facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
     yield checks.disk(free, size * (kept + 1), shards, str(folder), recipe.run_name)
     if works:
-        from pretrain import hardware
+        from pretrain.machine import hardware
 
         yield from checks.mount(hardware.network_mount(folder), str(folder))
     if asked.quick or free < 2**30 or not works:
         return
-    from pretrain import trials
+    from pretrain.machine import trials
 
     try:
         with trying("disk speed"):
@@ -332,7 +334,7 @@ def examine_network(recipe: config.Recipe, works: bool) -> Iterator[Check]:
         url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
         wanted["wandb"] = (url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here")
     if works:
-        from pretrain import trials
+        from pretrain.machine import trials
 
         with trying("network"):
             problems = trials.reach([url for url, _ in wanted.values()], NETWORK_SECONDS)
@@ -466,7 +468,7 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
 
 
 def is_gpt2_124m(shape: estimate.Shape) -> bool:
-    """Whether this is the model that others trained on the cards of pretrain/cards.py."""
+    """Whether this is the model that others trained on the cards of pretrain/machine/cards.py."""
     names = ("architecture", "n_layer", "n_embd", "parameters", "sequence_length")
     return all(getattr(shape, name) == getattr(estimate.GPT2_124M, name) for name in names)
 
@@ -521,9 +523,9 @@ def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
     return "\n".join([*lines, "", known, SOURCES])
 
 
-SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/estimate.py, fitted to 20 cards on which
-others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.py). Rates of matrix products are those that others
-measured (pretrain/cards.py). Parameters and FLOPs are counted."""
+SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/machine/estimate.py, fitted to 20 cards
+on which others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.py). Rates of matrix products are those that
+others measured (pretrain/machine/cards.py). Parameters and FLOPs are counted."""
 
 
 def products(card: cards.Card) -> str:
@@ -586,7 +588,10 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
                 else []
             ),
             f"Measured: {', '.join(known)}." if known else "Nothing of it is measured by us.",
-            *(["By others: sources in pretrain/cards.py; not all with a step as good as that estimated."] * compared),
+            *(
+                ["By others: sources in pretrain/machine/cards.py; not all with a step as good as that estimated."]
+                * compared
+            ),
             *([f"Matrix products never measured, taken as a share of the peak: {', '.join(taken)}."] if taken else []),
             SOURCES,
         ]
@@ -626,7 +631,7 @@ def warm_up(seconds: int) -> int:
     """Multiply matrices on every card for ``seconds``; say every 5 s what each reaches. 1 where there is no card."""
     import torch
 
-    from pretrain import trials
+    from pretrain.machine import trials
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:

@@ -19,9 +19,14 @@ from accelerate import Accelerator
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from pretrain import config, files, hardware, hellaswag, hub, likelihood, tokenization
-from pretrain import model as models
-from pretrain.errors import BadInput, exit_on_bad_input
+from pretrain.base import files
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.data import tokenization
+from pretrain.evaluation import hellaswag, likelihood
+from pretrain.hub import hub
+from pretrain.machine import hardware
+from pretrain.model import model as models
+from pretrain.recipe import config
 
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 

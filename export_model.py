@@ -23,21 +23,14 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from pretrain import (
-    checkpoint,
-    compression,
-    config,
-    evaluation,
-    export,
-    files,
-    likelihood,
-    shards,
-    sources,
-    tokenization,
-    windows,
-)
-from pretrain import model as models
-from pretrain.errors import BadInput, exit_on_bad_input
+from pretrain.base import files
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.data import shards, sources, tokenization, windows
+from pretrain.evaluation import evaluation, likelihood
+from pretrain.model import compression, export
+from pretrain.model import model as models
+from pretrain.recipe import config
+from pretrain.run import checkpoint
 
 # int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float16}

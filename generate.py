@@ -10,9 +10,12 @@ import torch
 from transformers import TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
-from pretrain import config, hub, sampling, tokenization
-from pretrain import model as models
-from pretrain.errors import BadInput, exit_on_bad_input
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.data import tokenization
+from pretrain.evaluation import sampling
+from pretrain.hub import hub
+from pretrain.model import model as models
+from pretrain.recipe import config
 
 
 @exit_on_bad_input

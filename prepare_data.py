@@ -26,9 +26,12 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from pretrain import config, files, hub, shards, sources, tokenization
-from pretrain.errors import BadInput, exit_on_bad_input
-from pretrain.windows import Windows
+from pretrain.base import files
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.data import shards, sources, tokenization
+from pretrain.data.windows import Windows
+from pretrain.hub import hub
+from pretrain.recipe import config
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
@@ -326,7 +329,7 @@ def open_parts(
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.tables is None:
         return None, source.parts
-    from pretrain import stream  # imports datasets, which text does not need
+    from pretrain.data import stream  # imports datasets, which text does not need
 
     return stream.open_tables(**source.tables, pinned=pinned, say=say)
 
@@ -569,7 +572,7 @@ def expected_text_bytes(source: sources.Source, parts: list[sources.Part], say: 
     """Return about how many bytes of text the train split has; 0 where that cannot be told."""
     if source.tables is None:
         return source.most_tokens
-    from pretrain import stream
+    from pretrain.data import stream
 
     return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"], say)
 

@@ -31,41 +31,25 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from pretrain import (
-    card,
-    cards,
-    checkpoint,
-    checks,
-    config,
-    estimate,
-    evaluation,
-    export,
-    files,
-    hardware,
-    hellaswag,
-    hub,
-    likelihood,
-    muon,
-    optim,
-    plots,
-    rehearsal,
-    sampling,
-    shards,
-    sources,
-    tokenization,
-    trackers,
-    windows,
-)
-from pretrain import model as models
-from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input, is_out_of_memory
-from pretrain.horizon import Horizon
-from pretrain.loss import NextTokenLoss
-from pretrain.profiling import Profile
-from pretrain.reader import Reader, Supply
-from pretrain.redaction import redact
-from pretrain.report import Meter, Report, due, duration, read_metrics
-from pretrain.sharding import WholeModel
-from pretrain.stopping import StopRequest, end_with_launcher, peers
+from pretrain.base import files
+from pretrain.base.errors import BadInput, TrainingStopped, exit_on_bad_input, is_out_of_memory
+from pretrain.base.redaction import redact
+from pretrain.base.stopping import StopRequest, end_with_launcher, peers
+from pretrain.data import shards, sources, tokenization, windows
+from pretrain.data.reader import Reader, Supply
+from pretrain.evaluation import evaluation, hellaswag, likelihood, sampling
+from pretrain.hub import card, hub
+from pretrain.machine import cards, checks, estimate, hardware, rehearsal
+from pretrain.machine.horizon import Horizon
+from pretrain.machine.sharding import WholeModel
+from pretrain.model import export
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
+from pretrain.optim import muon, optim
+from pretrain.recipe import config
+from pretrain.run import checkpoint, plots, trackers
+from pretrain.run.profiling import Profile
+from pretrain.run.report import Meter, Report, due, duration, read_metrics
 
 EXTRAS = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),

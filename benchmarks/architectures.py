@@ -23,7 +23,8 @@ import torch
 
 import train
 from benchmarks.runs import ROOT, train_once
-from pretrain import config, hardware
+from pretrain.machine import hardware
+from pretrain.recipe import config
 
 LLAMA = {"architecture": "llama", "num_key_value_heads": "2", "tie_word_embeddings": "true", "rope_theta": "10000"}
 # The width within the MLP makes the number of parameters GPT-2's.

@@ -22,7 +22,7 @@ import time
 import numpy as np
 import torch
 
-from pretrain import windows
+from pretrain.data import windows
 
 SEQUENCE_LENGTH = 1024
 MICRO_BATCH_SIZE = 32

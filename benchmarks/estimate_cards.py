@@ -24,7 +24,8 @@ import statistics
 import numpy as np
 
 import check_setup
-from pretrain import cards, config, estimate
+from pretrain.machine import cards, estimate
+from pretrain.recipe import config
 
 ROOT = Path(__file__).resolve().parent.parent
 FITTED = [card for card in cards.CARDS if card.training and card.training.source == cards.SCRIPT]
@@ -58,7 +59,7 @@ def left_out(card: cards.Card, **how) -> float:
 
 
 def speed(card: cards.Card, shape: estimate.Shape = estimate.GPT2_124M, **changes) -> float:
-    """Return the tokens per second that pretrain/estimate.py says."""
+    """Return the tokens per second that pretrain/machine/estimate.py says."""
     rates = {name: value for name, value in (card.rates | changes).items() if name != "peak_flops"}
     return 1 / estimate.seconds_per_token(shape, **rates)
 

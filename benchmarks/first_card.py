@@ -45,9 +45,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import yaml
 
-from pretrain import cards
-from pretrain.errors import BadInput, exit_on_bad_input
-from pretrain.report import read_metrics
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.machine import cards
+from pretrain.run.report import read_metrics
 
 STARTED = time.monotonic()  # asking the card takes some of a part's time, too
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,7 +55,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "triton", "tokenizers", "nump
 # A child asks the card: the context of this process would stand in the card's memory all the time.
 ASK = """
 import json, torch
-from pretrain import hardware
+from pretrain.machine import hardware
 found = hardware.this_device()
 told = {"kind": found.kind, "machine": found.name, "memory_bytes": found.memory_bytes, "cuda": torch.version.cuda}
 print(json.dumps(told))
@@ -426,7 +426,7 @@ def shakespeare(part: Part) -> None:
 
 
 def memory(part: Part) -> None:
-    """pretrain/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
+    """pretrain/machine/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
     if part.has_card:
         flags = ["--recipes", part.recipe("gpt2_124m"), "--micro_batch", *([2, 4] if part.rehearse else [16, 64])]
         measured = part.benchmark("memory", "memory_card", *flags)

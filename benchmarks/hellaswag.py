@@ -30,8 +30,10 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from pretrain import hardware, hellaswag, likelihood, tokenization
-from pretrain import model as models
+from pretrain.data import tokenization
+from pretrain.evaluation import hellaswag, likelihood
+from pretrain.machine import hardware
+from pretrain.model import model as models
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TWO, THREE = ("acc", "acc_norm"), hellaswag.SCORES

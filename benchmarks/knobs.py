@@ -34,8 +34,10 @@ import torch
 import train
 from benchmarks.runs import ROOT, train_once
 from benchmarks.side_by_side import Turns, alternate, positive
-from pretrain import config, hardware, optim
-from pretrain.errors import exit_on_bad_input
+from pretrain.base.errors import exit_on_bad_input
+from pretrain.machine import hardware
+from pretrain.optim import optim
+from pretrain.recipe import config
 
 BASE = "as it is"
 KNOBS = [

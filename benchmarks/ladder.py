@@ -26,10 +26,10 @@ import tempfile
 import torch
 
 from benchmarks import side_by_side
-from pretrain import hardware
-from pretrain import model as models
-from pretrain.errors import exit_on_bad_input
-from pretrain.loss import NextTokenLoss
+from pretrain.base.errors import exit_on_bad_input
+from pretrain.machine import hardware
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
 
 GROUND = {"attn_implementation": "eager", "activation_function": models.STOCK_ACTIVATION, "precision": "no"}
 GROUND |= {"tf32": False, "compile": False, "fused": False, "own_loss": False}

@@ -1,4 +1,6 @@
-"""The memory of a training step on a CPU: measured, beside what pretrain/estimate.py says. memory_card.py is for cards.
+"""The memory of a training step on a CPU: measured, beside what pretrain/machine/estimate.py says.
+
+For cards: memory_card.py.
 
     python benchmarks/memory.py                                         # a small GPT-2
     python benchmarks/memory.py --architecture gpt2 llama --num_key_value_heads 2       # and a Llama-type model
@@ -24,9 +26,10 @@ import json
 
 import torch
 
-from pretrain import estimate, hardware, optim
-from pretrain import model as models
-from pretrain.loss import CARD_ROWS, NextTokenLoss
+from pretrain.machine import estimate, hardware
+from pretrain.model import model as models
+from pretrain.model.loss import CARD_ROWS, NextTokenLoss
+from pretrain.optim import optim
 
 
 def step(module, optimizer, ids_BT, precision: str) -> None:

@@ -1,4 +1,4 @@
-"""The memory of a training step on a card: measured, beside what pretrain/estimate.py says.
+"""The memory of a training step on a card: measured, beside what pretrain/machine/estimate.py says.
 
     python tests/card/null/run.py --card h200 python benchmarks/memory_card.py --json memory.json      # without a card
     python benchmarks/memory_card.py --json memory.json                                                # on a card
@@ -31,8 +31,10 @@ from importlib.metadata import version
 import torch
 
 import train
-from pretrain import cards, config, estimate, hardware, optim
-from pretrain.errors import BadInput, exit_on_bad_input, is_out_of_memory
+from pretrain.base.errors import BadInput, exit_on_bad_input, is_out_of_memory
+from pretrain.machine import cards, estimate, hardware
+from pretrain.optim import optim
+from pretrain.recipe import config
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]

@@ -1,10 +1,10 @@
-"""Each choice in pretrain/muon.py, and in its recipe, made otherwise: the loss that train.py then ends with.
+"""Each choice in pretrain/optim/muon.py, and in its recipe, made otherwise: the loss that train.py then ends with.
 
     python benchmarks/muon_ablation.py --text tinyshakespeare.txt --workers 2
 
 Runs recipes/shakespeare_char_muon.yaml (0.8M parameters) for 500 updates, one change at a time, one thread a run. What is
-no recipe key is changed by setting pretrain/muon.py's own names before the run starts. Seconds say nothing here: runs go
-side by side.
+no recipe key is changed by setting pretrain/optim/muon.py's own names before the run starts. Seconds say nothing here:
+runs go side by side.
 """
 
 import sys
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from benchmarks.runs import ROOT, train_once
-from pretrain import hardware
+from pretrain.machine import hardware
 
 # The polynomials of Amsel et al., https://arxiv.org/abs/2505.16932, each the best for the values that the last one left.
 POLAR_EXPRESS = """

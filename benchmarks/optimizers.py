@@ -27,7 +27,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.runs import ROOT, train_once
-from pretrain import hardware, optim
+from pretrain.machine import hardware
+from pretrain.optim import optim
 
 NAMES = ("adamw", "adamw_8bit")
 

@@ -22,9 +22,12 @@ import time
 
 import torch
 
-from pretrain import checkpoint, estimate, evaluation, hardware, optim
-from pretrain import model as models
-from pretrain.loss import NextTokenLoss
+from pretrain.evaluation import evaluation
+from pretrain.machine import estimate, hardware
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
+from pretrain.optim import optim
+from pretrain.run import checkpoint
 
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 128, "sequence_length": 64}
 STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0, "seed": 1}

@@ -27,9 +27,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from pretrain import hardware, muon, optim
-from pretrain import model as models
-from pretrain.loss import NextTokenLoss
+from pretrain.machine import hardware
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
+from pretrain.optim import muon, optim
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ADAMW = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}

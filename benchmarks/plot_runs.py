@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 
-from pretrain import plots
-from pretrain.errors import BadInput, exit_on_bad_input
-from pretrain.report import read_metrics
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.run import plots
+from pretrain.run.report import read_metrics
 
 
 def find_metrics(name: str) -> Path:

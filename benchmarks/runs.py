@@ -11,7 +11,7 @@ START = """import sys
 sys.path.insert(0, {root!r})
 import torch
 torch.set_num_threads({threads})
-from pretrain import muon
+from pretrain.optim import muon
 {change}
 import train
 sys.exit(train.main({argv!r}))

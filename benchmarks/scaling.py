@@ -31,8 +31,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import side_by_side, throughput
-from pretrain import estimate
-from pretrain.errors import TrainingStopped, exit_on_bad_input
+from pretrain.base.errors import TrainingStopped, exit_on_bad_input
+from pretrain.machine import estimate
 
 LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 

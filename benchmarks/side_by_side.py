@@ -19,8 +19,10 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
-from pretrain import config, estimate, hardware, tokenization
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.machine import estimate, hardware
+from pretrain.recipe import config
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gpt2_124m.yaml"
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}

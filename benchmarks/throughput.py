@@ -64,11 +64,13 @@ from benchmarks.side_by_side import (
     summary,
     write_ids,
 )
-from pretrain import cards, config, estimate, hardware, optim
-from pretrain.errors import BadInput, exit_on_bad_input
-from pretrain.horizon import Horizon
-from pretrain.report import Meter, Report
-from pretrain.stopping import StopRequest
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base.stopping import StopRequest
+from pretrain.machine import cards, estimate, hardware
+from pretrain.machine.horizon import Horizon
+from pretrain.optim import optim
+from pretrain.recipe import config
+from pretrain.run.report import Meter, Report
 
 # The variants.
 

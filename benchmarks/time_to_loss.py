@@ -39,7 +39,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from benchmarks.runs import ROOT, train_once
-from pretrain import config, hardware
+from pretrain.machine import hardware
+from pretrain.recipe import config
 
 ADAMW, MUON = ROOT / "recipes" / "shakespeare_char.yaml", ROOT / "recipes" / "shakespeare_char_muon.yaml"
 # Its README's command for a CPU; evaluation is rare here, for its time does not count.

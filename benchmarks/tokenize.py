@@ -48,7 +48,8 @@ LIBRARIES = ("datasets", "pyarrow", "tokenizers", "transformers", "tiktoken", "n
 def ours(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]:
     """Run prepare_data.py's own function: checked ids in shards with hashes, a manifest, all of it durable."""
     import prepare_data
-    from pretrain import config, shards, sources, tokenization
+    from pretrain.data import shards, sources, tokenization
+    from pretrain.recipe import config
 
     cache.mkdir(parents=True)
     os.chdir(cache)
@@ -96,7 +97,7 @@ def nanogpt(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]
     """Map tiktoken over the data set document by document, then fill a memory map from contiguous shards."""
     from datasets import load_dataset
 
-    from pretrain import tokenization
+    from pretrain.data import tokenization
 
     tokenizer = load_tokenizer()
     encoding = tokenization.make_encoder(tokenizer).tiktoken

@@ -24,8 +24,8 @@ import torch
 from torch._inductor import config as inductor
 from torch._inductor import scheduler
 
-from pretrain import model as models
-from pretrain.loss import NextTokenLoss
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
 
 PRODUCTS, ATTENTION = "matrix products", "attention"
 

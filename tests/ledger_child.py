@@ -12,7 +12,10 @@ import types
 from pathlib import Path
 
 import train
-from pretrain import checkpoint, files, optim, windows
+from pretrain.base import files
+from pretrain.data import windows
+from pretrain.optim import optim
+from pretrain.run import checkpoint
 
 
 def die() -> None:

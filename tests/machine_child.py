@@ -17,8 +17,9 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 import train
-from pretrain import hardware, windows
-from pretrain.loss import NextTokenLoss
+from pretrain.data import windows
+from pretrain.machine import hardware
+from pretrain.model.loss import NextTokenLoss
 
 RANK = "0"
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import prepare_data  # noqa: E402
-from pretrain import shards  # noqa: E402
+from pretrain.data import shards  # noqa: E402
 
 real, finished = shards.ShardWriter.finish, []
 
@@ -43,7 +43,7 @@ show, prepare_data.Progress.shard = prepare_data.Progress.shard, held
 
 if __name__ == "__main__":
     if "HASTY_READER" in os.environ:
-        from pretrain import stream
+        from pretrain.data import stream
 
         stream.LONGEST_WAIT_SECONDS = 0
     sys.exit(prepare_data.main())

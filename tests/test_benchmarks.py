@@ -11,7 +11,8 @@ import torch
 from conftest import RECIPE, TEXT
 
 from benchmarks import knobs, ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss, traffic
-from pretrain import config, estimate, hardware
+from pretrain.machine import estimate, hardware
+from pretrain.recipe import config
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}

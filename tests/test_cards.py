@@ -6,7 +6,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from conftest import ROOT
 
-from pretrain import cards
+from pretrain.machine import cards
 
 # What is left is for any card: cpu, mps, conservative, sharded, several machines.
 CARD_PRESETS = [

@@ -18,8 +18,9 @@ import yaml
 from conftest import ROOT, fork
 
 import check_setup
-from pretrain import cards, config, trials
-from pretrain import model as models
+from pretrain.machine import cards, trials
+from pretrain.model import model as models
+from pretrain.recipe import config
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
 A6000 = {"name": "NVIDIA RTX A6000", "memory_bytes": 48 * 2**30, "capability": (8, 6)}
@@ -251,7 +252,7 @@ def test_an_estimate_is_read_as_words(capsys):
     out, _ = called(capsys, "--estimate", "--card", "a6000", "--count", "4", "--price_per_hour", "0.8")
     for word in ("parameters   124,475,904", "855 M a token", "weights 0.5", "micro-batch", "% MFU", " kWh", "cost"):
         assert word in out
-    assert "Nothing of it is measured" in out and "pretrain/estimate.py" in out
+    assert "Nothing of it is measured" in out and "pretrain/machine/estimate.py" in out
 
 
 def test_an_estimate_says_what_others_measured_and_what_nobody_did(capsys):

@@ -17,8 +17,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pretrain import checkpoint, muon, optim
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.optim import muon, optim
+from pretrain.run import checkpoint
 
 # Moments are made by hand: nothing here runs a backward pass, which the forks of test_train.py would not survive.
 

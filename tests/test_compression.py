@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pretrain import compression
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.model import compression
 
 
 @pytest.fixture

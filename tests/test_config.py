@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pretrain import config, sources
-from pretrain.errors import BadInput
-from pretrain.redaction import redact_url
+from pretrain.base.errors import BadInput
+from pretrain.base.redaction import redact_url
+from pretrain.data import sources
+from pretrain.recipe import config
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 BASE = {

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from pretrain import model as models
-from pretrain.loss import NextTokenLoss
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
 
 SEPARATOR, LENGTH = 0, 24
 SHAPE = {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 64, "sequence_length": LENGTH, "seed": 1}

@@ -6,7 +6,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from pretrain.errors import BadInput, TrainingStopped, exit_on_bad_input
+from pretrain.base.errors import BadInput, TrainingStopped, exit_on_bad_input
 
 
 def raising(error):
@@ -54,7 +54,7 @@ def test_our_own_faults_keep_their_traceback():
 def test_a_traceback_shows_no_secret_of_a_url():
     lines = (
         "import sys",
-        "from pretrain.errors import exit_on_bad_input",
+        "from pretrain.base.errors import exit_on_bad_input",
         "fetch = exit_on_bad_input(lambda url: open(url))",
         "fetch(sys.argv[1])",
     )

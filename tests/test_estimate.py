@@ -12,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import estimate_cards, memory_card
-from pretrain import cards, estimate, muon, optim
-from pretrain import model as models
-from pretrain.loss import CARD_ROWS
+from pretrain.machine import cards, estimate
+from pretrain.model import model as models
+from pretrain.model.loss import CARD_ROWS
+from pretrain.optim import muon, optim
 
 GPT2 = estimate.Shape(12, 768, 50304, 1024)
 SMALL = estimate.Shape(2, 32, 64, 16)

@@ -22,9 +22,12 @@ from safetensors.torch import load_file
 
 import eval_hellaswag
 import train
-from pretrain import export, hellaswag, report, tokenization
-from pretrain import model as models
-from pretrain.report import read_metrics
+from pretrain.data import tokenization
+from pretrain.evaluation import hellaswag
+from pretrain.model import export
+from pretrain.model import model as models
+from pretrain.run import report
+from pretrain.run.report import read_metrics
 
 SCORES = [f"{score}{end}" for score in hellaswag.SCORES for end in ("", "_stderr")]
 BPE = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")

@@ -15,9 +15,10 @@ from transformers import (
     pipeline,
 )
 
-from pretrain import export, tokenization
-from pretrain import model as models
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.model import export
+from pretrain.model import model as models
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "eos_token_id": 0}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seed": 1}

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import files
-from pretrain.errors import BadInput
+from pretrain.base import files
+from pretrain.base.errors import BadInput
 
 ROOT = Path(__file__).parent.parent
 HOLD = """
 import sys
 from pathlib import Path
-from pretrain import files
-from pretrain.errors import BadInput
+from pretrain.base import files
+from pretrain.base.errors import BadInput
 try:
     with files.locked(Path(sys.argv[1]), "held by {pid}"):
         print("held", flush=True)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from conftest import run
 
-from pretrain import export, tokenization
-from pretrain import model as models
+from pretrain.data import tokenization
+from pretrain.model import export
+from pretrain.model import model as models
 
 
 @pytest.fixture

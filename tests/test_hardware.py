@@ -9,8 +9,8 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from pretrain import hardware
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.machine import hardware
 
 CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
 T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)

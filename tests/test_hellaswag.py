@@ -20,9 +20,10 @@ from test_tokenization import gpt2
 from tokenizers import normalizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pretrain import hellaswag, likelihood, tokenization
-from pretrain import model as ours
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.evaluation import hellaswag, likelihood
+from pretrain.model import model as ours
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 ROW = {

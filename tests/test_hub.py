@@ -19,14 +19,15 @@ from hub_server import Fault, HubServer
 from huggingface_hub import HfApi, constants, file_download
 from huggingface_hub.utils import _http
 
-from pretrain import files, hub
-from pretrain.errors import BadInput, TrainingStopped
+from pretrain.base import files
+from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.hub import hub
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
 TOKEN = "hf_" + "Canary" * 6
 ID = "me/run"
 ROOT = Path(__file__).parent.parent
-PUSH = "import sys, pathlib; from pretrain import hub; hub.push_pending(pathlib.Path(sys.argv[1]), print)"
+PUSH = "import sys, pathlib; from pretrain.hub import hub; hub.push_pending(pathlib.Path(sys.argv[1]), print)"
 # What a push asks of the Hub, in order.
 ENDPOINTS = {
     "refs": "GET .*/refs",

@@ -2,16 +2,22 @@
 
 import ast
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
 ROOT = Path(__file__).parent.parent
-LEAVES = {path.stem: path for path in sorted((ROOT / "pretrain").glob("*.py")) if path.stem != "__init__"}
+ROOMS = ("base", "recipe", "data", "model", "optim", "machine", "evaluation", "hub", "run")
+PACKAGES = sorted((ROOT / "pretrain").rglob("__init__.py"))
+FILES = {
+    f"{path.parent.name}/{path.stem}": path
+    for path in sorted((ROOT / "pretrain").glob("*/*.py"))
+    if path.stem != "__init__"
+}
 SCRIPTS = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
-PRODUCT = [*LEAVES.values(), *SCRIPTS.values(), ROOT / "pretrain" / "__init__.py"]
-MAY_IMPORT = {"redaction": set(), "errors": {"redaction"}, "files": {"errors"}}
+PRODUCT = [*FILES.values(), *SCRIPTS.values(), *PACKAGES]
 YAMLS = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 
 
@@ -20,32 +26,43 @@ def tree(path):
 
 
 def imported(path):
-    """Dotted names that a file imports; ``from . import a`` and ``from pretrain import a`` are ``pretrain.a``."""
+    """Dotted names that a file imports; a relative import is ``.`` and what follows."""
     names = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            module = ".".join(filter(None, ["pretrain" if node.level else "", node.module]))
-            names |= {f"{module}.{alias.name}" for alias in node.names}
+            names |= {f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names}
     return names
 
 
-def leaves_of(path):
-    return {name.split(".")[1] for name in imported(path) if name.startswith("pretrain.")} & set(LEAVES)
+def ours(path):
+    """Files of the rooms that a file imports, as ``room/file``."""
+    parts = [name.split(".") for name in imported(path) if name.startswith("pretrain.")]
+    return {f"{room}/{name}" for _, room, name, *_ in parts}
 
 
 def dotted(node):
     return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
 
 
-def test_there_are_leaves_and_scripts_to_keep_rules_for():
-    assert {"config", "shards", "model", "errors", "files"} <= set(LEAVES) and "train" in SCRIPTS
+def test_each_file_stands_in_a_room():
+    assert {name.partition("/")[0] for name in FILES} == set(ROOMS)
+    assert {path.parent.name for path in PACKAGES} == {"pretrain", *ROOMS} and not list(
+        (ROOT / "pretrain").glob("[a-z]*.py")
+    )
+    assert {"recipe/config", "data/shards", "model/model", "base/errors"} <= set(FILES) and "train" in SCRIPTS
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
-def test_leaf_imports_no_leaf_but_the_ground_files(leaf):
-    assert leaves_of(LEAVES[leaf]) <= MAY_IMPORT.get(leaf, {"redaction", "errors", "files"})
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_imports_from_its_own_room_and_from_rooms_to_its_left(name):
+    left = ROOMS[: ROOMS.index(name.partition("/")[0]) + 1]
+    assert ours(FILES[name]) <= {other for other in FILES if other.partition("/")[0] in left}
+
+
+@pytest.mark.parametrize("path", [*FILES.values(), *SCRIPTS.values()], ids=lambda path: path.stem)
+def test_imports_are_written_out(path):
+    assert not [name for name in imported(path) if name.startswith(".")] and ours(path) <= set(FILES)
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.stem)
@@ -53,23 +70,47 @@ def test_nothing_imports_a_script(path):
     assert not {name.split(".")[0] for name in imported(path)} & set(SCRIPTS)
 
 
-def test_the_package_itself_imports_nothing():
-    assert not imported(ROOT / "pretrain" / "__init__.py")
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
+def test_a_room_itself_holds_a_docstring_only(path):
+    assert len(tree(path).body) == 1 and ast.get_docstring(tree(path))
 
 
-def test_config_needs_no_torch():
-    assert not {name.split(".")[0] for name in imported(LEAVES["config"])} & {"torch", "transformers", "accelerate"}
+def needed(name):
+    """Top-level packages that importing a file brings, through our own files too; ``name``: ``room/file``."""
+    found, left = set(), {name}
+    while left:
+        path = FILES[left.pop()]
+        at_import = {name for node in tree(path).body for name in names_at_import(node)}
+        left |= {"/".join(name.split(".")[1:3]) for name in at_import if name.startswith("pretrain.")}
+        found |= {name.split(".")[0] for name in at_import}
+    return found - {"pretrain"}
+
+
+def names_at_import(node):
+    """Dotted names that a statement at a file's top imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+
+
+@pytest.mark.parametrize("name", ["recipe/config", "machine/estimate", "machine/checks", "data/sources", "data/shards"])
+def test_what_is_asked_before_training_needs_no_torch(name):
+    assert not needed(name) & {"torch", "transformers", "accelerate"}
+
+
+def test_cards_need_the_standard_library_only():
+    assert needed("machine/cards") <= sys.stdlib_module_names
 
 
 def test_training_needs_neither_evaluate_nor_datasets():
-    paths = [SCRIPTS["train"], *(LEAVES[leaf] for leaf in leaves_of(SCRIPTS["train"]))]
-    names = {name.split(".")[0] for path in paths for name in imported(path)}
+    names = {name.split(".")[0] for name in imported(SCRIPTS["train"])}
+    names |= {package for name in ours(SCRIPTS["train"]) for package in needed(name)}
     assert "accelerate" in names and not names & {"evaluate", "datasets"}
 
 
-@pytest.mark.parametrize("leaf", sorted(set(LEAVES) - {"report", "errors"}))
-def test_leaf_does_not_print(leaf):
-    calls = [node for node in ast.walk(tree(LEAVES[leaf])) if isinstance(node, ast.Call)]
+@pytest.mark.parametrize("name", sorted(set(FILES) - {"run/report", "base/errors"}))
+def test_rooms_do_not_print(name):
+    calls = [node for node in ast.walk(tree(FILES[name])) if isinstance(node, ast.Call)]
     assert not [node.lineno for node in calls if dotted(node.func) == "print"]
 
 
@@ -94,10 +135,10 @@ def test_no_pickle_anywhere(path):
     assert not words & {("allow_pickle", "True"), ("trust_remote_code", "True")}
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
-def test_no_class_of_ours_inherits_from_another_of_ours(leaf):
+@pytest.mark.parametrize("name", FILES)
+def test_no_class_of_ours_inherits_from_another_of_ours(name):
     ours = {n.name for path in PRODUCT for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)}
-    classes = [node for node in ast.walk(tree(LEAVES[leaf])) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in ast.walk(tree(FILES[name])) if isinstance(node, ast.ClassDef)]
     assert not {dotted(base).split(".")[-1] for node in classes for base in node.bases} & ours
 
 
@@ -119,7 +160,7 @@ def test_training_loop_fits_one_screen():
     assert loop.end_lineno - loop.lineno + 1 <= 60
 
 
-def test_readme_names_every_top_level_entry_and_every_leaf():
+def test_readme_names_every_top_level_entry_every_room_and_every_file():
     readme = ROOT / "README.md"
     if not readme.exists():
         pytest.skip("README.md is not written yet")
@@ -130,12 +171,13 @@ def test_readme_names_every_top_level_entry_and_every_leaf():
     tops = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
     # Names that begin with a dot are for git and the forge, not for a reader.
     missing = {name for name in tops if not name.startswith(".") and name not in text}
-    assert not missing | {leaf for leaf in LEAVES if leaf not in text}
+    assert not missing | {name for name in FILES if name.partition("/")[2] not in text}
+    assert not {room for room in ROOMS if f"      {room}/ " not in text}
 
 
 def test_the_page_of_knobs_names_every_key_of_a_recipe():
     text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
-    body = next(n for n in tree(LEAVES["config"]).body if isinstance(n, ast.ClassDef) and n.name == "Recipe").body
+    body = next(n for n in tree(FILES["recipe/config"]).body if isinstance(n, ast.ClassDef) and n.name == "Recipe").body
     keys = [node.target.id for node in body if isinstance(node, ast.AnnAssign)]
     assert len(keys) > 60 and not [key for key in keys if f"`{key}`" not in text]
 

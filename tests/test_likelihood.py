@@ -23,8 +23,8 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from pretrain import likelihood
-from pretrain import model as ours
+from pretrain.evaluation import likelihood
+from pretrain.model import model as ours
 
 VOCAB, IDS = 64, 60  # rows of the embedding, of which the last are padding
 CONTEXT = 24

@@ -11,8 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pretrain import model as models
-from pretrain.loss import NextTokenLoss
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "eos_token_id": 0}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seed": 1}

@@ -20,10 +20,11 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from pretrain import export, tokenization
-from pretrain import model as models
-from pretrain.errors import BadInput
-from pretrain.loss import NextTokenLoss
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.model import export
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
 
 SHAPE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "eos_token_id": 0}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seed": 1}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain import muon, optim
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.optim import muon, optim
 
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 INF, NAN = math.inf, math.nan

@@ -7,7 +7,8 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 from conftest import ROOT
 
-from pretrain import config, estimate
+from pretrain.machine import estimate
+from pretrain.recipe import config
 
 GPT2_XL = estimate.Shape(48, 1600, 50304, 1024)
 MOMENTS, SHARED = {"moments"}, {"weights", "gradients", "moments"}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import reader as reading
-from pretrain.errors import BadInput, TrainingStopped
-from pretrain.reader import Reader, Supply
+from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.data import reader as reading
+from pretrain.data.reader import Reader, Supply
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 30  # an event that does not come in this time is a failure
@@ -27,7 +27,7 @@ DIE = "import os; os.kill(os.getpid(), 9)"
 # Its parent has a Reader and waits to be killed; standard error, which the reader's process inherits, stays open.
 PARENT = f"""
 import sys
-from pretrain.reader import Reader
+from pretrain.data.reader import Reader
 reader = Reader([sys.executable, "-c", {ECHO!r}], lambda line: print(line, flush=True))
 sys.stdin.read()
 """

@@ -5,8 +5,8 @@ import string
 
 import pytest
 
-from pretrain.errors import BadInput, TrainingStopped
-from pretrain.redaction import PROOFS, is_redacted, is_url, redact, redact_url
+from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.redaction import PROOFS, is_redacted, is_url, redact, redact_url
 
 SECRET = "S3cr3t-%2F+value="
 PLAIN = [

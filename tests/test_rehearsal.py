@@ -6,8 +6,8 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
-from pretrain import rehearsal
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.machine import rehearsal
 
 
 def rehearse(step, parameters=(), **how):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pretrain import report
-from pretrain.report import Meter, Report, due, duration, read_metrics
+from pretrain.run import report
+from pretrain.run.report import Meter, Report, due, duration, read_metrics
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.generation.streamers import BaseStreamer
 
-from pretrain.sampling import sample
+from pretrain.evaluation.sampling import sample
 
 CONTEXT, USED, ROWS, END = 8, 12, 32, 11
 

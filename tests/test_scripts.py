@@ -11,7 +11,7 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 from conftest import ROOT
 
-from pretrain import cards, estimate
+from pretrain.machine import cards, estimate
 
 RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm_2x8.sh"
 GPT2 = estimate.Shape(12, 768, 50304, 1024)

@@ -5,9 +5,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
-from pretrain import model as models
-from pretrain import sharding
-from pretrain.loss import NextTokenLoss
+from pretrain.machine import sharding
+from pretrain.model import model as models
+from pretrain.model.loss import NextTokenLoss
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "eos_token_id": 0, "seed": 1}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain import files, shards
-from pretrain.errors import BadInput
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.data import shards
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -319,7 +320,7 @@ def test_a_long_shard_takes_no_more_memory_than_a_short_one(tmp_path):
 KILLED = """
 import os, sys, numpy as np
 from pathlib import Path
-from pretrain import shards
+from pretrain.data import shards
 writer = shards.ShardWriter(Path(sys.argv[1]), "train", 7, 0, 10, np.ones(10, dtype=np.int64), 1000)
 writer.add(np.zeros(1000, dtype=np.int64)); writer.finish()
 writer.add(np.zeros(900, dtype=np.int64)); writer._file.flush()

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain import sources, tokenization
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.data import sources, tokenization
 
 ODD = "a\r\nb\rc\n\n\x00\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
 FRAGMENTS = [  # where pieces could be cut wrongly

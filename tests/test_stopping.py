@@ -12,8 +12,8 @@ import traceback
 import pytest
 import torch.distributed as dist
 
-from pretrain.errors import TrainingStopped
-from pretrain.stopping import LAUNCHED, SIGNALS, StopRequest, end_with_launcher, peers
+from pretrain.base.errors import TrainingStopped
+from pretrain.base.stopping import LAUNCHED, SIGNALS, StopRequest, end_with_launcher, peers
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ ALWAYS = 10**6
 @pytest.fixture(scope="module")
 def stream():
     """The leaf, imported late: the process for the Hub sets its environment first."""
-    from pretrain import stream
+    from pretrain.data import stream
 
     return stream
 
@@ -212,7 +212,7 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again(stream, server, mo
 
 @pytest.mark.parametrize("name", FILES)
 def test_used_up_tries_stop_with_file_and_row(stream, server, name):
-    from pretrain.errors import TrainingStopped
+    from pretrain.base.errors import TrainingStopped
 
     said, found, url = [], [], f"{server.url}/files/{name}"
     ((_, read),) = open_files(stream, [url], said)["train"]
@@ -232,7 +232,7 @@ def test_used_up_tries_stop_with_file_and_row(stream, server, name):
 
 
 def test_the_row_where_it_stopped_is_where_it_goes_on(stream, server):
-    from pretrain.errors import TrainingStopped
+    from pretrain.base.errors import TrainingStopped
 
     for name in ("a.parquet", "a.jsonl"):
         ((_, read),) = open_files(stream, [f"{server.url}/files/{name}"])["train"]
@@ -258,7 +258,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(stream, server, kind):
 
 
 def test_a_server_that_stays_down_stops_with_the_file(stream, server):
-    from pretrain.errors import TrainingStopped
+    from pretrain.base.errors import TrainingStopped
 
     server.faults = fault("503", times=ALWAYS)
     with pytest.raises(TrainingStopped, match=r"/files/a.jsonl: failed 10 times in a row, last with HTTP status 503"):
@@ -267,7 +267,7 @@ def test_a_server_that_stays_down_stops_with_the_file(stream, server):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_or_forbidden_file_is_bad_input_at_once(stream, server, name):
-    from pretrain.errors import BadInput
+    from pretrain.base.errors import BadInput
 
     url = f"{server.url}/files/{name}"
     with pytest.raises(BadInput, match=f"no-{name}.*Check the name, and that you may read it"):
@@ -296,7 +296,7 @@ def test_a_url_with_a_query_that_fails_at_opening_is_tried_again_and_read_whole(
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_url_with_a_query_that_stays_away_stops_with_its_name(stream, server, name):
-    from pretrain.errors import BadInput, TrainingStopped
+    from pretrain.base.errors import BadInput, TrainingStopped
 
     urls = [f"{server.url}/files/{name}?v=1", f"{server.url}/files/other-{name}{QUERY}"]
     with pytest.raises(BadInput, match=rf"/other-{name}.*Check the name, and that you may read it"):
@@ -312,7 +312,7 @@ def test_a_url_with_a_query_that_stays_away_stops_with_its_name(stream, server, 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["503", "reset", "429:7", "403", "404"])
 def test_nothing_that_is_said_of_a_url_holds_its_user_password_or_query(stream, server, name, kind):
-    from pretrain.errors import BadInput, TrainingStopped
+    from pretrain.base.errors import BadInput, TrainingStopped
 
     login = server.url.replace("://", "://me:canary@")
     url, said = f"{login}/files/{name}?token=canary&v=canary", []
@@ -328,7 +328,7 @@ def test_nothing_that_is_said_of_a_url_holds_its_user_password_or_query(stream, 
 
 @pytest.mark.parametrize("name", ["a.jsonl?v=*", "a.parquet?v=*", "*.csv", "a.csv?v=::", "a.csv.gz?v=[1]"])
 def test_a_url_that_the_client_would_take_for_something_else_is_refused(stream, server, name):
-    from pretrain.errors import BadInput
+    from pretrain.base.errors import BadInput
 
     (server.folder / "files" / "*.csv").write_text("text\nof a star\n")
     (server.folder / "files" / "a.csv.gz").write_bytes(gzip.compress((server.folder / "files" / "a.csv").read_bytes()))
@@ -362,7 +362,7 @@ def test_reading_from_any_row_gives_the_rest(stream, corpus, name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_row_that_is_no_longer_there_is_no_silent_end(stream, corpus, waits, name):
-    from pretrain.errors import TrainingStopped
+    from pretrain.base.errors import TrainingStopped
 
     ((_, read),) = open_files(stream, [corpus / name])["train"]
     with pytest.raises(TrainingStopped, match=f"{name}: row {N + 1}: .*ended after {N} rows"):
@@ -452,7 +452,7 @@ def test_values_of_csv_keep_quotes_and_lines(stream, tmp_path):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_column_is_named_with_the_nearest(stream, corpus, name):
-    from pretrain.errors import BadInput
+    from pretrain.base.errors import BadInput
 
     with pytest.raises(BadInput) as refused:
         texts(stream, [corpus / name], column="txt")
@@ -505,7 +505,7 @@ def test_names_that_look_like_patterns_are_read_as_they_stand_each_once(stream, 
 
 @pytest.mark.parametrize("name", ["a::b.parquet", "a::b.jsonl", "a[1].csv.gz"])
 def test_a_name_that_the_client_cannot_open_is_refused_with_a_remedy(stream, tmp_path, waits, name):
-    from pretrain.errors import BadInput
+    from pretrain.base.errors import BadInput
 
     write_rows(tmp_path / name, ["text"])
     write_rows(tmp_path / f"ok.{name.partition('.')[2]}", ["text"])
@@ -515,7 +515,7 @@ def test_a_name_that_the_client_cannot_open_is_refused_with_a_remedy(stream, tmp
 
 
 def test_a_file_that_the_client_leaves_out_or_adds_stops_with_its_name(stream, corpus, monkeypatch):
-    from pretrain.errors import BadInput
+    from pretrain.base.errors import BadInput
 
     real = stream.datasets.load_dataset_builder
     given = [corpus / "a.jsonl", corpus / "a.jsonl.gz"]
@@ -539,7 +539,7 @@ def test_a_file_that_the_client_leaves_out_or_adds_stops_with_its_name(stream, c
 
 
 def test_a_json_array_is_refused_with_a_remedy(stream, tmp_path, waits):
-    from pretrain.errors import BadInput
+    from pretrain.base.errors import BadInput
 
     for content in ('[{"text": "a"}]', '[\n{"text": "a"},\n{"text": "b"}\n]\n'):
         (tmp_path / "a.json").write_text(content)
@@ -551,7 +551,7 @@ def test_a_json_array_is_refused_with_a_remedy(stream, tmp_path, waits):
 def test_a_compression_that_python_does_not_have_is_refused_with_a_remedy(stream, tmp_path, waits):
     from fsspec.utils import infer_compression
 
-    from pretrain.errors import BadInput
+    from pretrain.base.errors import BadInput
 
     if infer_compression("a.zst"):
         pytest.skip("zstandard is installed")
@@ -564,7 +564,7 @@ def test_a_compression_that_python_does_not_have_is_refused_with_a_remedy(stream
 @pytest.mark.parametrize("name", ["line", "encoding", "truncated.gz", "damaged.gz", "pages", "footer"])
 def test_a_file_that_stays_corrupt_stops_with_file_and_row(stream, corpus, tmp_path, waits, name):
     """Each retry is said, what can be read comes once, and nothing after the fault."""
-    from pretrain.errors import TrainingStopped
+    from pretrain.base.errors import TrainingStopped
 
     lines = (corpus / "a.jsonl").read_bytes().splitlines(keepends=True)
     packed, table = (corpus / "a.jsonl.gz").read_bytes(), (corpus / "a.parquet").read_bytes()
@@ -649,8 +649,9 @@ class Hub:
     def __init__(self, server, folder):
         import huggingface_hub
 
-        from pretrain import hub, stream
-        from pretrain.errors import BadInput, TrainingStopped
+        from pretrain.base.errors import BadInput, TrainingStopped
+        from pretrain.data import stream
+        from pretrain.hub import hub
 
         hub.bound_client()
         hub.TIMEOUT_SECONDS["read"] = 0.3

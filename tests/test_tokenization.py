@@ -13,8 +13,8 @@ import tiktoken_ext.openai_public
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
 
-from pretrain import tokenization
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
 
 TEXT = (
     "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"

@@ -25,9 +25,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Done
 
-from pretrain import trackers
-from pretrain.errors import BadInput
-from pretrain.report import read_metrics
+from pretrain.base.errors import BadInput
+from pretrain.run import trackers
+from pretrain.run.report import read_metrics
 
 KEY, TOKEN = "0canary1" * 5, "hf_canaryCanaryCanary"
 SAMPLES = [("the ", "cat sat"), ("a *dog*", " ate\n```\n<b>")]
@@ -545,7 +545,7 @@ def test_no_tracker_imports_nothing_and_writes_nothing(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from pretrain import trackers
+from pretrain.run import trackers
 trackers.check([], "any name")
 none = trackers.Trackers([], run_dir=Path({str(tmp_path)!r}), project_name="", run_name="", tags=(), config={{}},
                          ids={{}}, rows=[{{"step": 1}}], say=print)

@@ -14,7 +14,7 @@ from hub_server import Fault, HubServer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pretrain import checkpoint
+from pretrain.run import checkpoint
 
 STEPS = ("--eval_steps", "6", "--sample_steps", "0", "--save_steps", "3", "--logging_steps", "1")
 PUSHED = ("--recipe", "tiny.yaml", *STEPS, "--push_to_hub", "true")

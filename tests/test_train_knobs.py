@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pretrain import checkpoint, config
-from pretrain.errors import BadInput
-from pretrain.report import read_metrics
+from pretrain.base.errors import BadInput
+from pretrain.recipe import config
+from pretrain.run import checkpoint
+from pretrain.run.report import read_metrics
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
 MACHINE = str(ROOT / "tests" / "machine_child.py")

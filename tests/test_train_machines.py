@@ -17,8 +17,10 @@ from conftest import ROOT, fork, run
 from test_train import final_state, ledger, losses, rows
 
 import train
-from pretrain import cards, checkpoint, config, estimate, hardware
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.machine import cards, estimate, hardware
+from pretrain.recipe import config
+from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
 WITNESS = str(ROOT / "tests" / "ledger_child.py")

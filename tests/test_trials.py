@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import check_setup
-from pretrain import trials
+from pretrain.machine import trials
 
-multiprocessing.set_forkserver_preload(["pretrain.trials", "pretrain.model", "check_setup", "pytest"])
+multiprocessing.set_forkserver_preload(["pretrain.machine.trials", "pretrain.model.model", "check_setup", "pytest"])
 STEP = {"make": check_setup.tiny_model, "vocabulary": 512, "batch": 2, "length": 16, "device": "cpu"}
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import windows
-from pretrain.errors import BadInput
+from pretrain.base.errors import BadInput
+from pretrain.data import windows
 
 CPU = torch.device("cpu")
 HEADER = 1024

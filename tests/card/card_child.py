@@ -21,7 +21,9 @@ import torch
 from ledger_child import after, die
 from pretend_cuda import Card, Machine, pretend
 
-from pretrain import loss, optim, trials
+from pretrain.machine import trials
+from pretrain.model import loss
+from pretrain.optim import optim
 
 
 def main(argv: list[str] | None = None) -> int:

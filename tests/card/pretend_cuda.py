@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils import _foreach_utils
 from transformers import masking_utils
 
-from pretrain import hardware
+from pretrain.machine import hardware
 
 PRODUCT = str(Path(__file__).resolve().parents[2])
 CUDA = torch.device("cuda", 0)

@@ -13,8 +13,8 @@ import pytest
 from conftest import RECIPE, ROOT, WORDS, Done, run
 from pretend_cuda import A6000, H200, T4, Card
 
-from pretrain import checkpoint
-from pretrain.report import read_metrics
+from pretrain.run import checkpoint
+from pretrain.run.report import read_metrics
 
 # Imported here once, for each run below is a fork of this process.
 for name in ("check_setup", "eval_hellaswag", "export_model", "generate", "matplotlib.figure"):

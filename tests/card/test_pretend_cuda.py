@@ -15,7 +15,7 @@ from pretend_cuda import A6000, CARDS, CUDA, H200, T4, V100, Card, Machine
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pretrain import cards, hardware
+from pretrain.machine import cards, hardware
 
 Work = Callable[[Machine], None]
 

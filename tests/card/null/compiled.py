@@ -16,7 +16,7 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from benchmarks import memory_card
-from pretrain import hardware
+from pretrain.machine import hardware
 
 BUFFER = re.compile(r"empty_strided_cuda\(\(([\d, ]*)\), \([\d, ]*\), torch\.(\w+)\)")
 ATTENTION = re.compile(r"aten\.(_scaled_dot_product_\w+)\.default\(")

@@ -279,8 +279,8 @@ def test_head_and_loss_at_64_x_1024_take_2_and_a_half_gib(tmp_path):
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from pretrain import model
-from pretrain.loss import NextTokenLoss
+from pretrain.model import model
+from pretrain.model.loss import NextTokenLoss
 none = {{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
 size = {{"n_layer": 0, "n_head": 12, "n_embd": 768, "vocab_size": 50304, "sequence_length": 1024}}
 step = NextTokenLoss(model.build(**size, **none, eos_token_id=0, seed=1).to("cuda").train())

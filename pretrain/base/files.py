@@ -1,0 +1,89 @@
+"""Durable files: a reader sees the whole old file or the whole new one, also after a power cut."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from pretrain.base.errors import BadInput
+
+
+def fsync(path: Path) -> None:
+    """Make a file's bytes, or a folder's names, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; on success it takes its place atomically, on error it goes."""
+    temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
+    try:
+        yield temporary
+        fsync(temporary)
+        temporary.replace(path)
+        fsync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """Give a new folder beside ``folder``; on success it takes its name, unless another process was first."""
+    temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            fsync(path)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        fsync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` (UTF-8) atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace ``path`` by ``value`` as JSON, readable by people, atomically."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
+    """Hold ``path`` as a lock that dies with this process; another holder's pid goes into ``busy`` ("{pid}").
+
+    Raises BadInput with this exit status when another process holds it.
+    """
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise BadInput(busy.format(pid=file.read().strip() or "unknown"), status) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield

@@ -1,0 +1,190 @@
+"""Processes in the background that prepare data: started, told how far to go, restarted when they die, waited for.
+
+A reader ends when this process dies, however it dies: its standard input closes.
+"""
+
+import contextlib
+import math
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from pretrain.base.errors import BadInput, TrainingStopped
+
+RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
+LIVED_SECONDS = 600.0
+BUSY = 75  # its exit status while another process prepares the same folder (sysexits.h: EX_TEMPFAIL)
+BUSY_SECONDS = 10.0
+GOES_ON = "what was trained so far is saved, and the same command goes on"
+LOOK_SECONDS, SAY_SECONDS = 0.2, 30.0  # while training waits: between two looks, between two messages
+REFRESH_SECONDS = 1.0  # while it does not: between two looks
+
+
+class Reader:
+    """Keeps ``command`` running until it ends well.
+
+    Args:
+        command: speaks in lines on standard output, reads a number a line on standard input, and ends when that closes.
+        say: hears its lines, and of restarts.
+    """
+
+    def __init__(self, command: Sequence[str], say: Callable[[str], None]):
+        self.command, self.say = list(command), say
+        self.done = False
+        self._failures, self._wanted, self._not_before, self._started = 0, 0, 0.0, 0.0
+        self._start()
+
+    def check(self) -> None:
+        """Look after the process, at any time and often: restart it where it died.
+
+        Raises BadInput when it refused its input (it has said why), TrainingStopped when it gave up or died too often.
+        """
+        if self.done:
+            return
+        if self._process is None:
+            if time.monotonic() >= self._not_before:
+                self._start()
+            return
+        if (status := self._process.poll()) is None:
+            return
+        self._hearing.join()
+        self._close_input()
+        self._process = None
+        if status == 0:
+            self.done = True
+        elif status == 2:
+            raise BadInput("the data could not be prepared (see above)")
+        elif status == BUSY:  # on a shared disk another machine's; or the last one, dying
+            self._not_before = time.monotonic() + BUSY_SECONDS
+        elif status > 0:  # it has retried what can be retried
+            raise TrainingStopped(f"the reader stopped with exit status {status} (see above); {GOES_ON}")
+        else:  # killed: out of memory, say
+            self._failures = 1 + (self._failures if time.monotonic() - self._started < LIVED_SECONDS else 0)
+            if self._failures > RESTARTS:
+                raise TrainingStopped(
+                    f"the reader was killed {self._failures} times in a row (signal {-status}); {GOES_ON}"
+                )
+            self.say(f"the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}")
+            self._start()
+
+    def want(self, windows: int) -> None:
+        """Tell how many windows will soon be needed."""
+        if windows > self._wanted:
+            self._wanted = windows
+            self._tell()
+
+    def close(self) -> None:
+        """End the process; what it has finished is kept."""
+        self.done = True
+        if self._process is not None:
+            self._close_input()
+            self._process.wait()
+
+    def _start(self) -> None:
+        # The first process of a launch says a fault for all; this one is always the first of its kind.
+        environment, self._started = os.environ | {"RANK": "0"}, time.monotonic()
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",  # one odd byte must not end the hearing
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
+        )
+        self._hearing = threading.Thread(target=self._hear, args=(self._process.stdout,), daemon=True)
+        self._hearing.start()
+        self._tell()
+
+    def _hear(self, lines) -> None:
+        with lines:
+            for line in lines:
+                self.say(line.rstrip())
+
+    def _tell(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(OSError):  # it has died: check() will see that
+                self._process.stdin.write(f"{self._wanted}\n")
+                self._process.stdin.flush()
+
+    def _close_input(self) -> None:
+        with contextlib.suppress(OSError):  # what it has not read goes with it
+            self._process.stdin.close()
+
+
+class Supply:
+    """Looks after the readers of a run and waits where training is ahead of them.
+
+    Args:
+        readers: one a source; None where another process has it, or nothing is to be read.
+        refresh: opens what is new; True when no source grows any more.
+        say: hears how long it takes.
+
+    Attributes:
+        waited_seconds: how long training has waited.
+    """
+
+    def __init__(self, readers: Sequence[Reader | None], refresh: Callable[[], bool], say: Callable[[str], None]):
+        self.readers, self.refresh, self.say = list(readers), refresh, say
+        self.waited_seconds = 0.0
+        self._growing, self._complete, self._failure = True, False, None
+        self._said, self._refreshed = time.monotonic(), -math.inf
+
+    def until(self, there: Callable[[], bool], what: str) -> None:
+        """Wait alone until ``there``. Raises as ``Reader.check`` does."""
+        while not there():
+            for reader in filter(None, self.readers):
+                reader.check()
+            self._say_now_and_then(what)
+            time.sleep(LOOK_SECONDS)
+
+    def wait(
+        self, needed: Sequence[int], have: Callable[[], list[int]], stopping: Callable[[], bool], any_of: Callable
+    ) -> str | None:
+        """Return when every process has what it needs, or one stops; or say why training cannot go on.
+
+        Every process calls it at the same place. Costs nothing once all sources are complete everywhere.
+
+        Args:
+            needed: windows of each source.
+            have: windows of each source that are there.
+            any_of: whether any process has each of the flags that it is given set.
+        """
+        begin = time.perf_counter()
+        while self._growing:
+            complete = self._look_after(needed, have())
+            behind = not complete and any(map(int.__lt__, have(), needed))
+            behind, failed, stop, self._growing = any_of(behind, self._failure is not None, stopping(), not complete)
+            if failed:
+                return self._failure or "the reader of another process failed (see above)"
+            if stop or not behind:
+                break
+            self._say_now_and_then(f"{sum(map(min, have(), needed)):,} of {sum(needed):,} windows are there")
+            time.sleep(LOOK_SECONDS)
+        self.waited_seconds += time.perf_counter() - begin
+        return None
+
+    def close(self) -> None:
+        """End the readers."""
+        for reader in filter(None, self.readers):
+            reader.close()
+
+    def _look_after(self, needed: Sequence[int], have: Sequence[int]) -> bool:
+        try:
+            for reader, windows in zip(self.readers, needed, strict=True):
+                if reader:
+                    reader.want(windows)
+                    reader.check()
+            # A look at the folders costs a millisecond: not at every step while there is enough.
+            if any(map(int.__lt__, have, needed)) or time.monotonic() - self._refreshed > REFRESH_SECONDS:
+                self._complete, self._refreshed = self.refresh(), time.monotonic()
+        except (BadInput, TrainingStopped) as error:
+            self._failure = str(error)
+        return self._complete
+
+    def _say_now_and_then(self, what: str) -> None:
+        if time.monotonic() - self._said > SAY_SECONDS:
+            self._said = time.monotonic()
+            self.say(f"data     waiting: {what}")

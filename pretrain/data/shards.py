@@ -1,0 +1,361 @@
+"""Token files on disk: their formats, how they are written, the manifest that lists them, whether they are whole.
+
+A shard of ours is llm.c's: 1,024 bytes of header, then the ids of one split, little-endian uint16 or uint32. Files
+of llm.c, modded-nanogpt, build-nanogpt and nanoGPT are read where they lie; nothing is written beside them. Nothing
+here unpickles. A fault is BadInput: file, byte offset, what stands there, the rule, the remedy.
+"""
+
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+
+# llm.c, dev/data/data_common.py: 256 int32 of header: magic, version, number of tokens, zeros; then the ids.
+HEADER_BYTES = 1024
+FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+VERSIONS = dict(FORMATS.keys())  # of each magic
+MANIFEST = "manifest.json"
+# nanoGPT, data/*/prepare.py: uint16 ids and nothing else, so that only the name tells what they are.
+HEADERLESS = ("train.bin", "val.bin")
+# build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that is beyond every
+# vocabulary, and is refused as such.
+NPY_DTYPES = {"<u2": np.dtype("<u2"), "<u4": np.dtype("<u4"), "<i4": np.dtype("<u4")}
+SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
+OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
+RESTORE = "put the old file back or prepare the folder again"
+CHUNK_TOKENS = 2**20  # ids that the writer looks at at a time: its memory, whatever the shard's size
+
+
+class Layout(NamedTuple):
+    """Where a token file's ids begin (bytes), what each is, and how many there are."""
+
+    offset: int
+    dtype: np.dtype
+    tokens: int
+
+
+def read_layout(path: Path) -> Layout:
+    """Return the layout of a token file of any format that we know; the file's size agrees with it.
+
+    Raises BadInput for any other file, and for one that is damaged, cut short or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise _fault(path, 0, f"cannot be read: {error.strerror}; put it back, or prepare it again") from None
+    if not size:
+        raise _fault(path, 0, "the file is empty; fetch or prepare it again")
+    magic = int.from_bytes(head[:4], "little")
+    if magic in VERSIONS:
+        return _llm_c_layout(path, head, size)
+    if head.startswith(npy.MAGIC_PREFIX) or path.suffix == ".npy":
+        return _npy_layout(path, head, size)
+    if path.name not in HEADERLESS:
+        rule = f"has {' or '.join(map(str, VERSIONS))} (llm.c) or is named *.npy, {' or '.join(HEADERLESS)}"
+        raise _fault(path, 0, f"magic {magic}: a token file {rule}; fetch or prepare it again")
+    if size % 2:
+        raise _fault(path, size - 1, f"half an id: {size} bytes are no whole number of uint16; fetch it again")
+    return Layout(0, np.dtype("<u2"), size // 2)
+
+
+def _llm_c_layout(path: Path, head: bytes, size: int) -> Layout:
+    if len(head) < HEADER_BYTES:
+        raise _fault(path, size, f"the file ends inside its header of {HEADER_BYTES} bytes; fetch or prepare it again")
+    magic, version, tokens = struct.unpack_from("<3i", head)
+    if version != VERSIONS[magic]:
+        raise _fault(path, 4, f"version {version}: magic {magic} has version {VERSIONS[magic]}; fetch it again")
+    return _agreeing(path, Layout(HEADER_BYTES, FORMATS[magic, version], tokens), size, 8)
+
+
+def _npy_layout(path: Path, head: bytes, size: int) -> Layout:
+    # NumPy's NEP 1: magic, version, length, and a dict as text; np.save gives every plain dtype version 1.0.
+    remedy = "save it again with np.save(path, ids.astype(np.uint16))"
+    start = BytesIO(head)
+    try:
+        if npy.read_magic(start) != (1, 0):
+            raise ValueError("its version is not 1.0")
+        shape, fortran_order, dtype = npy.read_array_header_1_0(start)
+    except Exception as error:  # ast and tokenize raise their own for a damaged one
+        raise _fault(path, 0, f"no .npy header that NumPy can read ({error!r:.100}); {remedy}") from None
+    if len(shape) != 1 or fortran_order or dtype.str not in NPY_DTYPES:
+        found = f"shape {shape}, {'Fortran' if fortran_order else 'C'} order, dtype {dtype.str}"
+        raise _fault(path, 10, f"{found}: ids are (tokens,), C, {', '.join(NPY_DTYPES)}; {remedy}")
+    return _agreeing(path, Layout(start.tell(), NPY_DTYPES[dtype.str], int(shape[0])), size, 10)
+
+
+def _agreeing(path: Path, layout: Layout, size: int, count_at: int) -> Layout:
+    # A negative count asks for less than the header, so it never agrees.
+    expected = layout.offset + layout.tokens * layout.dtype.itemsize
+    if size != expected:
+        says = f"the header says {layout.tokens} tokens, that is {expected} bytes, the file has {size}"
+        raise _fault(path, count_at, f"{says}: cut short or damaged; fetch or prepare it again")
+    return layout
+
+
+def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
+    """Map a token file: its ids, (tokens,) unsigned and read-only, and the byte offset of the first one.
+
+    Raises BadInput as ``read_layout`` does, and where ``tokens``, the manifest's count, is another.
+    """
+    layout = read_layout(path)
+    if tokens is not None and layout.tokens != tokens:
+        end = layout.offset + layout.tokens * layout.dtype.itemsize
+        found = f"its ids end here: it has {layout.tokens} tokens, {MANIFEST} says {tokens}"
+        raise _fault(path, end, f"{found}: changed since then; {RESTORE}")
+    try:
+        mapped = np.memmap(path, layout.dtype, mode="r", offset=layout.offset, shape=(layout.tokens,))
+    except (OSError, ValueError) as error:  # too many open files; cut short since a moment ago
+        raise _fault(path, layout.offset, f"cannot be mapped: {error}") from None
+    return np.asarray(mapped), layout.offset  # a slice of the np.memmap class costs microseconds more
+
+
+class ShardWriter:
+    """Writes the ids of one source file (``part``) of one split as shards, in as much memory as one ``add`` brings.
+
+    Shards are ``{split}_{part}_{number}.bin``, both five digits, so that sorted names are the order; llm.c's word
+    for validation is val. One that is not finished has a name that begins with a dot, and no magic.
+
+    Args:
+        first_number: number of the first shard to write: how many of this part are there already.
+        vocab_size: up to 65,536 the ids are uint16, above it uint32.
+        bytes_per_token: (vocab_size,) int64, bytes of text that each id stands for.
+        shard_tokens: most tokens of a shard; llm.c's header counts with an int32.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        part: int,
+        first_number: int,
+        vocab_size: int,
+        bytes_per_token: np.ndarray,
+        shard_tokens: int,
+    ):
+        assert 0 < shard_tokens < 2**31 and len(bytes_per_token) == vocab_size
+        if part > 99_999:
+            raise BadInput(f"{folder}: source file {part}: shard names count to 99999; join the source files")
+        self.folder, self.prefix, self.number = folder, _prefix(split, part), first_number
+        self.bytes_per_token, self.shard_tokens = bytes_per_token, shard_tokens
+        self.format, self.dtype = list(FORMATS.items())[vocab_size > 2**16]
+        self._file, self._tokens, self._text_bytes = None, 0, 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the current shard takes no more ids: ``finish`` it."""
+        return self._tokens == self.shard_tokens
+
+    def add(self, ids: np.ndarray) -> int:
+        """Append as many of ``ids``, (n,) integers, as the shard still takes; return how many those are.
+
+        Raises BadInput for an id outside the vocabulary (tokenizers with gaps have such).
+        """
+        ids = ids[: self.shard_tokens - self._tokens]
+        for begin in range(0, len(ids), CHUNK_TOKENS):
+            self._write(ids[begin : begin + CHUNK_TOKENS])
+        return len(ids)
+
+    def finish(self) -> dict | None:
+        """Make the current shard durable; return its row: file, tokens, text_bytes, sha256. None if it is empty."""
+        if not self._tokens:
+            return None
+        self._file.seek(0)
+        self._file.write(struct.pack("<3i", *self.format, self._tokens))
+        self._file.close()
+        row = {"file": self._path.name, "tokens": self._tokens, "text_bytes": self._text_bytes}
+        row["sha256"] = files.sha256(self._temporary)
+        files.fsync(self._temporary)
+        self._temporary.replace(self._path)
+        files.fsync(self.folder)
+        self._file, self._tokens, self._text_bytes, self.number = None, 0, 0, self.number + 1
+        return row
+
+    def abandon(self) -> None:
+        """Remove the shard that is not finished; the next ``add`` begins it anew."""
+        if self._file:
+            self._file.close()
+            self._temporary.unlink(missing_ok=True)
+            self._file, self._tokens, self._text_bytes = None, 0, 0
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{self.prefix}{self.number:05d}.bin"
+
+    @property
+    def _temporary(self) -> Path:
+        return self._path.with_name(f".{self._path.name}.tmp")
+
+    def _write(self, ids: np.ndarray) -> None:
+        vocabulary = len(self.bytes_per_token)
+        if int(ids.max()) >= vocabulary or int(ids.min()) < 0:
+            outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+            offset = HEADER_BYTES + (self._tokens + int(outside[0])) * self.dtype.itemsize
+            found = f"id {int(ids[outside[0]])} of a vocabulary that ends at {vocabulary - 1}"
+            raise _fault(self._path, offset, f"{found}: the tokenizer's ids have gaps; use another tokenizer")
+        if self._file is None:
+            self._file = open(self._temporary, "wb")
+            self._file.write(bytes(HEADER_BYTES))
+        self._file.write(ids.astype(self.dtype))
+        self._tokens += len(ids)
+        self._text_bytes += int(self.bytes_per_token[ids].sum())
+
+
+def clear_partial(folder: Path, split: str, part: int | None = None) -> None:
+    """Remove what a killed writer of this split, and this part of it, left unfinished; others may be writing theirs."""
+    for path in folder.glob(f".{_prefix(split, part)}*.bin.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _prefix(split: str, part: int | None) -> str:
+    word = "val" if split == "validation" else split
+    return f"{word}_" if part is None else f"{word}_{part:05d}_"
+
+
+def read_manifest(folder: Path, name: str = MANIFEST) -> dict | None:
+    """Return a folder's manifest, complete or not, or None when there is none. Raises BadInput for a damaged one."""
+    path = folder / name
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"splits", "tokenizer", "complete"} - set(manifest)
+        if missing:
+            raise ValueError(f"no {', '.join(sorted(missing))}")
+        for row in (row for rows in manifest["splits"].values() for row in rows):
+            if Path(row["file"]).name != row["file"] or type(row["tokens"]) is not int or row["tokens"] < 0:
+                raise ValueError(f"{row}: file is a name in this folder, tokens is a count")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}; give yourself the right to") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path}: not a manifest ({error!r}); delete the folder and prepare it again") from None
+    return manifest
+
+
+def describe_folder(folder: Path) -> dict:
+    """Return the manifest of a folder of token files: its own, or one made from the names of others' files.
+
+    Others' files end in .bin or .npy and have train, val, validation or test between underscores, or alone
+    (fineweb_train_000001.bin, edufineweb_val_000000.npy, train.bin). Raises BadInput for a folder that is missing,
+    or that is finished and has no train or no validation.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"data_dir = {folder}: no such folder; prepare_data.py makes one")
+    manifest = read_manifest(folder)
+    if manifest is None:
+        manifest = {"splits": _splits_by_name(folder), "tokenizer": None, "complete": True}
+    for split in ("train", "validation"):
+        if manifest["complete"] and not manifest["splits"].get(split):
+            names = f".bin or .npy with the word {'train' if split == 'train' else 'val'} between underscores"
+            writers = "prepare_data.py, llm.c, modded-nanogpt, build-nanogpt or nanoGPT"
+            raise BadInput(
+                f"data_dir = {folder}: holds no {split} shards ({names}); give a folder that {writers} wrote"
+            )
+    return manifest
+
+
+def _splits_by_name(folder: Path) -> dict[str, list[dict]]:
+    splits = {}
+    for path in sorted(folder.iterdir()):
+        # macOS puts a "._fineweb_train_000001.bin" beside each file that it copies to other file systems.
+        if path.suffix not in (".bin", ".npy") or path.name.startswith("."):
+            continue
+        if OUR_NAME.fullmatch(path.name):
+            ours = f"{path.name} is a shard of ours, but there is no {MANIFEST}"
+            raise BadInput(f"data_dir = {folder}: {ours}: not prepared to the end; run prepare_data.py again")
+        named = {SPLIT_WORDS[word] for word in path.stem.split("_") if word in SPLIT_WORDS}
+        if len(named) > 1:
+            raise BadInput(f"{path}: its name says {' and '.join(sorted(named))}; rename it to say one")
+        for split in named:
+            splits.setdefault(split, []).append({"file": path.name, "tokens": read_layout(path).tokens})
+    return splits
+
+
+def fingerprint(rows: list[dict]) -> str:
+    """Return a SHA-256 of a split's contents: of its shards' tokens and hashes, in order, whatever folder they are in."""
+    contents = [[row["file"], row["tokens"], row.get("sha256")] for row in rows]
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+
+
+def contents(manifest: dict) -> dict:
+    """Return what a resumed run must find again of a train split that may still grow: what there is of it so far."""
+    rows = manifest["splits"]["train"]
+    found = {"shards": len(rows), "fingerprint": fingerprint(rows), "complete": manifest["complete"]}
+    return found | {"revision": manifest.get("revision")}
+
+
+def refuse_other_contents(where: Path, before: dict, manifest: dict) -> None:
+    """Raise BadInput unless the train split begins with what it had ``before``, and ends there if it had ended."""
+    rows = manifest["splits"]["train"]
+    ended = not before["complete"] or (manifest["complete"] and len(rows) == before["shards"])
+    if ended and fingerprint(rows[: before["shards"]]) == before["fingerprint"]:
+        return
+    remedy = "give the same text"
+    if before["revision"] and before["revision"] != manifest.get("revision"):
+        remedy = f"give --dataset_revision {before['revision']}"
+    raise BadInput(f"{where}: was trained on other data than this; {remedy}, or another --run_name")
+
+
+def refuse_changed(folder: Path, rows: list[dict]) -> None:
+    """Hash each shard that is newer than the manifest, as make would; raise BadInput for those that changed.
+
+    Rows without sha256 (others' files) and missing files are passed over: opening them says what is wrong.
+    """
+    faults = []
+    for row in rows:
+        path = folder / row["file"]
+        try:
+            newer = path.stat().st_mtime_ns > (folder / MANIFEST).stat().st_mtime_ns
+        except OSError:
+            continue
+        faults += _changes(path, row) if newer else []
+    if faults:
+        raise BadInput(faults)
+
+
+def verify(folder: Path, rows: list[dict], say: Callable[[str], None]) -> None:
+    """Read every byte of every row's file; raise one BadInput with a line for each that is not what the row says.
+
+    ``rows`` are those of all splits: ``say`` gets a note for each shard of ours that none of them names.
+    """
+    faults = []
+    for row in rows:
+        path = folder / row["file"]
+        try:
+            open_ids(path, row["tokens"])
+            faults += _changes(path, row)
+        except BadInput as error:
+            faults += error.lines
+    named = {row["file"] for row in rows}
+    for path in sorted(folder.glob("*.bin")):
+        if OUR_NAME.fullmatch(path.name) and path.name not in named:
+            say(f"{path}: a shard that {MANIFEST} does not name; nothing reads it, you may delete it")
+    if faults:
+        raise BadInput(faults)
+
+
+def _changes(path: Path, row: dict) -> list[str]:
+    # One line if the file's hash is not the row's. A hash cannot tell which byte it is, hence the range.
+    try:
+        size, found = path.stat().st_size, files.sha256(path) if row.get("sha256") else None
+    except OSError as error:
+        return _fault(path, 0, f"cannot be read: {error.strerror}; {RESTORE}").lines
+    if found == row.get("sha256"):
+        return []
+    differ = f"its sha256 is {found[:12]}..., was {row['sha256'][:12]}..."
+    return _fault(path, f"0 to {size}", f"changed since {MANIFEST}: {differ}; {RESTORE}").lines
+
+
+def _fault(path: Path, offset: int | str, words: str) -> BadInput:
+    return BadInput(f"{path}: offset {offset}: {words}")

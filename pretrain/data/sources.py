@@ -1,0 +1,342 @@
+"""What a run reads: found by name, size and hash, split by a fixed rule, and read as documents in a fixed order.
+
+A source is either text (the user's files, or the running Python's own standard library: each file is one document,
+every byte kept) or tables (a data set of the Hub, Parquet, JSON lines, CSV: each row is one), which ``stream`` reads.
+It is found without being read, so that a run can tell whether its shards exist. What is cut into shards by itself is
+a part: (name, read), where ``read(row)`` yields (text, begins) from that row on: the text or None where a row has
+none, and whether it begins a document. All text files of a split are one part; a table's file is one.
+"""
+
+import base64
+import codecs
+import hashlib
+import json
+import os
+import re
+import sysconfig
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from glob import glob
+from http.client import HTTPException, InvalidURL
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse, urlsplit
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.base.redaction import is_redacted, is_url, redact_url
+
+STDLIB = "python_stdlib"
+TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_modules"}
+TABLES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".arrow": "arrow"}
+COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
+URL = ("https://", "http://", "hf://")
+DOWNLOADS = Path("data/downloads")
+DOWNLOAD_TIMEOUT_SECONDS = 60
+BLOCK_BYTES = 2**20  # a long text file is read in pieces of about this size: rows of one document
+NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
+FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
+
+Row = tuple[str | None, bool]
+Part = tuple[str, Callable[[int], Iterator[Row]]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source that was found: where its shards belong, and how to read it."""
+
+    name: str
+    identity: dict
+    parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # text: by split
+    tables: dict[str, Any] | None = None  # else: the arguments of stream.open_tables
+    most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
+
+    @property
+    def folder(self) -> Path:
+        """``data/<name>-<fingerprint>``: another text, split or tokenizer is another folder."""
+        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        return Path("data") / f"{self.name}-{digest[:12]}"
+
+
+def find_source(
+    *,
+    dataset_name: str | None,
+    dataset_config_name: str | None,
+    dataset_revision: str | None,
+    text_column: str,
+    data_files: list[str] | None,
+    validation_files: list[str] | None,
+    validation_fraction: float,
+    validation_tokens: int,
+    limit_tokens: int,
+    shard_tokens: int,
+    tokenizer: dict,
+) -> Source:
+    """Find a source without reading it as text, and without the network where it is not a text behind a URL.
+
+    Args:
+        tokenizer: what decides the ids (its name, or how it is made): part of the fingerprint.
+
+    Raises BadInput when nothing is found.
+    """
+    identity = {"format": FORMAT, "tokenizer": tokenizer, "shard_tokens": shard_tokens, "limit_tokens": limit_tokens}
+    if validation_files and not data_files:
+        raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
+    if data_files:
+        train = find_files("data_files", data_files)
+        held_out = find_files("validation_files", validation_files or [])
+        if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
+            raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
+        kind = _kind_of([*train, *held_out])
+        if kind is None:
+            if not held_out and not validation_fraction:
+                raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
+            paths = {"train": [*map(Path, train)]} | ({"validation": [*map(Path, held_out)]} if held_out else {})
+            identity |= {
+                split: [[path.name, files.sha256(path)] for path in found] for split, found in paths.items()
+            } | ({} if held_out else {"validation": validation_fraction})
+            size = sum(path.stat().st_size for path in paths["train"]) + len(train)
+            parts = _text_parts(paths, validation_fraction)
+            return Source(Path(train[0]).stem, identity, parts, most_tokens=size)
+        identity |= {"train": _stamps(train), "text_column": text_column}
+        identity["validation"] = _stamps(held_out) or validation_tokens
+        tables = {"dataset_name": kind, "data_files": {"train": train} | ({"validation": held_out} if held_out else {})}
+        return Source(_stem(train[0]), identity, tables=tables | {"text_column": text_column})
+    if dataset_name == STDLIB:
+        if not validation_fraction:
+            raise BadInput(NO_VALIDATION)
+        paths = stdlib_files(validation_fraction)
+        identity["files"] = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
+        size = sum(path.stat().st_size + 1 for path in paths["train"])
+        parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
+        return Source(STDLIB, identity, parts, most_tokens=size)
+    if not dataset_name:
+        raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
+    asked = {
+        "dataset_name": dataset_name,
+        "dataset_config_name": dataset_config_name,
+        "dataset_revision": dataset_revision,
+        "text_column": text_column,
+    }
+    identity |= asked | {"validation": validation_tokens}
+    return Source(re.sub(r"[^\w.-]", "_", dataset_name.split("/")[-1]), identity, tables=asked)
+
+
+def find_files(key: str, patterns: list[str]) -> list[str]:
+    """Return the files behind paths, globs and URLs, sorted within each pattern, each once.
+
+    A name that exists is that file, also where it looks like a glob that does not match it. A text behind a URL is
+    fetched, a table behind one is left there to be streamed.
+    """
+    found: dict[str, str] = {}  # by where it lies: links and other spellings are no other file
+    for pattern in patterns:
+        if pattern.startswith(URL):
+            if not is_url(pattern):
+                raise BadInput(
+                    f"{key}, number {patterns.index(pattern) + 1}: is no URL; write / ? # @ : and spaces in a user, "
+                    f"password or query as %2F %3F %23 %40 %3A %20"
+                )
+            name = pattern if _kind(pattern) else str(download(key, pattern, DOWNLOADS))
+            found.setdefault(_resolved(name), name)
+            continue
+        matches = sorted(glob(pattern, recursive=True))
+        if not matches or os.path.lexists(pattern) and pattern not in matches:
+            matches = [pattern]
+        for name in matches:
+            path = Path(name)
+            if path.is_dir():
+                raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
+            if not path.is_file():
+                raise BadInput(f"{key}: {path}: no such file")
+            if not path.stat().st_size:
+                raise BadInput(f"{key}: {path}: is empty")
+            if not os.access(path, os.R_OK):
+                raise BadInput(f"{key}: {path}: may not be read by you")
+            found.setdefault(_resolved(name), str(path))
+    return list(found.values())
+
+
+def download(key: str, url: str, folder: Path) -> Path:
+    """Fetch a text file once; later calls return the kept copy. Raises BadInput when it cannot be had."""
+    name = Path(urlparse(url).path).name or "text"
+    path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
+    if path.is_file():
+        return path
+    if is_redacted(url):
+        raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
+    try:
+        with urllib.request.urlopen(_request(url), timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
+            body = answer.read()
+    except InvalidURL:  # whose words are pieces of where it was led to
+        raise BadInput(f"{key}: {url}: cannot be fetched: leads to what is no URL. Give a file: --{key} FILE") from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as temporary:
+        temporary.write_bytes(body)
+    return path
+
+
+def _request(url: str) -> urllib.request.Request:
+    """Return the request for a URL, with its user and password where HTTP has them; a redirect does not take them on."""
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(parts._replace(netloc=host).geturl())
+    if at:
+        user, _, password = login.partition(":")
+        words = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode())
+        request.add_unredirected_header("Authorization", f"Basic {words.decode()}")
+    return request
+
+
+def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
+    """Return the standard library's Python files by split, sorted by path.
+
+    A file's split is a hash of its path, so another machine with this Python splits alike. The library's own tests,
+    where they are installed (Debian leaves them out), are a ``test`` split, thinned by the same hash.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if SKIPPED_FOLDERS & set(relative.parts) or not path.stat().st_size:
+            continue
+        digest = hashlib.sha256(relative.as_posix().encode()).digest()
+        held_out = int.from_bytes(digest[:8]) < validation_fraction * 2**64
+        if TEST_FOLDERS & set(relative.parts[:-1]):
+            if held_out:
+                splits["test"].append(path)
+        else:
+            splits["validation" if held_out else "train"].append(path)
+    if not splits["train"] or not splits["validation"]:
+        raise BadInput(f"dataset_name = {STDLIB}: {root} holds no Python source to train on; use --data_files FILE...")
+    return {split: paths for split, paths in splits.items() if paths}
+
+
+def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
+    """Yield a UTF-8 file's text, every byte kept, in pieces whose ids, joined, are those of the whole.
+
+    A piece ends before a space or newline that follows no white space: GPT-2's pattern (and any that follows it)
+    never joins the two sides. Raises BadInput with the offset of the first byte that is not UTF-8.
+    """
+    decoder, text, offset = codecs.getincrementaldecoder("utf-8")(), "", 0
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(block_bytes):
+                begin, searched = offset - len(decoder.getstate()[0]), len(text)
+                text += decoder.decode(block)
+                offset += len(block)
+                if cut := _last_cut(text, searched):
+                    yield text[:cut]
+                    text = text[cut:]
+            begin = offset - len(decoder.getstate()[0])
+            text += decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"{path}: offset {begin + error.start}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert it, "
+            f"for example: iconv -f LATIN1 -t UTF-8 {path} > new.txt"
+        ) from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    if text:
+        yield text
+
+
+def _last_cut(text: str, start: int) -> int:
+    """Return the last place from ``start`` on where a piece may end, or 0. Looks at each character once."""
+    space, line = text.rfind(" ", start), text.rfind("\n", start)
+    while (end := max(space, line)) > 0:
+        if not text[end - 1].isspace():
+            return end
+        if end == space:
+            space = text.rfind(" ", start, end)
+        else:
+            line = text.rfind("\n", start, end)
+    return 0
+
+
+def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dict[str, list[Part]]:
+    name = paths["train"][0].name
+    if "validation" in paths:
+        return {split: [(name, _reading(_text_rows, found))] for split, found in paths.items()}
+
+    def split_at() -> int:  # characters; nanoGPT's rule
+        return int(sum(len(text) for path in paths["train"] for text in text_pieces(path)) * (1 - validation_fraction))
+
+    def train() -> Iterator[Row]:
+        left = split_at()
+        for text, begins in _text_rows(paths["train"]):
+            if text[:left]:
+                yield text[:left], begins
+            if not (left := max(0, left - len(text))):
+                return
+
+    def validation() -> Iterator[Row]:
+        left, first = split_at(), True
+        for text, begins in _text_rows(paths["train"]):
+            if text[left:]:
+                yield text[left:], begins or first
+                first = False
+            left = max(0, left - len(text))
+
+    return {"train": [(name, _reading(train))], "validation": [(name, _reading(validation))]}
+
+
+def _text_rows(paths: list[Path]) -> Iterator[Row]:
+    for path in paths:
+        begins = True
+        for text in text_pieces(path):
+            yield text, begins
+            begins = False
+
+
+def _whole_files(paths: list[Path]) -> Iterator[Row]:
+    """Yield small files whole; one that is not UTF-8 (the library has a few, for its own tests) is a row without text."""
+    for path in paths:
+        try:
+            yield path.read_bytes().decode("utf-8"), True
+        except UnicodeDecodeError:
+            yield None, True
+
+
+def _reading(rows: Callable[..., Iterator[Row]], *args) -> Callable[[int], Iterator[Row]]:
+    return lambda start: islice(rows(*args), start, None)
+
+
+def _kind(name: str) -> str | None:
+    """Return the ``datasets`` reader of a file by its name; None: it is text."""
+    suffixes = [suffix.lower() for suffix in Path(urlparse(name).path if name.startswith(URL) else name).suffixes]
+    while suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return TABLES.get(suffixes[-1]) if suffixes else None
+
+
+def _kind_of(names: list[str]) -> str | None:
+    kinds = {_kind(name): name for name in names}
+    if len(kinds) > 1:
+        raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
+    return next(iter(kinds))
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", Path(urlparse(name).path if name.startswith(URL) else name).name.split(".")[0])
+
+
+def _resolved(name: str) -> str:
+    return redact_url(name) if name.startswith(URL) else str(Path(name).resolve())
+
+
+def shown_name(name: str) -> str:
+    """Return a file's name as manifests hold it: a redacted URL, or the name without the folder, which may move."""
+    return redact_url(name) if name.startswith(URL) else Path(name).name
+
+
+def _stamps(names: list[str]) -> list:
+    """Name, size and time of change: tables are too big to be hashed at each start."""
+    stats = {name: None if name.startswith(URL) else Path(name).stat() for name in names}
+    return [
+        [shown_name(name), *(() if stat is None else (stat.st_size, stat.st_mtime_ns))] for name, stat in stats.items()
+    ]

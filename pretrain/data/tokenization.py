@@ -1,0 +1,295 @@
+"""Text to ids and back: a Hugging Face tokenizer, loaded or made from the text, and its bytes per token.
+
+Every tokenizer here has an end-of-text token, saves to a folder that ``AutoTokenizer`` loads, and treats special
+tokens that stand in the text as ordinary text.
+"""
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from pretrain.base.errors import BadInput
+
+SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
+END_OF_TEXT = "<|endoftext|>"
+SAMPLE_TOKENS = 100_000  # at least so many must come out alike from tiktoken and tokenizers, each of them once or more
+HARD_TEXTS = [  # where two splitters or two merge loops could part
+    "",
+    " " * 5000 + "a" + " " * 5000,
+    "\t\ta \t b\r\n\r\n  c\n\n\n d \n e\r\r f\v\fg   \n",
+    "a\x00b \x00\x00 \x1c \x1d\x1e\x1f \x7f\x85 \u00a0x\u1680y\u180ez\u2009 \u200b\u2028\u2029\u202f \u3000 \ufeff\ufffd",
+    "I'll don't we've he'd 's 'S ''s 't's'll 're'm I'M 'l 'v x''d ' s'",
+    "0 1 12 123 1234567890 1,234.5 x1y2 ²³ ½ Ⅷ ٣٤ १२ ①a1",
+    "e\u0301 ne\u0301e \u0301\u0301 ñ straße ﬁ İi̇ Ǆ ʼn ª º",
+    "中文 漢字。かな「カナ」한국어 ภาษาไทย हिन्दी العربية עברית ქართული \U00020000\U000323af",
+    "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea❤\ufe0f \U0010ffff\ue000",
+    "<|endoftext|> <|endoftext|>x<|endof text|>",
+    "a" * 10_000,
+    "=" * 3000 + "-" * 3000 + "!?" * 1000 + "中" * 1000 + "\U0001f600" * 1000,
+]
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE like GPT-2's (same split, no unknown token) of at most ``vocab_size`` ids."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _wrap(tokenizer)
+
+
+def make_characters(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Make a tokenizer with one id a character of ``texts``, in code-point order, and the end of text."""
+    characters = sorted(set().union(*map(set, texts)))
+    vocabulary = {character: i for i, character in enumerate(characters)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return _wrap(tokenizer)
+
+
+def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
+    """Load a fast tokenizer from a folder or the Hub; ``of_model``: it is a model's own, not one that a recipe names.
+
+    Raises BadInput when it cannot be had, has no fast form, or has no end-of-text token.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if of_model:
+            raise BadInput(
+                f"--model {name}: its tokenizer cannot be loaded: {reason}. Give a folder with tokenizer.json, or a Hub "
+                f"id that this machine can reach"
+            ) from None
+        raise BadInput(
+            f"tokenizer = {name}: cannot be loaded ({reason}). Give a folder with tokenizer.json, a Hub id that this "
+            f"machine can reach, or bpe or characters to make one from the text"
+        ) from None
+    if not getattr(tokenizer, "is_fast", False):
+        raise BadInput(f"tokenizer = {name}: has no fast (tokenizers) form; choose one that has tokenizer.json")
+    if not set(tokenizer.get_vocab()) - set(
+        tokenizer.all_special_tokens
+    ):  # what Transformers makes of a model's config
+        where = f"--model {name}" if of_model else f"tokenizer = {name}"
+        raise BadInput(
+            f"{where}: holds no tokenizer; give the one that the model was trained with: a folder or a Hub id"
+        )
+    if tokenizer.eos_token_id is None:
+        raise BadInput(f"tokenizer = {name}: has no end-of-text (eos) token to join documents with")
+    return tokenizer
+
+
+class Encoder:
+    """Texts to ids, without any special token; one that stands in a text is ordinary text.
+
+    It may be called from several threads at once, and is then what it is alone: nothing is set around a call. The
+    tokenizer's own truncation and padding are left out.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
+        self.tokenizer = tokenizer
+        self.tiktoken: Any = None  # the same merge table, where make_encoder has proved that
+        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._backend.encode_special_tokens = True
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    @property
+    def name(self) -> str:
+        """The library that makes the ids: ``tiktoken`` or ``tokenizers``."""
+        return "tokenizers" if self.tiktoken is None else "tiktoken"
+
+    def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text, (n,) uint32, maybe read-only.
+
+        Raises BadInput for a text that the tokenizer cannot write (a character that it has no id for, a lone
+        surrogate).
+        """
+        if self.tiktoken is None:
+            return self._by_tokenizers(texts)
+        return [self._by_tiktoken(text) for text in texts]
+
+    def _by_tiktoken(self, text: str) -> np.ndarray:
+        try:
+            return self.tiktoken.encode_to_numpy(text, disallowed_special=())
+        except ValueError:  # a run of about a million spaces overflows its regex's stack; or a lone surrogate
+            return self._by_tokenizers([text])[0]
+
+    def _by_tokenizers(self, texts: Sequence[str]) -> list[np.ndarray]:
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:
+            raise BadInput(_cannot_write(self.tokenizer, texts, error)) from None
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+
+def make_encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
+    """Return the fastest encoder that gives the tokenizer's ids: tiktoken's when it is GPT-2's kind of BPE.
+
+    Its merge table is proved to mean the same, and both libraries encode every token in random company (harsher than
+    natural text) and hard texts; any difference leaves the work to ``tokenizers``. Takes about a second for GPT-2.
+    """
+    encoder = Encoder(tokenizer)
+    tiktoken = _as_tiktoken(tokenizer)
+    if tiktoken is not None:
+        texts = _sample(tiktoken.token_byte_values())
+        wanted = encoder(texts)
+        encoder.tiktoken = tiktoken
+        if not all(map(np.array_equal, encoder(texts), wanted)):
+            encoder.tiktoken = None
+    return encoder
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> Iterator[np.ndarray]:
+    """Yield each document's ids, (n,) uint32: the end-of-text token, then its text.
+
+    The token stands first, as in llm.c, so that a model asked to go on from it begins a document.
+    Raises BadInput for a text that the tokenizer cannot write (a character that it has no id for).
+    """
+    for ids in Encoder(tokenizer)(documents):
+        yield np.insert(ids, 0, tokenizer.eos_token_id)
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Return a prompt's ids; an empty prompt is the beginning of a document."""
+    (ids,) = encode(tokenizer, [text])
+    return ids.tolist() if not text else ids[1:].tolist()
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Return how many bytes of text each id stands for, (vocabulary,) int64; special tokens stand for none.
+
+    A byte-level vocabulary writes each byte as one character (GPT-2's bytes_to_unicode), SentencePiece's (Llama 2) a space
+    as a mark and a byte that no token holds as <0xE4>; any other is decoded.
+    """
+    size = len(tokenizer)
+    texts = tokenizer.convert_ids_to_tokens(list(range(size)))
+    decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
+    if '"ByteLevel"' in decoder:
+        counts = [len(text) if text is not None else 0 for text in texts]
+    elif marks_spaces(tokenizer):
+        counts = [1 if BYTE.fullmatch(text or "") else len((text or "").replace(SPACE, " ").encode()) for text in texts]
+    else:
+        counts = [len(tokenizer.decode([i]).encode("utf-8")) for i in range(size)]
+    table = np.array(counts, dtype=np.int64)
+    table[[i for i in tokenizer.all_special_ids if i < size]] = 0
+    return table
+
+
+def marks_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether a tokenizer writes spaces as SentencePiece does, which may set one more before a text."""
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
+    return f'"{SPACE}"' in json.dumps(decoder, ensure_ascii=False)
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return a SHA-256 that changes when any id could: of the tokenizer's whole definition."""
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    kept = {name: definition[name] for name in ("model", "pre_tokenizer", "normalizer", "added_tokens")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the tokenizer's files into ``folder``, as ``AutoTokenizer.from_pretrained`` reads them."""
+    tokenizer.save_pretrained(folder)
+
+
+def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
+    """Return a tiktoken.Encoding with the tokenizer's merge table, or None where the table would not mean the same.
+
+    tiktoken joins the two neighbours whose bytes together have the lowest id; a Hugging Face BPE joins the two that
+    stand first in its list of merges. The two agree on every text when ids rise along that list and every token's own
+    bytes merge to that token. For take the first time that tiktoken joins neighbours x, y to a token t which the list
+    makes of others, a, b: until then nothing was joined across the ends of t's bytes, so inside them the same was
+    joined as when t stands alone; there its last two parts are a, b, and here x, y.
+    """
+    try:
+        import tiktoken
+        from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pattern, written so that it runs faster
+    except ImportError:
+        return None
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    model, split, added = definition["model"], definition["pre_tokenizer"] or {}, definition["added_tokens"]
+    options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    if (
+        model["type"] != "BPE"
+        or any(model[name] for name in (*options, "byte_fallback", "ignore_merges"))
+        or definition["normalizer"] is not None
+        or split.get("type") != "ByteLevel"
+        or split["add_prefix_space"]
+        or not split["use_regex"]
+        or not all(token["special"] for token in added)  # any other is looked for in the text
+        or tokenizer.eos_token_id is None
+    ):
+        return None
+    vocabulary = {text: i for text, i in model["vocab"].items() if text not in {token["content"] for token in added}}
+    byte_of = _byte_of_character()
+    merged = [left + right for left, right in model["merges"]]
+    if vocabulary.keys() != {*byte_of, *merged}:
+        return None
+    if any(vocabulary[earlier] >= vocabulary[later] for earlier, later in pairwise(merged)):
+        return None
+    tokenize = tokenizer.backend_tokenizer.model.tokenize
+    if any([token.id for token in tokenize(text)] != [i] for text, i in vocabulary.items()):
+        return None
+    return tiktoken.Encoding(
+        "GPT-2's kind of BPE",
+        pat_str=r50k_pat_str,
+        mergeable_ranks={bytes(map(byte_of.__getitem__, text)): i for text, i in vocabulary.items()},
+        special_tokens={tokenizer.eos_token: tokenizer.eos_token_id},  # never asked for; with none it is 3 times slower
+    )
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Return GPT-2's bytes_to_unicode (openai/gpt-2, src/encoder.py), turned around.
+
+    Printable bytes are written as the Latin-1 characters that they are, the others, in order, as those from 256 on.
+    """
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    moved = [byte for byte in range(256) if chr(byte) not in alphabet]
+    return {chr(b): b for b in range(256) if chr(b) in alphabet} | {chr(256 + n): b for n, b in enumerate(moved)}
+
+
+def _sample(tokens: list[bytes]) -> list[str]:
+    drawn = tokens * -(-SAMPLE_TOKENS // len(tokens))
+    random.Random(0).shuffle(drawn)
+    joined = [b"".join(drawn[start : start + 500]) for start in range(0, len(drawn), 500)]
+    return [*(text.decode("utf-8", "replace") for text in joined), *HARD_TEXTS]
+
+
+def _cannot_write(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], error: Exception) -> str:
+    known = tokenizer.get_vocab()
+    text = "".join(documents)
+    unknown = sorted(set(text) - set(known))
+    if all(len(token) == 1 for token in known if token not in tokenizer.all_special_tokens) and unknown:
+        shown = " ".join(map(repr, unknown[:10])) + (" ..." if len(unknown) > 10 else "")
+        return f"the character tokenizer has no id for {shown}: they do not stand in the text it was made from"
+    if half := re.search("[\ud800-\udfff]", text):
+        return f"the tokenizer cannot write this text: {half[0]!r} is half of a surrogate pair, no character"
+    return f"the tokenizer cannot write this text: {error}"

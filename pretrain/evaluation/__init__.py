@@ -1,0 +1,1 @@
+"""How good the model is: validation loss, HellaSwag, samples."""

@@ -1,0 +1,207 @@
+"""How likely a model finds each of several endings of a context. The context is computed once for all of them.
+
+A row holds a context and then its endings side by side; a mask lets each ending see the context and itself, and its
+positions go on from the context's end. Logits are computed only where an ending is predicted.
+
+Legend: Q questions of E endings each, B rows, T tokens of the longest row, R predicted tokens, V vocabulary.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from pretrain.base.errors import is_out_of_memory
+
+Question = tuple[list[int], list[list[int]]]  # a context's ids, each ending's ids
+
+# Questions at once: with fewer a GPU idles. On a CPU 8 was 5% faster than 4 and than 16 (measured, 2 cores).
+GPU_BATCH_SIZE, CPU_BATCH_SIZE = 64, 8
+# cuDNN's attention, which Hopper takes first, prepares itself for every new shape (others measured 0.44 s each, FunASR
+# issue 3704), and here each batch has one of its own.
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+LOSS_ROWS = 256  # logits that become fp32 losses at once
+
+
+def context_length(config: PreTrainedConfig) -> int | None:
+    """Return how many tokens a model can read, or None where its configuration sets no limit."""
+    config = config.get_text_config()
+    names = ("n_positions", "max_position_embeddings", "n_ctx")  # lm-evaluation-harness's order
+    return next((length for name in names if (length := getattr(config, name, None))), None)
+
+
+@torch.no_grad()
+@sdpa_kernel(KERNELS)
+def log_likelihoods(
+    model: PreTrainedModel,
+    questions: Sequence[Question],
+    *,
+    context_length: int | None,
+    reduce_sum: Callable[[torch.Tensor], torch.Tensor],
+    rank: int = 0,
+    num_processes: int = 1,
+    batch_size: int | None = None,
+    progress: Callable[[np.ndarray, np.ndarray], None] = lambda done, likelihoods: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> np.ndarray | None:
+    """Return the log-likelihood of every ending after its context, in nats: (Q, E) float64, the same on all processes.
+
+    But for rounding it depends neither on the number of processes nor on ``batch_size``. No random number is drawn,
+    dropout is off, and the model is left as it was.
+
+    Args:
+        model: not a compiled one (shapes change with each batch), and not a DDP wrapper.
+        questions: all with the same number of endings, none empty.
+        context_length: what is longer loses tokens of its context from the left; None: no limit.
+        reduce_sum: sum of a float64 tensor over the processes.
+        batch_size: questions at once; None: as many as suit the device, halved when its memory is short.
+        progress: called after each batch with its questions' numbers and this process's (Q, E) so far.
+        stop: asked before each batch; True abandons the work (None is returned, on every process).
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        shared = _may_share(model, questions, context_length)
+        size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
+        while True:
+            try:
+                sums, stopped = np.zeros((len(questions), len(questions[0][1]))), False
+                for batch in _batches(questions, size, rank, num_processes):
+                    if stopped := stop():
+                        break
+                    sums[batch] = _score(model, [questions[i] for i in batch], context_length, shared)
+                    progress(batch, sums)
+                break
+            except RuntimeError as error:
+                if batch_size or size == 1 or not is_out_of_memory(error):
+                    raise
+                size //= 2  # the longest batch comes first: little is done again
+                torch.cuda.empty_cache()
+    finally:
+        model.train(was_training)
+    both = reduce_sum(torch.tensor([*sums.flat, stopped], dtype=torch.float64, device=model.device)).cpu().numpy()
+    return None if both[-1] else both[:-1].reshape(sums.shape)
+
+
+def _length(question: Question) -> int:
+    """Return the tokens that a model reads of the longest ending: its last one is only predicted."""
+    context, endings = question
+    return len(context) + max(map(len, endings)) - 1
+
+
+def _row_length(question: Question) -> int:
+    """Return the tokens of a row that holds the context and all endings."""
+    context, endings = question
+    return len(context) + sum(len(ids) - 1 for ids in endings)
+
+
+def _batches(questions: Sequence[Question], size: int, rank: int, num_processes: int) -> list[np.ndarray]:
+    """Return this process's batches: alike in length, the longest first, then mixed, so that a score on the way is fair.
+
+    Which questions are a process's own does not depend on ``size``: each may halve its own.
+    """
+    order = np.array(sorted(range(len(questions)), key=lambda i: (-_length(questions[i]), i)))
+    number = -(-len(order) // (num_processes * size))
+    parts = [part for part in np.array_split(order[rank::num_processes], number) if len(part)]
+    mixed = 1 + np.random.default_rng(0).permutation(max(0, len(parts) - 1))
+    return [*parts[:1], *(parts[i] for i in mixed)]
+
+
+def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> np.ndarray:
+    """Return the log-likelihoods of a batch's endings, (questions, E) float64."""
+    rows: list[Question] = []
+    for context, endings in batch:
+        if shared and _length((context, endings)) <= (limit or math.inf):
+            rows.append((context, endings))
+        else:  # each ending by itself, with as much context as fits before it
+            kept = [context if limit is None else context[-(limit - len(ids) + 1) :] for ids in endings]
+            rows += [(context, [ids]) for context, ids in zip(kept, endings, strict=True)]
+    inputs, places, targets, owners = _pack(rows)
+    inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    if "branch" in inputs:
+        inputs["attention_mask"] = _branch_mask(model, inputs.pop("branch"))
+    logits_RV = _logits(model, inputs, places.to(model.device), shared)
+    parts = zip(logits_RV.split(LOSS_ROWS), targets.to(model.device).split(LOSS_ROWS), strict=True)
+    losses_R = torch.cat([F.cross_entropy(logits.float(), ids, reduction="none").double() for logits, ids in parts])
+    return -np.bincount(owners, losses_R.cpu().numpy()).reshape(len(batch), -1)
+
+
+def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, np.ndarray]:
+    """Lay rows out, padded at their right end. An ending's last id is a target only.
+
+    Returns: ``input_ids`` (B, T) and, where a row has several endings, ``position_ids`` and ``branch`` (B, T; 0 the
+    context, then the endings' numbers); the places of the flattened (B * T) that predict, (R,); their targets, (R,);
+    which ending, counted over all rows, each belongs to, (R,).
+    """
+    length = max(map(_row_length, rows))
+    ids_BT, positions_BT, branch_BT = (np.zeros((len(rows), length), dtype=np.int64) for _ in range(3))
+    places, targets, owners = [], [], []
+    for row, (context, endings) in enumerate(rows):
+        end = len(context)
+        ids_BT[row, :end], positions_BT[row, :end] = context, range(end)
+        for number, ids in enumerate(endings, 1):
+            begin, end = end, end + len(ids) - 1
+            ids_BT[row, begin:end] = ids[:-1]
+            positions_BT[row, begin:end] = range(len(context), len(context) + end - begin)
+            branch_BT[row, begin:end] = number
+            places += [row * length + place for place in (len(context) - 1, *range(begin, end))]
+            targets += ids
+            owners += [owners[-1] + 1 if owners else 0] * len(ids)
+        branch_BT[row, end:] = len(endings) + 1  # padding: it sees the context and itself, and nothing sees it
+    inputs = {"input_ids": torch.from_numpy(ids_BT)}
+    if any(len(endings) > 1 for _, endings in rows):
+        inputs |= {"position_ids": torch.from_numpy(positions_BT), "branch": torch.from_numpy(branch_BT)}
+    return inputs, torch.tensor(places), torch.tensor(targets), np.array(owners)
+
+
+def _branch_mask(model: PreTrainedModel, branch_BT: torch.Tensor) -> torch.Tensor:
+    """Return which tokens (last axis) each token sees: the past of the context and of its own ending, (B, 1, T, T)."""
+    seen_BTT = (branch_BT[:, None, :] == 0) | (branch_BT[:, None, :] == branch_BT[:, :, None])
+    seen_B1TT = seen_BTT.tril()[:, None]
+    if model.config._attn_implementation != "eager":
+        return seen_B1TT
+    return torch.zeros_like(seen_B1TT, dtype=model.dtype).masked_fill(~seen_B1TT, torch.finfo(model.dtype).min)  # added
+
+
+def _logits(model: PreTrainedModel, inputs: dict, places: torch.Tensor, shared: bool) -> torch.Tensor:
+    """Return the logits at these places of the flattened (B * T): (R, V)."""
+    head = model.get_output_embeddings() if shared else None
+    if head is None:
+        return model(**inputs, use_cache=False).logits.flatten(0, 1)[places]
+    # The model itself goes on from the head's output, so what it does to logits (a scale, a cap) is done.
+    hook = head.register_forward_pre_hook(lambda module, hidden: (hidden[0].flatten(0, 1)[places],))
+    try:
+        return model(**inputs, use_cache=False).logits
+    finally:
+        hook.remove()
+
+
+def _may_share(model: PreTrainedModel, questions: Sequence[Question], limit: int | None) -> bool:
+    """Whether this model gives the same by a shared context as ending by ending, where it is hardest.
+
+    Not every model can: a window that slides, positions that are counted, a state that is carried along. What tells is
+    the longest text, the longest row, and the row that is longest beyond its text.
+    """
+    fitting = [question for question in questions if _length(question) <= (limit or math.inf)]
+    if not fitting or not {"position_ids", "attention_mask"} <= inspect.signature(model.forward).parameters.keys():
+        return False
+    text, row = np.array([[_length(question), _row_length(question)] for question in fitting]).T
+    return all(_shares(model, fitting[i], limit) for i in {text.argmax(), row.argmax(), (row - text).argmax()})
+
+
+def _shares(model: PreTrainedModel, question: Question, limit: int | None) -> bool:
+    with torch.autocast(model.device.type, enabled=False):
+        alone = _score(model, [question], limit, shared=False)
+        try:
+            together = _score(model, [question], limit, shared=True)
+        except Exception as error:  # how a model without branches fails over them is its own affair
+            if is_out_of_memory(error):
+                raise
+            return False
+    nats = 1e-3 if model.dtype == torch.float32 else 5e-2  # a token; a context that is not seen costs far more
+    return bool((np.abs(alone - together) <= nats * np.array([len(ids) for ids in question[1]])).all())

@@ -1,0 +1,1 @@
+"""The Hugging Face Hub: push, fetch, the model card."""

@@ -1,0 +1,281 @@
+"""What a machine's facts mean for training: plain values in, one verdict with its remedy out. Standard library only.
+
+Nothing here looks at the machine: check_setup.py gathers the facts, and each is a plain value.
+"""
+
+import re
+from dataclasses import dataclass
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+PYTHON = (3, 11)
+WHEELS = "https://download.pytorch.org/whl"
+# A card may do without these; training says what is then missing.
+OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts and temperatures"}
+# The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
+OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+SLOW_DISK = 50e6  # bytes per second: a checkpoint of GPT-2 124M takes half a minute
+
+
+@dataclass(frozen=True)
+class Check:
+    """A verdict: ``level`` is ok, warning or error; ``remedy`` is what to do, empty where there is nothing to do."""
+
+    name: str
+    level: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.level:8} {self.name}: {self.text}" + (f". Remedy: {self.remedy}" if self.remedy else "")
+
+
+def read_pins(text: str) -> dict[str, str]:
+    """Return the versions that a requirements file pins, by package (``name==1.2  # why`` is one)."""
+    lines = (re.match(r"\s*([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;#]+)", line) for line in text.splitlines())
+    return {found[1]: found[2] for found in lines if found}
+
+
+def packages(pins: dict[str, str], installed: dict[str, str | None]) -> list[Check]:
+    """Compare installed versions (None: not there) with the pinned ones: one line for all that agree, one a difference.
+
+    A build's own mark (2.13.0+cpu) is no difference.
+    """
+    found, same = [], 0
+    for name, pin in pins.items():
+        version, remedy = installed.get(name), f'pip install "{name}=={pin}"'
+        if version is None and name in OPTIONAL:
+            found.append(Check(name, WARNING, f"not installed: {OPTIONAL[name]}", remedy))
+        elif version is None:
+            found.append(Check(name, ERROR, "not installed", "pip install -r requirements.txt (make environment)"))
+        elif version.partition("+")[0] != pin.partition("+")[0]:
+            found.append(Check(name, WARNING, f"{version} is installed; ours ran with {pin}", remedy))
+        else:
+            same += 1
+    return [Check("packages", OK, f"{same} of {len(pins)} are the versions of requirements.txt"), *found]
+
+
+def python(version: tuple[int, ...]) -> Check:
+    """Judge the running Python by its version numbers."""
+    text = ".".join(map(str, version[:3]))
+    if version[:2] >= PYTHON:
+        return Check("python", OK, text)
+    return Check("python", ERROR, f"{text} is too old", "install Python 3.11 or newer; make PYTHON=python3.12 ...")
+
+
+def system(name: str, release: str) -> Check:
+    """Judge the operating system: ``platform.system()`` and ``platform.release()``."""
+    if name == "Windows":
+        return Check(
+            "system", ERROR, "Windows has no fcntl, and no Triton for torch.compile", "use WSL 2: wsl --install"
+        )
+    if name == "Linux" and "microsoft" in release.lower():
+        return Check("system", OK, "Linux under WSL; keep data/ and runs/ in its own file system, not under /mnt/c")
+    if name == "Darwin":
+        return Check("system", OK, "macOS: no CUDA; accelerate_configs/mps.yaml or cpu.yaml, both slow")
+    return Check("system", OK, f"{name} {release}")
+
+
+def read_nvidia_smi(text: str) -> list[dict]:
+    """Return the cards of ``nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader``.
+
+    Each has name, driver, memory_bytes (None where the driver does not say), capability (a pair, or None).
+    """
+    cards = []
+    for row in (line.split(", ") for line in text.splitlines() if line.count(", ") == 3):
+        size, capability = re.match(r"(\d+) MiB", row[2]), re.fullmatch(r"(\d+)\.(\d+)", row[3].strip())
+        cards.append(
+            {
+                "name": row[0].strip(),
+                "driver": row[1].strip(),
+                "memory_bytes": int(size[1]) * 2**20 if size else None,
+                "capability": (int(capability[1]), int(capability[2])) if capability else None,
+            }
+        )
+    return cards
+
+
+def wheel_index(capability: tuple[int, int], driver: str | None) -> str | None:
+    """Return the wheel index whose torch serves a card under a driver; None: no current one does.
+
+    CUDA 13 begins at 7.5 (Turing) and needs driver 580; the cu126 wheels reach from Maxwell (5.0) to Hopper (9.0).
+    """
+    if capability < (5, 0):
+        return None
+    if capability >= (7, 5) and (driver is None or _numbers(driver) >= OLDEST_DRIVER[13]):
+        return f"{WHEELS}/cu130"
+    return f"{WHEELS}/cu128" if capability >= (10, 0) else f"{WHEELS}/cu126"
+
+
+def build(
+    torch_version: str,
+    cuda: str | None,
+    *,
+    usable: int,
+    present: bool,
+    capability: tuple[int, int] | None = None,
+    driver: str | None = None,
+    hidden: bool = False,
+) -> Check:
+    """Judge torch's build against the machine.
+
+    Args:
+        cuda: ``torch.version.cuda``; None: not a CUDA build.
+        usable: cards that torch can use.
+        present: the machine holds an NVIDIA card, whatever torch says.
+        capability: of the first card, where known: it chooses the wheel.
+        hidden: CUDA_VISIBLE_DEVICES is set, and empty or -1.
+    """
+    text = f"{torch_version}, " + (f"CUDA {cuda}" if cuda else "no CUDA")
+    if usable or not present:
+        return Check("torch", OK, text)
+    if hidden:
+        return Check("torch", OK, f"{text}; CUDA_VISIBLE_DEVICES hides every card")
+    if not cuda:
+        index = wheel_index(capability or (8, 0), driver) or f"{WHEELS}/cu126"
+        version = torch_version.partition("+")[0]
+        remedy = f"pip install --force-reinstall torch=={version} --index-url {index}"
+        return Check("torch", ERROR, f"{text}: a CPU build, but the machine has an NVIDIA card", remedy)
+    remedy = "see the driver's line; else nvidia-smi must list the card; a reboot ends a half-done driver update"
+    return Check("torch", ERROR, f"{text}, but it finds no usable card on a machine that has one", remedy)
+
+
+def driver(version: str | None, cuda: str) -> Check:
+    """Judge the driver's version against the CUDA that torch was built with (``13.0``)."""
+    oldest = OLDEST_DRIVER.get(int(cuda.partition(".")[0]))
+    if not version:
+        return Check("driver", WARNING, "its version is not known", "nvidia-smi must run; install or reload the driver")
+    if oldest is None or _numbers(version) >= oldest:
+        return Check("driver", OK, f"{version}, for CUDA {cuda}")
+    needed = ".".join(f"{part:02}" for part in oldest)
+    older = [major for major, least in OLDEST_DRIVER.items() if _numbers(version) >= least]
+    remedy = f"install driver {needed} or newer"
+    if 12 in older:
+        remedy += f", or torch for CUDA 12: pip install torch --index-url {WHEELS}/cu126"
+    return Check("driver", ERROR, f"{version} is too old for torch's CUDA {cuda}", remedy)
+
+
+def served(capability: tuple[int, int], arch_list: list[str]) -> bool:
+    """Whether torch's kernels (``torch.cuda.get_arch_list()``) run on a card of this compute capability.
+
+    sm_80 runs on 8.0 and later minors of the same major; sm_90a on 9.0 only; sm_100f on its family; compute_80 is
+    PTX, which the driver compiles for anything from 8.0 on (CUDA C++ Programming Guide, "Compute Capabilities").
+    """
+    for kind, major, minor, end in re.findall(r"\b(sm|compute)_(\d+)(\d)([af]?)\b", " ".join(arch_list)):
+        listed = (int(major), int(minor))
+        same = capability == listed if end == "a" else capability[0] == listed[0] and capability >= listed
+        if same or (kind == "compute" and not end and capability >= listed):
+            return True
+    return False
+
+
+def architecture(name: str, capability: tuple[int, int], arch_list: list[str], driver: str | None = None) -> Check:
+    """Judge whether torch's build holds kernels for a card, naming the wheels that do."""
+    sm = f"sm_{capability[0]}{capability[1]}"
+    if served(capability, arch_list):
+        return Check("kernels", OK, f"torch has kernels for {sm}")
+    index = wheel_index(capability, driver)
+    remedy = f"pip install --force-reinstall torch --index-url {index}" if index else "no current torch serves it"
+    return Check("kernels", ERROR, f"torch has no kernels for {name} ({sm}); it has {' '.join(arch_list)}", remedy)
+
+
+def card(name: str, memory_bytes: int | None, capability: tuple[int, int] | None, *, known: bool) -> Check:
+    """Describe a card; one that is not in our table trains, but without MFU and estimates."""
+    size = f", {memory_bytes / 2**30:.1f} GiB" if memory_bytes else ""
+    text = f"{name}{size}" + (f", compute capability {capability[0]}.{capability[1]}" if capability else "")
+    if known:
+        return Check("card", OK, text)
+    remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/machine/cards.py"
+    return Check("card", WARNING, f"{text}: not in our table, so MFU will be n/a", remedy)
+
+
+def launch(preset: str, count: int, recipe: str = "") -> Check:
+    """Say which accelerate YAML to take, with the flags for more cards than the YAML has, and the recipe."""
+    chosen = f" --recipe {recipe}" if recipe else ""
+    more = f" --multi_gpu --num_processes {count}" if count > 1 and not preset.endswith(f"_x{count}") else ""
+    return Check(
+        "launch",
+        OK,
+        f"accelerate launch --config_file accelerate_configs/{preset}.yaml{more} train.py{chosen}",
+    )
+
+
+def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:
+    """Judge a folder's free space against what a recipe writes in all."""
+    need = checkpoint_bytes + shard_bytes
+    text = (
+        f"{free_bytes / 1e9:.1f} GB free at {folder}; {recipe} takes up to {need / 1e9:.1f} GB (checkpoints "
+        f"{checkpoint_bytes / 1e9:.1f}, token shards {shard_bytes / 1e9:.1f})"
+    )
+    if free_bytes < checkpoint_bytes:
+        return Check(
+            "disk", ERROR, text, "free some, or give --output_dir on another disk, or a lower save_total_limit"
+        )
+    if free_bytes < need:
+        remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
+        return Check("disk", WARNING, text, remedy)
+    return Check("disk", OK, text)
+
+
+def disk_speed(bytes_per_second: float, checkpoint_bytes: float) -> Check:
+    """Judge how fast a folder takes bytes for good (with fsync), by the time that a checkpoint takes."""
+    seconds = checkpoint_bytes / bytes_per_second
+    text = f"{bytes_per_second / 1e6:,.0f} MB/s to write and fsync: {seconds:.1f} s a checkpoint"
+    if bytes_per_second < SLOW_DISK:
+        return Check("disk speed", WARNING, text, "a faster disk for output_dir, or a larger save_steps")
+    return Check("disk speed", OK, text)
+
+
+def mount(kind: str | None, folder: str) -> list[Check]:
+    """Warn of a network file system (its kind, as /proc/mounts names it)."""
+    remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
+    return [Check("mount", WARNING, f"{folder} lies on a network file system ({kind})", remedy)] if kind else []
+
+
+def reachable(name: str, url: str, problem: str, remedy: str) -> Check:
+    """Judge an address by what went wrong with it (empty: nothing)."""
+    return Check(name, WARNING, f"{url}: {problem}", remedy) if problem else Check(name, OK, f"{url} answers")
+
+
+def login(logged_in: bool) -> Check:
+    """Say whether the Hub knows us: only pushing and gated data need it."""
+    return Check(
+        "login",
+        OK,
+        "logged in to the Hub" if logged_in else "not logged in to the Hub; pushing needs it: hf auth login",
+    )
+
+
+def compiled(problem: str, text: str, *, on_card: bool) -> Check:
+    """Judge torch.compile by what went wrong (empty: nothing). On a card the presets need it, on a CPU nothing does."""
+    if not problem:
+        return Check("compile", OK, text)
+    level = ERROR if on_card else WARNING
+    remedy = (
+        "accelerate_configs/conservative.yaml trains without it"
+        if on_card
+        else "none needed: plain training is not compiled"
+    )
+    if re.search(r"Python\.h", problem):
+        remedy = f"install Python's headers: apt install python3-dev; {remedy}"
+    elif re.search(r"compiler|\bg\+\+|\bgcc\b", problem, re.IGNORECASE):
+        remedy = f"install a compiler: apt install g++; {remedy}"
+    return Check("compile", level, problem, remedy)
+
+
+def all_reduce(problem: str, *, backend: str, count: int, bytes_per_second: float = 0.0) -> Check:
+    """Judge the sum over processes: its bandwidth, or what went wrong (empty: nothing)."""
+    where = f"{backend}, {count} processes"
+    if not problem:
+        text = f"{where}: {bytes_per_second / 1e9:.2f} GB/s over the ring (2 (n - 1) / n x bytes / seconds)"
+        return Check("all-reduce", OK, text)
+    remedy = "only training with several processes on the CPU needs it; try GLOO_SOCKET_IFNAME=lo"
+    if backend == "nccl":
+        remedy = (
+            "try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO says where it stands; no GPU seen: CUDA_VISIBLE_DEVICES, docker "
+            "--gpus all --ipc=host"
+        )
+    return Check("all-reduce", ERROR if backend == "nccl" else WARNING, f"{where}: {problem}", remedy)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))

@@ -1,0 +1,1 @@
+"""GPT-2 and Llama-type models of Transformers, their loss, and the files that the ecosystem loads."""

@@ -1,0 +1,147 @@
+"""Weights out of a run, as any program of the ecosystem loads them: the stock model, its config, its tokenizer."""
+
+import contextlib
+import copy
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+
+# What the model trains with (pretrain/model/model.py), and the same function under the name that GPT-2 has it by.
+TRAINING_ACTIVATION, STOCK_ACTIVATION = "gelu_pytorch_tanh", "gelu_new"
+
+
+def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write ``folder`` as any program of the ecosystem loads it: the stock model in fp32 and its tokenizer."""
+    with replacing(folder) as aside:
+        save(as_stock(model, tokenizer), aside, tokenizer)
+
+
+def as_stock(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: torch.dtype = torch.float32,
+    trim_vocab: bool = False,
+) -> PreTrainedModel:
+    """Return Transformers' own model with these weights in ``dtype``, on the CPU, to be saved.
+
+    Vocabulary rows beyond the tokenizer's ids are padding: ``trim_vocab`` leaves them out, else generation_config
+    forbids them. Raises BadInput for a weight that ``dtype`` cannot hold.
+    """
+    stock = _stock(model.config, tokenizer, model.generation_config, dtype, trim_vocab)
+    shapes = {name: tensor.shape for name, tensor in stock.state_dict().items()}
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        if name not in stock.all_tied_weights_keys:  # those are one tensor with another
+            weights[name] = _cast(name, tensor[: shapes[name][0]] if shapes[name] else tensor, dtype)
+    loaded = stock.load_state_dict(weights, strict=False, assign=True)
+    assert not loaded.unexpected_keys and {*loaded.missing_keys} <= {*stock.all_tied_weights_keys}, loaded
+    stock.tie_weights()
+    return stock
+
+
+def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write weights, config, generation_config and tokenizer into a folder."""
+    stock.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):  # which safetensors lets nobody else read
+        path.chmod((folder / "config.json").stat().st_mode)
+    _save_tokenizer(stock, folder, tokenizer)
+
+
+def describe(config: PreTrainedConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write into a folder what ``export`` writes of a model of this config, but for its weights."""
+    stock = _stock(config, tokenizer)
+    stock.config.save_pretrained(folder)
+    stock.generation_config.save_pretrained(folder)
+    _save_tokenizer(stock, folder, tokenizer)
+
+
+def _stock(
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    generation: GenerationConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    trim_vocab: bool = False,
+) -> PreTrainedModel:
+    """Return Transformers' own model, without weights (on the meta device), configured to be used."""
+    config = type(config).from_dict(config.to_dict())
+    config.use_cache, config.dtype = True, dtype
+    if getattr(config, "activation_function", None) == TRAINING_ACTIVATION:
+        config.activation_function = STOCK_ACTIVATION
+    if config.model_type == "gpt2":
+        config.n_ctx = config.n_positions  # its old name, which llama.cpp's converter reads
+    ids = 1 + max(tokenizer.get_vocab().values())
+    if trim_vocab:
+        config.vocab_size = min(ids, config.vocab_size)
+    with torch.device("meta"):
+        stock = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    stock.config.architectures = [type(stock).__name__]
+    generation = copy.deepcopy(generation or stock.generation_config)
+    allowed = [i for i in generation.suppress_tokens or () if i < ids]
+    generation.suppress_tokens = [*allowed, *range(ids, config.vocab_size)] or None
+    generation.use_cache = True
+    if generation.pad_token_id is None:
+        eos = generation.eos_token_id
+        generation.pad_token_id = eos[0] if isinstance(eos, list) else eos
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True  # some published ones have a temperature without it, which cannot be saved again
+    stock.generation_config = generation
+    return stock
+
+
+def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    tensor = tensor.detach().cpu()
+    if not tensor.is_floating_point():
+        return tensor
+    cast = tensor.to(dtype)
+    if not cast.isfinite().all() and tensor.isfinite().all():
+        raise BadInput(
+            f"{name} has values up to {tensor.abs().max():.6g}, and {str(dtype).removeprefix('torch.')} ends at "
+            f"{torch.finfo(dtype).max:.6g}; use --dtype bf16 or fp32"
+        )
+    return cast
+
+
+def _save_tokenizer(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.model_max_length = getattr(stock.config, "max_position_embeddings", tokenizer.model_max_length)
+    tokenizer.save_pretrained(folder)
+    about = folder / "tokenizer_config.json"
+    # The same class under the name that Transformers 4, vLLM and llama.cpp's converter know too.
+    about.write_text(about.read_text("utf-8").replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), "utf-8")
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give a new folder beside ``folder``; on success it takes its place by renaming, on error it goes.
+
+    So a reader never sees half of it.
+    """
+    aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for path in [*aside.iterdir(), aside]:
+            files.fsync(path)
+        old = folder.with_name(f".{folder.name}.old-{uuid.uuid4().hex[:8]}")
+        if folder.exists():
+            folder.rename(old)
+        aside.rename(folder)
+        files.fsync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

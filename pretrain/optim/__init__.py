@@ -1,0 +1,1 @@
+"""Optimizers, the schedule of the learning rate, one update."""

@@ -1,0 +1,1 @@
+"""One run and its folder: checkpoints, metrics, trackers, curves, profile."""

@@ -1,0 +1,327 @@
+"""Checkpoints that cannot be half-written, silently damaged, or executed.
+
+A checkpoint is a folder ``step-00001000``: ``model.safetensors`` and ``optimizer.safetensors`` under plain parameter
+names (so one process, DDP, ZeRO-1 and FSDP2 read each other's), ``state.json``, and ``manifest.json`` with every
+file's size and SHA-256, written last. It is made under another name and renamed when all of it is on disk. No pickle.
+There is no generator state to save: order and dropout are functions of (seed, step, micro_step, rank).
+
+``Saver`` does all of this beside training, which stands still only while the tensors are copied.
+"""
+
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+
+NAME = re.compile(r"step-(\d{8})")
+PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+
+
+class Saver:
+    """Saves checkpoints into ``folder`` while training goes on, one at a time.
+
+    Leaving its block waits for the one that is being written. A save that fails (a full disk, say) is told, and leaves
+    the older checkpoints untouched and nothing half-made.
+
+    Args:
+        is_main: of all processes, which call together, the main one writes.
+        keep: checkpoints to leave (0 = all); older ones go only after the new one was read back and verified.
+        say: told of a failed save.
+        saved: called with each checkpoint once it is on disk, beside training; must not raise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        is_main: bool,
+        keep: int,
+        say: Callable[[str], None],
+        saved: Callable[[Path], None] = lambda path: None,
+    ):
+        self.folder, self.is_main, self.keep, self.say, self.saved = folder, is_main, keep, say, saved
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._preparing: Future | None = None
+        self._writing: tuple[int, Future] | None = None
+        self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Make the copies' memory ready beside training, for that takes longer than the copying; to be called after an
+        update, and no more than a look when it was.
+
+        Does nothing where gathering what is sharded would be an exchange.
+        """
+        gathers = self._preparing is None and not _is_zero(optimizer) and not _is_sharded(model)
+        if self.is_main and gathers and optimizer.state:  # before an update there are no moments to make room for
+            weights, moments = _gather(model, optimizer, alone=True)
+            self._preparing = self._writer.submit(lambda: (self._room(MODEL, weights), self._room(OPTIMIZER, moments)))
+
+    def save(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, *, alone: bool = False
+    ) -> None:
+        """Copy the state after ``step`` updates and begin to write it as ``folder/step-XXXXXXXX``.
+
+        Args:
+            model: the bare Transformers model, not a wrapper of it.
+            state: what else a resumed run needs, JSON.
+            alone: this process saves and no other calls; possible where no tensor is sharded.
+        """
+        self.finish()
+        self.ready()
+        weights, moments = _gather(model, optimizer, alone)
+        if not (self.is_main or alone) or find_fault(self.folder / f"step-{step:08d}") is None:
+            return
+        weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
+        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep))  # noqa: E731
+        self._writing = step, self._writer.submit(write)
+
+    def ready(self) -> None:
+        """Wait until the memory that ``prepare`` makes is there."""
+        if self._preparing is not None:
+            self._preparing.result()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is being written."""
+        return self._writing is None or self._writing[1].done()
+
+    def finish(self) -> None:
+        """Wait until what was begun is on disk."""
+        if self._writing is None:
+            return
+        (step, future), self._writing = self._writing, None
+        try:
+            future.result()
+        except (OSError, SafetensorError) as error:
+            self.say(f"error: no checkpoint at step {step}: {error}. Free some space; the run goes on")
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.finish()
+        self._writer.shutdown()
+
+    def _copy(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        room = self._room(file, tensors)
+        return {name: room[name].copy_(tensor) for name, tensor in tensors.items()}
+
+    def _room(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            if (file, name) not in self._copies:
+                self._copies[file, name] = torch.full(
+                    tensor.shape, 0, dtype=tensor.dtype
+                )  # touched, so that it is there
+        return {name: self._copies[file, name] for name in tensors}
+
+
+def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> Path:
+    """Save one checkpoint and return it when it is on disk; arguments as ``Saver``'s. Raises OSError."""
+    weights, moments = _gather(model, optimizer, alone=True)
+    # Copies, for bitsandbytes' moments share a table of values, and safetensors writes no tensor that shares memory.
+    return _write(folder, step, weights, {name: tensor.clone() for name, tensor in moments.items()}, state, keep=0)
+
+
+def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int) -> Path:
+    path = folder / f"step-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".step-{step:08d}.tmp-{uuid.uuid4().hex[:8]}"
+    aside.mkdir()
+    try:
+        _write_tensors(weights, aside / MODEL)
+        _write_tensors(moments, aside / OPTIMIZER)
+        files.write_json(aside / STATE, {"step": step, **state})
+        rows = {
+            name: {"size": (aside / name).stat().st_size, "sha256": files.sha256(aside / name)}
+            for name in (MODEL, OPTIMIZER, STATE)
+        }
+        files.write_json(aside / MANIFEST, {"step": step, "files": rows})
+        files.fsync(aside)
+        if path.exists():  # a damaged one of this step, which the run did not resume from
+            path.rename(aside.with_name(aside.name[:-8] + uuid.uuid4().hex[:8]))
+        aside.rename(path)
+        files.fsync(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    if fault := find_fault(path):
+        raise OSError(f"{path}: does not read back as written: {fault}")
+    clear_partial(folder)
+    if keep:
+        for old in [other for other in list_checkpoints(folder) if other.name <= path.name][keep:]:
+            shutil.rmtree(old)
+    return path
+
+
+def _gather(
+    model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return weights and moments by name: the tensors themselves, or copies of what is sharded, on the main process."""
+    sharded, tied = _is_sharded(model), _tied(model)
+    options = StateDictOptions(full_state_dict=sharded and not alone, cpu_offload=sharded)
+    weights = get_model_state_dict(model, options=options)
+    if sharded:
+        moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
+    else:
+        moments = _named_moments(model, optimizer)
+    weights = {name: tensor for name, tensor in weights.items() if name not in tied}
+    # An optimizer may count its steps in an int: safetensors holds tensors only.
+    return weights, {
+        f"{name}/{kind}": torch.as_tensor(v) for name, kinds in moments.items() for kind, v in kinds.items()
+    }
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that have several (a tied output head), each with the name saved."""
+    first = {parameter: name for name, parameter in model.named_parameters()}
+    names = ((name, first[parameter]) for name, parameter in model.named_parameters(remove_duplicate=False))
+    return {name: saved for name, saved in names if name != saved}
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def _is_zero(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer, "consolidate_state_dict")  # ZeroRedundancyOptimizer, whose import is slow
+
+
+def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
+    """Return each parameter's moments by its name; of ZeRO's, which are brought together, on the main process."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if not _is_zero(optimizer):
+        return {names[parameter]: kinds for parameter, kinds in optimizer.state.items()}
+    optimizer.consolidate_state_dict(to=0)
+    if dist.get_rank():
+        return {}
+    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    return {order[index]: kinds for index, kinds in optimizer.state_dict()["state"].items()}
+
+
+def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    # With what Transformers asks a file for, the weights are also those of a pushed model.
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    files.fsync(path)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoint folders by name, newest first, whether they verify or not."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir()), reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return how many updates a checkpoint folder stands for."""
+    return int(NAME.fullmatch(path.name)[1])
+
+
+def find_fault(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint, file first, or None when every byte is as it was written."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        rows, step = manifest["files"], manifest["step"]
+        expected = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    if path.name != f"step-{step:08d}":
+        return f"{MANIFEST} is of step {step}"
+    for name in (MODEL, OPTIMIZER, STATE):
+        if name not in expected:
+            return f"{MANIFEST} does not name {name}"
+    for name, (size, digest) in expected.items():
+        file = path / name
+        if not file.is_file() or file.is_symlink():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, should have {size}"
+        if files.sha256(file) != digest:
+            return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
+    return None
+
+
+def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that verifies, and one line for each newer one that does not.
+
+    Raises BadInput when there are checkpoints and none verifies: a run must not begin again over them.
+    """
+    skipped = []
+    for path in list_checkpoints(folder):
+        fault = find_fault(path)
+        if fault is None:
+            return path, skipped
+        skipped.append(f"{path}: {fault}")
+    if skipped:
+        raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
+    return None, []
+
+
+def clear_partial(folder: Path) -> None:
+    """Remove what killed saves left behind. Only for the holder of the run folder's lock."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if PARTIAL.fullmatch(path.name) and not path.is_symlink():
+            shutil.rmtree(path)
+
+
+def read_state(path: Path) -> dict:
+    """Return a verified checkpoint's ``state.json``. Raises BadInput when the checkpoint does not verify."""
+    if not path.is_dir():
+        raise BadInput(
+            f"resume_from_checkpoint = {path}: no such checkpoint; give auto, none or a step-XXXXXXXX folder"
+        )
+    if fault := find_fault(path):
+        raise BadInput(f"resume_from_checkpoint = {path}: {fault}")
+    return json.loads((path / STATE).read_text(encoding="utf-8"))
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Load a verified checkpoint into the model (and the optimizer, unless None) in place."""
+    weights = load_file(path / MODEL)
+    weights |= {name: weights[saved] for name, saved in _tied(model).items()}
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, weights, options=options)
+    if optimizer is None:
+        return
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in load_file(path / OPTIMIZER).items():
+        parameter, kind = name.split("/")
+        state.setdefault(parameter, {})[kind] = tensor
+    # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
+    if _is_sharded(model):
+        moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
+        set_optimizer_state_dict(model, optimizer, moments, options=options)
+        return
+    # Not by load_state_dict, which casts moments to the type of their weight.
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    share = getattr(optimizer, "optim", optimizer)  # ZeRO: of this process
+    for parameter in (p for group in share.param_groups for p in group["params"]):
+        kinds = state.get(names[parameter], {})
+        share.state[parameter] = {kind: _moment(tensor, parameter.device) for kind, tensor in kinds.items()}
+
+
+def _moment(tensor: torch.Tensor, device: torch.device) -> torch.Tensor | int:
+    count = tensor.dim() == 0 and not tensor.is_floating_point()  # was an int
+    return tensor.item() if count else tensor.to(device)

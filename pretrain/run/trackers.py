@@ -1,0 +1,360 @@
+"""Trackers: a run's rows and samples, also in wandb, TensorBoard or trackio, through accelerate's classes.
+
+metrics.jsonl is the truth and a tracker is a copy of it. A killed run has sent rows that its tracker never kept (wandb
+uploads and writes its file every 15 seconds, trackio twice a second), and rows past the checkpoint, which come again as
+the run gets there. So each tracker is asked what it holds as it begins: what it lacks of metrics.jsonl is sent, what it
+holds is not sent again, and a curve has each point once however often the run was killed.
+
+No tracker ends a run: whatever one raises is said once, and that tracker is off from there.
+"""
+
+import contextlib
+import html
+import importlib.util
+import io
+import json
+import os
+import re
+import struct
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.base.redaction import redact
+
+PINS = {"wandb": "wandb==0.31.0", "tensorboard": "tensorboard==2.21.0", "trackio": "trackio==0.43.0"}
+NAMES = tuple(PINS)
+IDS = "trackers.json"
+INIT_SECONDS, FINISH_SECONDS = 20, 60
+AXES = ("step", "tokens")
+KINDS = ("train", "eval", "hellaswag", "samples", "test", "other")  # of rows, as they follow each other at one step
+PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|SERVER_URL")  # names in the environment
+BLOCK, FULL, FIRST, LAST = 32768, 1, 2, 4  # of a .wandb file
+KINDS_AT_MOST = 10  # a row's number in wandb: KINDS_AT_MOST * step + its kind's place
+
+
+def check(names: Iterable[str], project_name: str) -> None:
+    """Raise BadInput for a tracker that is not installed, or a project that cannot be named so."""
+    lines = [
+        f"report_to = {name}: the package is not installed; pip install {PINS[name]}, or leave {name} out"
+        for name in names
+        if importlib.util.find_spec(name) is None
+    ]
+    if names and not PROJECT.fullmatch(project_name):
+        lines.append(f"project_name = {project_name!r}: letters, digits, _ . and - only, 1 to 128 of them")
+    if lines:
+        raise BadInput(lines)
+
+
+class Trackers:
+    """The trackers of a run, on its main process.
+
+    Args:
+        names: some of ``NAMES``; none: nothing is imported or written.
+        run_name: what people read; the same run is known by its id.
+        config: what is shown beside the curves, and nothing else is.
+        ids: of an earlier process of this run, from its checkpoint; those in the run folder are found anyway.
+        rows: of metrics.jsonl, as far as this process takes them as done.
+        say: told where the curves are, and once why a tracker is off.
+
+    Attributes:
+        ids: for the next checkpoint, so that another machine goes on with the same curves.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        run_dir: Path,
+        project_name: str,
+        run_name: str,
+        tags: tuple[str, ...],
+        config: dict,
+        ids: dict[str, str],
+        rows: Iterable[dict],
+        say: Callable[[str], None],
+    ):
+        self.ids, self.say = dict(ids), say
+        self._open: dict[str, _Wandb | _TensorBoard | _Trackio] = {}
+        if not names:
+            return
+        path = run_dir / IDS
+        if path.is_file():
+            self.ids = json.loads(path.read_text(encoding="utf-8")) | self.ids
+        self.ids = {"wandb": uuid.uuid4().hex[:8], "trackio": f"{run_name}-{uuid.uuid4().hex[:4]}"} | self.ids
+        files.write_json(path, self.ids)  # before anything is sent: a run killed at once keeps its curve
+        rows = list(rows)
+        begin = {
+            "wandb": lambda: _Wandb(self.ids["wandb"], run_dir, project_name, run_name, tags, config, say),
+            "tensorboard": lambda: _TensorBoard(run_dir, config, say),
+            "trackio": lambda: _Trackio(self.ids["trackio"], project_name, config, rows, say),
+        }
+        for name in names:
+            if tracker := self._try(name, begin[name]):
+                self._open[name] = tracker
+        for row in rows:
+            self.log(row["step"], row)
+
+    def log(self, step: int, row: dict) -> None:
+        """Send a row of metrics.jsonl (with its ``tokens``) to each tracker that does not hold it."""
+        kind = _kind(row)
+        for name, tracker in list(self._open.items()):
+            values = {
+                key: value
+                for key, value in row.items()
+                if key not in AXES and value is not None and step > tracker.held.get(key, tracker.held.get(kind, -1))
+            }
+            if values:
+                self._try(name, tracker.log, step, {"tokens": row.get("tokens")} | values)
+
+    def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
+        """Send (prompt, text) pairs: a table, or text where the tracker has no tables."""
+        for name, tracker in list(self._open.items()):
+            if step > tracker.held.get("samples", -1):
+                self._try(name, tracker.sample, step, rows)
+
+    def close(self) -> None:
+        """Let the trackers send what they have left."""
+        for name, tracker in list(self._open.items()):
+            self._try(name, tracker.close)
+        self._open.clear()
+
+    def _try(self, name: str, call: Callable, *args) -> object:
+        try:
+            return call(*args)
+        except Exception as error:
+            self._open.pop(name, None)
+            self.say(f"{name}: off from here: {_describe(error)}. The run goes on; metrics.jsonl has every number")
+
+
+# Each of these has `held`: the last step that the tracker holds, by key or by kind of row.
+
+
+class _Wandb:
+    """A run in wandb. Its own count of steps is left alone: it drops whatever comes out of order."""
+
+    def __init__(
+        self,
+        run_id: str,
+        run_dir: Path,
+        project_name: str,
+        run_name: str,
+        tags: tuple[str, ...],
+        config: dict,
+        say: Callable[[str], None],
+    ):
+        import wandb
+        from accelerate.tracking import WandBTracker
+
+        def start(mode: str) -> WandBTracker:
+            tracker = WandBTracker(
+                project_name,
+                id=run_id,
+                name=run_name,
+                tags=tags,
+                config=config,
+                dir=run_dir,
+                resume="allow",
+                settings=wandb.Settings(
+                    mode=mode,
+                    silent=True,
+                    init_timeout=INIT_SECONDS,
+                    finish_timeout=FINISH_SECONDS,
+                    console="off",
+                    disable_code=True,
+                    disable_git=True,
+                    save_code=False,
+                    symlink=False,
+                    x_disable_meta=True,  # the command line, the host
+                    x_save_requirements=False,
+                ),
+            )
+            tracker.start()
+            return tracker
+
+        self.held: dict[str, int] = {}
+        written = {path: _last_row(path) for path in (run_dir / "wandb").glob(f"*/run-{run_id}.wandb")}
+        mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
+        why = f"as its settings ask (WANDB_MODE = {mode})"
+        try:
+            if mode == "online" and not wandb.login(prompt=False, verify=False):
+                mode, why = "offline", "for no login was found (wandb login)"
+            self.tracker = start(mode)
+        except wandb.Error as error:
+            why = f"for the server cannot be used ({_describe(error)})"
+            wandb.teardown()  # its process, which would say that the run's id is in use
+            self.tracker = start("offline")
+        run = self.tracker.tracker
+        if run.disabled:
+            return
+        for axis in (*AXES, "row"):
+            run.define_metric(axis, hidden=True)
+        run.define_metric("*", step_metric="step")
+        if run.offline:
+            number = max(written.values(), default=-1)
+            say(f"wandb: offline, {why}. To send the curves later: wandb sync {run_dir / 'wandb'}")
+        else:
+            number = run.summary.get("last_row", -1)
+            say(f"wandb: {run.url}")
+        for path, row in written.items():
+            if path.parent.name.startswith("offline-") and (row < 0 or not run.offline):
+                # A file without rows would fail the whole sync, and those of others are sent from metrics.jsonl now.
+                path.with_suffix(".wandb.synced").touch()
+        step, last = divmod(number, KINDS_AT_MOST)
+        self.held = {kind: step if place <= last else step - 1 for place, kind in enumerate(KINDS)}
+
+    def log(self, step: int, values: dict) -> None:
+        number = KINDS_AT_MOST * step + KINDS.index(_kind(values))
+        self.tracker.log({"step": step, "row": number} | values)
+        self.tracker.tracker.summary["last_row"] = number  # after it: a row's own summary may be uploaded before it
+
+    def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
+        import wandb
+
+        # Not wandb.Table: it asks the server before it returns, and raises where there is no answer.
+        lines = "".join(f"<tr><td>{html.escape(prompt)}<td>{html.escape(text)}" for prompt, text in rows)
+        style = "white-space: pre-wrap; text-align: left; vertical-align: top"
+        self.log(step, {"samples": wandb.Html(f'<table style="{style}"><tr><th>prompt<th>text{lines}</table>', False)})
+
+    def close(self) -> None:
+        self.tracker.finish()
+
+
+class _TensorBoard:
+    """Event files in the run folder, on disk after each row; a later process adds a file to the same curves."""
+
+    def __init__(self, run_dir: Path, config: dict, say: Callable[[str], None]):
+        from accelerate.tracking import TensorBoardTracker
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+        self.held: dict[str, int] = {}
+        for path in (run_dir / "tensorboard").glob("events.out.tfevents.*"):
+            for event in LegacyEventFileLoader(str(path)).Load():  # ends at a torn last event
+                for value in event.summary.value:
+                    tag = value.tag.removesuffix("/text_summary")
+                    self.held[tag] = max(event.step, self.held.get(tag, -1))
+        self.tracker = TensorBoardTracker("tensorboard", run_dir)
+        self.tracker.start()
+        if not self.held:  # its hyperparameters would be a run of their own in the list
+            self.tracker.log({"config": _indented(json.dumps(config, indent=1, default=str))}, step=0)
+        say(f"tensorboard: to see it: tensorboard --logdir {run_dir}")
+
+    def log(self, step: int, values: dict) -> None:
+        self.tracker.log({key: value for key, value in values.items() if key not in AXES}, step=step)
+
+    def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
+        self.log(step, {"samples": "\n\n---\n\n".join(_indented(prompt + text) for prompt, text in rows)})
+
+    def close(self) -> None:
+        self.tracker.finish()
+
+
+class _Trackio:
+    """A run in trackio's database on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL point."""
+
+    def __init__(self, name: str, project_name: str, config: dict, rows: list[dict], say: Callable[[str], None]):
+        import trackio
+        from accelerate.tracking import TrackioTracker
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self.tracker = TrackioTracker(
+            project_name,
+            name=name,
+            resume="allow",
+            config=config,
+            private=True,
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            _within(INIT_SECONDS, self.tracker.start)  # asks the Hub who a token is of, without a time-out
+        elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
+        if elsewhere or trackio.utils.get_storage_mode() != "sqlite":  # what it holds cannot be read
+            held = rows
+        else:
+            held = SQLiteStorage.get_logs(project_name, run=name)
+            say(f"trackio: run {name}; to see it: trackio show --project {project_name}")
+        self.held: dict[str, int] = {}
+        for row in held:
+            self.held |= {key: max(row["step"], self.held.get(key, -1)) for key in row}
+
+    def log(self, step: int, values: dict) -> None:
+        self.tracker.log(values, step=step)
+
+    def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
+        import trackio
+
+        self.log(step, {"samples": trackio.Table(["prompt", "text"], [list(row) for row in rows])})
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.tracker.finish()
+
+
+def _kind(row: dict) -> str:
+    """Return which of ``KINDS`` a row is, by its first key."""
+    prefix = next((key for key in row if key not in AXES), "").split("/")[0]
+    return prefix if prefix in KINDS else "other"
+
+
+def _describe(error: Exception) -> str:
+    """Return an error in one line, without the secrets of the environment."""
+    line = next(iter(str(error).splitlines()), "")
+    for name, value in os.environ.items():
+        if SECRET.search(name) and len(value) >= 8:
+            line = line.replace(value, f"({name})")
+    return f"{type(error).__name__}: {redact(line)}".removesuffix(": ").rstrip(".")
+
+
+def _indented(text: str) -> str:
+    """Return text that Markdown shows as it is."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Call in a thread that is left behind if it takes longer. Raises TimeoutError, or what the call raised."""
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer in {seconds} s")
+    if raised:
+        raise raised[0]
+
+
+def _last_row(path: Path) -> int:
+    """Return the number of the last row in a .wandb file, -1 where there is none; a torn end is left out.
+
+    The file is a LevelDB log (github.com/google/leveldb, doc/log_format.md) whose first block begins with seven bytes
+    of wandb's own, and holds protocol buffers.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, last, record = path.read_bytes(), 7, -1, b""
+    while at + 7 <= len(data):
+        if (left := BLOCK - at % BLOCK) < 7:
+            at += left
+            continue
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        at += 7 + size
+        if at > len(data):
+            break
+        record = data[at - size : at] if kind in (FULL, FIRST) else record + data[at - size : at]
+        if kind in (FULL, LAST):
+            for item in Record.FromString(record).history.item:
+                if "row" in (item.key, *item.nested_key):
+                    last = max(last, int(item.value_json))
+    return last
