@@ -4,23 +4,27 @@ python generate.py --model runs/quickstart --prompt "def " --num_samples 3
 """
 
 import argparse
+import os
 import sys
 
-import torch
-from transformers import TextStreamer
-from transformers.utils.logging import disable_progress_bar
-
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.data import tokenization
-from pretrain.evaluation import sampling
-from pretrain.hub import hub
-from pretrain.model import model as models
 from pretrain.recipe import config
 
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Print samples as they are made."""
+    asked = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        print_samples(asked)
+    except BrokenPipeError:  # as with "| head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the flags; raises BadInput for every one that makes no sense."""
     parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
     parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id")
     parser.add_argument("--prompt", default="", help="text to go on from; empty begins a document")
@@ -30,8 +34,32 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--top_k", type=int, default=200, help="among this many likeliest tokens; 0 = all")
     parser.add_argument("--top_p", type=float, default=1.0, help="among the likeliest that hold this probability")
     parser.add_argument("--seed", type=int, default=1337)
-    asked = config.parse_flags(parser, sys.argv[1:] if argv is None else argv)
-    refuse_out_of_range(asked)
+    asked = config.parse_flags(parser, argv)
+    rules = {
+        "num_samples": (asked.num_samples >= 1, "1 or more"),
+        "max_new_tokens": (asked.max_new_tokens >= 1, "1 or more"),
+        "temperature": (0 <= asked.temperature <= 100, "0 to 100"),
+        "top_k": (asked.top_k >= 0, "0 (all) or more"),
+        "top_p": (0 < asked.top_p <= 1, "above 0, at most 1"),
+        "seed": (0 <= asked.seed < 2**63, "0 or more"),
+    }
+    if faults := [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in rules.items() if not ok]:
+        raise BadInput(faults)
+    return asked
+
+
+def print_samples(asked: argparse.Namespace) -> None:
+    """Load the model and write on from the prompt, as often as asked."""
+    # Here, for they take seconds: a wrong flag is answered at once.
+    import torch
+    from transformers import TextStreamer
+    from transformers.utils.logging import disable_progress_bar
+
+    from pretrain.data import tokenization
+    from pretrain.evaluation import sampling
+    from pretrain.hub import hub
+    from pretrain.model import model as models
+
     hub.bound_client()
 
     disable_progress_bar()
@@ -54,21 +82,6 @@ def main(argv: list[str] | None = None) -> int:
             seed=asked.seed + number,
             streamer=TextStreamer(tokenizer, skip_special_tokens=True),
         )
-    return 0
-
-
-def refuse_out_of_range(asked: argparse.Namespace) -> None:
-    """Raise BadInput for every value that makes no sense."""
-    rules = {
-        "num_samples": (asked.num_samples >= 1, "1 or more"),
-        "max_new_tokens": (asked.max_new_tokens >= 1, "1 or more"),
-        "temperature": (0 <= asked.temperature <= 100, "0 to 100"),
-        "top_k": (asked.top_k >= 0, "0 (all) or more"),
-        "top_p": (0 < asked.top_p <= 1, "above 0, at most 1"),
-        "seed": (0 <= asked.seed < 2**63, "0 or more"),
-    }
-    if faults := [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in rules.items() if not ok]:
-        raise BadInput(faults)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,12 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-if __name__ == "__main__":
-    PARENT = os.getppid()  # before the imports below, which take seconds: a launcher may die meanwhile
+from pretrain.recipe import config
+
+if __name__ == "__main__":  # before the imports below, which take seconds
+    PARENT = os.getppid()  # a launcher may die meanwhile
+    if status := config.refuse_at_once(sys.argv[1:]):
+        sys.exit(status)
 
 import numpy as np
 import torch
@@ -46,16 +50,10 @@ from pretrain.model import export
 from pretrain.model import model as models
 from pretrain.model.loss import NextTokenLoss
 from pretrain.optim import muon, optim
-from pretrain.recipe import config
 from pretrain.run import checkpoint, plots, trackers
 from pretrain.run.profiling import Profile
 from pretrain.run.report import Meter, Report, due, duration, read_metrics
 
-EXTRAS = {
-    "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
-    "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
-    "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
-}
 BAD_UPDATES_IN_A_ROW = 3
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
@@ -73,7 +71,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     hub.bound_client()
     if argv[:1] == ["--push_pending"] and len(argv) == 2:  # needs no recipe, so it works in any folder
         return push_pending(Path(argv[1]))
-    recipe, extras = config.parse_command(argv, "Pre-train GPT-2 from a recipe.", EXTRAS)
+    recipe, extras = config.parse_command(argv, config.TRAINS, config.TRAIN_MODES)
     if "push_pending" in extras:
         raise BadInput(f"--push_pending {extras['push_pending']}: stands alone; leave the other flags out")
     if recipe.init_from:
@@ -422,7 +420,7 @@ class Corpus:
             return None
         if (shards.read_manifest(source.folder) or {"complete": False})["complete"]:
             return None
-        words = [word for word in argv if word not in {f"--{name}" for name in EXTRAS}]
+        words = [word for word in argv if word not in {f"--{name}" for name in config.TRAIN_MODES}]
         script = Path(__file__).with_name("prepare_data.py")
         command = [sys.executable, str(script), *words, "--source", str(index), "--follow"]
         return Reader(command, lambda line: self.say(f"data     {line}"))

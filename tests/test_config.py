@@ -1,18 +1,22 @@
 """The recipe: what it accepts, what it refuses, and that each remedy it prints works."""
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact_url
 from pretrain.data import sources
 from pretrain.recipe import config
 
-RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 BASE = {
     "data_files": ["a.txt"],
     "tokenizer": "bpe",
@@ -129,11 +133,27 @@ def test_duplicate_key_is_refused_with_both_lines(tmp_path):
     assert f"tokenizer stands twice (first in line {first})" in message
 
 
-@pytest.mark.parametrize("key, text", [("learning_rate", "6e-4"), ("adam_epsilon", "1e-8"), ("max_steps", "1e3")])
-def test_number_that_yaml_reads_as_text_is_refused_with_a_form_that_loads(tmp_path, key, text):
+@pytest.mark.parametrize(
+    "key, text", [("learning_rate", "6e-4"), ("learning_rate", "1E0"), ("adam_epsilon", "1e-8"), ("max_steps", "1.5e3")]
+)
+def test_a_number_with_an_exponent_is_a_number_in_a_file_and_as_a_flag(tmp_path, key, text):
+    for recipe in (config.load_recipe(line(tmp_path, key, text)), config.load_recipe(write(tmp_path), {key: text})):
+        assert getattr(recipe, key) == float(text) and type(getattr(recipe, key)) is config.TYPES[key]
+
+
+def test_a_text_that_looks_like_a_number_stays_text_and_a_part_is_no_whole_number(tmp_path):
+    assert config.load_recipe(line(tmp_path, "run_name", "1e5")).run_name == "1e5"
+    (message,) = refused(line(tmp_path, "max_steps", "15e-1"))
+    assert "max_steps = 1.5: must be an integer" in message
+    with pytest.raises(BadInput, match="--max_steps 15e-1: must be an integer"):
+        config.load_recipe(write(tmp_path), {"max_steps": "15e-1"})
+
+
+@pytest.mark.parametrize("key, text", [("learning_rate", '"0.1"'), ("max_steps", '"100"')])
+def test_number_in_quotes_is_refused_with_a_form_that_loads(tmp_path, key, text):
     (message,) = refused(line(tmp_path, key, text))
     written = re.search(r"write (\S+)$", message)[1]
-    assert getattr(config.load_recipe(line(tmp_path, key, written)), key) == float(text)
+    assert getattr(config.load_recipe(line(tmp_path, key, written)), key) == float(text.strip('"'))
 
 
 @pytest.mark.parametrize("text", ["1e999", '"nan"', '"inf"'])
@@ -560,7 +580,7 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         ({"weight": 1, "dataset_name": 5}, "dataset_name = 5: must be text, is an integer"),
         (HUB | {"text_column": None}, "text_column = none: must be text"),
         (HUB | {"limit_tokens": -1}, "limit_tokens = -1: must lie between 0 and"),
-        (HUB | {"shard_tokens": "1e6"}, "shard_tokens = 1e6: must be an integer, is text; YAML reads this as text"),
+        (HUB | {"shard_tokens": "100"}, "shard_tokens = 100: must be an integer, is text; YAML reads this as text"),
         (HUB | {"validation_fraction": 2.0}, "validation_fraction = 2.0: must lie between 0.0 and 0.9"),
     ],
 )
@@ -710,3 +730,21 @@ def test_a_recipe_of_before_gradient_checkpointing_had_words_still_loads(tmp_pat
 def test_no_architecture_is_the_default(tmp_path):
     assert config.load_recipe(line(tmp_path, "architecture", "null")).architecture == "gpt2"
     assert config.load_recipe(write(tmp_path), {"architecture": "none"}).architecture == "gpt2"
+
+
+@pytest.mark.parametrize(
+    "words, status, said",
+    [
+        ("train.py --learning_rat 1", 2, "--learning_rat: no such flag; did you mean --learning_rate?"),
+        ("train.py --recipe recipes/quickstart.yaml --n_head 7", 2, "must be a multiple of n_head"),
+        ("train.py --help", 0, "--learning_rate"),
+        ("generate.py --model x --top_p 2", 2, "--top_p 2.0: must be above 0, at most 1"),
+    ],
+)
+def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path, words, status, said):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    script, *flags = words.split()
+    command = [sys.executable, str(ROOT / script), *flags]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == status and said in done.stdout + done.stderr and "Traceback" not in done.stderr

@@ -1,8 +1,11 @@
 """generate.py as a user calls it."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
-from conftest import run
+from conftest import ROOT, run
 
 from pretrain.data import tokenization
 from pretrain.model import export
@@ -64,3 +67,11 @@ def test_bad_input_is_one_error_with_exit_2(model_dir, flags, words):
     done = run("generate.py", *model, *flags, expect=2)
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(model_dir):
+    command = [sys.executable, str(ROOT / "generate.py"), "--model", model_dir, "--num_samples", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("---- sample 1 of 1000")
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait(60) == 1

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import yaml
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.base.redaction import redact
 
 ABSENT = dataclasses.MISSING
@@ -285,6 +285,10 @@ class Plan:
     gradient_accumulation_steps: int
 
 
+# PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
+EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
+
+
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice (PyYAML keeps the last one silently)."""
 
@@ -301,6 +305,41 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen[name] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep)
+
+
+def _exponent(value: Any) -> Any:
+    """Return the number that a text such as 6e-4 stands for, an int where it is whole; all else as it is."""
+    if not isinstance(value, str) or not EXPONENT.fullmatch(value) or not math.isfinite(number := float(value)):
+        return value
+    return int(number) if number.is_integer() else number
+
+
+def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Return keys with those values as numbers that are to be numbers, in a mixture's sources too."""
+    numbers = {"weight"} | {name for name, wanted in TYPES.items() if _bare(wanted) in (int, float)}
+    found = {name: _exponent(value) if name in numbers else value for name, value in values.items()}
+    if isinstance(found.get("sources"), list):
+        found["sources"] = [_with_numbers(each) if isinstance(each, dict) else each for each in found["sources"]]
+    return found
+
+
+TRAINS = "Pre-train GPT-2 from a recipe."
+# Flags of train.py that are no recipe keys, as parse_command takes them.
+TRAIN_MODES = {
+    "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
+    "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
+    "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
+}
+
+
+@exit_on_bad_input
+def refuse_at_once(argv: Sequence[str]) -> None:
+    """Answer ``--help``, and a command of train.py that flags and recipe alone make wrong; needs no torch.
+
+    Returns the exit status, 0 where the command may go on.
+    """
+    if argv[:1] != ["--push_pending"]:  # it stands alone, and needs no recipe
+        parse_command(argv, TRAINS, TRAIN_MODES)
 
 
 def parse_command(
@@ -360,6 +399,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     Raises BadInput with every fault found: file, key, value, rule, remedy.
     """
     values, faults = _read_file(path)
+    values = _with_numbers(values)
     for name, text in (flags or {}).items():
         try:
             values[name] = _from_text(text, TYPES[name])
@@ -691,6 +731,8 @@ def _from_text(text: str | list[str], wanted: Any) -> Any:
         if text not in ("true", "false"):
             raise ValueError(text)
         return text == "true"
+    if bare is int and isinstance(number := _exponent(text), int):
+        return number
     return bare(text)
 
 
