@@ -16,12 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pretrain.stream  # noqa: F401  (once, before the forks)
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import RECIPE, TEXT, WORDS, fork, run
 
+import pretrain.data.stream  # noqa: F401  (once, before the forks)
 from prepare_data import verify
 from pretrain.base.errors import BadInput
 from pretrain.data import shards, sources, tokenization
