@@ -1294,7 +1294,8 @@ def finish(
         "samples.txt": "text on the way",
         "checkpoints": "to resume from",
     }.items():
-        report.say(f"{str(run_dir / name) + ('/' if '.' not in name else ''):32} {what}")
+        if (run_dir / name).exists():
+            report.say(f"{str(run_dir / name) + ('/' if '.' not in name else ''):32} {what}")
 
 
 def evaluate(recipe: config.Recipe, corpus: Corpus, run_dir: Path, accelerator: Accelerator) -> int:

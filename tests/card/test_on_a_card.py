@@ -220,7 +220,7 @@ def test_generate_writes_what_it_writes_on_a_cpu(whole):
     flags = ("--model", "runs/whole", "--prompt", "the ", "--max_new_tokens", "12", "--temperature", "0")
     done = run_on(A6000, "generate", *flags)
     assert done.stdout == run("generate.py", *flags).stdout and done.stdout.startswith("the ")
-    assert "write generate.main" in done.card["waits"] and "float32 sampling.sample" in done.card["products"]
+    assert "write generate.print_samples" in done.card["waits"] and "float32 sampling.sample" in done.card["products"]
 
 
 @pytest.mark.skipif(not HAS_EVALUATE, reason="needs the evaluate package")
