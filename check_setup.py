@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.machine import cards, checks, estimate
-from pretrain.machine.checks import Check
+from pretrain.machine import cards, estimate, verdicts
+from pretrain.machine.verdicts import Check
 
 try:
     import yaml
@@ -127,7 +127,7 @@ def show_checks(recipe: config.Recipe, asked: argparse.Namespace) -> int:
         found.append(check)
         if not asked.json:
             print(check, flush=True)
-    counts = {level: sum(check.level == level for check in found) for level in (checks.ERROR, checks.WARNING)}
+    counts = {level: sum(check.level == level for check in found) for level in (verdicts.ERROR, verdicts.WARNING)}
     if asked.json:
         print(json.dumps({"checks": [dataclasses.asdict(check) for check in found], "facts": facts}, indent=1))
     else:
@@ -137,19 +137,19 @@ def show_checks(recipe: config.Recipe, asked: argparse.Namespace) -> int:
 
 def examine(recipe: config.Recipe, asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
     """Yield one verdict after the other, cheap ones first; ``facts`` fills with what was found."""
-    yield checks.python(sys.version_info[:3])
-    pins = checks.read_pins((ROOT / "requirements.txt").read_text(encoding="utf-8"))
+    yield verdicts.python(sys.version_info[:3])
+    pins = verdicts.read_pins((ROOT / "requirements.txt").read_text(encoding="utf-8"))
     installed = {name: package_version(name) for name in pins}
     facts |= {"python": platform.python_version(), "packages": installed}
-    yield from checks.packages(pins, installed)
-    yield checks.system(platform.system(), platform.release())
+    yield from verdicts.packages(pins, installed)
+    yield verdicts.system(platform.system(), platform.release())
     works = all(package_version(name) for name in ("torch", "transformers", "accelerate"))
     try:
         import torch  # noqa: F401
     except Exception as error:  # a library of CUDA's that is not there, a wheel of another processor
         works = False
         if package_version("torch"):
-            yield Check("torch", checks.ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
+            yield Check("torch", verdicts.ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
     if works:
         yield from examine_cards(asked, facts)
     yield from examine_disk(recipe, asked, facts, works)
@@ -165,7 +165,7 @@ def examine_cards(asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
     driver = listed[0]["driver"] if listed else kernel_driver()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     present = bool(listed) or Path("/proc/driver/nvidia").exists()
-    yield checks.build(
+    yield verdicts.build(
         torch.__version__,
         torch.version.cuda,
         usable=count,
@@ -176,39 +176,41 @@ def examine_cards(asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
     )
     listed = [] if hidden else listed
     if torch.version.cuda and present:
-        yield checks.driver(driver, torch.version.cuda)
+        yield verdicts.driver(driver, torch.version.cuda)
     seen = [torch.cuda.get_device_properties(i) for i in range(count)]
     mine = [
         {"name": card.name, "memory_bytes": card.total_memory, "capability": (card.major, card.minor)} for card in seen
     ]
     here = mine or listed
     for card in here:
-        yield checks.card(card["name"], card["memory_bytes"], card["capability"], known=bool(cards.find(card["name"])))
+        yield verdicts.card(
+            card["name"], card["memory_bytes"], card["capability"], known=bool(cards.find(card["name"]))
+        )
     usable = bool(mine) or not (listed or (present and not hidden))
     if torch.version.cuda:  # torch for AMD cards names its kernels otherwise
         for card in {card["name"]: card for card in mine}.values():
-            verdict = checks.architecture(card["name"], card["capability"], torch.cuda.get_arch_list(), driver)
-            usable &= verdict.level == checks.OK
+            verdict = verdicts.architecture(card["name"], card["capability"], torch.cuda.get_arch_list(), driver)
+            usable &= verdict.level == verdicts.OK
             yield verdict
     threads = torch.get_num_threads()
     preset = cards.preset(here[0]["name"] if here else "", len(here))
     if not here and torch.backends.mps.is_available():
         preset = "mps"
     if not here:
-        yield Check("card", checks.OK, f"none: CPU, {threads} threads; make train takes {preset}.yaml")
+        yield Check("card", verdicts.OK, f"none: CPU, {threads} threads; make train takes {preset}.yaml")
     facts |= {"cards": here, "driver": driver, "cuda": torch.version.cuda, "threads": threads}
     facts |= {"preset": preset}
-    yield checks.launch(preset, len(here), asked.recipe)
+    yield verdicts.launch(preset, len(here), asked.recipe)
     if usable:
         yield from examine_trials(mine, preset, asked.quick, facts)
 
 
 def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> Iterator[Check]:
     """Yield verdicts on what was really tried: training steps, attention, TF32, the compiler, the all-reduce."""
-    from pretrain.machine import trials
+    from pretrain.machine import probes
 
     multiprocessing.set_forkserver_preload(
-        ["pretrain.machine.trials", "pretrain.model.model"]
+        ["pretrain.machine.probes", "pretrain.model.model"]
     )  # imported once, for every trial
     device = "cuda" if mine else "cpu"
     modern = bool(mine) and mine[0]["capability"] >= (8, 0)
@@ -216,52 +218,52 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     step = {"make": tiny_model, "vocabulary": TINY["vocab_size"], "length": TINY["sequence_length"], "batch": 4}
     step |= {"device": device}
 
-    def tried(name: str, work, seconds: float, **given) -> trials.Result:
+    def tried(name: str, work, seconds: float, **given) -> probes.Result:
         with trying(name):
-            result = trials.attempt(work, [given], seconds)
+            result = probes.attempt(work, [given], seconds)
         facts[name] = result.value or result.problem
         return result
 
-    def timed(result: trials.Result, name: str, remedy: str) -> Check:
+    def timed(result: probes.Result, name: str, remedy: str) -> Check:
         if result.problem:
-            level = checks.ERROR if mine or result is plain else checks.WARNING  # a CPU trains in fp32
+            level = verdicts.ERROR if mine or result is plain else verdicts.WARNING  # a CPU trains in fp32
             return Check(name, level, f"a training step fails: {result.problem}", remedy)
         taken = result.value["seconds"]
         faster = f", {plain.value['seconds'] / taken:.2f} times as fast as fp32" if result is not plain else ""
-        return Check(name, checks.OK, f"a step of a tiny GPT-2 takes {1000 * taken:.1f} ms on {device}{faster}")
+        return Check(name, verdicts.OK, f"a step of a tiny GPT-2 takes {1000 * taken:.1f} ms on {device}{faster}")
 
-    plain = tried("fp32", trials.training_step, STEP_SECONDS, precision="no", compiled=False, **step)
+    plain = tried("fp32", probes.training_step, STEP_SECONDS, precision="no", compiled=False, **step)
     yield timed(plain, "fp32", "reinstall torch and its driver: nothing trains without this")
     if plain.problem:
         return
-    mixed = tried(half, trials.training_step, STEP_SECONDS, precision=half, compiled=False, **step)
+    mixed = tried(half, probes.training_step, STEP_SECONDS, precision=half, compiled=False, **step)
     yield timed(mixed, half, 'write mixed_precision: "no" in the accelerate YAML')
     if mine:
-        kernels = tried("attention", trials.attention, STEP_SECONDS, device=device, precision=half)
+        kernels = tried("attention", probes.attention, STEP_SECONDS, device=device, precision=half)
         yield attention_verdict(kernels, modern)
     if modern:
-        result = tried("TF32", trials.tf32, STEP_SECONDS, device=device)
+        result = tried("TF32", probes.tf32, STEP_SECONDS, device=device)
         rates = " against ".join(f"{rate / 1e12:.1f}" for rate in reversed(result.value.values()))
         text = f"{rates} TFLOP/s in fp32" if rates else result.problem
-        yield Check("TF32", checks.WARNING if result.problem else checks.OK, text)
+        yield Check("TF32", verdicts.WARNING if result.problem else verdicts.OK, text)
     elif mine:
-        yield Check("TF32", checks.OK, "n/a before Ampere (8.0)")
+        yield Check("TF32", verdicts.OK, "n/a before Ampere (8.0)")
     else:
-        yield Check("attention", checks.OK, "flash attention and TF32: n/a on a CPU")
+        yield Check("attention", verdicts.OK, "flash attention and TF32: n/a on a CPU")
     if quick:
         return
     precision = half if mine else "no"
-    result = tried("compile", trials.training_step, COMPILE_SECONDS, precision=precision, compiled=True, **step)
+    result = tried("compile", probes.training_step, COMPILE_SECONDS, precision=precision, compiled=True, **step)
     faster = (
         f"{plain.value['seconds'] / result.value['seconds']:.2f} times as fast as plain fp32" if result.value else ""
     )
     text = faster and f"compiled in {result.value['first_seconds']:.0f} s, then {faster} (a tiny model gains little)"
-    yield checks.compiled(result.problem, text, on_card="dynamo_config" in read_preset(preset))
+    yield verdicts.compiled(result.problem, text, on_card="dynamo_config" in read_preset(preset))
     backend, processes = ("nccl", len(mine)) if len(mine) > 1 else ("gloo", 2)
     with trying("all-reduce"):
-        result = trials.together(processes, backend, EXCHANGE_SECONDS, megabytes=256 if backend == "nccl" else 64)
+        result = probes.together(processes, backend, EXCHANGE_SECONDS, megabytes=256 if backend == "nccl" else 64)
     facts["all-reduce"] = result.value or result.problem
-    yield checks.all_reduce(result.problem, backend=backend, count=processes, **result.value)
+    yield verdicts.all_reduce(result.problem, backend=backend, count=processes, **result.value)
 
 
 def attention_verdict(result, modern: bool) -> Check:
@@ -271,9 +273,9 @@ def attention_verdict(result, modern: bool) -> Check:
     text = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items()) or result.problem
     text = f"{text}; training takes {taken}" if taken else text
     if taken in seconds and (taken in ("flash", "cudnn") or not modern):
-        return Check("attention", checks.OK, text if modern else f"{text} (flash: n/a before Ampere, 8.0)")
+        return Check("attention", verdicts.OK, text if modern else f"{text} (flash: n/a before Ampere, 8.0)")
     remedy = "training takes a slower kernel, or fails; reinstall torch from requirements.txt"
-    return Check("attention", checks.WARNING, f"neither flash nor cuDNN serves training: {text}", remedy)
+    return Check("attention", verdicts.WARNING, f"neither flash nor cuDNN serves training: {text}", remedy)
 
 
 def tiny_model():
@@ -291,23 +293,25 @@ def examine_disk(recipe: config.Recipe, asked: argparse.Namespace, facts: dict, 
     kept = recipe.save_total_limit or (recipe.max_steps // recipe.save_steps if recipe.save_steps else 0)
     free = shutil.disk_usage(folder).free
     facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
-    yield checks.disk(free, size * (kept + 1), shards, str(folder), recipe.run_name)
+    yield verdicts.disk(free, size * (kept + 1), shards, str(folder), recipe.run_name)
     if works:
         from pretrain.machine import hardware
 
-        yield from checks.mount(hardware.network_mount(folder), str(folder))
+        yield from verdicts.mount(hardware.network_mount(folder), str(folder))
     if asked.quick or free < 2**30 or not works:
         return
-    from pretrain.machine import trials
+    from pretrain.machine import probes
 
     try:
         with trying("disk speed"):
-            speed = trials.write_speed(folder)
+            speed = probes.write_speed(folder)
     except OSError as error:
-        yield Check("disk speed", checks.ERROR, f"{folder} cannot be written: {error.strerror}", "another --output_dir")
+        yield Check(
+            "disk speed", verdicts.ERROR, f"{folder} cannot be written: {error.strerror}", "another --output_dir"
+        )
         return
     facts["disk"]["bytes_per_second"] = speed
-    yield checks.disk_speed(speed, size)
+    yield verdicts.disk_speed(speed, size)
 
 
 def shard_bytes(recipe: config.Recipe) -> float:
@@ -329,25 +333,25 @@ def examine_network(recipe: config.Recipe, works: bool) -> Iterator[Check]:
         wanted[f"data set {name}"] = (f"{hub}/api/datasets/{name}", remedy)
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         wanted = {}
-        yield Check("hub", checks.OK, "HF_HUB_OFFLINE is set: not asked")
+        yield Check("hub", verdicts.OK, "HF_HUB_OFFLINE is set: not asked")
     if package_version("wandb") and os.environ.get("WANDB_MODE", "online") == "online":
         url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
         wanted["wandb"] = (url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here")
     if works:
-        from pretrain.machine import trials
+        from pretrain.machine import probes
 
         with trying("network"):
-            problems = trials.reach([url for url, _ in wanted.values()], NETWORK_SECONDS)
+            problems = probes.reach([url for url, _ in wanted.values()], NETWORK_SECONDS)
         for name, (url, remedy) in wanted.items():
             if name.startswith("data set") and problems[hub] and not problems[hub].startswith("HTTP 4"):
                 continue  # said once
             # A refusal of its front page is an answer; of a data set's page it is not.
             there = problems[url].startswith("HTTP 4") and name in ("hub", "wandb")
-            yield checks.reachable(name, url, "" if there else problems[url], remedy)
+            yield verdicts.reachable(name, url, "" if there else problems[url], remedy)
     if package_version("huggingface_hub"):
         from huggingface_hub import get_token
 
-        yield checks.login(get_token() is not None)
+        yield verdicts.login(get_token() is not None)
 
 
 @contextlib.contextmanager
@@ -378,7 +382,7 @@ def nvidia_smi() -> list[dict]:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return checks.read_nvidia_smi(done.stdout) if done.returncode == 0 else []
+    return verdicts.read_nvidia_smi(done.stdout) if done.returncode == 0 else []
 
 
 def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
@@ -631,7 +635,7 @@ def warm_up(seconds: int) -> int:
     """Multiply matrices on every card for ``seconds``; say every 5 s what each reaches. 1 where there is no card."""
     import torch
 
-    from pretrain.machine import trials
+    from pretrain.machine import probes
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
@@ -640,7 +644,7 @@ def warm_up(seconds: int) -> int:
     old = any(torch.cuda.get_device_capability(i) < (8, 0) for i in range(count))
     precision, passed = "fp16" if old else "bf16", 0.0
     print(f"{count} cards, {seconds} s of {precision} matrix products of 8,192 x 8,192; Ctrl-C ends it")
-    for readings in trials.load([f"cuda:{i}" for i in range(count)], seconds, precision):
+    for readings in probes.load([f"cuda:{i}" for i in range(count)], seconds, precision):
         passed += 5
         for i, (device, reading) in enumerate(readings.items()):
             name = torch.cuda.get_device_name(i)

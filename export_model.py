@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from pretrain.base import files
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.data import shards, sources, tokenization, windows
-from pretrain.evaluation import evaluation, likelihood
+from pretrain.evaluation import likelihood, validation
 from pretrain.model import compression, export
 from pretrain.model import model as models
 from pretrain.recipe import config
@@ -317,7 +317,7 @@ def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
         rank=0,
         num_processes=1,
     )
-    return evaluation.validation_loss(
+    return validation.validation_loss(
         LogitsLoss(model), batches, device=model.device, reduce_sum=lambda tensor: tensor, bytes_per_token=None
     )
 

@@ -41,17 +41,17 @@ from pretrain.base.redaction import redact
 from pretrain.base.stopping import StopRequest, end_with_launcher, peers
 from pretrain.data import shards, sources, tokenization, windows
 from pretrain.data.reader import Reader, Supply
-from pretrain.evaluation import evaluation, hellaswag, likelihood, sampling
-from pretrain.hub import card, hub
-from pretrain.machine import cards, checks, estimate, hardware, rehearsal
-from pretrain.machine.horizon import Horizon
+from pretrain.evaluation import hellaswag, likelihood, sampling, validation
+from pretrain.hub import hub, model_card
+from pretrain.machine import cards, estimate, fit, hardware, verdicts
 from pretrain.machine.sharding import WholeModel
+from pretrain.machine.time_budget import Horizon
 from pretrain.model import export
 from pretrain.model import model as models
 from pretrain.model.loss import NextTokenLoss
 from pretrain.optim import muon, optim
-from pretrain.run import checkpoint, plots, trackers
-from pretrain.run.profiling import Profile
+from pretrain.run import checkpoint, curves, trackers
+from pretrain.run.profile import Profile
 from pretrain.run.report import Meter, Report, due, duration, read_metrics
 
 BAD_UPDATES_IN_A_ROW = 3
@@ -484,8 +484,8 @@ class Publisher:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
         if self._draws and time.monotonic() - self._drawn >= at_least:
             rows = read_metrics(self.run_dir / "metrics.jsonl")
-            published = card.published(config.public(self.recipe), hellaswag.PUBLISHED)
-            plots.draw_curves(rows, self.run_dir / "curves.png", self.recipe.run_name, published=published)
+            published = model_card.published(config.public(self.recipe), hellaswag.PUBLISHED)
+            curves.draw_curves(rows, self.run_dir / "curves.png", self.recipe.run_name, published=published)
             self._drawn = time.monotonic()
 
     def saved(self, path: Path) -> None:
@@ -515,7 +515,7 @@ class Publisher:
             self.corpus.say(f"hub      all pushes are in {self.repo_id}")
 
     def _card(self, step: int) -> str:
-        return card.model_card(
+        return model_card.model_card(
             repo_id=self.repo_id,
             step=step,
             rows=read_metrics(self.run_dir / "metrics.jsonl"),
@@ -598,8 +598,8 @@ def refuse_foreign_run(recipe: config.Recipe, run_dir: Path) -> None:
 def refuse_missing_kernels(device: hardware.Device) -> None:
     """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
     if device.kind == "cuda":
-        verdict = checks.architecture(device.name, device.capability, torch.cuda.get_arch_list())
-        if verdict.level == checks.ERROR:
+        verdict = verdicts.architecture(device.name, device.capability, torch.cuda.get_arch_list())
+        if verdict.level == verdicts.ERROR:
             raise BadInput(f"{verdict.text}; {verdict.remedy}")
 
 
@@ -653,7 +653,7 @@ def check_hub(recipe: config.Recipe, run_dir: Path) -> str | None:
         recipe.hub_model_id or recipe.run_name,
         private=recipe.hub_private_repo,
         fresh=fresh,
-        card=card.metadata(config.public(recipe)),
+        card=model_card.metadata(config.public(recipe)),
     )
     for note in notes:
         print(f"hub      {note}", file=sys.stderr)
@@ -819,7 +819,7 @@ def fit_micro_batch(
             accelerator.is_fsdp2
         ):  # where its forward pass is an exchange: one process's failure would leave the rest waiting
             return plan
-        failed = rehearsal.runs_out_of_memory(
+        failed = fit.runs_out_of_memory(
             forward_and_backward,
             model.parameters(),
             micro_batch=plan.per_device_train_batch_size,
@@ -1101,7 +1101,7 @@ def validation_loss(
         num_processes=plan.num_processes,
     )
     with hardware.autocast(accelerator):
-        return evaluation.validation_loss(
+        return validation.validation_loss(
             loss_of(recipe, corpus, model),
             batches,
             device=accelerator.device,

@@ -22,7 +22,7 @@ import time
 
 import torch
 
-from pretrain.evaluation import evaluation
+from pretrain.evaluation import validation
 from pretrain.machine import estimate, hardware
 from pretrain.model import model as models
 from pretrain.model.loss import NextTokenLoss
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     ids_BT = torch.randint(0, asked.vocab_size, (4, 1024))
     batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // 4096)
     how = {"device": place, "reduce_sum": lambda tensor: tensor, "bytes_per_token": None}
-    looking = [timed(lambda: evaluation.validation_loss(NextTokenLoss(model), batches, **how)) for _ in range(3)]
+    looking = [timed(lambda: validation.validation_loss(NextTokenLoss(model), batches, **how)) for _ in range(3)]
     found = {
         "validation_tokens": asked.eval_tokens,
         "validation_seconds": looking,

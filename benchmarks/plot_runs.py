@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.run import plots
+from pretrain.run import curves
 from pretrain.run.report import read_metrics
 
 
@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its metrics.jsonl")
-    parser.add_argument("--x", choices=plots.AXES, default="tokens")
-    parser.add_argument("--score", choices=plots.SCORES, default="acc_norm", help="which of HellaSwag's")
+    parser.add_argument("--x", choices=curves.AXES, default="tokens")
+    parser.add_argument("--score", choices=curves.SCORES, default="acc_norm", help="which of HellaSwag's")
     parser.add_argument("--labels", nargs="+", help="one for each run; default: the folders' names")
     parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="PNG")
     asked = parser.parse_args(argv)
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     paths = [find_metrics(name) for name in asked.runs]
     labels = name_runs(paths, asked.labels)
     runs = {label: read_metrics(path) for label, path in zip(labels, paths, strict=True)}
-    if not plots.draw_runs(runs, asked.out, x=asked.x, score=asked.score):
+    if not curves.draw_runs(runs, asked.out, x=asked.x, score=asked.score):
         raise BadInput(f"{', '.join(map(str, paths))}: no row with a loss or a score yet")
     print(asked.out)
     return 0

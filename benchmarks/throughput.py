@@ -67,7 +67,7 @@ from benchmarks.side_by_side import (
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.base.stopping import StopRequest
 from pretrain.machine import cards, estimate, hardware
-from pretrain.machine.horizon import Horizon
+from pretrain.machine.time_budget import Horizon
 from pretrain.optim import optim
 from pretrain.recipe import config
 from pretrain.run.report import Meter, Report

@@ -18,7 +18,7 @@ import yaml
 from conftest import ROOT, fork
 
 import check_setup
-from pretrain.machine import cards, trials
+from pretrain.machine import cards, probes
 from pretrain.model import model as models
 from pretrain.recipe import config
 
@@ -139,19 +139,19 @@ def simulated(monkeypatch, mine: list[dict], preset: str, failing: str = "") -> 
     def attempt(work, arguments, seconds):
         name = f"{work.__name__} {arguments[0].get('compiled', '')}".strip()
         if name == failing:
-            return trials.Result({}, f"no answer in {seconds} s")
+            return probes.Result({}, f"no answer in {seconds} s")
         step = {"first_seconds": 30.0, "seconds": 0.01, "loss": 1.0}
         kernels = {"cudnn": 1e-3, "math": 4e-3, "training": "cudnn" if mine[0]["capability"] > (8, 0) else "math"}
         values = {"attention": kernels, "tf32": {"fp32": 1e13, "tf32": 4e13}}
-        return trials.Result(values.get(name, step))
+        return probes.Result(values.get(name, step))
 
     def together(count, backend, seconds, megabytes):
         if failing == "all_reduce":
-            return trials.Result({}, f"no answer in {seconds} s")
-        return trials.Result({"bytes_per_second": 1e10})
+            return probes.Result({}, f"no answer in {seconds} s")
+        return probes.Result({"bytes_per_second": 1e10})
 
-    monkeypatch.setattr(trials, "attempt", attempt)
-    monkeypatch.setattr(trials, "together", together)
+    monkeypatch.setattr(probes, "attempt", attempt)
+    monkeypatch.setattr(probes, "together", together)
     return {check.name: check for check in check_setup.examine_trials(mine, preset, False, {})}
 
 
@@ -168,11 +168,11 @@ def test_every_trial_of_cards_has_its_line(monkeypatch):
 
 def test_a_modern_card_whose_training_takes_a_slow_kernel_is_warned_of():
     slow = {"flash": 1e-3, "efficient": 2e-3, "training": "efficient"}
-    found = check_setup.attention_verdict(trials.Result(slow), modern=True)
+    found = check_setup.attention_verdict(probes.Result(slow), modern=True)
     assert found.level == "warning" and "training takes efficient" in found.text
-    assert check_setup.attention_verdict(trials.Result(slow), modern=False).level == "ok"
+    assert check_setup.attention_verdict(probes.Result(slow), modern=False).level == "ok"
     chosen_and_broken = {"flash": 1e-3, "training": "cudnn"}  # it is chosen, and does not run
-    assert check_setup.attention_verdict(trials.Result(chosen_and_broken), modern=True).level == "warning"
+    assert check_setup.attention_verdict(probes.Result(chosen_and_broken), modern=True).level == "warning"
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_a_load_needs_a_card_and_tells_what_each_reaches(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: ("NVIDIA RTX A6000", "NVIDIA X")[i])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (8, 6))
     read = {"flops_per_second": 77.4e12, "watts": 299.6, "celsius": None}
-    monkeypatch.setattr(trials, "load", lambda devices, seconds, precision: iter([dict.fromkeys(devices, read)]))
+    monkeypatch.setattr(probes, "load", lambda devices, seconds, precision: iter([dict.fromkeys(devices, read)]))
     out, _ = called(capsys, "--warm_up_seconds", "5")
     assert "cuda:0 NVIDIA RTX A6000: 77.4 TFLOP/s (50% of its peak), 300 W" in out
     assert "cuda:1 NVIDIA X: 77.4 TFLOP/s (peak not known), 300 W" in out

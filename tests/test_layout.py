@@ -93,7 +93,9 @@ def names_at_import(node):
     return [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
 
 
-@pytest.mark.parametrize("name", ["recipe/config", "machine/estimate", "machine/checks", "data/sources", "data/shards"])
+@pytest.mark.parametrize(
+    "name", ["recipe/config", "machine/estimate", "machine/verdicts", "data/sources", "data/shards"]
+)
 def test_what_is_asked_before_training_needs_no_torch(name):
     assert not needed(name) & {"torch", "transformers", "accelerate"}
 

@@ -21,7 +21,7 @@ import torch
 from ledger_child import after, die
 from pretend_cuda import Card, Machine, pretend
 
-from pretrain.machine import trials
+from pretrain.machine import probes
 from pretrain.model import loss
 from pretrain.optim import optim
 
@@ -55,12 +55,12 @@ def main(argv: list[str] | None = None) -> int:
 def shrink_trials() -> None:
     """Let the set-up check's trials be small, and forks of this process, which have the card too."""
     fork = multiprocessing.get_context("fork")
-    trials.multiprocessing.get_context = lambda method: fork
+    probes.multiprocessing.get_context = lambda method: fork
     sizes = {"attention": {"length": 32}, "tf32": {"size": 32}, "load": {"size": 32, "interval": 0.2}}
     sizes |= {"together": {"megabytes": 1}, "write_speed": {"megabytes": 8}}
     for name, size in sizes.items():
-        real = getattr(trials, name)
-        setattr(trials, name, lambda *args, real=real, size=size, **given: real(*args, **given | size))
+        real = getattr(probes, name)
+        setattr(probes, name, lambda *args, real=real, size=size, **given: real(*args, **given | size))
 
 
 def known(machine: Machine, updates: list[Counter]) -> dict:

@@ -22,7 +22,7 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
-        "pretrain/evaluation/evaluation.py",
+        "pretrain/evaluation/validation.py",
         "torch.as_tensor(bytes_per_token, device=device)",
         "torch.as_tensor(bytes_per_token)",
         "wrong side: a table on the CPU is indexed by targets on the card",
@@ -95,13 +95,13 @@ MUTANTS = [
         "a T4 says that it has bf16, and emulates it",
     ),
     Mutant(
-        "pretrain/machine/rehearsal.py",
+        "pretrain/machine/fit.py",
         "failed = is_out_of_memory(error)",
         "failed = isinstance(error, torch.OutOfMemoryError)",
         "cuBLAS's lack of memory ends the run",
     ),
     Mutant(
-        "pretrain/machine/rehearsal.py",
+        "pretrain/machine/fit.py",
         "torch.cuda.reset_peak_memory_stats(device)",
         "torch.cuda.reset_peak_memory_stats(device, 0)",
         "an argument that torch.cuda has not",
@@ -119,7 +119,7 @@ MUTANTS = [
         "wrong side: the vocabulary's ids in the loss by parts",
     ),
     Mutant(
-        "pretrain/machine/trials.py",
+        "pretrain/machine/probes.py",
         "torch.cuda.synchronize(device)",
         "pass",
         "missing sync: what is timed is not done",

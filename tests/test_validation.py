@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.evaluation.evaluation import validation_loss
+from pretrain.evaluation.validation import validation_loss
 
 CPU = torch.device("cpu")
 

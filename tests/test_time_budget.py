@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.machine.horizon import MEASURING, SETTLING, Horizon
+from pretrain.machine.time_budget import MEASURING, SETTLING, Horizon
 
 FIRST = SETTLING + MEASURING
 

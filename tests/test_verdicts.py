@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from conftest import ROOT
 
-from pretrain.machine import cards, checks
+from pretrain.machine import cards, verdicts
 
 # What the wheels hold (torch.cuda.get_arch_list()), as far as these tests need it.
 CU126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()  # noqa: SIM905
@@ -15,22 +15,22 @@ HERE = {"usable": 0, "present": True}
 
 
 def test_a_check_is_one_line_with_its_remedy_and_cannot_be_changed():
-    check = checks.Check("disk", checks.WARNING, "is slow", "buy another")
+    check = verdicts.Check("disk", verdicts.WARNING, "is slow", "buy another")
     assert str(check) == "warning  disk: is slow. Remedy: buy another"
-    assert str(checks.Check("disk", checks.OK, "is fast")) == "ok       disk: is fast"
+    assert str(verdicts.Check("disk", verdicts.OK, "is fast")) == "ok       disk: is fast"
     with pytest.raises(dataclasses.FrozenInstanceError):
-        check.level = checks.OK
+        check.level = verdicts.OK
 
 
 def test_pins_are_read_from_our_own_requirements():
-    pins = checks.read_pins((ROOT / "requirements.txt").read_text())
+    pins = verdicts.read_pins((ROOT / "requirements.txt").read_text())
     assert pins["torch"].count(".") == 2 and {"transformers", "accelerate", "PyYAML", "aiohttp"} <= pins.keys()
-    assert checks.read_pins("# x==1\na[extra]==1.2  # why\nb>=3\n") == {"a": "1.2"}
+    assert verdicts.read_pins("# x==1\na[extra]==1.2  # why\nb>=3\n") == {"a": "1.2"}
 
 
 def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one_is_not():
     pins = {"torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0", "nvidia-ml-py": "13.0", "tqdm": "4.0"}
-    found = checks.packages(pins, {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None})
+    found = verdicts.packages(pins, {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None})
     levels = {check.name: check.level for check in found}
     assert levels == {
         "packages": "ok",
@@ -45,43 +45,43 @@ def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one
 
 
 def test_an_old_python_is_an_error():
-    assert checks.python((3, 10, 12)).level == "error" and checks.python((3, 11, 0)).level == "ok"
+    assert verdicts.python((3, 10, 12)).level == "error" and verdicts.python((3, 11, 0)).level == "ok"
 
 
 def test_systems():
-    assert checks.system("Linux", "6.8.0-generic") == checks.Check("system", "ok", "Linux 6.8.0-generic")
-    wsl, mac = checks.system("Linux", "5.15.90.1-microsoft-standard-WSL2"), checks.system("Darwin", "24.0")
+    assert verdicts.system("Linux", "6.8.0-generic") == verdicts.Check("system", "ok", "Linux 6.8.0-generic")
+    wsl, mac = verdicts.system("Linux", "5.15.90.1-microsoft-standard-WSL2"), verdicts.system("Darwin", "24.0")
     assert wsl.level == mac.level == "ok" and "WSL" in wsl.text and "mps.yaml" in mac.text
-    windows = checks.system("Windows", "11")
+    windows = verdicts.system("Windows", "11")
     assert windows.level == "error" and "WSL 2" in windows.remedy
 
 
 def test_the_drivers_list_is_read_and_noise_is_not():
     text = "NVIDIA GeForce RTX 4090, 550.54.14, 24564 MiB, 8.9\nNVIDIA GB10, 580.95, [N/A], 12.1\n\nfailed\n"
-    first, second = checks.read_nvidia_smi(text)
+    first, second = verdicts.read_nvidia_smi(text)
     assert first["name"] == "NVIDIA GeForce RTX 4090" and first["driver"] == "550.54.14"
     assert first["memory_bytes"] == 24564 * 2**20 and first["capability"] == (8, 9)
     assert second["memory_bytes"] is None and second["capability"] == (12, 1)
 
 
 def test_a_cpu_build_beside_a_card_is_an_error_with_the_wheel_to_install():
-    bad = checks.build("2.13.0+cpu", None, capability=(8, 9), driver="580.95.05", **HERE)
+    bad = verdicts.build("2.13.0+cpu", None, capability=(8, 9), driver="580.95.05", **HERE)
     assert bad.level == "error" and "CPU build" in bad.text
     assert (
         "pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130" in bad.remedy
     )
-    assert "whl/cu126" in checks.build("2.13.0+cpu", None, capability=(8, 9), driver="550.54.14", **HERE).remedy
-    assert "whl/cu126" in checks.build("2.13.0+cpu", None, capability=(7, 0), driver="580.95.05", **HERE).remedy
-    assert "--index-url" in checks.build("2.13.0+cpu", None, **HERE).remedy  # nvidia-smi is silent
-    assert checks.build("2.13.0+cpu", None, usable=0, present=False).level == "ok"
-    assert checks.build("2.13.0+cpu", None, hidden=True, **HERE).level == "ok"
+    assert "whl/cu126" in verdicts.build("2.13.0+cpu", None, capability=(8, 9), driver="550.54.14", **HERE).remedy
+    assert "whl/cu126" in verdicts.build("2.13.0+cpu", None, capability=(7, 0), driver="580.95.05", **HERE).remedy
+    assert "--index-url" in verdicts.build("2.13.0+cpu", None, **HERE).remedy  # nvidia-smi is silent
+    assert verdicts.build("2.13.0+cpu", None, usable=0, present=False).level == "ok"
+    assert verdicts.build("2.13.0+cpu", None, hidden=True, **HERE).level == "ok"
 
 
 def test_a_cuda_build_that_finds_no_card_on_a_machine_with_one_is_an_error_unless_they_are_hidden():
-    assert checks.build("2.13.0", "13.0", **HERE).level == "error"
-    hidden = checks.build("2.13.0", "13.0", hidden=True, **HERE)
+    assert verdicts.build("2.13.0", "13.0", **HERE).level == "error"
+    hidden = verdicts.build("2.13.0", "13.0", hidden=True, **HERE)
     assert hidden.level == "ok" and "CUDA_VISIBLE_DEVICES" in hidden.text
-    assert checks.build("2.13.0", "13.0", usable=2, present=True).level == "ok"
+    assert verdicts.build("2.13.0", "13.0", usable=2, present=True).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -100,23 +100,23 @@ def test_a_cuda_build_that_finds_no_card_on_a_machine_with_one_is_an_error_unles
     ],
 )
 def test_a_driver_older_than_torchs_cuda_is_an_error(version, cuda, level):
-    assert checks.driver(version, cuda).level == level
+    assert verdicts.driver(version, cuda).level == level
 
 
 def test_an_old_driver_may_take_an_older_cuda_where_it_can():
-    fixable = checks.driver("550.54.14", "13.0").remedy
+    fixable = verdicts.driver("550.54.14", "13.0").remedy
     assert "driver 580.65.06 or newer" in fixable and "whl/cu126" in fixable
-    assert "whl" not in checks.driver("470.82.01", "13.0").remedy
+    assert "whl" not in verdicts.driver("470.82.01", "13.0").remedy
 
 
 @pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
 def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_we_name(card):
     own = f"sm_{card.capability[0]}{card.capability[1]}"
-    assert checks.architecture(card.name, card.capability, [own]).level == "ok"
+    assert verdicts.architecture(card.name, card.capability, [own]).level == "ok"
     wheels = {"cu126": CU126, "cu128": CU128, "cu130": CU130}
     for driver in ("550.54.14", "580.95.05", None):
-        name = checks.wheel_index(card.capability, driver).rpartition("/")[2]
-        assert checks.architecture(card.name, card.capability, wheels[name]).level == "ok"
+        name = verdicts.wheel_index(card.capability, driver).rpartition("/")[2]
+        assert verdicts.architecture(card.name, card.capability, wheels[name]).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_
     ],
 )
 def test_kernels_serve_later_minors_of_their_major_and_ptx_anything_newer(capability, arch_list, good):
-    assert checks.served(capability, arch_list) is good
+    assert verdicts.served(capability, arch_list) is good
 
 
 @pytest.mark.parametrize(
@@ -151,53 +151,53 @@ def test_kernels_serve_later_minors_of_their_major_and_ptx_anything_newer(capabi
     ],
 )
 def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it(capability, arch_list, driver, wheel):
-    verdict = checks.architecture("a card", capability, arch_list, driver)
+    verdict = verdicts.architecture("a card", capability, arch_list, driver)
     assert verdict.level == "error" and wheel in verdict.remedy
 
 
 def test_an_unknown_card_trains_without_mfu():
-    known = checks.card("NVIDIA RTX A6000", 48 * 2**30, (8, 6), known=True)
+    known = verdicts.card("NVIDIA RTX A6000", 48 * 2**30, (8, 6), known=True)
     assert known.level == "ok" and known.text == "NVIDIA RTX A6000, 48.0 GiB, compute capability 8.6"
-    unknown = checks.card("NVIDIA X", None, None, known=False)
+    unknown = verdicts.card("NVIDIA X", None, None, known=False)
     assert unknown.level == "warning" and "MFU will be n/a" in unknown.text
 
 
 def test_the_launch_line_adds_processes_only_where_the_yaml_has_too_few():
-    assert checks.launch("rtx4090_x2", 2).text.endswith("/rtx4090_x2.yaml train.py")
-    assert checks.launch("rtx4090", 3).text.endswith("/rtx4090.yaml --multi_gpu --num_processes 3 train.py")
-    assert checks.launch("cpu", 0).text.endswith("/cpu.yaml train.py")
+    assert verdicts.launch("rtx4090_x2", 2).text.endswith("/rtx4090_x2.yaml train.py")
+    assert verdicts.launch("rtx4090", 3).text.endswith("/rtx4090.yaml --multi_gpu --num_processes 3 train.py")
+    assert verdicts.launch("cpu", 0).text.endswith("/cpu.yaml train.py")
 
 
 def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
     free = {30e9: "ok", 20e9: "warning", 4e9: "error"}
     for size, level in free.items():
-        check = checks.disk(int(size), 4.5e9, 20e9, "/d", "gpt2")
+        check = verdicts.disk(int(size), 4.5e9, 20e9, "/d", "gpt2")
         assert check.level == level and bool(check.remedy) == (level != "ok") and "24.5 GB" in check.text
-    assert checks.disk_speed(2e9, 1.5e9).level == "ok" and checks.disk_speed(20e6, 1.5e9).level == "warning"
-    assert "75.0 s a checkpoint" in checks.disk_speed(20e6, 1.5e9).text
-    assert checks.mount("nfs4", "/d")[0].level == "warning" and checks.mount(None, "/d") == []
+    assert verdicts.disk_speed(2e9, 1.5e9).level == "ok" and verdicts.disk_speed(20e6, 1.5e9).level == "warning"
+    assert "75.0 s a checkpoint" in verdicts.disk_speed(20e6, 1.5e9).text
+    assert verdicts.mount("nfs4", "/d")[0].level == "warning" and verdicts.mount(None, "/d") == []
 
 
 def test_what_cannot_be_reached_is_a_warning():
-    assert checks.reachable("hub", "http://x", "", "r").level == "ok"
-    assert checks.reachable("hub", "http://x", "timed out", "r") == checks.Check(
+    assert verdicts.reachable("hub", "http://x", "", "r").level == "ok"
+    assert verdicts.reachable("hub", "http://x", "timed out", "r") == verdicts.Check(
         "hub", "warning", "http://x: timed out", "r"
     )
-    assert checks.login(True).level == checks.login(False).level == "ok"
+    assert verdicts.login(True).level == verdicts.login(False).level == "ok"
 
 
 def test_a_compiler_that_fails_is_an_error_only_where_the_preset_compiles():
     missing = "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"
-    assert checks.compiled("", "fine", on_card=True) == checks.Check("compile", "ok", "fine")
-    cpu, card = (checks.compiled(missing, "", on_card=on_card) for on_card in (False, True))
+    assert verdicts.compiled("", "fine", on_card=True) == verdicts.Check("compile", "ok", "fine")
+    cpu, card = (verdicts.compiled(missing, "", on_card=on_card) for on_card in (False, True))
     assert cpu.level == "warning" and card.level == "error" and "g++" in cpu.remedy and "conservative" in card.remedy
-    assert "python3-dev" in checks.compiled("fatal error: Python.h: No such file", "", on_card=True).remedy
-    assert "g++" not in checks.compiled("no answer in 300 s", "", on_card=True).remedy
+    assert "python3-dev" in verdicts.compiled("fatal error: Python.h: No such file", "", on_card=True).remedy
+    assert "g++" not in verdicts.compiled("no answer in 300 s", "", on_card=True).remedy
 
 
 def test_an_all_reduce_that_hangs_between_cards_is_an_error_with_nccls_remedies():
-    good = checks.all_reduce("", backend="nccl", count=8, bytes_per_second=300e9)
+    good = verdicts.all_reduce("", backend="nccl", count=8, bytes_per_second=300e9)
     assert good.level == "ok" and "300.00 GB/s" in good.text
-    hang = checks.all_reduce("no answer in 120 s", backend="nccl", count=8)
+    hang = verdicts.all_reduce("no answer in 120 s", backend="nccl", count=8)
     assert hang.level == "error" and "NCCL_P2P_DISABLE=1" in hang.remedy and "NCCL_DEBUG=INFO" in hang.remedy
-    assert checks.all_reduce("no answer", backend="gloo", count=2).level == "warning"
+    assert verdicts.all_reduce("no answer", backend="gloo", count=2).level == "warning"

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import check_setup
-from pretrain.machine import trials
+from pretrain.machine import probes
 
-multiprocessing.set_forkserver_preload(["pretrain.machine.trials", "pretrain.model.model", "check_setup", "pytest"])
+multiprocessing.set_forkserver_preload(["pretrain.machine.probes", "pretrain.model.model", "check_setup", "pytest"])
 STEP = {"make": check_setup.tiny_model, "vocabulary": 512, "batch": 2, "length": 16, "device": "cpu"}
 
 
@@ -76,7 +76,7 @@ def without_compiler(**given) -> dict:
     import torch._inductor.config
 
     torch._inductor.config.cpp.cxx = (None, "no-such-g++")
-    return trials.training_step(**given)
+    return probes.training_step(**given)
 
 
 def answer(number: int) -> dict:
@@ -84,13 +84,13 @@ def answer(number: int) -> dict:
 
 
 def test_work_is_done_in_another_process_and_the_first_ones_answer_is_returned():
-    assert trials.attempt(answer, [{"number": 7}, {"number": 8}], 60) == trials.Result({"number": 7})
+    assert probes.attempt(answer, [{"number": 7}, {"number": 8}], 60) == probes.Result({"number": 7})
 
 
 def test_a_hang_is_a_result_within_its_time_and_leaves_no_process(tmp_path):
     start = time.monotonic()
-    result = trials.attempt(hang_with_a_child, [{"note": str(tmp_path / "pid")}], 3)
-    assert result == trials.Result({}, "no answer in 3 s") and time.monotonic() - start < 10
+    result = probes.attempt(hang_with_a_child, [{"note": str(tmp_path / "pid")}], 3)
+    assert result == probes.Result({}, "no answer in 3 s") and time.monotonic() - start < 10
     pid = int((tmp_path / "pid").read_text())
     for _ in range(50):
         if not os.path.exists(f"/proc/{pid}") or " Z " in open(f"/proc/{pid}/stat").read():
@@ -100,50 +100,50 @@ def test_a_hang_is_a_result_within_its_time_and_leaves_no_process(tmp_path):
 
 
 def test_a_crash_an_exit_and_an_exception_are_results():
-    assert "SIGSEGV" in trials.attempt(crash, [{}], 60).problem
-    assert trials.attempt(one_dies, [{"rank": 1}, {"rank": 0}], 60).problem.endswith("exit status 3: the last words")
-    assert trials.attempt(refuse, [{}], 60).problem == "ValueError: no, because"
+    assert "SIGSEGV" in probes.attempt(crash, [{}], 60).problem
+    assert probes.attempt(one_dies, [{"rank": 1}, {"rank": 0}], 60).problem.endswith("exit status 3: the last words")
+    assert probes.attempt(refuse, [{}], 60).problem == "ValueError: no, because"
 
 
 def test_two_processes_sum_over_gloo_and_tell_their_bandwidth():
-    result = trials.together(2, "gloo", 60, megabytes=4)
+    result = probes.together(2, "gloo", 60, megabytes=4)
     assert not result.problem and result.value["bytes_per_second"] > 1e6
 
 
 def test_a_sum_that_waits_for_nobody_fails_within_its_time(tmp_path):
     given = {"rank": 0, "count": 2, "backend": "gloo", "meeting": str(tmp_path / "nobody-comes")}
-    assert trials.attempt(trials.all_reduce, [given], 2).problem == "no answer in 2 s"
+    assert probes.attempt(probes.all_reduce, [given], 2).problem == "no answer in 2 s"
 
 
 def test_a_real_step_of_gpt2_trains_in_fp32():
-    result = trials.attempt(trials.training_step, [STEP | {"precision": "no", "compiled": False}], 120)
+    result = probes.attempt(probes.training_step, [STEP | {"precision": "no", "compiled": False}], 120)
     assert not result.problem and 0 < result.value["seconds"] <= result.value["first_seconds"]
     assert 0 < result.value["loss"] < 7
 
 
 def test_steps_run_in_half_precision_and_what_is_not_finite_is_said():
     half = SMALL | {"make": Bigram, "precision": "bf16", "compiled": False, "steps": 2}
-    assert 0 < trials.attempt(trials.training_step, [half], 60).value["loss"] < 5
+    assert 0 < probes.attempt(probes.training_step, [half], 60).value["loss"] < 5
     broken = SMALL | {"make": Broken, "compiled": False}
-    assert trials.attempt(trials.training_step, [broken], 60).problem.endswith("not finite")
+    assert probes.attempt(probes.training_step, [broken], 60).problem.endswith("not finite")
 
 
 @pytest.mark.slow
 def test_a_compiled_step_is_really_compiled(tmp_path):
-    result = trials.attempt(trials.training_step, [STEP | {"precision": "no", "compiled": True}], 300)
+    result = probes.attempt(probes.training_step, [STEP | {"precision": "no", "compiled": True}], 300)
     assert not result.problem and result.value["first_seconds"] > 10 * result.value["seconds"]
 
 
 @pytest.mark.slow
 def test_without_a_compiler_the_compiled_step_fails_with_the_compilers_name():
-    result = trials.attempt(without_compiler, [SMALL | {"make": Bigram, "compiled": True}], 120)
+    result = probes.attempt(without_compiler, [SMALL | {"make": Bigram, "compiled": True}], 120)
     assert "no-such-g++" in result.problem and "compiler" in result.problem.lower()
 
 
 def test_a_disk_is_written_and_left_as_it_was(tmp_path):
-    assert trials.write_speed(tmp_path, 16) > 1e5 and not list(tmp_path.iterdir())
+    assert probes.write_speed(tmp_path, 16) > 1e5 and not list(tmp_path.iterdir())
     with pytest.raises(OSError):
-        trials.write_speed(tmp_path / "none", 8)
+        probes.write_speed(tmp_path / "none", 8)
 
 
 def test_addresses_answer_refuse_hang_or_are_not_there():
@@ -162,7 +162,7 @@ def test_addresses_answer_refuse_hang_or_are_not_there():
     try:
         url = f"http://127.0.0.1:{server.server_port}"
         dead, wrong = "http://127.0.0.1:9", "nonsense"
-        found = trials.reach([url, f"{url}/none", f"{url}/slow", dead, wrong], 0.5)
+        found = probes.reach([url, f"{url}/none", f"{url}/slow", dead, wrong], 0.5)
     finally:
         server.shutdown()
         server.server_close()
@@ -172,17 +172,17 @@ def test_addresses_answer_refuse_hang_or_are_not_there():
 
 def test_a_load_is_bounded_and_tells_its_rate():
     start = time.monotonic()
-    readings = list(trials.load(["cpu"], 0.5, "bf16", size=64, interval=0.2))
+    readings = list(probes.load(["cpu"], 0.5, "bf16", size=64, interval=0.2))
     assert time.monotonic() - start < 5 and len(readings) == 3
     assert readings[-1]["cpu"]["flops_per_second"] > 0 and readings[-1]["cpu"]["watts"] is None
     with pytest.raises(RuntimeError):
-        list(trials.load(["nothing"], 2, "bf16", size=64, interval=0.2))
+        list(probes.load(["nothing"], 2, "bf16", size=64, interval=0.2))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no card")
 def test_a_card_attends_and_multiplies():
     precision = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp16"
-    result = trials.attempt(trials.attention, [{"device": "cuda", "precision": precision}], 120)
+    result = probes.attempt(probes.attention, [{"device": "cuda", "precision": precision}], 120)
     assert not result.problem and "math" in result.value and result.value["training"] in result.value
-    assert list(trials.load(["cuda:0"], 3, precision, interval=1.0))[-1]["cuda:0"]["flops_per_second"] > 1e12
+    assert list(probes.load(["cuda:0"], 3, precision, interval=1.0))[-1]["cuda:0"]["flops_per_second"] > 1e12

@@ -7,12 +7,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
 from pretrain.base.errors import BadInput
-from pretrain.machine import rehearsal
+from pretrain.machine import fit
 
 
 def rehearse(step, parameters=(), **how):
     about = {"micro_batch": 3, "sequence_length": 5, "micro_batches": 1, "room_bytes": 0, "device": torch.device("cpu")}
-    return rehearsal.runs_out_of_memory(step, parameters, **(about | how))
+    return fit.runs_out_of_memory(step, parameters, **(about | how))
 
 
 def test_a_step_of_the_asked_size_is_tried():

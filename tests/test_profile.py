@@ -2,7 +2,7 @@
 
 import torch
 
-from pretrain.run import profiling
+from pretrain.run import profile as profiling
 
 
 def test_a_run_too_short_for_a_profile_says_so_beside_an_earlier_one(tmp_path):

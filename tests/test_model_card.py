@@ -13,7 +13,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag
-from pretrain.hub import card
+from pretrain.hub import model_card
 from pretrain.model import export
 from pretrain.model import model as models
 from pretrain.recipe.config import as_yaml, load_recipe
@@ -43,7 +43,7 @@ def make(rows=(*UPDATES, LOOK, SCORED), recipe=RECIPE, **other) -> str:
     values = {"repo_id": "me/a_run", "step": 100, "rows": rows, "recipe": recipe, "command": ["python", "train.py"]}
     values |= {"hardware": "NVIDIA A100", "num_processes": 1, "precision": "bf16", "parameters": 124_475_904}
     values |= {"flops_per_token": 855_000_000, "tokenizer_size": 50257}
-    return card.model_card(**values | {"scores": hellaswag.PUBLISHED, "sources": hellaswag.SOURCES} | other)
+    return model_card.model_card(**values | {"scores": hellaswag.PUBLISHED, "sources": hellaswag.SOURCES} | other)
 
 
 def index(text: str) -> dict[str, float]:
@@ -117,8 +117,8 @@ def test_energy_is_the_power_over_the_time_that_has_readings():
     watts = [100.0, 300.0, None, 200.0, 200.0]
     rows = [{"step": s, "elapsed_seconds": 10.0 * s, "gpu/watts": w} for s, w in enumerate(watts, 1)]
     rows.insert(1, {"step": 1, "eval/loss": 3.0})  # a look has no clock
-    assert card.energy(rows) == (10 * (100 + 300) / 2 + 10 * 200, 20.0)
-    assert card.energy(UPDATES) == card.energy([]) == (0.0, 0.0)
+    assert model_card.energy(rows) == (10 * (100 + 300) / 2 + 10 * 200, 20.0)
+    assert model_card.energy(UPDATES) == model_card.energy([]) == (0.0, 0.0)
     steady = [row | {"gpu/watts": 500.0} for row in UPDATES]  # 324 s apart, of 3,600 s in all
     expected = 500 * 3240 * 4 / 3.6e6
     line = f"{expected:.3g} kWh, the cards alone: one card's power (NVML) over 90% of the training time, times 4"
@@ -147,12 +147,12 @@ def test_gpt2_stands_beside_it_only_where_the_comparison_is_fair():
 
 
 def test_published_figures_have_the_rows_own_names_and_units():
-    found = card.published(RECIPE, hellaswag.PUBLISHED)
+    found = model_card.published(RECIPE, hellaswag.PUBLISHED)
     assert set(found) == {"eval/loss", *(f"hellaswag/{score}" for score in hellaswag.SCORES)}
     assert found["hellaswag/acc"] == {"GPT-2 124M": pytest.approx(0.2892)}
-    assert [name.rpartition("/")[2] for name in card.SCORES] == list(hellaswag.SCORES)
-    assert set(card.SIZES.values()) <= set(hellaswag.PUBLISHED)
-    assert "eval/loss" not in card.published(OWN, hellaswag.PUBLISHED)
+    assert [name.rpartition("/")[2] for name in model_card.SCORES] == list(hellaswag.SCORES)
+    assert set(model_card.SIZES.values()) <= set(hellaswag.PUBLISHED)
+    assert "eval/loss" not in model_card.published(OWN, hellaswag.PUBLISHED)
 
 
 def test_only_ids_of_the_hub_are_data_sets_of_the_metadata():
