@@ -23,7 +23,7 @@ Question = tuple[list[int], list[list[int]]]  # a context's ids, each ending's i
 # Questions at once: with fewer a GPU idles. On a CPU 8 was 5% faster than 4 and than 16 (measured, 2 cores).
 GPU_BATCH_SIZE, CPU_BATCH_SIZE = 64, 8
 # cuDNN's attention, which Hopper takes first, prepares itself for every new shape (others measured 0.44 s each, FunASR
-# issue 3704), and here each batch has one of its own.
+# issue 3704), and here each batch, and in a sample each token, has one of its own.
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 LOSS_ROWS = 256  # logits that become fp32 losses at once
 

@@ -1,16 +1,15 @@
 """Text from a model, with Transformers' generate, beyond the model's context and never from the padding."""
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-# cuDNN's attention, which Hopper takes first, prepares itself for every new shape, and each new token is one.
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+from pretrain.evaluation.likelihood import KERNELS
 
 
 @torch.inference_mode()
-@sdpa_kernel(KERNELS)
+@sdpa_kernel(KERNELS)  # each new token is another shape
 def sample(
     model: PreTrainedModel,
     prompt_ids: list[int],
