@@ -137,7 +137,7 @@ def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
     updates, waits = whole.card["updates"], whole.card["waits"]
     assert updates.count({"read optim.update": 1}) == 4  # where nothing else was due
     assert all(update["read optim.update"] == 1 for update in updates)
-    assert waits["read evaluation.validation_loss"] == 3  # one a look, however many batches
+    assert waits["read validation.validation_loss"] == 3  # one a look, however many batches
     assert not [wait for wait in waits if "windows." in wait]
 
 
@@ -252,4 +252,4 @@ def test_check_setup_tries_what_training_takes(whole):
     assert "training takes flash" in found["attention"]["text"] and "a6000.yaml" in found["launch"]["text"]
     hot = run_on(T4, "check_setup", "--warm_up_seconds", "1")
     assert "cuda:0 Tesla T4" in hot.stdout and "288 W, 61 °C" in hot.stdout
-    assert hot.card["waits"].keys() == {"synchronize trials._finish"}
+    assert hot.card["waits"].keys() == {"synchronize probes._finish"}
