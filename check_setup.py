@@ -209,9 +209,8 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     """Yield verdicts on what was really tried: training steps, attention, TF32, the compiler, the all-reduce."""
     from pretrain.machine import probes
 
-    multiprocessing.set_forkserver_preload(
-        ["pretrain.machine.probes", "pretrain.model.model"]
-    )  # imported once, for every trial
+    # Imported once, for every trial.
+    multiprocessing.set_forkserver_preload(["pretrain.machine.probes", "pretrain.model.model"])
     device = "cuda" if mine else "cpu"
     modern = bool(mine) and mine[0]["capability"] >= (8, 0)
     half = "fp16" if mine and not modern else "bf16"

@@ -21,12 +21,13 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+if __name__ == "__main__":
+    PARENT = os.getppid()  # before all that takes time: a launcher may die meanwhile
+
 from pretrain.recipe import config
 
-if __name__ == "__main__":  # before the imports below, which take seconds
-    PARENT = os.getppid()  # a launcher may die meanwhile
-    if status := config.refuse_at_once(sys.argv[1:]):
-        sys.exit(status)
+if __name__ == "__main__" and (status := config.refuse_at_once(sys.argv[1:])):
+    sys.exit(status)  # before the imports below, which take seconds
 
 import numpy as np
 import torch
