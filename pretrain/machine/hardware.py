@@ -143,6 +143,8 @@ def make_accelerator(
             f"WORLD_SIZE = {processes}, but Accelerate makes it {accelerator.num_processes}: the processes would train "
             f"apart. Start them with torchrun or accelerate launch, on NVIDIA cards or on CPUs"
         )
+    # All are connected: one that refuses its input from here on cannot cut off another that still connects.
+    accelerator.wait_for_everyone()
     if accelerator.is_fsdp2 and wanted == "bf16":
         # As DDP does it; Accelerate would average in bf16, and round the loss.
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
