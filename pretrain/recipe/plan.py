@@ -1,0 +1,42 @@
+"""How one step of ``tokens_per_step`` is shared: derived from recipe and machine, printed, never set."""
+
+from dataclasses import dataclass
+
+from pretrain.base.errors import BadInput
+from pretrain.recipe.keys import Recipe
+from pretrain.recipe.rules import either
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A step's processes, sequences and micro-batches."""
+
+    num_processes: int
+    sequences_per_step: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+
+
+def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) -> Plan:
+    """Share a step over the processes: the largest micro-batch at or below the ceiling that divides it.
+
+    Args:
+        ceiling: instead of the recipe's; without any (auto) a process takes its whole share at once.
+
+    Raises BadInput with the process counts and token counts that work when none does.
+    """
+    sequences = recipe.batch.tokens_per_step // recipe.model.sequence_length
+    if sequences % num_processes:
+        counts = [n for n in range(1, 65) if sequences % n == 0]
+        step = recipe.model.sequence_length * num_processes
+        nearest = max(1, round(recipe.batch.tokens_per_step / step)) * step
+        raise BadInput(
+            f"tokens_per_step = {recipe.batch.tokens_per_step} is {sequences} sequences of {recipe.model.sequence_length} "
+            f"tokens, which {num_processes} processes cannot share equally. Use {either(counts)} processes, or "
+            f"--tokens_per_step {nearest}"
+        )
+    share = sequences // num_processes
+    if ceiling is None and recipe.batch.per_device_train_batch_size != "auto":
+        ceiling = recipe.batch.per_device_train_batch_size
+    micro_batch = next(size for size in range(min(ceiling or share, share), 0, -1) if share % size == 0)
+    return Plan(num_processes, sequences, micro_batch, share // micro_batch)

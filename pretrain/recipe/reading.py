@@ -1,0 +1,245 @@
+"""A recipe file and flags become a Recipe, checked as a whole before anything is written. No torch: --help is instant."""
+
+import argparse
+import dataclasses
+import re
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.recipe.keys import ABSENT, FIELDS, MODEL_KEYS, SLICES, TYPES, Recipe, deal, replace, science
+from pretrain.recipe.rules import (
+    bare,
+    from_text,
+    idle_flags,
+    is_list,
+    is_mappings,
+    is_optional,
+    key_faults,
+    nearest,
+    number_of,
+    recipe_faults,
+    shown,
+    type_name,
+)
+
+SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
+USUAL = (
+    "data_files",
+    "dataset_name",
+    "data_dir",
+    "run_name",
+    "max_steps",
+    "max_hours",
+    "learning_rate",
+    "optimizer",
+    "per_device_train_batch_size",
+)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice (PyYAML keeps the last one silently)."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = {}
+        for key_node, _ in node.value:
+            name = self.construct_object(key_node, deep=True)
+            if not isinstance(name, typing.Hashable):
+                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: a key must be a plain word")
+            if name in seen:
+                raise yaml.YAMLError(
+                    f"line {key_node.start_mark.line + 1}: {name} stands twice (first in line {seen[name]}); "
+                    f"keep one of them"
+                )
+            seen[name] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Return keys with those values as numbers that are to be numbers, in a mixture's sources too."""
+    numbers = {"weight"} | {name for name, wanted in TYPES.items() if bare(wanted) in (int, float)}
+    found = {name: number_of(value) if name in numbers else value for name, value in values.items()}
+    if isinstance(found.get("sources"), list):
+        found["sources"] = [_with_numbers(each) if isinstance(each, dict) else each for each in found["sources"]]
+    return found
+
+
+TRAINS = "Pre-train GPT-2 from a recipe."
+# Flags of train.py that are no recipe keys, as parse_command takes them.
+TRAIN_MODES = {
+    "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
+    "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
+    "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
+}
+
+
+@exit_on_bad_input
+def refuse_at_once(argv: Sequence[str]) -> None:
+    """Answer ``--help``, and a command of train.py that flags and recipe alone make wrong; needs no torch.
+
+    Returns the exit status, 0 where the command may go on.
+    """
+    if argv[:1] != ["--push_pending"]:  # it stands alone, and needs no recipe
+        parse_command(argv, TRAINS, TRAIN_MODES)
+
+
+def parse_command(
+    argv: Sequence[str], description: str, extras: dict[str, tuple[type, str]]
+) -> tuple[Recipe, dict[str, Any]]:
+    """Read ``--recipe FILE --key value ...``: the file, then the flags over it.
+
+    Args:
+        argv: the words after the script's name.
+        description: first line of ``--help``.
+        extras: flags that are not recipe keys: type (bool: no value follows) and help.
+
+    Returns: the checked recipe (``run_name`` and ``output_dir`` filled in) and the extras given, by name.
+    Raises BadInput with every fault found.
+    """
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [--recipe FILE] [--key value ...]",
+        description=description,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    usual = parser.add_argument_group("usual")
+    usual.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
+    for name in USUAL:
+        _add_flag(usual, name)
+    modes = parser.add_argument_group("instead, or beside") if extras else None
+    for name, (wanted, help) in extras.items():
+        value = {"action": "store_true"} if wanted is bool else {"metavar": type_name(wanted).upper()}
+        modes.add_argument(f"--{name}", help=help, **value)
+    for title, part in SLICES.items():
+        group = parser.add_argument_group(title, part.__doc__)
+        for field in dataclasses.fields(part):
+            if field.name not in USUAL and not is_mappings(TYPES[field.name]):  # too much for a flag
+                _add_flag(group, field.name)
+    given = vars(parse_flags(parser, argv))
+    path = Path(given.pop("recipe"))
+    chosen = {}
+    for name in extras.keys() & given.keys():
+        text = given.pop(name)
+        try:
+            chosen[name] = text if extras[name][0] is bool else extras[name][0](text)
+        except ValueError:
+            raise BadInput(f"--{name} {text}: must be {type_name(extras[name][0])}") from None
+    return load_recipe(path, given), chosen
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
+    field, wanted = FIELDS[name], TYPES[name]
+    words = "|".join(field.metadata["choices"] or ()) or {"an integer": "N", "a number": "X"}.get(type_name(wanted))
+    words = words or {"true or false": "true|false", "an integer, or auto": "N|auto"}.get(type_name(wanted), "TEXT")
+    default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
+    many = {"nargs": "+"} if is_list(wanted) else {}
+    group.add_argument(f"--{name}", metavar=words, help=(field.metadata["help"] + default).replace("%", "%%"), **many)
+
+
+def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Return what ``argv`` gives; raises BadInput for a flag that the parser does not know, naming the nearest one."""
+    parser.error = _refuse
+    known, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        names = [flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+        flags = [word.split("=")[0] for word in unknown if word.startswith("-")]  # their values may be secrets
+        raise BadInput(
+            [f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}" for flag in flags]
+            or f"{unknown[0]}: is no flag; every value follows a --key"
+        )
+    return known
+
+
+def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
+    """Read a recipe file, lay ``flags`` (as typed, text) over it, and check the whole.
+
+    Raises BadInput with every fault found: file, key, value, rule, remedy.
+    """
+    values, faults = _with_numbers(_read_file(path)), []
+    for name, text in (flags or {}).items():
+        try:
+            values[name] = from_text(text, TYPES[name])
+        except ValueError:
+            faults.append(f"--{name} {shown(text)}: must be {type_name(TYPES[name])}")
+    _begin_from_model(values)
+    for name in values:
+        if name not in FIELDS:
+            secret = "; secrets come from the environment or a login only" if SECRET.search(str(name)) else ""
+            faults.append(f"{path}: {name}: no such key{secret or nearest(str(name), FIELDS)}")
+    for name, field in FIELDS.items():
+        needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
+        if needed and (name not in values or values[name] is None and is_optional(TYPES[name])):
+            faults.append(f"{path}: {name} is missing: {field.metadata['help']}. It has no default; state it")
+        elif name in values:
+            faults += key_faults(path, name, values[name])
+    if faults:
+        raise BadInput(faults)
+    for name, value in values.items():
+        if TYPES[name] is float:
+            values[name] = float(value)
+    values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
+    if faults := recipe_faults(path, values) + idle_flags(values, list(flags or ())):
+        raise BadInput(faults)
+    run_name = path.stem if values["run_name"] is None else values["run_name"]
+    return deal(values | {"run_name": run_name, "output_dir": values["output_dir"] or f"runs/{run_name}"})
+
+
+def fill(recipe: Recipe, model: dict[str, Any]) -> Recipe:
+    """Return the recipe with the keys of the model that it begins from (MODEL_KEYS) where it does not state them."""
+    return replace(recipe, **{name: model[name] for name in MODEL_KEYS if getattr(recipe.model, name) is None})
+
+
+def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
+    """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
+    younger = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}  # than the run
+    then = {name: before.get(name, younger.get(name)) for name in science(recipe)}
+    faults = [
+        f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. Give another --run_name, "
+        f"or set it back"
+        for name, now in science(recipe).items()
+        if then[name] != now
+    ]
+    if faults:
+        raise BadInput(faults)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        folder = path.parent if path.parent != Path() or any(Path().glob("*.yaml")) else Path("recipes")
+        near = sorted(str(p) for p in folder.glob("*.yaml"))
+        raise BadInput(f"{path}: no such recipe{nearest(str(folder / f'{path.stem}.yaml'), near)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read as text: {error}") from None
+    try:
+        values = yaml.load(text, Loader=_StrictLoader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
+        raise BadInput(f"{path}: not a recipe: {where}") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")
+    return values
+
+
+def _begin_from_model(values: dict[str, Any]) -> None:
+    """With init_from: name the model within a run folder, its tokenizer, and leave out what it brings along."""
+    source = values.get("init_from")
+    if not isinstance(source, str):
+        if values.get("architecture", "") is None:  # none is no architecture: the default
+            del values["architecture"]
+        return
+    if (Path(source) / "model").is_dir():
+        source = values["init_from"] = str(Path(source) / "model")
+    values.setdefault("tokenizer", source)
+    for name in MODEL_KEYS:
+        values.setdefault(name, None)
+
+
+def _refuse(message: str) -> typing.NoReturn:
+    raise BadInput(message)
