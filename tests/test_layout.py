@@ -60,6 +60,14 @@ def test_a_file_imports_from_its_own_room_and_from_rooms_to_its_left(name):
     assert ours(FILES[name]) <= {other for other in FILES if other.partition("/")[0] in left}
 
 
+def test_a_rooms_tests_name_a_file_of_that_room():
+    """Or what it does for another: test_model_documents.py is of model.py, documents its subject."""
+    found = [(path.parent.name, path.stem) for room in ROOMS for path in (ROOT / "tests" / room).glob("*.py")]
+    names = [(room, stem.removeprefix("test_")) for room, stem in found]
+    assert len(found) > 30 and all(stem.startswith("test_") for _, stem in found)
+    assert not [(room, name) for room, name in names if not any(f"{room}/{name}_".startswith(f"{f}_") for f in FILES)]
+
+
 @pytest.mark.parametrize("path", [*FILES.values(), *SCRIPTS.values()], ids=lambda path: path.stem)
 def test_imports_are_written_out(path):
     assert not [name for name in imported(path) if name.startswith(".")] and ours(path) <= set(FILES)

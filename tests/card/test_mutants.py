@@ -160,8 +160,11 @@ def outcome(tree: Path, folder: Path) -> subprocess.CompletedProcess:
 @pytest.fixture
 def tree(tmp_path) -> Path:
     """A copy of the tree."""
-    ignored = shutil.ignore_patterns(".git", ".venv", "runs", "data", "__pycache__")
-    return Path(shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored))
+    shutil.copytree(ROOT / "pretrain", tmp_path / "tree" / "pretrain")
+    shutil.copytree(ROOT / "tests", tmp_path / "tree" / "tests")
+    for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml"):
+        shutil.copy(path, tmp_path / "tree")
+    return tmp_path / "tree"
 
 
 @pytest.mark.slow

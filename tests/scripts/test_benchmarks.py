@@ -14,7 +14,7 @@ from benchmarks import knobs, ladder, muon_ablation, runs, scaling, side_by_side
 from pretrain.machine import estimate, hardware
 from pretrain.recipe import config
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
 TINY = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
 CARD = hardware.Device("cuda", "a card", 2**34, (8, 0), 1, True)

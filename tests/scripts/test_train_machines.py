@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, fork, run
-from test_train import final_state, ledger, losses, rows
+from runs import final_state, ledger, losses, rows
 
 import train
 from pretrain.base.errors import BadInput

@@ -18,7 +18,7 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def table(vocab_size):

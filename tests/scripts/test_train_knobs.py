@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, TEXT, run
+from runs import TINY, losses
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -14,25 +15,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from pretrain.base.errors import BadInput
 from pretrain.recipe import config
 from pretrain.run import checkpoint
-from pretrain.run.report import read_metrics
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
 MACHINE = str(ROOT / "tests" / "machine_child.py")
-TINY = ("--recipe", "tiny.yaml")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "4")
 STILL = ("--resid_pdrop", "0", "--embd_pdrop", "0", "--attn_pdrop", "0")
 SHORT = (*TINY, *STILL, *QUIET, "--max_steps", "4", "--warmup_steps", "1")
 LLAMA = ("--architecture", "llama", "--num_key_value_heads", "1", "--intermediate_size", "48", "--rope_theta", "10000")
 LLAMA += ("--tie_word_embeddings", "true", "--resid_pdrop", "0", "--embd_pdrop", "0")
 SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "tokenizer")
-
-
-def rows(name: str) -> list[dict]:
-    return read_metrics(Path("runs") / name / "metrics.jsonl")
-
-
-def losses(name: str, key: str = "train/loss") -> dict[int, float]:
-    return {row["step"]: row[key] for row in rows(name) if key in row}
 
 
 def weights(name: str) -> dict[str, torch.Tensor]:

@@ -611,8 +611,12 @@ def hub(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
     small = {"HF_HUB_DOWNLOAD_TIMEOUT": "1", "HF_HUB_ETAG_TIMEOUT": "1"}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    root = Path(__file__).parent.parent
-    environment = clean | small | {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "home"), "PYTHONPATH": str(root)}
+    root = Path(__file__).resolve().parents[2]
+    environment = (
+        clean
+        | small
+        | {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "home"), "PYTHONPATH": f"{root}:{root / 'tests'}"}
+    )
     environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
     done = subprocess.run(
         [sys.executable, __file__, folder], env=environment, capture_output=True, text=True, timeout=300
@@ -737,7 +741,7 @@ class Hub:
         import prepare_data
 
         os.chdir(self.folder)
-        recipe = (Path(__file__).parent / "conftest.py").read_text().split('RECIPE = """')[1].split('"""')[0]
+        recipe = (Path(__file__).parents[1] / "conftest.py").read_text().split('RECIPE = """')[1].split('"""')[0]
         keys = "dataset_name: me/corpus\ndataset_config_name: sample\nvalidation_tokens: 500\nshard_tokens: 1000\n"
         Path("tiny.yaml").write_text(keys + recipe)
         outcomes = []

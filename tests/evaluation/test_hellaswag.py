@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import gpt2_tokenizer
 from huggingface_hub import hf_hub_download
-from test_tokenization import gpt2
 from tokenizers import normalizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -25,7 +25,7 @@ from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag, likelihood
 from pretrain.model import model as ours
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 ROW = {
     "activity_label": "Baking",
     "ctx_a": "A man bakes.",
@@ -408,7 +408,7 @@ def own_bpe():
 
 
 def tiny_gpt2(folder):
-    tokenizer = gpt2()
+    tokenizer = gpt2_tokenizer()
     torch.manual_seed(1)
     return tokenizer, GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=128, vocab_size=50304))
 

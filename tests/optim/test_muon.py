@@ -1,12 +1,11 @@
 """Muon makes orthogonal steps of AdamW's size for the blocks' matrices, and leaves the rest to AdamW."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import run
-from test_train import TINY, final_state, losses
+from conftest import ROOT, run
+from runs import TINY, final_state, losses
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -179,7 +178,7 @@ def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):
 
 def test_killed_and_resumed_equals_uninterrupted(workplace):
     flags = (*TINY, "--optimizer", "muon", "--eval_steps", "0", "--sample_steps", "0")
-    child = str(Path(__file__).with_name("ledger_child.py"))
+    child = str(ROOT / "tests" / "ledger_child.py")
     run("train.py", *flags, "--run_name", "whole")
     run(child, *flags, "--run_name", "k", expect=-9, KILL_AT="step:8", LEDGER="k.ledger")
     done = run("train.py", *flags, "--run_name", "k")

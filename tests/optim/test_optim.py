@@ -158,7 +158,7 @@ def test_missing_bitsandbytes_is_told_with_the_command_of_the_version_that_is_te
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(BadInput, match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or --optimizer adamw$"):
         optim.adamw_8bit(model(), **SETTINGS)
-    pins = (Path(__file__).parent.parent / "requirements-dev.txt").read_text().split()
+    pins = (Path(__file__).parents[2] / "requirements-dev.txt").read_text().split()
     assert optim.BITSANDBYTES in pins
 
 

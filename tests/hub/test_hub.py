@@ -26,7 +26,7 @@ from pretrain.hub import hub
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
 TOKEN = "hf_" + "Canary" * 6
 ID = "me/run"
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PUSH = "import sys, pathlib; from pretrain.hub import hub; hub.push_pending(pathlib.Path(sys.argv[1]), print)"
 # What a push asks of the Hub, in order.
 ENDPOINTS = {

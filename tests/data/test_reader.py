@@ -15,7 +15,7 @@ from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import reader as reading
 from pretrain.data.reader import Reader, Supply
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30  # an event that does not come in this time is a failure
 ECHO = """
 import os, sys

@@ -12,7 +12,7 @@ import pytest
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys
 from pathlib import Path

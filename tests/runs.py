@@ -1,0 +1,41 @@
+"""What a run of the tests wrote: its metrics, the state that it ends in, the windows that it read."""
+
+import json
+from pathlib import Path
+
+from pretrain.run import checkpoint
+from pretrain.run.report import read_metrics
+
+TINY = ("--recipe", "tiny.yaml")
+TIMES = ("elapsed_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")
+
+
+def rows(run_name: str) -> list[dict]:
+    """The lines of metrics.jsonl."""
+    return read_metrics(Path("runs") / run_name / "metrics.jsonl")
+
+
+def losses(run_name: str, key: str = "train/loss") -> dict[int, float]:
+    """The loss of each step."""
+    return {row["step"]: row[key] for row in rows(run_name) if key in row}
+
+
+def final_state(run_name: str, step: int = 12) -> dict:
+    """Everything of a checkpoint that must not depend on interruptions."""
+    path = Path("runs") / run_name / "checkpoints" / f"step-{step:08d}"
+    assert checkpoint.find_fault(path) is None
+    state = json.loads((path / "state.json").read_text())
+    for name in TIMES:
+        state.pop(name, None)
+    manifest = json.loads((path / "manifest.json").read_text())["files"]
+    return {"state": state} | {name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
+
+
+def ledger(path: Path, until: int = 12) -> dict[tuple, str]:
+    """The last reading of each (step, micro_step, rank); a step done again must have read the same."""
+    read: dict[tuple, str] = {}
+    for line in path.read_text().splitlines():
+        step, micro_step, rank, windows = line.split(" ", 3)
+        key = (int(step), int(micro_step), int(rank))
+        assert read.setdefault(key, windows) == windows, f"{key} read other windows after a restart"
+    return {key: value for key, value in read.items() if key[0] < until}
