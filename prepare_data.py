@@ -113,7 +113,7 @@ class Document(NamedTuple):
     counts: dict[str, int]
 
 
-def prepare(source: sources.Source, recipe: config.Recipe, rules: dict, job: Job, pace: "Pace | None") -> None:
+def prepare(source: sources.FoundSource, recipe: config.Recipe, rules: dict, job: Job, pace: "Pace | None") -> None:
     """Write a source's shards from where an earlier process stopped; the manifest is replaced after each.
 
     Args:
@@ -324,7 +324,7 @@ def join(folder: Path, found: dict[str, dict]) -> None:
 
 
 def open_parts(
-    source: sources.Source, pinned: str | None, say: Callable[[str], None]
+    source: sources.FoundSource, pinned: str | None, say: Callable[[str], None]
 ) -> tuple[str | None, dict[str, list[sources.Part]]]:
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.tables is None:
@@ -499,7 +499,7 @@ class Progress:
             print(text, file=sys.stdout if self.pace else sys.stderr, flush=True)
 
     def begin(
-        self, manifest: dict, source: sources.Source, parts: list[sources.Part], limit_tokens: int, job: Job
+        self, manifest: dict, source: sources.FoundSource, parts: list[sources.Part], limit_tokens: int, job: Job
     ) -> None:
         """Begin where an earlier process has ended."""
         self._started = self._said = time.perf_counter()
@@ -568,7 +568,7 @@ class Progress:
         self.say(f"prepared in {time.perf_counter() - self._started:.1f} s")
 
 
-def expected_text_bytes(source: sources.Source, parts: list[sources.Part], say: Callable[[str], None]) -> float:
+def expected_text_bytes(source: sources.FoundSource, parts: list[sources.Part], say: Callable[[str], None]) -> float:
     """Return about how many bytes of text the train split has; 0 where that cannot be told."""
     if source.tables is None:
         return source.most_tokens
@@ -577,7 +577,7 @@ def expected_text_bytes(source: sources.Source, parts: list[sources.Part], say: 
     return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"], say)
 
 
-def dry_run(source: sources.Source, recipe: config.Recipe) -> None:
+def dry_run(source: sources.FoundSource, recipe: config.Recipe) -> None:
     """Encode text for some seconds and say what all of it would take. Nothing is kept."""
     say = functools.partial(print, file=sys.stderr, flush=True)
     _, parts = open_parts(source, None, say)

@@ -5,12 +5,19 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from pretrain.base.errors import BadInput
+
+# As /proc/mounts names them.
+NETWORK_FILE_SYSTEMS = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|lustre|beegfs|gpfs|ceph|glusterfs|afs|9p|"
+    r"fuse\.(sshfs|glusterfs|s3fs|gcsfuse|ceph.*|rclone)"
+)
 
 
 def fsync(path: Path) -> None:
@@ -87,3 +94,15 @@ def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
+    """Return the kind of network file system that ``path`` lies on, or None for a local one (or where it is unknown)."""
+    if not mounts.is_file():
+        return None
+    path = path.resolve()
+    found = (line.split()[1:3] for line in mounts.read_text(errors="replace").splitlines() if line.count(" ") > 2)
+    # The kernel writes a space in a mount point as \\040. The longest mount point that holds the path is the one.
+    over = [(point, kind) for point, kind in found if path.is_relative_to(point.replace("\\040", " "))]
+    kind = max(reversed(over), key=lambda entry: len(entry[0]), default=("", ""))[1]  # of two at one place the later
+    return kind if NETWORK_FILE_SYSTEMS.fullmatch(kind) else None

@@ -45,7 +45,7 @@ Part = tuple[str, Callable[[int], Iterator[Row]]]
 
 
 @dataclass(frozen=True)
-class Source:
+class FoundSource:
     """A source that was found: where its shards belong, and how to read it."""
 
     name: str
@@ -74,7 +74,7 @@ def find_source(
     limit_tokens: int,
     shard_tokens: int,
     tokenizer: dict,
-) -> Source:
+) -> FoundSource:
     """Find a source without reading it as text, and without the network where it is not a text behind a URL.
 
     Args:
@@ -100,11 +100,11 @@ def find_source(
             } | ({} if held_out else {"validation": validation_fraction})
             size = sum(path.stat().st_size for path in paths["train"]) + len(train)
             parts = _text_parts(paths, validation_fraction)
-            return Source(Path(train[0]).stem, identity, parts, most_tokens=size)
+            return FoundSource(Path(train[0]).stem, identity, parts, most_tokens=size)
         identity |= {"train": _stamps(train), "text_column": text_column}
         identity["validation"] = _stamps(held_out) or validation_tokens
         tables = {"dataset_name": kind, "data_files": {"train": train} | ({"validation": held_out} if held_out else {})}
-        return Source(_stem(train[0]), identity, tables=tables | {"text_column": text_column})
+        return FoundSource(_stem(train[0]), identity, tables=tables | {"text_column": text_column})
     if dataset_name == STDLIB:
         if not validation_fraction:
             raise BadInput(NO_VALIDATION)
@@ -112,7 +112,7 @@ def find_source(
         identity["files"] = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
         size = sum(path.stat().st_size + 1 for path in paths["train"])
         parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
-        return Source(STDLIB, identity, parts, most_tokens=size)
+        return FoundSource(STDLIB, identity, parts, most_tokens=size)
     if not dataset_name:
         raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
     asked = {
@@ -122,7 +122,7 @@ def find_source(
         "text_column": text_column,
     }
     identity |= asked | {"validation": validation_tokens}
-    return Source(re.sub(r"[^\w.-]", "_", dataset_name.split("/")[-1]), identity, tables=asked)
+    return FoundSource(re.sub(r"[^\w.-]", "_", dataset_name.split("/")[-1]), identity, tables=asked)
 
 
 def find_files(key: str, patterns: list[str]) -> list[str]:

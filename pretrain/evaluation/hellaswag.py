@@ -34,7 +34,7 @@ PUBLISHED = {
     "GPT-2 1558M": (40.04, 50.89, 48.93),
     "GPT-3 124M": (None, None, 33.7),
 }
-SOURCES = (
+CITATIONS = (
     "GPT-2 124M, 1558M: build-nanogpt, hellaswag.py (its own and the harness's scores of OpenAI's weights)",
     "GPT-2 355M, 774M: llm.c, dev/vislog.ipynb",
     "GPT-3 124M: Brown et al. 2020, table H.1 (zero-shot, OpenAI's own text and rule)",
@@ -79,7 +79,7 @@ def read_items(data_files: Sequence[str] | None = None, limit: int = 0) -> list[
     return items
 
 
-class Test:
+class HellaSwag:
     """Items, encoded for a tokenizer and some of the ``SCORES``.
 
     Attributes:
@@ -87,8 +87,6 @@ class Test:
 
     Raises BadInput where the tokenizer cannot write an item, or makes nothing of an ending.
     """
-
-    __test__ = False  # for pytest
 
     def __init__(self, items: Sequence[Item], tokenizer: PreTrainedTokenizerBase, scores: Sequence[str] = SCORES):
         self.items, self.wanted = items, scores

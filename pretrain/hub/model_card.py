@@ -6,10 +6,13 @@ import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import yaml
+
+from pretrain.evaluation.hellaswag import CITATIONS, PUBLISHED
 
 # Loss of OpenAI's GPT-2 124M on held-out text, context 1,024, as others measured it: nats per token, data, source. The
 # 3.425 stands in a notebook that does not name its data; llm.c's runs of that week validate on FineWeb.
@@ -40,12 +43,29 @@ MAIN_KEYS = (
 )
 
 
-def published(recipe: Mapping, scores: Mapping[str, Sequence[float | None]]) -> dict[str, dict[str, float]]:
-    """Return what others measured that a run of this recipe may be held against: metric -> whose -> value.
+@dataclass(frozen=True)
+class Facts:
+    """What a card states of a run beside its recipe and metrics.
 
-    Args:
-        scores: HellaSwag, in per cent: whose -> acc, acc_norm, acc_token_norm (None: not published).
+    Attributes:
+        command: its words.
+        hardware: the device's name; each process has one.
+        precision: bf16, fp16 or fp32.
+        flops_per_token: forward and backward, computed.
+        tokenizer_size: ids that stand for text; the vocabulary's other rows are padding.
     """
+
+    command: Sequence[str]
+    hardware: str
+    num_processes: int
+    precision: str
+    parameters: int
+    flops_per_token: int
+    tokenizer_size: int
+
+
+def published(recipe: Mapping) -> dict[str, dict[str, float]]:
+    """Return what others measured that a run of this recipe may be held against: metric -> whose -> value."""
     found = {}
     known, _ = _known_loss(recipe)
     if known:
@@ -54,7 +74,7 @@ def published(recipe: Mapping, scores: Mapping[str, Sequence[float | None]]) -> 
     if "GPT-2 124M" in names:
         names["GPT-3 124M"] = "GPT-3 124M, its own text"
     for name, label in names.items():
-        for score, value in zip(SCORES, scores.get(name, ()), strict=False):
+        for score, value in zip(SCORES, PUBLISHED.get(name, ()), strict=False):
             if value is not None:
                 found.setdefault(score, {})[label] = value / 100
     return found
@@ -74,34 +94,13 @@ def energy(rows: Sequence[Mapping]) -> tuple[float, float]:
     return joules, seconds
 
 
-def model_card(
-    *,
-    repo_id: str,
-    step: int,
-    rows: Sequence[Mapping],
-    recipe: Mapping,
-    command: Sequence[str],
-    hardware: str,
-    num_processes: int,
-    precision: str,
-    parameters: int,
-    flops_per_token: int,
-    tokenizer_size: int,
-    scores: Mapping[str, Sequence[float | None]],
-    sources: Sequence[str],
-) -> str:
+def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping, facts: Facts) -> str:
     """Return the README.md of the model after ``step`` updates; a figure without a row of this run is not in it.
 
     Args:
         repo_id: owner/name on the Hub.
-        rows: of metrics.jsonl; those of later steps are not looked at.
+        rows: of metrics.jsonl; those of later steps are left out.
         recipe: the run's keys and values, all of them.
-        command: its words.
-        hardware: the device's name; each process has one.
-        precision: bf16, fp16 or fp32.
-        flops_per_token: forward and backward, computed.
-        tokenizer_size: ids that stand for text; the vocabulary's other rows are padding.
-        scores, sources: HellaSwag as others measured it (see ``published``), and where each ("GPT-2 124M: ...").
     """
     from huggingface_hub import ModelCard
 
@@ -109,18 +108,18 @@ def model_card(
     newest = {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
     measured = {name: value for name, (value, when) in newest.items() if when == step}
     results = _eval_results(measured, recipe)
-    machine = {"hardware": hardware, "processes": num_processes, "precision": precision}
+    machine = {"hardware": facts.hardware, "processes": facts.num_processes, "precision": facts.precision}
     picture = "![Loss, learning rate and speed over tokens](curves.png)"
     parts = [
         f"# {_text(recipe['run_name'])}",
-        _what(recipe, step, parameters),
+        _what(recipe, step, facts.parameters),
         _loading(repo_id, step, recipe),
         picture if {"train/loss", "eval/loss"} & newest.keys() else "",
-        _results(newest, step, recipe, scores, sources),
+        _results(newest, step, recipe),
         _recipe(recipe),
-        _training(rows, newest, step * recipe["tokens_per_step"], flops_per_token, machine),
-        "The command:\n\n" + _fenced(shlex.join(command), "sh"),
-        _limits(recipe, tokenizer_size),
+        _training(rows, newest, step * recipe["tokens_per_step"], facts.flops_per_token, machine),
+        "The command:\n\n" + _fenced(shlex.join(facts.command), "sh"),
+        _limits(recipe, facts.tokenizer_size),
     ]
     body = "\n\n".join(part for part in parts if part)
     return str(ModelCard(f"{metadata(recipe, repo_id, results)}\n{body}\n"))  # which checks the metadata
@@ -169,9 +168,9 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _results(newest: Mapping, step: int, recipe: Mapping, scores: Mapping, sources: Sequence[str]) -> str:
+def _results(newest: Mapping, step: int, recipe: Mapping) -> str:
     lines, notes = [], []
-    others, (known, why) = published(recipe, scores), _known_loss(recipe)
+    others, (known, why) = published(recipe), _known_loss(recipe)
     items = newest.get("hellaswag/items", (None, step))[0]
     for name, text in (LOSSES | SCORES).items():
         if name not in newest:
@@ -193,7 +192,7 @@ def _results(newest: Mapping, step: int, recipe: Mapping, scores: Mapping, sourc
         notes.append(f"HellaSwag: {items:,.0f} items.")
         if items == HELLASWAG_ITEMS:
             shown = {whose.partition(",")[0] for name in SCORES for whose in others.get(name, ())}
-            notes += [f"{_text(line)}." for line in sources if any(_is_about(line, whose) for whose in shown)]
+            notes += [f"{_text(line)}." for line in CITATIONS if any(_is_about(line, whose) for whose in shown)]
         else:
             notes.append(f"Published scores are for all {HELLASWAG_ITEMS:,}.")
     columns = 3 if any(beside for _, _, beside in lines) else 2

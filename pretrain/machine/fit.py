@@ -1,14 +1,133 @@
-"""A try of one micro-batch before the first step: does it fit into the card's memory?"""
+"""The micro-batch: proposed by the memory model, tried before the first step, halved until it fits every process."""
 
+import contextlib
 import gc
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
-from pretrain.base.errors import BadInput, is_out_of_memory
+from pretrain.base.errors import BadInput, TrainingStopped, is_out_of_memory
+from pretrain.base.stopping import StopRequest
+from pretrain.machine import estimate, hardware
+from pretrain.machine.accelerator import compiler_of, gradient_exchange, refuse_cuda_graphs
+from pretrain.recipe import keys
+from pretrain.recipe.plan import Plan, make_plan
+
+log = logging.getLogger(__name__)
+
+CPU_TOKENS = 2**13  # of a micro-batch that auto proposes without a card: more is not faster
+
+
+def fit_micro_batch(
+    recipe: keys.Recipe,
+    training_module: nn.Module,
+    accelerator: Accelerator,
+    stop: StopRequest,
+    *,
+    begin: int | None = None,
+    moments_exist: bool = False,
+) -> Plan:
+    """Share a step after trying one micro-batch; auto: halve it until no process runs out of memory.
+
+    Args:
+        begin: where auto begins, instead of the memory model's proposal.
+        moments_exist: whether the optimizer has allocated its moments, as in a resumed run.
+
+    Raises BadInput, on all processes, when a given size does not fit, or not one sequence.
+    """
+    auto, ceiling = recipe.batch.per_device_train_batch_size == "auto", None
+    if auto:
+        mine = begin or propose_micro_batch(recipe, accelerator)
+        ceiling = int(accelerator.gather(torch.tensor([mine], device=accelerator.device)).min())
+
+    def forward_and_backward(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+        with gradient_exchange(training_module, accelerator, wanted=False):
+            accelerator.backward(training_module(inputs_BT, targets_BT))
+
+    if compiler_of(accelerator) != "no":
+        log.info("compiling: the first micro-batch takes a minute or two")
+    while True:
+        plan = make_plan(recipe, accelerator.num_processes, ceiling)
+        size = plan.per_device_train_batch_size
+        refuse_cuda_graphs(plan.gradient_accumulation_steps, accelerator)
+        if accelerator.is_fsdp2:  # its forward pass is an exchange: one process's failure would leave the rest waiting
+            return plan
+        failed = runs_out_of_memory(
+            forward_and_backward,
+            training_module.parameters(),
+            micro_batch=size,
+            sequence_length=recipe.model.sequence_length,
+            micro_batches=plan.gradient_accumulation_steps,
+            room_bytes=0 if moments_exist else moment_bytes(recipe, accelerator),
+            device=accelerator.device,
+        )
+        if not any(stop.any_of(failed)):
+            return plan
+        ceiling = size // 2
+        if not auto or not ceiling:
+            raise BadInput(out_of_memory(recipe, size, accelerator.device))
+        log.info(f"a micro-batch of {size} sequences runs out of memory: trying {ceiling}")
+
+
+def propose_micro_batch(recipe: keys.Recipe, accelerator: Accelerator) -> int:
+    """Return where auto begins: the largest size that the memory model lets fit."""
+    sharded = {"moments"} if recipe.optimizer.shard_optimizer else set()
+    if accelerator.is_fsdp2:
+        sharded = {"weights", "gradients", "moments"}
+        sharded |= {"half copies"} if accelerator.state.fsdp_plugin.reshard_after_forward else set()
+    fits = estimate.largest_micro_batch(
+        estimate.shape_of(recipe.model),
+        hardware.free_memory_bytes(accelerator.device, accelerator.num_processes),
+        most_tokens=estimate.MOST_TOKENS if accelerator.device.type == "cuda" else CPU_TOKENS,
+        half=accelerator.mixed_precision != "no",
+        compiled=compiler_of(accelerator) != "no",
+        checkpointing=recipe.model.gradient_checkpointing,
+        optimizer=recipe.optimizer.optimizer,
+        shards=accelerator.num_processes,
+        sharded=frozenset(sharded),
+    )
+    return max(1, fits)
+
+
+def moment_bytes(recipe: keys.Recipe, accelerator: Accelerator) -> int:
+    """Return what the optimizer will keep on this process's device."""
+    whole = estimate.moment_bytes(estimate.shape_of(recipe.model), recipe.optimizer.optimizer)
+    return int(whole / (accelerator.num_processes if recipe.optimizer.shard_optimizer else 1))
+
+
+def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
+    """Return what ran out of memory, at a micro-batch of ``size`` sequences, and what to do."""
+    asked, length = recipe.batch.per_device_train_batch_size, recipe.model.sequence_length
+    remedies = [f"--per_device_train_batch_size {size // 2}{' or auto' if asked != 'auto' else ''}"] if size > 1 else []
+    remedies += [] if recipe.model.gradient_checkpointing == "full" else ["--gradient_checkpointing full"]
+    remedies += [] if size > 1 else ["a smaller model or --sequence_length", "or, on several cards, zero3_x8.yaml"]
+    return (
+        f"per_device_train_batch_size = {asked}: {hardware.device_name(device)} runs out of memory at a micro-batch of "
+        f"{size} x {length} tokens. Use {', or '.join(remedies)}; what is learned stays the same"
+    )
+
+
+@contextlib.contextmanager
+def saved_when_out_of_memory(
+    recipe: keys.Recipe, plan: Plan, device: torch.device, save: Callable[[], object]
+) -> Iterator[None]:
+    """End the run with a checkpoint and a remedy when memory runs out inside the block after all.
+
+    This process does so alone: the others may be in an exchange already, and end with it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        save()
+        message = out_of_memory(recipe, plan.per_device_train_batch_size, device)
+        raise TrainingStopped(f"{message}; the run goes on from its newest checkpoint", alone=True) from None
 
 
 def runs_out_of_memory(

@@ -1,181 +1,178 @@
-"""What a run says: the terminal, metrics.jsonl, samples.txt, and the meter of speed.
+"""What a run reports: the terminal, metrics.jsonl, samples.txt, curves.png and the trackers.
 
 On a terminal there is a progress bar; in a file or a pipe there is one line every few seconds instead.
 """
 
 import contextlib
 import json
+import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from pretrain.base import files
+from pretrain.hub import model_card
+from pretrain.machine import hardware
+from pretrain.optim.update import Update
+from pretrain.recipe import keys
+from pretrain.recipe.plan import Plan
+from pretrain.run import curves
+from pretrain.run.clock import Clock
+from pretrain.run.state import RunState
+from pretrain.run.trackers import Trackers, names_of
+
+log = logging.getLogger(__name__)
 
 HEADING = re.compile(r"==== step (\d+) · prompt .* ====$")
-
-
-class Meter:
-    """A clock of training time: looking (validation, samples, saving) pauses it.
-
-    Args:
-        flops_per_token: forward and backward.
-        peak_flops: of all devices together, FLOP/s; None = unknown, then MFU is too.
-        elapsed: seconds of training before this process.
-    """
-
-    def __init__(self, flops_per_token: int, peak_flops: float | None, elapsed: float = 0.0):
-        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._before, self._since = elapsed, time.perf_counter()
-        self._window_tokens, self._window_start = 0, elapsed
-        self.updates, self._window_updates = 0, 0
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds of training so far, also before a resume."""
-        return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the clock inside the block."""
-        self._before, self._since = self.elapsed, None
-        try:
-            yield
-        finally:
-            self._since = time.perf_counter()
-
-    def count(self, tokens: int) -> None:
-        """Add an update and the tokens trained on in it."""
-        self._window_tokens += tokens
-        self._window_updates += 1
-        self.updates += 1
-
-    def read(self) -> dict[str, float]:
-        """Return the speed since the last read.
-
-        ``tokens_per_second``, ``ms_per_step`` and, where the peak is known, ``mfu`` (a fraction).
-        """
-        now = self.elapsed
-        seconds = max(now - self._window_start, 1e-9)
-        speed = self._window_tokens / seconds
-        result = {"tokens_per_second": speed, "ms_per_step": 1000 * seconds / max(self._window_updates, 1)}
-        self._window_tokens, self._window_updates, self._window_start = 0, 0, now
-        if self.peak_flops and (mfu := speed * self.flops_per_token / self.peak_flops) <= 1:
-            result["mfu"] = mfu  # more would only say that the peak is another card's
-        return result
+HINT_AFTER = 50  # updates, when the gauges have settled
+PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
+LINE_SECONDS = 5  # without a terminal a line at most so often
 
 
 class Report:
-    """Writes a run's metrics and samples and speaks to the terminal; on other processes it is silent.
+    """Writes a run's metrics and samples, and shows its progress; on other processes than the main one it is silent.
 
-    Args:
-        first_step: where this process begins. Rows of later looks and updates are of a future that the checkpoint
-            does not know: they are dropped, with a torn last line, and written again as the run gets there.
+    Rows of metrics.jsonl and samples that are later than ``state``, where this process begins, are of a future that
+    the checkpoint does not know: they are dropped, and written again as the run gets there.
     """
 
-    def __init__(self, run_dir: Path, *, first_step: int, max_steps: int, tokens_per_step: int, is_main: bool):
-        self.first_step, self.max_steps, self.tokens_per_step = first_step, max_steps, tokens_per_step
-        self.is_main, self._hinted = is_main, False
-        self.metrics_path, self.samples_path = run_dir / "metrics.jsonl", run_dir / "samples.txt"
-        self.trackers = None  # what else hears each row: has log(step, row) and sample(step, rows)
+    def __init__(self, recipe: keys.Recipe, plan: Plan, state: RunState, clock: Clock, *, is_main: bool):
+        self._recipe, self._plan, self._clock, self._is_main = recipe, plan, clock, is_main
+        self._first_step, self._max_steps = state.step, state.max_steps
+        self._measured: tuple[int, float] | None = None  # step and seconds that the expected time is counted from
+        self._hinted = self._expected = False
         if not is_main:
             return
-        rows = [row for row in read_metrics(self.metrics_path) if _is_past(row, first_step)]
+        run_dir = Path(recipe.saving.output_dir)
+        self.metrics_path, self._samples_path = run_dir / "metrics.jsonl", run_dir / "samples.txt"
+        rows = [row for row in read_metrics(self.metrics_path) if _is_past(row, state.step)]
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
         self._metrics = open(self.metrics_path, "a", encoding="utf-8")
-        files.write_text(self.samples_path, _samples_before(self.samples_path, first_step))
-        self._bar = None
-        self._last_line = -1e9
-        self._started: tuple[int, float] | None = None
-        self._told = False
-
-    def hint(self, text: str | None) -> None:
-        """Say what would use the card better, once."""
-        if text and not self._hinted:
-            self._hinted = True
-            self.say(f"hint: {text}")
-
-    def extend(self, max_steps: int, text: str) -> None:
-        """Say that the run has another length now, and count towards it."""
-        self.max_steps, self._started, self._told = max_steps, None, False
-        self.say(text)
-        if self.is_main and self._bar is not None:
-            self._bar.total = max_steps
-
-    def start_progress(self) -> None:
-        """Show the progress bar (on a terminal)."""
-        if self.is_main and sys.stderr.isatty():
-            self._bar = tqdm(total=self.max_steps, initial=self.first_step, unit="step", dynamic_ncols=True)
-
-    def say(self, text: str) -> None:
-        """Print a line, beside the bar where there is one."""
-        if not self.is_main:
-            return
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        files.write_text(self._samples_path, _samples_before(self._samples_path, state.step))
+        self._trackers = Trackers(
+            names_of(recipe.tracking),
+            run_dir=run_dir,
+            project_name=recipe.tracking.project_name,
+            run_name=recipe.saving.run_name,
+            tags=tuple(recipe.tracking.tags),
+            config=keys.public(recipe),
+            ids=state.trackers,
+            rows=rows,
+        )
+        state.trackers = self._trackers.ids
+        self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
+        self._draws = find_spec("matplotlib") is not None
+        if not self._draws:
+            log.info("curves.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
+        self._line_at, self._bar = -1e9, None
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=self._max_steps, initial=state.step, unit="step", dynamic_ncols=True)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Append a row to metrics.jsonl: step, tokens, values. On disk before this returns to the loop."""
-        if self.is_main:
-            row = {"step": step, "tokens": step * self.tokens_per_step, **values}
+        if self._is_main:
+            row = {"step": step, "tokens": step * self._recipe.batch.tokens_per_step, **values}
             self._metrics.write(json.dumps(row) + "\n")
             self._metrics.flush()
-            if self.trackers:
-                self.trackers.log(step, row)
+            self._trackers.log(step, row)
 
-    def progress(self, step: int, values: dict[str, float]) -> None:
-        """Show a row of an update: the bar moves; without a terminal a line at most every five seconds, and the last."""
-        if not self.is_main:
-            return
-        elapsed = values["elapsed_seconds"]
-        left = "?"
-        if self._started is None:
-            self._started = (step, elapsed)
-        elif step > self._started[0]:
-            per_step = (elapsed - self._started[1]) / (step - self._started[0])
-            left = duration((self.max_steps - step) * per_step)
-            if not self._told:
-                self._told = True
-                self.say(f"expected training time {duration((self.max_steps - self.first_step) * per_step)}")
-        mfu = f"{100 * values['mfu']:.1f}%" if "mfu" in values else "n/a"
-        shown = {"loss": f"{values['train/loss']:.3f}", "tok/s": f"{values['tokens_per_second']:,.0f}", "MFU": mfu}
-        shown["ms"] = f"{values['ms_per_step']:,.0f}"
-        if "gpu/memory" in values:
-            shown["memory"] = f"{values['gpu/memory']:.0%}"
-        if self._bar is not None:
-            self._bar.set_postfix(shown, refresh=False)
-            self._bar.update(step - self._bar.n)
-            return
-        if time.monotonic() - self._last_line < 5 and step < self.max_steps:
-            return
-        self._last_line = time.monotonic()
-        width = len(str(self.max_steps))
-        words = "  ".join(f"{name} {value}" for name, value in shown.items())
-        self.say(f"step {step:{width}d}/{self.max_steps}  {words}  left {left}")
+    def evaluation(self, step: int, split: str, result: dict[str, float] | None, words: str) -> None:
+        """Report what an evaluation found, in ``words`` too; None: a request to stop has ended it."""
+        if result is not None and self._is_main:
+            prefix = "eval" if split == "validation" else split
+            self.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
+            log.info(f"step {step}: {words}")
+            self.draw(at_least=PICTURE_SECONDS)
 
-    def samples(self, step: int, texts: list[tuple[str, str]]) -> None:
-        """Append samples, each a prompt and what follows it, to samples.txt."""
-        if self.is_main:
-            with open(self.samples_path, "a", encoding="utf-8") as out:
-                for prompt, text in texts:
-                    out.write(f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
-            if self.trackers:
-                self.trackers.sample(step, texts)
+    def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
+        """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
+        gauges = hardware.gauges(device)
+        row = {"train/loss": update.loss, "train/grad_norm": update.grad_norm, "train/lr": lr}
+        row |= {"skipped_updates": state.skipped_updates, "elapsed_seconds": self._clock.elapsed}
+        row |= {**self._clock.read(), **gauges, "data_wait_seconds": state.data_wait_seconds}  # of elapsed_seconds
+        self.log(state.step, row)
+        if self._is_main:
+            self._show(state.step, row)
+            self._hint(gauges, state.data_wait_seconds)
+
+    def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
+        """Append samples, each a prompt and what follows it, to samples.txt; ``show`` them on the terminal too."""
+        if not self._is_main:
+            return
+        with open(self._samples_path, "a", encoding="utf-8") as out:
+            for prompt, text in texts:
+                out.write(f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+                if show:
+                    log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
+        self._trackers.sample(step, texts)
+
+    def draw(self, at_least: float = 0.0) -> None:
+        """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
+        if self._is_main and self._draws and time.monotonic() - self._drawn >= at_least:
+            published = model_card.published(keys.public(self._recipe))
+            rows, name = read_metrics(self.metrics_path), self._recipe.saving.run_name
+            curves.draw_curves(rows, self._picture, name, published=published)
+            self._drawn = time.monotonic()
+
+    def extend(self, max_steps: int) -> None:
+        """Count towards another length of the run."""
+        self._max_steps, self._measured, self._expected = max_steps, None, False
+        if self._is_main and self._bar is not None:
+            self._bar.total = max_steps
 
     def close(self) -> None:
-        """Let the bar and the file go."""
-        if self.is_main:
+        """Close the bar, the file and the trackers."""
+        if self._is_main:
             if self._bar is not None:
                 self._bar.close()
                 self._bar = None
             self._metrics.close()
-            if self.trackers:
-                self.trackers.close()
+            self._trackers.close()
+
+    def _show(self, step: int, row: dict[str, float]) -> None:
+        """Move the bar; without one log a line, at most every few seconds, and the last."""
+        elapsed, left = row["elapsed_seconds"], "?"
+        if self._measured is None:
+            self._measured = step, elapsed
+        elif step > self._measured[0]:
+            per_step = (elapsed - self._measured[1]) / (step - self._measured[0])
+            left = duration((self._max_steps - step) * per_step)
+            if not self._expected:
+                self._expected = True
+                log.info(f"expected training time {duration((self._max_steps - self._first_step) * per_step)}")
+        mfu = f"{100 * row['mfu']:.1f}%" if "mfu" in row else "n/a"
+        shown = {"loss": f"{row['train/loss']:.3f}", "tok/s": f"{row['tokens_per_second']:,.0f}", "MFU": mfu}
+        shown["ms"] = f"{row['ms_per_step']:,.0f}"
+        if "gpu/memory" in row:
+            shown["memory"] = f"{row['gpu/memory']:.0%}"
+        if self._bar is not None:
+            self._bar.set_postfix(shown, refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif time.monotonic() - self._line_at >= LINE_SECONDS or step >= self._max_steps:
+            self._line_at, width = time.monotonic(), len(str(self._max_steps))
+            words = "  ".join(f"{name} {value}" for name, value in shown.items())
+            log.info(f"step {step:{width}d}/{self._max_steps}  {words}  left {left}")
+
+    def _hint(self, gauges: dict[str, float], waited_seconds: float) -> None:
+        """Log what would use the card better, once."""
+        if self._hinted or self._clock.updates < HINT_AFTER:
+            return
+        size = self._plan.per_device_train_batch_size
+        text = hardware.hint(
+            gauges,
+            micro_batch=size,
+            most=size * self._plan.gradient_accumulation_steps,
+            tokens=size * self._recipe.model.sequence_length,
+            waiting=waited_seconds / max(self._clock.elapsed, 1e-9),
+        )
+        if text:
+            self._hinted = True
+            log.info(f"hint: {text}")
 
 
 def read_metrics(path: Path) -> list[dict]:

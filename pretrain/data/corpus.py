@@ -1,0 +1,343 @@
+"""The data of a run: its sources opened, what is still being prepared waited for, batches of it."""
+
+import logging
+import os
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.base.stopping import StopRequest
+from pretrain.data import shards, tokenization, windows
+from pretrain.data.reader import Reader, Supply
+from pretrain.data.sources import FoundSource, find_source
+from pretrain.recipe import keys
+from pretrain.recipe.plan import Plan, make_plan
+
+log = logging.getLogger(__name__)
+
+RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
+PREPARE = Path(__file__).parents[2] / "prepare_data.py"
+
+
+class OpenedSource:
+    """One source of a run: its folder of shards, opened; ``train`` grows with ``refresh`` until the source is complete.
+
+    Args:
+        weight: its share of the windows, relative to the others'.
+        manifest: of the folder.
+        consumed: whether shards that were trained on may be gone.
+
+    Raises BadInput where the shards are not what the manifest says, or hold no window.
+    """
+
+    def __init__(self, weight: float, folder: Path, manifest: dict, model: keys.Model, *, consumed: bool):
+        self.weight, self.folder, self.manifest = weight, folder, manifest
+        self._model, self._consumed = model, consumed
+        self.validation = self.open("validation")
+        self.train = self.open("train")
+
+    @property
+    def complete(self) -> bool:
+        """Whether it does not grow any more."""
+        return self.manifest["complete"]
+
+    @property
+    def epoch_windows(self) -> int | None:
+        """How many windows an epoch has; None while that is not known."""
+        return self.train.num_windows if self.complete else None
+
+    def open(self, split: str) -> windows.Windows:
+        """Return the windows of a split's shards."""
+        opened = windows.Windows(self._model.sequence_length, self._model.vocab_size)
+        self._append(opened, split, 0)
+        return opened
+
+    def refresh(self) -> None:
+        """Open the train shards that are new."""
+        if not self.complete:
+            opened = len(self.manifest["splits"]["train"])
+            self.manifest = shards.describe_folder(self.folder)
+            self._append(self.train, "train", opened)
+
+    def delete_before(self, window: int) -> None:
+        """Delete the train shards whose windows all lie below ``window``."""
+        for path in self.train.paths_before(window):
+            self.train.release(path)
+            path.unlink(missing_ok=True)
+
+    def _append(self, opened: windows.Windows, split: str, first_row: int) -> None:
+        rows = self.manifest["splits"][split][first_row:]
+        shards.refuse_changed(self.folder, rows)
+        for row in rows:
+            path = self.folder / row["file"]
+            deleted = self._consumed and not path.exists()
+            opened.append(path, row["tokens"], *((None, 0) if deleted else shards.open_ids(path, row["tokens"])))
+        if self.manifest["tokenizer"] is None and _is_first():
+            opened.check_ids()  # shards that others made; ours were checked when they were written
+        if not opened.num_windows and (self.complete or split != "train"):
+            length = self._model.sequence_length
+            raise BadInput(
+                f"{self.folder}: the {split} split has {opened.num_tokens} tokens, and no shard of it one window of "
+                f"sequence_length + 1 = {length + 1}. Give more text, or a smaller --sequence_length"
+            )
+
+
+class Corpus:
+    """The data of a run; a context manager that ends the processes which prepare it.
+
+    What is not prepared yet is prepared in the background; construction waits for the validation split.
+
+    Args:
+        words: the command line of the run, for the processes that prepare.
+
+    Attributes:
+        sources: one, or those of a mixture.
+        test: the windows of that split, where a single source has one.
+        tokenizer: of all shards; ``bytes_per_token``: (vocab_size,) int64, bytes of text of each id.
+        supply: the background processes.
+    """
+
+    def __init__(self, recipe: keys.Recipe, words: Sequence[str]):
+        self._recipe, self._consumed = recipe, recipe.data.stream_keep == "consumed"
+        data, model = recipe.data, recipe.model
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each shard is an open file
+        asked = keys.sources(data)
+        found = [None if each["data_dir"] else find_source(**each["find"]) for each in asked]
+        folders = [one.folder if one else Path(each["data_dir"]) for one, each in zip(found, asked, strict=True)]
+        self._weights = tuple(each["weight"] for each in asked)
+        if self._consumed:
+            plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
+            most_windows = [_most_windows(source, model.sequence_length) for source in found]
+            self.order(plan).refuse_second_epoch(recipe.schedule.max_steps, most_windows)
+        readers = [_start_reader(number, source, words) for number, source in enumerate(found)]
+        self.supply = Supply(readers, self.refresh)
+        streams = [source.folder / shards.MANIFEST for source in found if source]
+        self.supply.until(
+            lambda: all(path.is_file() for path in streams),
+            "the reader prepares the validation split, then the first shard",
+        )
+        manifests = [shards.describe_folder(folder) for folder in folders]
+        self.tokenizer = open_tokenizer(recipe, dict(zip(folders, manifests, strict=True)))
+        self.bytes_per_token = np.zeros(model.vocab_size, dtype=np.int64)
+        self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
+        self.sources = [
+            OpenedSource(weight, folder, manifest, model, consumed=self._consumed)
+            for weight, folder, manifest in zip(self._weights, folders, manifests, strict=True)
+        ]
+        has_test = len(manifests) == 1 and "test" in manifests[0]["splits"]
+        self.test = self.sources[0].open("test") if has_test else None
+
+    def __enter__(self) -> "Corpus":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.supply.close()  # what they have finished is kept
+
+    @property
+    def complete(self) -> bool:
+        """Whether no source grows any more."""
+        return all(source.complete for source in self.sources)
+
+    @property
+    def epoch_windows(self) -> list[int | None]:
+        """How many windows an epoch of each source has; None while that is not known."""
+        return [source.epoch_windows for source in self.sources]
+
+    def refresh(self) -> bool:
+        """Open the train shards that are new; return ``complete``."""
+        for source in self.sources:
+            source.refresh()
+        return self.complete
+
+    def order(self, plan: Plan) -> windows.TrainOrder:
+        """Return which windows each process reads at each step."""
+        return windows.TrainOrder(
+            weights=self._weights,
+            sequence_length=self._recipe.model.sequence_length,
+            sequences_per_step=plan.sequences_per_step,
+            micro_batch_size=plan.per_device_train_batch_size,
+            num_processes=plan.num_processes,
+            seed=self._recipe.data.data_seed,
+            block_tokens=self._recipe.data.shuffle_block_tokens,
+        )
+
+    def train_batches(self, device: torch.device) -> windows.Mapped | windows.Resident:
+        """Return where batches come from: memory-mapped files, or ids that live on the card whole (data_device)."""
+        wanted, train = self._recipe.data.data_device, [source.train for source in self.sources]
+        if wanted == "cuda" and device.type != "cuda":
+            raise BadInput(f"data_device = cuda: this run is on {device}; use --data_device auto")
+        if wanted == "cuda" and not self.complete:
+            raise BadInput("data_device = cuda needs all of the data: run prepare_data.py first, or use auto")
+        small = self.complete and 4 * sum(split.num_tokens for split in train) <= RESIDENT_BYTES
+        whole = wanted == "cuda" or (wanted == "auto" and device.type == "cuda" and small)
+        return (windows.Resident if whole else windows.Mapped)(train, device)
+
+    def eval_batches(
+        self, split: str, *, max_tokens: int, batch_size: int, device: torch.device, rank: int, num_processes: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield this process's share of a split: inputs_BT and targets_BT, (B, T) int64.
+
+        Args:
+            split: validation or test.
+            max_tokens: about so many of the split, spread evenly; 0 = all.
+        """
+        found = [self.test] if split == "test" else [source.validation for source in self.sources]
+        draws = windows.eval_draws(
+            [opened.num_windows for opened in found],
+            self._weights,
+            max_windows=max(1, max_tokens // self._recipe.model.sequence_length) if max_tokens else 0,
+        )
+        batches = windows.Mapped(found, device)
+        return windows.eval_batches(batches, draws, batch_size=batch_size, rank=rank, num_processes=num_processes)
+
+    def wait_for(self, step: int, order: windows.TrainOrder, stop: StopRequest) -> str | None:
+        """Wait until all that ``step`` reads is there, on every process; return why it never will be, if so."""
+        have = lambda: [source.train.num_windows for source in self.sources]  # noqa: E731
+        failure = self.supply.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
+        if self._consumed and not failure:
+            try:
+                order.refuse_second_epoch(step + 1, self.epoch_windows)  # how long an epoch is may not be known earlier
+            except BadInput as error:
+                return str(error)
+        return failure
+
+    def delete_consumed(self, order: windows.TrainOrder, step: int) -> None:
+        """With stream_keep = consumed, delete the train shards that no step from ``step`` on reads."""
+        if self._consumed:
+            for source, first in zip(self.sources, order.oldest_needed(step), strict=True):
+                source.delete_before(first)
+
+    def contents(self) -> list[dict]:
+        """Return what a resumed run must find again of each source."""
+        return [{"weight": source.weight} | shards.contents(source.manifest) for source in self.sources]
+
+    def refuse_other(self, where: Path, before: list[dict]) -> None:
+        """Raise BadInput unless the data begins as it was ``before``; what is being read anew is waited for."""
+        if [state["weight"] for state in before] != [source.weight for source in self.sources]:
+            raise BadInput(
+                f"{where}: was trained on sources of other weights; set them back, or give another --run_name"
+            )
+        pairs = list(zip(before, self.sources, strict=True))
+
+        def there() -> bool:
+            opened = all(len(source.manifest["splits"]["train"]) >= state["shards"] for state, source in pairs)
+            return opened or self.refresh()
+
+        self.supply.until(there, "the shards that the checkpoint has seen")
+        for state, source in pairs:
+            shards.refuse_other_contents(where, state, source.manifest)
+
+    def describe(self, order: windows.TrainOrder) -> Iterator[str]:
+        """Yield what the run reads, a line a source, and what the user should know about where it lies."""
+        read, shares = order.read_before(self._recipe.schedule.max_steps), order.shares()
+        for source, windows_read, share in zip(self.sources, read, shares, strict=True):
+            folder, train, manifest = source.folder, source.train, shards.describe_folder(source.folder)
+            tokens, complete = windows_read * train.sequence_length, manifest["complete"]
+            there = sum(row["tokens"] for row in manifest["splits"]["train"])  # more than are opened, while it grows
+            yield (
+                f"data     {folder}: {there:,} train tokens{'' if complete else ' so far, more are being read'}; "
+                f"the run reads {tokens:,}{f' ({tokens / there:.2f} epochs)' if complete else ''}"
+                f"{f', {share:.1%} of its windows' if len(shares) > 1 else ''}"
+            )
+            if train.dropped_tokens > 0.01 * train.num_tokens:
+                yield (
+                    f"note     {train.dropped_tokens:,} of its tokens are in no window: ends of shards, and shards "
+                    f"shorter than sequence_length"
+                )
+            if mount := files.network_mount(folder):
+                yield (
+                    f"note     {folder} lies on {mount}, over the network: each window is fetched from there. Copy it to "
+                    f"a local disk: cp -r {folder} /local/disk, then --data_dir /local/disk/{folder.name}"
+                )
+
+
+class TrainBatches:
+    """The micro-batches of this process: a pure function of the recipe, the step and the micro-step, without a state.
+
+    Args:
+        rank: of this process among the plan's.
+    """
+
+    def __init__(self, corpus: Corpus, plan: Plan, device: torch.device, rank: int):
+        self.order, self._rank = corpus.order(plan), rank
+        self._corpus, self._batches = corpus, corpus.train_batches(device)
+
+    def __call__(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs_BT and targets_BT, (B, T) int64 on the device."""
+        return self._batches.batch(self.order.windows(step, micro_step, self._rank, self._corpus.epoch_windows))
+
+
+def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrainedTokenizerFast:
+    """Return the tokenizer that all shards were made with. Raises BadInput when they do not fit it, or each other.
+
+    Args:
+        manifests: of each folder of shards.
+    """
+    wanted = recipe.data.tokenizer
+    own = [folder / "tokenizer" for folder in manifests if (folder / "tokenizer").is_dir()]
+    name = str(own[0]) if own else wanted
+    if name in keys.TRAINED_TOKENIZERS:
+        raise BadInput(
+            f"tokenizer = {name}: is made from text, and {next(iter(manifests))} holds shards of others; give the one "
+            f"that they were made with: --tokenizer openai-community/gpt2, or a folder"
+        )
+    tokenizer = tokenization.load(name)
+    fingerprint = tokenization.fingerprint(tokenizer)
+    for folder, manifest in manifests.items():
+        made = manifest["tokenizer"]
+        if made and made["fingerprint"] != fingerprint:
+            raise BadInput(f"{folder}: its shards were made with another tokenizer than {name}")
+        otherwise_named = made and wanted not in (made["name"], *keys.TRAINED_TOKENIZERS)
+        if otherwise_named and tokenization.fingerprint(tokenization.load(wanted)) != fingerprint:
+            raise BadInput(f"tokenizer = {wanted}: the shards in {folder} were made with another one")
+    _refuse_foreign_tokenizer(recipe, name, fingerprint)
+    if len(tokenizer) > recipe.model.vocab_size:
+        raise BadInput(
+            f"vocab_size = {recipe.model.vocab_size}: the tokenizer has {len(tokenizer)} ids; use --vocab_size "
+            f"{-(-len(tokenizer) // 64) * 64}"
+        )
+    return tokenizer
+
+
+def _refuse_foreign_tokenizer(recipe: keys.Recipe, name: str, fingerprint: str) -> None:
+    """Raise BadInput when ``init_from`` has a tokenizer and it is another one: the same ids would be other text."""
+    begun_from = recipe.model.init_from
+    if begun_from in (None, name):
+        return
+    try:
+        own = tokenization.load(begun_from)
+    except BadInput:  # weights without a tokenizer: the recipe decides
+        return
+    if tokenization.fingerprint(own) != fingerprint:
+        raise BadInput(
+            f"tokenizer = {recipe.data.tokenizer}: is not the one of init_from = {begun_from}, whose ids mean other "
+            f"text; use --tokenizer {begun_from}"
+        )
+
+
+def _start_reader(number: int, source: FoundSource | None, words: Sequence[str]) -> Reader | None:
+    """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
+    if source is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return None
+    if (shards.read_manifest(source.folder) or {"complete": False})["complete"]:
+        return None
+    return Reader([sys.executable, str(PREPARE), *words, "--source", str(number), "--follow"])
+
+
+def _most_windows(source: FoundSource | None, sequence_length: int) -> int | None:
+    """Return a bound of an epoch's windows that is known before any is read."""
+    bounds = [source.most_tokens, source.identity["limit_tokens"]] if source else []
+    most = min(filter(None, bounds), default=None)
+    return most and most // sequence_length
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"

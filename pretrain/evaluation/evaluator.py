@@ -1,0 +1,115 @@
+"""What a run measures on the way: the loss of a split, HellaSwag, samples; all processes share the work."""
+
+from collections.abc import Callable, Sequence
+
+from accelerate import Accelerator
+
+from pretrain.data.corpus import Corpus
+from pretrain.data.tokenization import encode_prompt
+from pretrain.evaluation import hellaswag, likelihood, sampling, validation
+from pretrain.machine.accelerator import autocast
+from pretrain.machine.sharding import WholeModel
+from pretrain.model.loss import loss_module
+from pretrain.recipe import keys
+
+SAMPLING = {"temperature": 0.8, "top_k": 200, "top_p": 1.0}
+
+
+def read_items(evaluation: keys.Evaluation) -> list[hellaswag.Item]:
+    """Return the HellaSwag items that the run scores itself on; none where it does not."""
+    scored = evaluation.hellaswag_steps or evaluation.hellaswag_files  # files alone are for eval_only
+    return hellaswag.read_items(evaluation.hellaswag_files) if scored else []
+
+
+class Evaluator:
+    """Evaluates the model as it is when it is asked.
+
+    Args:
+        items: of HellaSwag; none: it is not scored.
+        model: whole on each process for as long as it is used.
+        stopped: whether this process was asked to stop: an evaluation ends early then, on every process.
+
+    Attributes:
+        hellaswag: the items, encoded; None without any.
+    """
+
+    def __init__(
+        self,
+        recipe: keys.Recipe,
+        corpus: Corpus,
+        items: Sequence[hellaswag.Item],
+        model: WholeModel,
+        accelerator: Accelerator,
+        stopped: Callable[[], bool] = lambda: False,
+    ):
+        self._recipe, self._corpus, self._model = recipe, corpus, model
+        self._accelerator, self._stopped = accelerator, stopped
+        self.hellaswag = hellaswag.HellaSwag(items, corpus.tokenizer) if items else None
+        if items:
+            self.hellaswag.longer_than(recipe.model.sequence_length)  # refuses a context that no ending fits
+
+    def loss(self, split: str, batch_size: int) -> dict[str, float] | None:
+        """Return ``loss`` (nats per token) and ``bits_per_byte`` of a split, or None when stopped."""
+        accelerator, corpus = self._accelerator, self._corpus
+        batches = corpus.eval_batches(
+            split,
+            max_tokens=self._recipe.evaluation.eval_tokens,
+            batch_size=batch_size,
+            device=accelerator.device,
+            rank=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+        )
+        with self._model() as model, autocast(accelerator):
+            return validation.validation_loss(
+                loss_module(model, self._recipe.loss, corpus.tokenizer.eos_token_id),
+                batches,
+                device=accelerator.device,
+                reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
+                bytes_per_token=corpus.bytes_per_token,
+                stop=self._stopped,
+            )
+
+    def hellaswag_scores(self) -> dict[str, float] | None:
+        """Return the three scores, their errors and ``items``, or None when stopped."""
+        accelerator, test = self._accelerator, self.hellaswag
+        with self._model() as model, autocast(accelerator):
+            found = likelihood.log_likelihoods(
+                model,
+                test.questions,
+                context_length=self._recipe.model.sequence_length,
+                reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
+                rank=accelerator.process_index,
+                num_processes=accelerator.num_processes,
+                stop=self._stopped,
+            )
+        return None if found is None else test.scores(test.predictions(found)) | {"items": len(test.items)}
+
+    def samples(self) -> list[tuple[str, str]]:
+        """Return a text for each prompt, with it; the main process's (the others return none)."""
+        with self._model() as model:
+            prompts = self._recipe.evaluation.sample_prompts if self._accelerator.is_main_process else ()
+            return [(prompt, self._sample(model, prompt, number)) for number, prompt in enumerate(prompts)]
+
+    def _sample(self, model, prompt: str, number: int) -> str:
+        tokenizer = self._corpus.tokenizer
+        ids = sampling.sample(
+            model,
+            encode_prompt(tokenizer, prompt),
+            tokenizer,
+            max_new_tokens=self._recipe.evaluation.sample_tokens,
+            seed=self._recipe.model.seed + number,
+            **SAMPLING,
+        )
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def describe_loss(split: str, result: dict[str, float]) -> str:
+    """Return a validation result in one line."""
+    bits = f", {result['bits_per_byte']:.3f} bits per byte" if "bits_per_byte" in result else ""
+    return f"{split} loss {result['loss']:.4f} nats per token{bits}"
+
+
+def describe_hellaswag(result: dict[str, float]) -> str:
+    """Return HellaSwag's scores in one line, in per cent."""
+    each = (f"{score} {100 * result[score]:.2f}% ± {100 * result[f'{score}_stderr']:.2f}" for score in hellaswag.SCORES)
+    return f"HellaSwag {', '.join(each)}"

@@ -1,0 +1,230 @@
+"""The Accelerator: made as the accelerate YAML says, refused where the machine cannot, and what it wraps."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch._inductor.config
+import torch.distributed as dist
+import torch.utils.deterministic
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, TorchDynamoPlugin
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.rendezvous import rendezvous
+
+from pretrain.base.errors import BadInput
+from pretrain.machine import verdicts
+from pretrain.machine.hardware import Device
+from pretrain.model.loss import NextTokenLoss
+from pretrain.recipe import keys
+
+
+def make_accelerator(
+    device: Device, machine: keys.Machine | None = None, *, precision: str | None = None
+) -> Accelerator:
+    """Build the Accelerator as the accelerate YAML says, or, when none is given, as a preset would.
+
+    Args:
+        machine: None: every key's default.
+        precision: without a YAML: this one (no, fp16, bf16); None: the best that the device has.
+
+    Raises BadInput when the YAML or ``machine`` asks for what the device cannot do, with the remedy.
+    """
+    machine = machine or keys.Machine()
+    refuse_impossible(device, os.environ, machine.tf32, machine.compile_mode)
+    launched = "ACCELERATE_MIXED_PRECISION" in os.environ
+    wanted = os.environ["ACCELERATE_MIXED_PRECISION"] if launched else precision or device.precision
+    if machine.deterministic:  # else a card adds up some gradients in the order in which its threads come
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS makes its first handle
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # finds errors only, and costs a pass over memory
+        torch._inductor.config.deterministic = True  # or timings choose between kernels that round differently
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and device.kind == "cpu":  # or Accelerate starts each one for itself
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    _meet_after_restart(device, machine.ddp_timeout)
+    accelerator = Accelerator(
+        mixed_precision=wanted,
+        dynamo_plugin=TorchDynamoPlugin(  # None: what the launcher has written into the environment
+            backend="inductor" if not launched and device.compiles else None,
+            mode=machine.compile_mode if machine.compile_mode != "default" else None,
+        ),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=machine.ddp_timeout)),
+        ],
+    )
+    if accelerator.num_processes != processes:
+        raise BadInput(
+            f"WORLD_SIZE = {processes}, but Accelerate makes it {accelerator.num_processes}: the processes would train "
+            f"apart. Start them with torchrun or accelerate launch, on NVIDIA cards or on CPUs"
+        )
+    # All are connected: one that refuses its input from here on cannot cut off another that still connects.
+    accelerator.wait_for_everyone()
+    if accelerator.is_fsdp2 and wanted == "bf16":
+        # As DDP does it; Accelerate would average in bf16, and round the loss.
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        accelerator.state.fsdp_plugin.mixed_precision_policy = policy
+    # After Accelerate, which sets it for itself when a compiler meets fp32.
+    use_tf32 = device.has_tf32 if machine.tf32 == "auto" else machine.tf32
+    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+    return accelerator
+
+
+def _meet_after_restart(device: Device, timeout: float) -> None:
+    """Connect the processes that a launcher has restarted, under a name of this attempt's own.
+
+    Where the launcher's store outlives the processes it still holds the addresses of the dead ones, and the new ones
+    would call them (torch 2.13; https://github.com/pytorch/pytorch/issues/135712). Accelerate takes what is connected.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        dist.init_process_group(
+            "nccl" if device.kind == "cuda" else "gloo",
+            store=dist.PrefixStore(f"restart-{attempt}", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+
+
+def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
+    """Compute in the run's mixed precision inside the block, also where FSDP does without autocast."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    return torch.autocast(accelerator.device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def refuse_impossible(
+    device: Device, environment: Mapping[str, str], tf32: bool | str = "auto", compile_mode: str = "default"
+) -> None:
+    """Raise BadInput with a line for each thing that the launcher's YAML or a setting asks for and ``device`` has not.
+
+    Args:
+        environment: as ``accelerate launch`` and ``torchrun`` set it.
+    """
+    wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
+    faults = []
+    if wanted == "fp8":
+        faults.append(
+            "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16 in the "
+            "accelerate YAML"
+        )
+    elif wanted != "no" and device.kind == "cpu" and environment.get("ACCELERATE_USE_CPU", "false").lower() != "true":
+        faults.append(
+            f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is "
+            f"torch a CPU build? run check_setup.py). Without a GPU: --config_file accelerate_configs/cpu.yaml"
+        )
+    elif wanted == "fp16" and device.kind != "cuda":
+        faults.append('mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML')
+    elif wanted == "bf16" and device.kind == "cuda" and device.precision != "bf16":
+        faults.append(
+            f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"
+        )
+    compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    if device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment:  # no launcher: as make_accelerator chooses
+        compiler = "inductor"
+    if compiler == "inductor" and device.kind == "cuda" and not device.compiles:
+        why = "is too old for its compiler, Triton" if device.compiler else "has no Triton here (pip install triton)"
+        faults.append(
+            f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take '
+            f"accelerate_configs/conservative.yaml"
+        )
+    elif compile_mode != "default" and compiler != "inductor":
+        can = device.compiles or device.kind == "cpu"
+        faults.append(
+            f"compile_mode = {compile_mode}: nothing is compiled here (dynamo_backend: {compiler.upper()}); "
+            f"{'write dynamo_backend: INDUCTOR in the accelerate YAML, or ' if can else ''}use --compile_mode default"
+        )
+    elif compile_mode == "reduce-overhead" and device.kind != "cuda":
+        faults.append(
+            f"compile_mode = {compile_mode}: is made of CUDA graphs, and there is no NVIDIA card here; use --compile_mode "
+            f"default, or max-autotune-no-cudagraphs"
+        )
+    if device.kind == "cuda" and (processes := int(environment.get("LOCAL_WORLD_SIZE", "1"))) > device.count:
+        faults.append(
+            f"num_processes: {processes} processes on this machine, and PyTorch sees {device.count} card(s); write "
+            f"num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"
+        )
+    if environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1":
+        faults.append(
+            "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the accelerate YAML, or "
+            "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        )
+    if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        faults.append(
+            "distributed_type: DEEPSPEED is not used here; take accelerate_configs/zero1_x8.yaml, zero2_x8.yaml or "
+            "zero3_x8.yaml, which need no further package"
+        )
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        if device.kind != "cuda":  # Accelerate would start processes that know nothing of each other
+            faults.append(
+                "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards. Without a GPU: --config_file "
+                "accelerate_configs/cpu.yaml"
+            )
+        if environment.get("FSDP_VERSION", "1") != "2":
+            faults.append("fsdp_version: 1 (FSDP_VERSION) is not supported here; write fsdp_version: 2")
+        if wanted == "fp16":
+            faults.append(
+                "mixed_precision: fp16 under FSDP: its gradient scaler is not supported here; use DDP or bf16"
+            )
+    if tf32 is True and not device.has_tf32:
+        faults.append(f"tf32 = true: {device.name} has no TF32 (Ampere and later have); use --tf32 auto")
+    if faults:
+        raise BadInput(faults)
+
+
+def prepare(
+    loss_module: NextTokenLoss, optimizer: torch.optim.Optimizer, accelerator: Accelerator
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return the module that returns the loss, wrapped (DDP, FSDP2), compiled and autocast, and the optimizer of it."""
+    if accelerator.is_fsdp2:  # its sharded weights are other tensors, which the optimizer must be given
+        # Weights are gathered a block at a time.
+        blocks = list(loss_module.model._no_split_modules)
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = blocks
+        training_module, prepared = accelerator.prepare(loss_module, optimizer)
+        return training_module, prepared.optimizer
+    return accelerator.prepare(loss_module), optimizer
+
+
+def gradient_exchange(
+    module: torch.nn.Module, accelerator: Accelerator, *, wanted: bool
+) -> contextlib.AbstractContextManager:
+    """Exchange gradients between processes in this backward pass, or leave them for a later one.
+
+    FSDP exchanges in each: whole gradients that wait for a later one are the memory that it is there to save.
+    """
+    return contextlib.nullcontext() if wanted or accelerator.is_fsdp2 else accelerator.no_sync(module)
+
+
+def precision_of(accelerator: Accelerator) -> str:
+    """Return fp32, fp16 or bf16."""
+    return {"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+
+
+def compiler_of(accelerator: Accelerator) -> str:
+    """Return the backend of torch.compile, or no."""
+    return accelerator.state.dynamo_plugin.backend.value.lower()
+
+
+def refuse_missing_kernels(device: Device) -> None:
+    """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
+    if device.kind == "cuda":
+        verdict = verdicts.architecture(device.name, device.capability, torch.cuda.get_arch_list())
+        if verdict.level == verdicts.ERROR:
+            raise BadInput(f"{verdict.text}; {verdict.remedy}")
+
+
+def refuse_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerator) -> None:
+    """Raise BadInput for CUDA graphs and several micro-batches: a graph run again overwrites gradients that wait.
+
+    https://github.com/pytorch/pytorch/issues/169545
+    """
+    mode, count = accelerator.state.dynamo_plugin.mode, gradient_accumulation_steps
+    if accelerator.device.type == "cuda" and mode in ("reduce-overhead", "max-autotune") and count > 1:
+        raise BadInput(
+            f"compile_mode = {mode}: its CUDA graphs would overwrite the gradients of {count} micro-batches a step; use "
+            f"--compile_mode max-autotune-no-cudagraphs, or a --tokens_per_step that fits in one"
+        )

@@ -1,0 +1,63 @@
+"""The run folder: whose it is, one trainer at a time, and what lies in it at the end."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.hub import hub
+from pretrain.recipe import keys, reading
+from pretrain.run import checkpoint
+
+LOCK = ".lock"
+CONTENTS = {
+    "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {}",
+    "metrics.jsonl": "every number above",
+    "curves.png": "loss, learning rate, speed",
+    "samples.txt": "text on the way",
+    "checkpoints": "to resume from",
+}
+
+
+def refuse_foreign_run(recipe: keys.Recipe) -> None:
+    """Raise BadInput when the run folder holds another recipe's run, or is no run folder."""
+    run_dir, asked = Path(recipe.saving.output_dir), recipe.saving.resume_from_checkpoint
+    old = run_dir / "recipe.yaml"
+    if asked not in ("auto", "none") and not hub.is_address(asked):
+        checkpoint.read_state(Path(asked))
+    if run_dir.exists() and not run_dir.is_dir():
+        raise BadInput(f"output_dir = {run_dir}: is a file; give another --run_name or --output_dir")
+    if not old.is_file():
+        if run_dir.is_dir() and any(path.name != LOCK for path in run_dir.iterdir()):
+            raise BadInput(f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours")
+        return
+    reading.refuse_changed_science(old, keys.science(reading.load_recipe(old)), recipe)
+    if asked == "none" and checkpoint.list_checkpoints(run_dir / "checkpoints"):
+        raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
+
+
+@contextlib.contextmanager
+def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
+    """Make the run folder and hold it inside the block: one trainer a folder."""
+    if not accelerator.is_main_process:
+        accelerator.wait_for_everyone()
+        yield
+        return
+    run_dir = Path(recipe.saving.output_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
+    with files.locked(run_dir / LOCK, busy):
+        checkpoint.clear_partial(run_dir / "checkpoints")
+        files.write_text(run_dir / "recipe.yaml", keys.as_yaml(recipe))
+        accelerator.wait_for_everyone()
+        yield
+
+
+def describe(run_dir: Path) -> Iterator[str]:
+    """Yield what a finished run has left, a line a file."""
+    for name, what in CONTENTS.items():
+        if (run_dir / name).exists():
+            yield f"{str(run_dir / name) + ('/' if '.' not in name else ''):32} {what.format(run_dir)}"

@@ -1,0 +1,69 @@
+"""The lines that say what a run is, before its first step."""
+
+from collections.abc import Iterator
+
+import torch
+from accelerate import Accelerator
+
+from pretrain.data.corpus import Corpus
+from pretrain.evaluation.hellaswag import HellaSwag
+from pretrain.hub.model_card import Facts
+from pretrain.machine.accelerator import compiler_of
+from pretrain.model.architectures import ARCHITECTURES
+from pretrain.recipe import keys
+from pretrain.recipe.plan import Plan
+
+
+def header(
+    recipe: keys.Recipe,
+    plan: Plan,
+    corpus: Corpus,
+    test: HellaSwag | None,
+    facts: Facts,
+    accelerator: Accelerator,
+) -> Iterator[str]:
+    """Yield what is trained, on what, in which steps and where."""
+    flops, tokens = facts.flops_per_token, recipe.schedule.max_steps * recipe.batch.tokens_per_step
+    yield f"run      {recipe.saving.run_name} in {recipe.saving.output_dir}"
+    yield _model(recipe.model, facts)
+    yield from corpus.describe(corpus.order(plan))
+    yield (
+        f"step     {recipe.batch.tokens_per_step:,} tokens = {plan.num_processes} process(es) x "
+        f"{plan.gradient_accumulation_steps} micro-batch(es) x {plan.per_device_train_batch_size} sequences x "
+        f"{recipe.model.sequence_length} tokens"
+    )
+    yield f"device   {facts.hardware}, {', '.join(_options(recipe, facts, accelerator))}"
+    if test and recipe.evaluation.hellaswag_steps:
+        number = test.longer_than(recipe.model.sequence_length)
+        cut = f"; {number} texts lose their beginning to the context" if number else ""
+        yield f"score    {len(test.items):,} HellaSwag items every {recipe.evaluation.hellaswag_steps} steps{cut}"
+    yield (
+        f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the first "
+        f"steps"
+    )
+
+
+def _model(model: keys.Model, facts: Facts) -> str:
+    shared = model.num_key_value_heads or model.n_head
+    return (
+        f"model    {ARCHITECTURES[model.architecture].name}, {facts.parameters / 1e6:.1f}M parameters: {model.n_layer} "
+        f"layers, {model.n_head} heads{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
+        f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
+        f"{f'; from {model.init_from}' if model.init_from else ''}"
+    )
+
+
+def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> Iterator[str]:
+    yield f"precision {facts.precision}"
+    if torch.get_float32_matmul_precision() == "high":
+        yield "TF32"
+    if recipe.machine.deterministic:
+        yield "deterministic"
+    mode = recipe.machine.compile_mode
+    yield f"compile {compiler_of(accelerator)}{f' ({mode})' if mode != 'default' else ''}"
+    if recipe.model.gradient_checkpointing != "none":
+        yield f"{recipe.model.gradient_checkpointing} gradient checkpointing"
+    if accelerator.is_fsdp2:
+        yield "FSDP2"
+    elif recipe.optimizer.shard_optimizer and accelerator.num_processes > 1:
+        yield "ZeRO-1"

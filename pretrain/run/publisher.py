@@ -1,0 +1,176 @@
+"""What a run pushes to the Hub: model, card, metrics and, as hub_strategy says, checkpoints; by the main process."""
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from accelerate import Accelerator
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pretrain.base.errors import BadInput
+from pretrain.base.redaction import redact
+from pretrain.hub import hub, model_card
+from pretrain.machine import estimate, hardware
+from pretrain.machine.accelerator import precision_of
+from pretrain.model import export
+from pretrain.model.build import count_parameters
+from pretrain.recipe import keys
+from pretrain.run import checkpoint
+from pretrain.run.report import read_metrics
+from pretrain.run.state import RunState
+
+log = logging.getLogger(__name__)
+
+PENDING = "hub"  # of the run folder: pushes that wait
+PUSH_SECONDS, STOPPED_PUSH_SECONDS = 600, 5  # how long a finished, a stopped run waits for the Hub
+
+
+class Publisher:
+    """Stages a push on disk when its checkpoint is there, and sends it beside training.
+
+    Args:
+        repo_id: where to; None = nowhere.
+        state: of the run; its last push waits for ``finished``.
+        facts: for the model card.
+        description: what stands beside the weights of the model, by file name.
+    """
+
+    def __init__(
+        self,
+        recipe: keys.Recipe,
+        repo_id: str | None,
+        state: RunState,
+        facts: model_card.Facts,
+        description: dict[str, str],
+    ):
+        self._recipe, self._repo_id, self._state = recipe, repo_id, state
+        self._facts, self._description, self._pushes = facts, description, 0
+        self._run_dir = Path(recipe.saving.output_dir)
+        self._pusher = hub.Pusher(self._run_dir / PENDING) if repo_id else None
+
+    def saved(self, path: Path) -> None:
+        """Stage a checkpoint's push; called beside training."""
+        step = checkpoint.step_of(path)
+        if self._pusher and self._recipe.hub.hub_strategy != "end" and step < self._state.max_steps:
+            self._try_to_stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL})
+
+    def finished(self) -> None:
+        """Stage the run's last push: what ``model/`` holds."""
+        if self._pusher:
+            files = {path.name: path for path in (self._run_dir / "model").iterdir()}
+            self._try_to_stage(self._state.step, files)
+
+    def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
+        """Wait for the Hub; what is not sent stays where it is."""
+        if not self._pusher:
+            return
+        until, left = time.monotonic() + seconds, self._pusher.close(1)
+        if left:
+            log.info(f"hub      {left} push(es) to go; Ctrl-C leaves them for --push_pending")
+        while left and self._pusher.sending and time.monotonic() < until and not given_up():
+            left = self._pusher.close(1)
+        if left:
+            command = f"python train.py --push_pending {self._run_dir}"
+            log.info(f"hub      {left} push(es) wait in {self._run_dir / PENDING}; to send them: {command}")
+        elif self._pushes:
+            log.info(f"hub      all pushes are in {self._repo_id}")
+
+    def _try_to_stage(self, step: int, files: dict[str, Path | str]) -> None:
+        try:
+            self._stage(step, files)
+        except Exception as error:  # whatever it is, a push ends no run
+            log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run goes on")
+
+    def _stage(self, step: int, files: dict[str, Path | str]) -> None:
+        """Stage a push: the model's ``files``, what describes it and, as hub_strategy says, its checkpoint."""
+        recipe, run_dir = self._recipe, self._run_dir
+        files = {name: file for name, file in files.items() if hub.ALLOWED.fullmatch(name)}
+        rows = [row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= step]
+        files["README.md"] = model_card.model_card(self._repo_id, step, rows, keys.public(recipe), self._facts)
+        files["metrics.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
+        optional = [run_dir / "recipe.yaml", run_dir / "curves.png"]
+        files |= {path.name: path for path in optional if path.is_file()}
+        path = run_dir / "checkpoints" / f"step-{step:08d}"
+        if recipe.hub.hub_strategy in ("checkpoint", "all_checkpoints") and path.is_dir():
+            newest = recipe.hub.hub_strategy == "checkpoint"
+            within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
+            files |= {f"{within}/{file.name}": file for file in path.iterdir()}
+        now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
+        words = ", ".join(
+            f"{words} {now[name]:.4f}"
+            for name, words in (("train/loss", "train loss"), ("eval/loss", "validation loss"))
+            if name in now
+        )
+        self._pushes += 1
+        self._pusher.add(
+            step,
+            repo_id=self._repo_id,
+            private=recipe.hub.hub_private_repo,
+            title=f"{recipe.saving.run_name}, step {step}: {words}",
+            tag=f"step-{step:08d}",
+            files=files,
+        )
+
+
+def facts_of(
+    recipe: keys.Recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, accelerator: Accelerator
+) -> model_card.Facts:
+    """Return what a model card states of a run beside its recipe and metrics."""
+    return model_card.Facts(
+        command=command_line(),
+        hardware=hardware.device_name(accelerator.device),
+        num_processes=accelerator.num_processes,
+        precision=precision_of(accelerator),
+        parameters=count_parameters(model),
+        flops_per_token=estimate.shape_of(recipe.model).flops_per_token,
+        tokenizer_size=len(tokenizer),
+    )
+
+
+def describe_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """Return what stands beside the weights of an exported model, by file name."""
+    with tempfile.TemporaryDirectory() as folder:
+        export.describe(model.config, Path(folder), tokenizer)
+        return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
+
+
+def command_line() -> list[str]:
+    """Return the words that started this run: the launcher's, where there is one; URLs in them are redacted."""
+    words = [Path(sys.argv[0]).name, *map(redact, sys.argv[1:])] if sys.argv else []
+    parent = Path(f"/proc/{os.getppid()}/cmdline")
+    launcher = parent.read_text(errors="replace").split("\0")[:-1] if parent.is_file() else []
+    for place, word in enumerate(launcher[:3]):
+        if Path(word).name in ("accelerate", "torchrun"):
+            return [Path(word).name, *map(redact, launcher[place + 1 :])]
+    return ["python", *words]
+
+
+def check(recipe: keys.Recipe) -> str | None:
+    """Return the repository that the run pushes to, on the first process; None: it pushes nothing.
+
+    Raises BadInput for what cannot work.
+    """
+    if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
+        return None
+    begun = checkpoint.list_checkpoints(Path(recipe.saving.output_dir) / "checkpoints")
+    repo_id, notes = hub.check(
+        recipe.hub.hub_model_id or recipe.saving.run_name,
+        private=recipe.hub.hub_private_repo,
+        fresh=not begun and not hub.is_address(recipe.saving.resume_from_checkpoint),
+        card=model_card.metadata(keys.public(recipe)),
+    )
+    for note in notes:
+        log.info(f"hub      {note}")
+    return repo_id
+
+
+def push_pending(run_dir: Path) -> int:
+    """Send what waits in a run folder; return 0 when nothing is left, else 1."""
+    if not run_dir.is_dir():
+        raise BadInput(f"--push_pending {run_dir}: no such run folder")
+    return 1 if hub.push_pending(run_dir / PENDING) else 0

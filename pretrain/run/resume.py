@@ -1,0 +1,134 @@
+"""Going on from a checkpoint, and saving the next: which one, and what it holds beside the tensors."""
+
+import logging
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedModel
+
+from pretrain.base.errors import BadInput
+from pretrain.data.corpus import Corpus
+from pretrain.hub import hub
+from pretrain.recipe import keys, reading
+from pretrain.run import checkpoint
+from pretrain.run.state import RunState
+
+log = logging.getLogger(__name__)
+
+
+def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint to go on from, the same on all processes, and a line for each newer one that is damaged."""
+    asked, run_dir = recipe.saving.resume_from_checkpoint, Path(recipe.saving.output_dir)
+    if asked == "none":
+        return None, []
+    if asked != "auto" and not hub.is_address(asked):
+        return Path(asked), []
+    found: list = [None, [], None]
+    if accelerator.is_main_process:
+        try:
+            found[:2] = checkpoint.find_newest(run_dir / "checkpoints")
+            if found[0] is None and hub.is_address(asked):  # later starts of the same command go on from this folder
+                log.info(f"hub      fetching {asked}")
+                found[0] = hub.fetch_checkpoint(asked, run_dir / "checkpoints", run_dir)
+        except BadInput as error:
+            found[2] = error.lines
+    broadcast_object_list(found)
+    if found[2]:
+        raise BadInput(found[2])
+    return found[0], found[1]
+
+
+def resume(
+    recipe: keys.Recipe,
+    corpus: Corpus,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    accelerator: Accelerator,
+) -> tuple[RunState, list[str]]:
+    """Load the newest checkpoint that verifies, if any; return how far the run is and what the user should know."""
+    path, damaged = find_checkpoint(recipe, accelerator)
+    notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
+    if path is None:
+        return RunState.begin(recipe.schedule), notes
+    saved = checkpoint.read_state(path)
+    reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
+    corpus.refuse_other(path, saved["data"])
+    checkpoint.load(path, model, optimizer)
+    if accelerator.scaler is not None and saved["scaler"]:
+        accelerator.scaler.load_state_dict(saved["scaler"])
+    state = RunState.begin(recipe.schedule, saved)
+    notes.append(f"resumed from {path}")
+    if state.step >= state.max_steps:
+        notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
+    if saved["threads"] != torch.get_num_threads():
+        notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {torch.get_num_threads()}")
+    return state, notes
+
+
+class Checkpoints:
+    """Saves a run's checkpoints beside training; leaving its block waits for the one that is being written.
+
+    Args:
+        model: the bare model of Transformers.
+        saved: called with each checkpoint once it is on disk, beside training; must not raise.
+    """
+
+    def __init__(
+        self,
+        recipe: keys.Recipe,
+        corpus: Corpus,
+        model: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        accelerator: Accelerator,
+        saved: Callable[[Path], None],
+    ):
+        self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
+        self._tensors = model, optimizer
+        self.folder = Path(recipe.saving.output_dir) / "checkpoints"
+        self._saver = checkpoint.Saver(
+            self.folder, is_main=accelerator.is_main_process, keep=recipe.saving.save_total_limit, saved=saved
+        )
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._saver.__exit__(*error)
+
+    def prepare(self) -> None:
+        """Make the memory of the next copies ready, beside training; after an update."""
+        self._saver.prepare(*self._tensors)
+
+    def save(self, state: RunState, *, alone: bool = False) -> None:
+        """Begin to save; a full disk is logged and survived, for the older checkpoints still stand.
+
+        Args:
+            alone: the other processes do not call. Where tensors are sharded nothing can be saved then.
+        """
+        accelerator, recipe = self._accelerator, self._recipe
+        sharded = accelerator.is_fsdp2 or recipe.optimizer.shard_optimizer
+        if alone and sharded and accelerator.num_processes > 1:
+            return
+        beside = {
+            **state.saved(),
+            "tokens": state.step * recipe.batch.tokens_per_step,
+            "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
+            "science": keys.science(recipe),
+            "data": self._corpus.contents(),
+            "threads": torch.get_num_threads(),
+            "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
+        }
+        self._saver.save(state.step, *self._tensors, beside, alone=alone)
+
+    def oldest_step(self) -> int | None:
+        """Return the step of the oldest checkpoint that is kept: no resumed run begins before it."""
+        kept = checkpoint.list_checkpoints(self.folder)
+        return checkpoint.step_of(kept[-1]) if kept else None
+
+    def finish(self) -> None:
+        """Wait until what was begun is on disk."""
+        self._saver.finish()

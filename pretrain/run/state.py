@@ -1,0 +1,61 @@
+"""How far a run is: what a checkpoint keeps beside tensors, and the loop goes by."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from pretrain.optim.update import Update
+from pretrain.recipe import keys
+
+
+@dataclass
+class RunState:
+    """The loop's state; data, learning rate and dropout are functions of ``step``.
+
+    Attributes:
+        step: updates attempted; a skipped one counts.
+        max_steps, warmup_steps: of the schedule: the recipe's, or those that ``max_hours`` has planned.
+        bad_in_a_row: updates skipped for a loss or gradient that is not finite, since the last good one.
+        elapsed_seconds: of training, without evaluating and saving; ``data_wait_seconds``: of these, waiting for data.
+        micro_batch: sequences; a resumed run keeps the size, and so its bits.
+        trackers: the run's ids there.
+    """
+
+    max_steps: int
+    warmup_steps: int
+    planned: bool = False
+    step: int = 0
+    skipped_updates: int = 0
+    bad_in_a_row: int = 0
+    elapsed_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    micro_batch: int | None = None
+    trackers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, schedule: keys.Schedule, saved: dict[str, Any] | None = None) -> "RunState":
+        """Return the state before the first step, or as ``state.json`` has ``saved`` it."""
+        state = cls(schedule.max_steps, schedule.warmup_steps)
+        if saved:
+            names = {field.name for field in dataclasses.fields(cls)} - {"planned"}
+            state = dataclasses.replace(state, **{name: saved[name] for name in names & saved.keys()})
+            if planned := saved.get("planned"):
+                state.plan(*planned)
+        return state
+
+    def saved(self) -> dict[str, Any]:
+        """Return what ``state.json`` holds of it."""
+        values = dataclasses.asdict(self)
+        planned = [values.pop("max_steps"), values.pop("warmup_steps")]
+        return values | {"planned": planned if self.planned else None}
+
+    def plan(self, max_steps: int, warmup_steps: int) -> None:
+        """Give the schedule another length."""
+        self.max_steps, self.warmup_steps, self.planned = max_steps, warmup_steps, True
+
+    def count(self, update: Update, elapsed_seconds: float, data_wait_seconds: float) -> None:
+        """Count an attempted update."""
+        self.step += 1
+        self.skipped_updates += not update.applied
+        self.bad_in_a_row = 0 if update.applied else self.bad_in_a_row + (not update.overflow)
+        self.elapsed_seconds, self.data_wait_seconds = elapsed_seconds, data_wait_seconds
