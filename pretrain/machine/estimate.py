@@ -4,7 +4,11 @@ Plain values in, plain values out. Legend: L layers, d width, K width of all hea
 V vocabulary, T context, B sequences of a micro-batch.
 """
 
-from dataclasses import dataclass
+import dataclasses
+
+from pretrain.model.architectures import Shape
+from pretrain.optim.optimizers import OPTIMIZERS
+from pretrain.recipe import keys
 
 # Fitted to plain PyTorch GPT-2 124M on 20 cards, measured by others (benchmarks/estimate_cards.py); none by us.
 PRODUCT_LIMIT = 2.05e15  # FLOP/s: what keeps products as narrow as these from the fastest cards' rates
@@ -18,106 +22,31 @@ LOSS_ROWS = 2**13  # tokens whose logits exist at once (pretrain/model/loss.py)
 HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model's size, in the recipe's words; ``n_head`` counts only where keys and values have fewer heads.
-
-    Attributes:
-        architecture: gpt2 or llama.
-        num_key_value_heads: None: as many as ``n_head``.
-        intermediate_size: width within the MLP; None: 4 n_embd.
-    """
-
-    n_layer: int
-    n_embd: int
-    vocab_size: int
-    sequence_length: int
-    architecture: str = "gpt2"
-    n_head: int | None = None
-    num_key_value_heads: int | None = None
-    intermediate_size: int | None = None
-    tie_word_embeddings: bool = True
-
-    @property
-    def key_width(self) -> int:
-        """K: the width of all heads of the keys, and of the values."""
-        return self.n_embd * self.num_key_value_heads // self.n_head if self.num_key_value_heads else self.n_embd
-
-    @property
-    def mlp_width(self) -> int:
-        """F: the width within the MLP."""
-        return self.intermediate_size or 4 * self.n_embd
-
-    @property
-    def parameters(self) -> int:
-        """Weights, each tied one once.
-
-        GPT-2: L (4 d^2 + 2 d F + 9 d + F) + (V + T) d + 2 d, which for F = 4 d is L (12 d^2 + 13 d) + (V + T + 2) d.
-        Llama: L (2 d^2 + 2 d K + 3 d F + 2 d) + V d + d. An untied head: V d more.
-        """
-        d, f = self.n_embd, self.mlp_width
-        if self.architecture == "llama":
-            block, rest = 2 * d * d + 2 * d * self.key_width + 3 * d * f + 2 * d, d
-        else:
-            block, rest = 4 * d * d + 2 * d * f + 9 * d + f, (self.sequence_length + 2) * d
-        return self.n_layer * block + self.vocab_size * d * (1 if self.tie_word_embeddings else 2) + rest
-
-    @property
-    def flops_per_token(self) -> int:
-        """FLOPs of forward and backward: 6 N + 12 L d T.
-
-        N leaves out what is only looked up: GPT-2's position embeddings (T d), and an untied input embedding (V d).
-        The usual estimate (PaLM, appendix B): 6 per weight, and the attention products counted as if not causal;
-        fewer heads of keys save weights, but no attention product.
-        """
-        looked_up = self.sequence_length if self.architecture == "gpt2" else 0
-        looked_up += 0 if self.tie_word_embeddings else self.vocab_size
-        weights = self.parameters - looked_up * self.n_embd
-        return 6 * weights + 12 * self.n_layer * self.n_embd * self.sequence_length
-
-
 GPT2_124M = Shape(12, 768, 50304, 1024)
 
 
-def moment_bytes(shape: Shape, optimizer: str = "adamw") -> float:
-    """Return the bytes that the optimizer keeps of all weights.
+def shape_of(model: keys.Model) -> Shape:
+    """Return the size of a recipe's model."""
+    stated = {field.name: getattr(model, field.name) for field in dataclasses.fields(Shape)}
+    return Shape(**{name: value for name, value in stated.items() if value is not None})
 
-    AdamW: two fp32 moments. adamw_8bit: two of a byte, and two fp32 scales for each 256 elements; norms and biases, whose
-    tensors have fewer than 4,096 elements, keep fp32. Muon: one fp32 momentum of each matrix of a block, AdamW's of all
-    else.
-    """
-    d, f = shape.n_embd, shape.mlp_width
-    if shape.architecture == "llama":
-        matrices, vectors = 2 * d * d + 2 * d * shape.key_width + 3 * d * f, 2 * d
-    else:
-        matrices, vectors = 4 * d * d + 2 * d * f, 9 * d + f
-    small = shape.n_layer * vectors + (d if shape.architecture == "llama" else 2 * d)
-    return {
-        "adamw": 8.0 * shape.parameters,
-        "adamw_8bit": (2 + 8 / 256) * (shape.parameters - small) + 8.0 * small,
-        "muon": 8.0 * shape.parameters - 4.0 * shape.n_layer * matrices,
-    }[optimizer]
+
+def moment_bytes(shape: Shape, optimizer: str = "adamw") -> float:
+    """Return the bytes that the optimizer keeps of all weights, by its record's bytes a weight."""
+    kept = OPTIMIZERS[optimizer].moments
+    embeddings = shape.parameters - shape.hidden - shape.vectors
+    return kept.hidden * shape.hidden + kept.embeddings * embeddings + kept.vectors * shape.vectors
 
 
 def block_bytes(shape: Shape, *, half: bool, compiled: bool, half_stream: bool = False) -> tuple[int, int]:
     """Return the bytes that a block keeps for the backward pass, a token, and those of them that "mlp" does not keep.
 
-    Tensors of a block in half precision (2 bytes an element, else 4), the residual stream before each norm in fp32:
-    GPT-2: stream 2 d fp32; norms' outputs 2 d, q, k, v 3 d, attention's output d, the MLP before and after its GELU 2 F.
-    For F = 4 d: 36 d, and 64 d in fp32. Compiled in half precision GPT-2 keeps no stream, for its norms keep what they
-    return (pretrain/model/model.py): 28 d. Llama: stream 2 d fp32; norms' outputs 2 d, q d, k and v 2 K, attention's
-    output d, gate, up, and their product 3 F. Not compiled, it keeps more: what each norm scales, 2 d fp32, silu(gate)
-    F, and under autocast a copy of a norm's output for each product that takes it, 3 d.
+    Tensors of a block in half precision are 2 bytes an element, else 4; the residual stream before each norm is fp32.
+    The formulas stand in the family's record.
 
     half_stream: the stream is in half precision too, as FSDP2 has it.
     """
-    size, d, k, f = 2 if half else 4, shape.n_embd, shape.key_width, shape.mlp_width
-    stream = 2 * d * (2 if half_stream else 4)
-    if shape.architecture == "gpt2":
-        return (0 if compiled and half and not half_stream else stream) + size * (6 * d + 2 * f), size * f
-    if compiled:
-        return stream + size * (4 * d + 2 * k + 3 * f), size * f
-    return 8 * d + stream + size * (4 * d + 2 * k + 4 * f + (3 * d if half and not half_stream else 0)), size * 2 * f
+    return shape.record.kept_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
 
 
 def memory(
@@ -145,7 +74,7 @@ def memory(
     the logits of so many, the head's gradient in fp32 beside the summed one, and of each token its last hidden state and
     that one's gradient, whole and in parts, 12 d. Compiled in half precision: the logits of so many, the head's gradient
     once, 22 d a token; in fp32 5 bytes a logit. What is computed again of one block stands in the logits' place when
-    these are gone; compiled and "full" it stands with the gradients within the block, 8 d + 2 F (Llama 8 F), and its casts
+    these are gone; compiled and "full" it stands with the gradients within the block, and its casts
     of weights are made again too. Fitted to the allocator of a card (benchmarks/memory_card.py on the null card,
     docs/null_card.md).
     """
@@ -153,11 +82,13 @@ def memory(
     half_stream = half and "weights" in sharded
     block, again = block_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
     small = compiled and half
-    beside = 8 * d + (8 if shape.architecture == "llama" else 2) * shape.mlp_width
     kept, later = {
         "none": (shape.n_layer * block, 0),
         "mlp": (shape.n_layer * (block - again), again),
-        "full": (shape.n_layer * (2 if half_stream else 4) * d, block + (beside if small else 0)),
+        "full": (
+            shape.n_layer * (2 if half_stream else 4) * d,
+            block + (shape.record.backward_bytes(shape) if small else 0),
+        ),
     }[checkpointing]
     head = shape.vocab_size * d
     if small:
@@ -205,13 +136,10 @@ def computed_flops(shape: Shape) -> int:
 def moved_bytes(shape: Shape) -> float:
     """Return the bytes a token that are moved beside matrix products, forward and backward, half precision, compiled.
 
-    A block reads and writes about 150 d, the loss 16 V. That is 1.25 times what GPT-2's kernels other than matrix
-    products must move (norms with the residual stream 56 d, attention 24 d, GELU 10 F: 120 d), and so Llama's is taken:
-    norms 56 d, rotation 8 (d + K), attention 12 (d + K), SwiGLU 16 F.
+    That is 1.25 times what a block's kernels other than matrix products must move (GPT-2's 120 d: 150 d), and the
+    loss's 16 V.
     """
-    d, k, f = shape.n_embd, shape.key_width, shape.mlp_width
-    block = 56 * d + (20 * (d + k) + 16 * f if shape.architecture == "llama" else 24 * d + 10 * f)
-    return 1.25 * shape.n_layer * block + 16 * shape.vocab_size
+    return 1.25 * shape.n_layer * shape.record.moved_bytes(shape) + 16 * shape.vocab_size
 
 
 def seconds_per_token(shape: Shape, *, product_flops: float, bandwidth: float, flash: bool = True) -> float:

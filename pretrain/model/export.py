@@ -18,9 +18,7 @@ from transformers import (
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-
-# What the model trains with (pretrain/model/model.py), and the same function under the name that GPT-2 has it by.
-TRAINING_ACTIVATION, STOCK_ACTIVATION = "gelu_pytorch_tanh", "gelu_new"
+from pretrain.model.architectures import ARCHITECTURES
 
 
 def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -62,7 +60,7 @@ def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBas
 
 
 def describe(config: PreTrainedConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write into a folder what ``export`` writes of a model of this config, but for its weights."""
+    """Write into a folder what ``write`` writes of a model of this config, but for its weights."""
     stock = _stock(config, tokenizer)
     stock.config.save_pretrained(folder)
     stock.generation_config.save_pretrained(folder)
@@ -79,10 +77,12 @@ def _stock(
     """Return Transformers' own model, without weights (on the meta device), configured to be used."""
     config = type(config).from_dict(config.to_dict())
     config.use_cache, config.dtype = True, dtype
-    if getattr(config, "activation_function", None) == TRAINING_ACTIVATION:
-        config.activation_function = STOCK_ACTIVATION
-    if config.model_type == "gpt2":
-        config.n_ctx = config.n_positions  # its old name, which llama.cpp's converter reads
+    if record := ARCHITECTURES.get(config.model_type):  # any other model is as it is already
+        activation = record.activation
+        if activation and getattr(config, activation.key) == activation.training:
+            setattr(config, activation.key, activation.stock)
+        for older, name in record.older_names.items():
+            setattr(config, older, getattr(config, name))
     ids = 1 + max(tokenizer.get_vocab().values())
     if trim_vocab:
         config.vocab_size = min(ids, config.vocab_size)

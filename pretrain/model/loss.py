@@ -3,6 +3,7 @@
 Legend: B sequences, T tokens, N = B T, E width, V vocabulary.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -10,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
+
+from pretrain.model.attention import within_documents
+from pretrain.recipe import keys
 
 CARD_ROWS = 8192  # tokens whose logits a card holds at once
 
@@ -26,7 +30,7 @@ class NextTokenLoss(nn.Module):
             al. 2015, section 7). In training only, where gradients are enabled.
         z_loss: coefficient of the mean square of the logits' logarithm of the sum of exponentials, which keeps logits
             from drifting (PaLM, Chowdhery et al. 2022, section 5: 1e-4). In training only.
-        context: returns further arguments of the model for (B, T) int64 inputs, as ``model.within_documents`` does.
+        context: returns further arguments of the model for (B, T) int64 inputs, as ``attention.within_documents`` does.
     """
 
     rows: int | None = None  # another size of the parts
@@ -60,6 +64,12 @@ class NextTokenLoss(nn.Module):
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
         sums = [F.cross_entropy(head(rows).float(), ids, reduction="sum") for rows, ids in parts]
         return torch.stack(sums).sum() / len(targets)
+
+
+def loss_module(model: PreTrainedModel, loss: keys.Loss, separator: int) -> NextTokenLoss:
+    """Return the module that returns a recipe's loss; ``separator``: the id that stands before each document."""
+    context = functools.partial(within_documents, separator=separator) if loss.document_mask else None
+    return NextTokenLoss(model, label_smoothing=loss.label_smoothing, z_loss=loss.z_loss, context=context)
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -11,57 +11,40 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from pretrain.model.architectures import Architecture
+
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: steepest at 0; singular values end between about 0.7 and 1.2
 ROUNDS = 5
 MOST_ELEMENTS = 2**26  # of a stack of matrices: bounds its memory (128 MiB in bf16), and is enough to fill a card
-FUSED = {"c_attn.weight": 3}  # GPT-2 keeps query, key and value in one matrix: three maps, made orthogonal each
 
 
-def muon(
-    model: nn.Module,
-    *,
-    learning_rate: float,
-    momentum: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    weight_decay: float,
-    shard: bool = False,
-) -> torch.optim.Optimizer:
-    """Build Muon for the hidden matrices of a Transformers model, AdamW for embeddings, head, norms and biases.
+def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[dict]:
+    """Return the groups that ``Muon`` takes: hidden matrices by shape; embeddings and head; norms and biases.
 
-    Both take the same ``learning_rate``: a Muon step is scaled to the size (root mean square) that AdamW's have.
-
-    Args:
-        momentum: Muon's; ``beta1``, ``beta2`` and ``epsilon`` are AdamW's.
-        weight_decay: on tensors of two or more dimensions only.
-        shard: each process keeps the moments of its share of the tensors (ZeRO-1), as in ``optim.adamw``.
+    Weight decay acts on tensors of two or more dimensions only.
     """
     hidden: dict[tuple, list[nn.Parameter]] = {}
     matrices, vectors = [], []
     for name, parameter in model.named_parameters():
-        if parameter.dim() != 2 or not is_hidden(name):
+        if parameter.dim() != 2 or not is_hidden(name, record):
             (matrices if parameter.dim() >= 2 else vectors).append(parameter)
             continue
-        parts = next((n for ending, n in FUSED.items() if name.endswith(ending)), 1)
-        hidden.setdefault((parts, *parameter.shape), []).append(parameter)
-    groups = [
-        {"params": params, "parts": parts, "scale": step_scale(rows, columns // parts)}
-        for (parts, rows, columns), params in hidden.items()
+        hidden.setdefault((parts(name, record), *parameter.shape), []).append(parameter)
+    found = [
+        {"params": params, "parts": count, "scale": step_scale(rows, columns // count), "weight_decay": weight_decay}
+        for (count, rows, columns), params in hidden.items()
     ]
-    groups += [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    settings = {"lr": learning_rate, "betas": (beta1, beta2), "eps": epsilon, "weight_decay": weight_decay}
-    settings["momentum"] = momentum
-    if shard:
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # its package brings TorchScript's warnings
-
-        return ZeroRedundancyOptimizer(groups, Muon, **settings)
-    return Muon(groups, **settings)
+    return [*found, {"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def is_hidden(name: str) -> bool:
+def is_hidden(name: str, record: Architecture) -> bool:
     """Return whether a matrix maps features to features: not an embedding, not the head."""
-    return ".h." in name or ".layers." in name  # GPT-2's blocks, Llama's
+    return record.blocks in name
+
+
+def parts(name: str, record: Architecture) -> int:
+    """Return how many maps a matrix holds, which are made orthogonal each."""
+    return next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
 
 
 def step_scale(rows: int, columns: int) -> float:

@@ -21,6 +21,10 @@ TRAINED_TOKENIZERS = ("bpe", "characters")  # trained on the text of the run
 # What a model that is trained on brings along.
 LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rope_theta")
 MODEL_KEYS = ("architecture", "n_layer", "n_head", "n_embd", "vocab_size", *LLAMA_KEYS)
+# Names of the architectures (records in model/architectures.py), each with the keys that it needs beside all models'.
+ARCHITECTURES: dict[str, tuple[str, ...]] = {"gpt2": (), "llama": LLAMA_KEYS}
+OPTIMIZERS = ("adamw", "adamw_8bit", "muon")  # records in optim/optimizers.py
+UNSHARDED = ("adamw_8bit",)  # those whose moments cannot be shared out
 # What a source of a mixture may state: which one it is, and what else it has from the recipe.
 SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
 SOURCE_RULES = ("text_column", "validation_fraction", "validation_tokens", "limit_tokens", "shard_tokens")
@@ -38,6 +42,11 @@ def key(
     """
     about = {"help": help, "kind": kind, "low": low, "high": high, "choices": choices, "only": only}
     return dataclasses.field(default=default, metadata=about)
+
+
+def _needing(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the ``only`` of a key that some architectures need and the others have not."""
+    return "architecture", tuple(each for each, needed in ARCHITECTURES.items() if name in needed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +137,9 @@ class Model:
     """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
 
     architecture: str | None = key(
-        "gpt2, or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", default="gpt2", choices=("gpt2", "llama")
+        "gpt2, or llama: RMSNorm, rotary positions, SwiGLU, grouped queries",
+        default="gpt2",
+        choices=tuple(ARCHITECTURES),
     )
     n_layer: int | None = key("blocks", low=1, high=1000)
     n_head: int | None = key("attention heads", low=1, high=1000)
@@ -137,7 +148,7 @@ class Model:
         default=None,
         low=1,
         high=1000,
-        only=("architecture", ("llama",)),
+        only=_needing("num_key_value_heads"),
     )
     n_embd: int | None = key("width", low=1, high=100_000)
     intermediate_size: int | None = key(
@@ -147,10 +158,10 @@ class Model:
         "rows of the embedding: the tokenizer's size, padded for speed", low=2, high=10_000_000
     )
     tie_word_embeddings: bool | None = key(
-        "llama: the head is the embedding, as gpt2's always is", default=None, only=("architecture", ("llama",))
+        "llama: the head is the embedding, as gpt2's always is", default=None, only=_needing("tie_word_embeddings")
     )
     rope_theta: float | None = key(
-        "llama: base of the rotary positions", default=None, low=1.0, high=1e9, only=("architecture", ("llama",))
+        "llama: base of the rotary positions", default=None, low=1.0, high=1e9, only=_needing("rope_theta")
     )
     sequence_length: int = key("context, in tokens (n_positions)", low=2, high=1_000_000)
     resid_pdrop: float = key("dropout after attention and MLP", low=0.0, high=0.99, only=("architecture", ("gpt2",)))
@@ -210,7 +221,7 @@ class Optimizer:
     optimizer: str = key(
         "adamw; adamw_8bit: its moments in 8 bits; muon: Muon for the blocks' matrices, AdamW for the rest",
         default="adamw",
-        choices=("adamw", "adamw_8bit", "muon"),
+        choices=OPTIMIZERS,
     )
     weight_decay: float = key("on tensors of two or more dimensions only", low=0.0, high=10.0)
     muon_momentum: float = key("Muon's momentum", default=0.95, low=0.0, high=0.9999999, only=("optimizer", ("muon",)))

@@ -10,7 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pretrain.recipe.keys import FIELDS, LLAMA_KEYS, SOURCE_NAMES, SOURCE_RULES, TRAINED_TOKENIZERS, TYPES, Auto
+from pretrain.recipe.keys import (
+    ABSENT,
+    ARCHITECTURES,
+    FIELDS,
+    SOURCE_NAMES,
+    SOURCE_RULES,
+    TRAINED_TOKENIZERS,
+    TYPES,
+    UNSHARDED,
+    Auto,
+)
 
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
@@ -56,10 +66,10 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
         near = min(heads, key=lambda n: abs(n - r.n_head))
         faults.append(f"{path}: n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; n_head {near} is")
     faults += _architecture_faults(path, r)
-    if r.shard_optimizer and r.optimizer == "adamw_8bit":
+    if r.shard_optimizer and r.optimizer in UNSHARDED:
         faults.append(
-            f"{path}: optimizer = adamw_8bit with shard_optimizer = true: 8-bit moments are not shared out. They are a "
-            f"quarter as large; use --shard_optimizer false, or --optimizer adamw"
+            f"{path}: optimizer = {r.optimizer} with shard_optimizer = true: its moments cannot be shared out; use "
+            f"--shard_optimizer false, or --optimizer adamw"
         )
     if r.warmup_steps > r.max_steps:
         faults.append(
@@ -95,36 +105,34 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
 
 
 def _architecture_faults(path: Path, r: SimpleNamespace) -> list[str]:
-    """Return what of the model's keys the architecture has not, lacks, or cannot do; with init_from the model tells."""
+    """Return what of the model's keys the architecture has not, lacks, or cannot do; init_from brings its own."""
     faults = []
-    if r.architecture == "gpt2":
-        for name in LLAMA_KEYS:
-            if name != "intermediate_size" and getattr(r, name) is not None:
-                given = f"{name} = {shown(getattr(r, name))}"
-                faults.append(f"{path}: {given}: GPT-2 has none; leave it out, or use --architecture llama")
-    elif r.architecture == "llama" and not r.init_from:
+    needed = ARCHITECTURES.get(r.architecture, ())
+    for name, field in FIELDS.items():
+        other, among = field.metadata["only"] or (None, ())
+        if other == "architecture" and r.architecture not in (None, *among) and getattr(r, name) not in (None, 0):
+            remedy = f"use --{name} 0" if field.default is ABSENT else "leave it out"
+            faults.append(
+                f"{path}: {name} = {shown(getattr(r, name))}: architecture = {r.architecture} has none; {remedy}, or use "
+                f"--architecture {either(among)}"
+            )
+    if not r.init_from:
         wide = -(-8 * r.n_embd // 192) * 64
-        common = {"num_key_value_heads": r.n_head, "intermediate_size": wide, "tie_word_embeddings": "true"}
-        for name, value in (common | {"rope_theta": 10000.0}).items():
-            if getattr(r, name) is None:
+        usual = {"num_key_value_heads": r.n_head, "intermediate_size": wide, "tie_word_embeddings": "true"}
+        for name, value in (usual | {"rope_theta": 10000.0}).items():
+            if name in needed and getattr(r, name) is None:
                 help = FIELDS[name].metadata["help"].removeprefix("llama: ")
-                faults.append(f"{path}: architecture = llama needs {name} ({help}); usual: --{name} {value}")
+                faults.append(f"{path}: architecture = {r.architecture} needs {name} ({help}); usual: --{name} {value}")
         if r.num_key_value_heads and r.n_head % r.num_key_value_heads:
             fits = [n for n in range(1, r.n_head + 1) if r.n_head % n == 0]
             faults.append(
                 f"{path}: num_key_value_heads = {r.num_key_value_heads} must divide n_head = {r.n_head}; "
                 f"{either(fits)} does"
             )
-        if r.n_embd % r.n_head == 0 and r.n_embd // r.n_head % 2:
+        if "rope_theta" in needed and r.n_embd % r.n_head == 0 and r.n_embd // r.n_head % 2:
             faults.append(
                 f"{path}: n_embd / n_head = {r.n_embd // r.n_head}: rotary positions turn pairs, so it must be even"
             )
-    if r.architecture == "llama":
-        faults += [
-            f"{path}: {name} = {getattr(r, name)}: a Llama-type model has attn_pdrop only; use --{name} 0"
-            for name in ("resid_pdrop", "embd_pdrop")
-            if getattr(r, name)
-        ]
     return faults
 
 

@@ -1,0 +1,62 @@
+"""A recipe's model: Transformers' own, which trains with causal attention and no mask, from noise or from weights."""
+
+import functools
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from pretrain.model import pretrained
+from pretrain.model.architectures import ARCHITECTURES, Mlp
+from pretrain.model.attention import CAUSAL, register_causal_attention
+from pretrain.recipe import keys
+
+
+def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
+    """Build the model on the CPU in fp32, the same on every process: seeded random weights, or those of ``init_from``.
+
+    Raises BadInput when ``init_from`` cannot be loaded whole, or has another shape.
+    """
+    register_causal_attention()
+    torch.manual_seed(model.seed)
+    record = ARCHITECTURES[model.architecture]
+    if model.init_from is not None:
+        made = pretrained.load_to_train(model)
+    else:
+        ids = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id}
+        config = AutoConfig.for_model(record.name, **record.config(model), **record.training_config(model), **ids)
+        made = AutoModelForCausalLM.from_config(config, attn_implementation=CAUSAL)
+    record.prepare(made)
+    if model.gradient_checkpointing == "mlp":
+        _recompute_activations(made, record.mlp)
+    elif model.gradient_checkpointing == "full":
+        older = getattr(made, "gradient_checkpointing_enable", None)  # until Transformers 5.17 or so
+        getattr(made, "activation_checkpointing_enable", older)({"use_reentrant": False})
+    return made
+
+
+def _recompute_activations(model: PreTrainedModel, names: Mlp) -> None:
+    """Have each MLP keep its products' results only, and compute what stands between them again (llm.c's -r 1)."""
+    for name, module in model.named_modules():
+        if name.endswith(".mlp"):
+            module.forward = functools.partial(_recomputed_mlp, module, names)
+
+
+def _recomputed_mlp(mlp: nn.Module, names: Mlp, hidden: torch.Tensor) -> torch.Tensor:
+    def narrow(inner: torch.Tensor, *gated: torch.Tensor) -> torch.Tensor:
+        activated = getattr(mlp, names.activation)(inner)
+        for other in gated:
+            activated = activated * other
+        return getattr(mlp, names.narrow)(activated)
+
+    wide = [getattr(mlp, name)(hidden) for name in names.widen]
+    # The last product stands within, so that its input is not kept; it is not computed again, since nothing that the
+    # backward pass needs comes after it. There is no dropout within, so no generator's state is kept.
+    out = checkpoint(narrow, *wide, use_reentrant=False, preserve_rng_state=False)
+    return mlp.dropout(out) if hasattr(mlp, "dropout") else out
+
+
+def count_parameters(model: PreTrainedModel) -> int:
+    """Return the number of weights, each tied one once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,144 @@
+"""Models that others have trained: to go on from (init_from), and to use."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.activations import NewGELUActivation
+
+from pretrain.base.errors import BadInput
+from pretrain.model.architectures import ARCHITECTURES, padded
+from pretrain.model.attention import CAUSAL
+from pretrain.recipe import keys
+from pretrain.recipe.rules import either
+
+
+def complete(recipe: keys.Recipe) -> keys.Recipe:
+    """Return the recipe with the keys of the model that it begins from, where it does not state them.
+
+    Raises BadInput when ``init_from`` cannot be loaded, is of no architecture of ours, or differs from what is stated.
+    """
+    if recipe.model.init_from is None:
+        return recipe
+    config = _config(recipe.model)
+    found = ARCHITECTURES[config.model_type].model_keys(config)
+    return keys.replace(recipe, **{key: value for key, value in found.items() if getattr(recipe.model, key) is None})
+
+
+def load_to_train(model: keys.Model) -> PreTrainedModel:
+    """Load ``init_from`` in fp32; its config is kept but for dropout, context and rows of the vocabulary.
+
+    New rows begin at the mean of its own. Raises BadInput as ``complete`` does, and for weights that are not whole.
+    """
+    config, name = _config(model), model.init_from
+    record = ARCHITECTURES[config.model_type]
+    rows, context = config.vocab_size, config.max_position_embeddings
+    for key, value in record.training_config(model).items():
+        setattr(config, key, value)
+    how = {"dtype": torch.float32, "attn_implementation": CAUSAL, "output_loading_info": True}
+    try:
+        made, info = AutoModelForCausalLM.from_pretrained(find(name), config=config, trust_remote_code=False, **how)
+    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
+        raise BadInput(f"init_from = {name}: cannot be loaded ({_reason(error)})") from None
+    # Missing ones would stay noise, others be left out; but for a buffer that old GPT-2s keep beside their weights.
+    beside = [key for key in info["unexpected_keys"] if not key.endswith(".attn.masked_bias")]
+    for fault, names in (("lacks", sorted(info["missing_keys"])), ("has besides", sorted(beside))):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise BadInput(f"init_from = {name}: its weights are not those of its config.json: it {fault} {shown}")
+    embedding, head = made.get_input_embeddings(), made.get_output_embeddings()
+    if config.tie_word_embeddings and head.weight is not embedding.weight:
+        raise BadInput(
+            f"init_from = {name}: its config.json ties the head to the embedding, and its weights have two that "
+            f'differ; write "tie_word_embeddings": false there'
+        )
+    if model.vocab_size > rows:
+        made.resize_token_embeddings(model.vocab_size, mean_resizing=False)
+        with torch.no_grad():
+            for part in (made.get_input_embeddings(), made.get_output_embeddings()):
+                part.weight[rows:] = part.weight[:rows].mean(0)
+    if record.positions and model.sequence_length < context:
+        positions = made.get_submodule(record.positions).weight[: model.sequence_length].detach().clone()
+        made.set_submodule(record.positions, nn.Embedding.from_pretrained(positions, freeze=False))
+        setattr(made.config, record.config_names["sequence_length"], model.sequence_length)
+    return made.train()
+
+
+def _config(model: keys.Model) -> PreTrainedConfig:
+    """Return the config of ``init_from``; BadInput where training would silently make another model of it."""
+    name = model.init_from
+    try:
+        config = AutoConfig.from_pretrained(find(name, "init_from ="), trust_remote_code=False)
+    except BadInput:
+        raise
+    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
+        raise BadInput(f"init_from = {name}: cannot be loaded ({_reason(error)})") from None
+    record = ARCHITECTURES.get(config.model_type)
+    if record is None:
+        raise BadInput(f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}")
+    if getattr(config, "quantization_config", None):
+        raise BadInput(f"init_from = {name}: its weights are quantized; give the model that it was made from")
+    faults = [
+        f"{key} = {getattr(config, key)}: {record.label}'s is {values[0]}"
+        for key, values in record.required.items()
+        if getattr(config, key) not in values
+    ]
+    own, rows, context = record.model_keys(config), config.vocab_size, config.max_position_embeddings
+    own["intermediate_size"] = own["intermediate_size"] or 4 * own["n_embd"]
+    for key, value in own.items():
+        stated = getattr(model, key)
+        if key != "vocab_size" and stated not in (None, value):
+            faults.append(f"{key} = {stated}, the model's is {value}; leave {key} out (--{key} none)")
+    if model.vocab_size is not None and model.vocab_size < rows:
+        remedy = f"use --vocab_size {padded(rows)}, or leave it out"
+        faults.append(f"vocab_size = {model.vocab_size}: its vocabulary has {rows} rows; {remedy}")
+    if model.sequence_length > context:
+        remedy = f"use --sequence_length {context}"
+        faults.append(f"sequence_length = {model.sequence_length}: its context is {context} tokens; {remedy}")
+    if faults:
+        raise BadInput(f"init_from = {name}: {fault}" for fault in faults)
+    return config
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's first line, or its kind where it has no words."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def find(name: str, asked: str = "--model") -> str:
+    """Return what ``load`` takes: a run folder stands for its ``model/``, any other folder or Hub id for itself.
+
+    Raises BadInput, which begins with ``asked``, where there is no such folder or the run has not written its model.
+    """
+    path = Path(name)
+    if (path / "model").is_dir():
+        return str(path / "model")
+    if path.is_dir() and (path / "checkpoints").is_dir():
+        raise BadInput(
+            f"{asked} {name}: the run has not written model/ yet; it does so at its end. Until then "
+            f"python export_model.py {name} --out exports/{path.name} makes a model of its newest checkpoint"
+        )
+    if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
+        raise BadInput(f"{asked} {name}: holds no model; give a folder with config.json and weights")
+    if not path.exists() and (
+        path.parts[0] == "runs" or path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()
+    ):
+        raise BadInput(f"{asked} {name}: no such folder (a Hub id is owner/name)")
+    return name
+
+
+def load(name: str) -> PreTrainedModel:
+    """Load any causal language model of Transformers, in the precision it was saved in, for use, not for training.
+
+    Its GELU runs as one kernel. Raises BadInput when it cannot be loaded.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=False)
+    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
+        raise BadInput(f"--model {name}: cannot be loaded: {_reason(error)}") from None
+    for module in list(model.modules()):
+        for child, part in module.named_children():
+            if isinstance(part, NewGELUActivation):
+                setattr(module, child, nn.GELU(approximate="tanh"))
+    return model.eval()

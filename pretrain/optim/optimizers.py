@@ -1,0 +1,156 @@
+"""The optimizers: a record each with how it is built, what it keeps, and where it runs. Needs no torch to be imported."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pretrain.base.errors import BadInput
+from pretrain.model.architectures import ARCHITECTURES
+from pretrain.recipe import keys
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+BITSANDBYTES = "bitsandbytes==0.50.2"  # optional
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Bytes that an optimizer keeps of a weight.
+
+    Attributes:
+        hidden: of the blocks' matrices.
+        embeddings: of embeddings, positions and head.
+        vectors: of norms and biases, whose tensors have fewer than 4,096 elements.
+    """
+
+    hidden: float
+    embeddings: float
+    vectors: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """All that depends on the optimizer.
+
+    Attributes:
+        groups: the model's parameters as the groups that the class takes; each states its weight decay.
+        make: the class and its further arguments, but for the learning rate.
+        moments: bytes that it keeps of a weight.
+        package: what to install for it, name==version; it is then tried on the device before training.
+        sharded: whether moments (ZeRO-1) and weights (FSDP2) may be in shards.
+    """
+
+    groups: Callable[["PreTrainedModel", float], list[dict]]
+    make: Callable[[keys.Optimizer], tuple[type, dict[str, Any]]]
+    moments: Moments
+    package: str | None = None
+    sharded: bool = True
+
+
+def build(model: "PreTrainedModel", settings: keys.Optimizer, *, shard: bool = False) -> "torch.optim.Optimizer":
+    """Build the recipe's optimizer of a model's weights, with a learning rate of 0: ``set_lr`` sets it for each update.
+
+    Weight decay acts on tensors of two or more dimensions only (not on biases and norms).
+
+    Args:
+        shard: each process of the default group keeps the moments of its share of the tensors, updates these, and
+            sends them to the others (ZeRO-1, https://arxiv.org/abs/1910.02054). The updates are the same.
+    """
+    record = OPTIMIZERS[settings.optimizer]
+    kind, arguments = record.make(settings)
+    groups = record.groups(model, settings.weight_decay)
+    if shard:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # its package brings TorchScript's warnings
+
+        return ZeroRedundancyOptimizer(groups, kind, lr=0.0, **arguments)
+    return kind(groups, lr=0.0, **arguments)
+
+
+def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) -> None:
+    """Raise BadInput where the optimizer's package is missing or does not run on ``device``, and for shards it refuses.
+
+    Args:
+        sharded: moments or weights are in shards (ZeRO-1, FSDP2).
+    """
+    name, record = settings.optimizer, OPTIMIZERS[settings.optimizer]
+    package = (record.package or "").partition("==")[0]
+    try:
+        kind, arguments = record.make(settings)
+    except ImportError:
+        raise BadInput(
+            f"optimizer = {name} needs {package}: pip install {record.package}, or --optimizer adamw"
+        ) from None
+    if sharded and not record.sharded:
+        raise BadInput(
+            f"optimizer = {name}: updates no moments or weights in shards; use --shard_optimizer false and a YAML without "
+            f"FSDP, or --optimizer adamw"
+        )
+    if not package:
+        return
+    import torch
+
+    # A package may search its kernels for this device at the first update only, minutes of compiling later.
+    trial = torch.nn.Parameter(torch.zeros(4096, device=device))
+    trial.grad = torch.zeros_like(trial)
+    try:
+        kind([trial], **arguments).step()
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BadInput(f"optimizer = {name}: {package} does not run on {device}: {reason}; --optimizer adamw") from None
+
+
+def _by_decay(model: "nn.Module", weight_decay: float) -> list[dict]:
+    """Return matrices and embeddings, then all else, which does not decay."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def _adam(settings: keys.Optimizer) -> dict[str, Any]:
+    return {"betas": (settings.adam_beta1, settings.adam_beta2), "eps": settings.adam_epsilon}
+
+
+def _adamw(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
+    from torch.optim import AdamW
+
+    return AdamW, _adam(settings) | {"fused": True}
+
+
+def _adamw_8bit(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
+    """bitsandbytes' AdamW (https://arxiv.org/abs/2110.02861).
+
+    A moment of a tensor of 4,096 elements or more is a byte an element and a fp32 scale for each 256 of them.
+    """
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit, _adam(settings)
+
+
+def _muon(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
+    from pretrain.optim.muon import Muon
+
+    return Muon, _adam(settings) | {"momentum": settings.muon_momentum}
+
+
+def _muon_groups(model: "PreTrainedModel", weight_decay: float) -> list[dict]:
+    from pretrain.optim import muon
+
+    return muon.groups(model, ARCHITECTURES[model.config.model_type], weight_decay)
+
+
+OPTIMIZERS = {
+    "adamw": Optimizer(groups=_by_decay, make=_adamw, moments=Moments(8, 8, 8)),
+    "adamw_8bit": Optimizer(
+        groups=_by_decay,
+        make=_adamw_8bit,
+        moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8),
+        package=BITSANDBYTES,
+        sharded=False,
+    ),
+    "muon": Optimizer(groups=_muon_groups, make=_muon, moments=Moments(4, 8, 8)),
+}
