@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from accelerate import Accelerator
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.data.corpus import Corpus
 from pretrain.data.tokenization import encode_prompt
@@ -21,32 +22,37 @@ def read_items(evaluation: keys.Evaluation) -> list[hellaswag.Item]:
     return hellaswag.read_items(evaluation.hellaswag_files) if scored else []
 
 
+def encode_items(
+    items: Sequence[hellaswag.Item], tokenizer: PreTrainedTokenizerFast, sequence_length: int
+) -> hellaswag.HellaSwag | None:
+    """Return the items, encoded; None without any. Raises BadInput where the context does not hold the longest ending."""
+    test = hellaswag.HellaSwag(items, tokenizer) if items else None
+    if test:
+        test.longer_than(sequence_length)
+    return test
+
+
 class Evaluator:
     """Evaluates the model as it is when it is asked.
 
     Args:
-        items: of HellaSwag; none: it is not scored.
+        test: HellaSwag's items, encoded; None: they are not scored.
         model: whole on each process for as long as it is used.
         stopped: whether this process was asked to stop: an evaluation ends early then, on every process.
-
-    Attributes:
-        hellaswag: the items, encoded; None without any.
     """
 
     def __init__(
         self,
         recipe: keys.Recipe,
         corpus: Corpus,
-        items: Sequence[hellaswag.Item],
+        test: hellaswag.HellaSwag | None,
         model: WholeModel,
         accelerator: Accelerator,
         stopped: Callable[[], bool] = lambda: False,
     ):
         self._recipe, self._corpus, self._model = recipe, corpus, model
         self._accelerator, self._stopped = accelerator, stopped
-        self.hellaswag = hellaswag.HellaSwag(items, corpus.tokenizer) if items else None
-        if items:
-            self.hellaswag.longer_than(recipe.model.sequence_length)  # refuses a context that no ending fits
+        self._test = test
 
     def loss(self, split: str, batch_size: int) -> dict[str, float] | None:
         """Return ``loss`` (nats per token) and ``bits_per_byte`` of a split, or None when stopped."""
@@ -69,9 +75,9 @@ class Evaluator:
                 stop=self._stopped,
             )
 
-    def hellaswag_scores(self) -> dict[str, float] | None:
+    def hellaswag(self) -> dict[str, float] | None:
         """Return the three scores, their errors and ``items``, or None when stopped."""
-        accelerator, test = self._accelerator, self.hellaswag
+        accelerator, test = self._accelerator, self._test
         with self._model() as model, autocast(accelerator):
             found = likelihood.log_likelihoods(
                 model,
@@ -90,7 +96,7 @@ class Evaluator:
             prompts = self._recipe.evaluation.sample_prompts if self._accelerator.is_main_process else ()
             return [(prompt, self._sample(model, prompt, number)) for number, prompt in enumerate(prompts)]
 
-    def _sample(self, model, prompt: str, number: int) -> str:
+    def _sample(self, model: PreTrainedModel, prompt: str, number: int) -> str:
         tokenizer = self._corpus.tokenizer
         ids = sampling.sample(
             model,

@@ -1,11 +1,15 @@
-"""The whole model under FSDP, for what needs it whole: looking, sampling, export."""
+"""The whole model under FSDP, for what needs it whole: evaluation, sampling, export."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from pretrain.model.build import build
+from pretrain.recipe import keys
 
 
 class WholeModel:
@@ -16,18 +20,19 @@ class WholeModel:
     computes alone. Every process must ask for it then.
 
     Args:
-        copy: makes the copy, on the CPU; None where the model is not sharded.
+        shape: what the model was built from.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, copy: Callable[[], nn.Module] | None):
-        self.model, self.device = model, device
-        self.copy = copy() if copy else None
+    def __init__(self, model: PreTrainedModel, shape: keys.Model, device: torch.device):
+        self._model, self._device = model, device
+        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        self._copy = build(shape, eos_token_id=model.config.eos_token_id) if sharded else None
 
     @contextlib.contextmanager
-    def __call__(self) -> Iterator[nn.Module]:
-        if self.copy is None:
-            yield self.model
+    def __call__(self) -> Iterator[PreTrainedModel]:
+        if self._copy is None:
+            yield self._model
             return
-        self.copy.load_state_dict(get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True)))
-        yield self.copy.to(self.device)
-        self.copy.to("cpu")
+        self._copy.load_state_dict(get_model_state_dict(self._model, options=StateDictOptions(full_state_dict=True)))
+        yield self._copy.to(self._device)
+        self._copy.to("cpu")

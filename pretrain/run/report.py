@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.base import files
+from pretrain.evaluation.evaluator import describe_hellaswag, describe_loss
 from pretrain.hub import model_card
 from pretrain.machine import hardware
 from pretrain.optim.update import Update
@@ -81,13 +82,16 @@ class Report:
             self._metrics.flush()
             self._trackers.log(step, row)
 
-    def evaluation(self, step: int, split: str, result: dict[str, float] | None, words: str) -> None:
-        """Report what an evaluation found, in ``words`` too; None: a request to stop has ended it."""
-        if result is not None and self._is_main:
+    def loss(self, step: int, split: str, result: dict[str, float] | None) -> None:
+        """Report the loss of a split; None: a request to stop has ended the evaluation."""
+        if result is not None:
             prefix = "eval" if split == "validation" else split
-            self.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
-            log.info(f"step {step}: {words}")
-            self.draw(at_least=PICTURE_SECONDS)
+            self._evaluated(step, prefix, result, describe_loss(split, result))
+
+    def hellaswag(self, step: int, result: dict[str, float] | None) -> None:
+        """Report HellaSwag's scores; None: a request to stop has ended the evaluation."""
+        if result is not None:
+            self._evaluated(step, "hellaswag", result, describe_hellaswag(result))
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
@@ -133,6 +137,11 @@ class Report:
                 self._bar = None
             self._metrics.close()
             self._trackers.close()
+
+    def _evaluated(self, step: int, prefix: str, result: dict[str, float], words: str) -> None:
+        self.log(step, {f"{prefix}/{name}": value for name, value in result.items()})
+        log.info(f"step {step}: {words}")
+        self.draw(at_least=PICTURE_SECONDS)
 
     def _show(self, step: int, row: dict[str, float]) -> None:
         """Move the bar; without one log a line, at most every few seconds, and the last."""

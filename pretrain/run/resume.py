@@ -103,16 +103,16 @@ class Checkpoints:
         """Make the memory of the next copies ready, beside training; after an update."""
         self._saver.prepare(*self._tensors)
 
-    def save(self, state: RunState, *, alone: bool = False) -> None:
-        """Begin to save; a full disk is logged and survived, for the older checkpoints still stand.
+    def save_alone(self, state: RunState, first_step: int) -> None:
+        """Save on this process only, where it can and something was trained; the others may be in an exchange."""
+        accelerator = self._accelerator
+        sharded = accelerator.is_fsdp2 or self._recipe.optimizer.shard_optimizer
+        if state.step > first_step and not (sharded and accelerator.num_processes > 1):
+            self.save(state, alone=True)
 
-        Args:
-            alone: the other processes do not call. Where tensors are sharded nothing can be saved then.
-        """
+    def save(self, state: RunState, *, alone: bool = False) -> None:
+        """Begin to save, on all processes; a full disk is logged and survived, for the older checkpoints still stand."""
         accelerator, recipe = self._accelerator, self._recipe
-        sharded = accelerator.is_fsdp2 or recipe.optimizer.shard_optimizer
-        if alone and sharded and accelerator.num_processes > 1:
-            return
         beside = {
             **state.saved(),
             "tokens": state.step * recipe.batch.tokens_per_step,
@@ -124,10 +124,10 @@ class Checkpoints:
         }
         self._saver.save(state.step, *self._tensors, beside, alone=alone)
 
-    def oldest_step(self) -> int | None:
+    def oldest_step(self) -> int:
         """Return the step of the oldest checkpoint that is kept: no resumed run begins before it."""
         kept = checkpoint.list_checkpoints(self.folder)
-        return checkpoint.step_of(kept[-1]) if kept else None
+        return checkpoint.step_of(kept[-1]) if kept else 0
 
     def finish(self) -> None:
         """Wait until what was begun is on disk."""

@@ -1,7 +1,6 @@
 """``--eval_only``: score a checkpoint, or the model that a recipe begins from, and write nothing."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -10,7 +9,7 @@ from transformers import PreTrainedModel
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.evaluator import Evaluator
-from pretrain.evaluation.hellaswag import Item
+from pretrain.evaluation.hellaswag import HellaSwag
 from pretrain.machine.fit import propose_micro_batch
 from pretrain.machine.sharding import WholeModel
 from pretrain.recipe import keys, reading
@@ -20,7 +19,7 @@ from pretrain.run.resume import find_checkpoint
 
 
 def score(
-    recipe: keys.Recipe, corpus: Corpus, items: Sequence[Item], model: PreTrainedModel, accelerator: Accelerator
+    recipe: keys.Recipe, corpus: Corpus, test: HellaSwag | None, model: PreTrainedModel, accelerator: Accelerator
 ) -> str:
     """Return the validation loss and HellaSwag of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
     begun_from, run_dir = recipe.model.init_from, Path(recipe.saving.output_dir)
@@ -33,9 +32,9 @@ def score(
     auto = recipe.batch.per_device_train_batch_size == "auto"
     ceiling = propose_micro_batch(recipe, accelerator) if auto else None  # what trains fits: there is no gradient here
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
-    evaluator = Evaluator(recipe, corpus, items, WholeModel(model, accelerator.device, None), accelerator)
+    evaluator = Evaluator(recipe, corpus, test, WholeModel(model, recipe.model, accelerator.device), accelerator)
     result = evaluator.loss("validation", plan.per_device_train_batch_size)
     line = {"model": begun_from or str(path)} | {f"eval/{name}": value for name, value in result.items()}
-    if items:
-        line |= {f"hellaswag/{name}": value for name, value in evaluator.hellaswag_scores().items()}
+    if test:
+        line |= {f"hellaswag/{name}": value for name, value in evaluator.hellaswag().items()}
     return json.dumps(line)

@@ -24,6 +24,7 @@ from pathlib import Path
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact
+from pretrain.recipe import keys
 
 PINS = {"wandb": "wandb==0.31.0", "tensorboard": "tensorboard==2.21.0", "trackio": "trackio==0.43.0"}
 NAMES = tuple(PINS)
@@ -35,6 +36,11 @@ PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|SERVER_URL")  # names in the environment
 BLOCK, FULL, FIRST, LAST = 32768, 1, 2, 4  # of a .wandb file
 KINDS_AT_MOST = 10  # a row's number in wandb: KINDS_AT_MOST * step + its kind's place
+
+
+def names_of(tracking: keys.Tracking) -> list[str]:
+    """Return which trackers a run reports to."""
+    return [name for name in tracking.report_to or () if name != "none"]
 
 
 def check(names: Iterable[str], project_name: str) -> None:

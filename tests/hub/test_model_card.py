@@ -10,13 +10,13 @@ import yaml
 from conftest import ROOT
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index
+from pretrain.recipe.config import as_yaml, load_recipe
 
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag
 from pretrain.hub import model_card
 from pretrain.model import export
 from pretrain.model import model as models
-from pretrain.recipe.config import as_yaml, load_recipe
 
 UPDATES = [
     {"step": step, "tokens": 100 * step, "train/loss": 5.0 - step / 100, "elapsed_seconds": 36.0 * step}
