@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.machine import cards, estimate, verdicts
 from pretrain.machine.verdicts import Check
@@ -30,14 +31,15 @@ from pretrain.machine.verdicts import Check
 try:
     import yaml
 
-    from pretrain.recipe import config
+    from pretrain.recipe import keys, reading
+    from pretrain.recipe.plan import make_plan
 except ModuleNotFoundError as missing:  # before the packages are installed this is the first thing to say
     sys.exit(f"error    packages: {missing.name} is not installed. Remedy: make environment, or "
              "pip install -r requirements.txt")  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent
-TINY = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128}
-NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+TINY = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128, "seed": 1}
+TINY |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 STEP_SECONDS, COMPILE_SECONDS, EXCHANGE_SECONDS, NETWORK_SECONDS = 120, 300, 120, 5
 PYTHON_SOURCE_BYTES = 30e6  # python_stdlib's shards, generously
 
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if asked.warm_up_seconds:
             return warm_up(asked.warm_up_seconds)
-        recipe = filled(config.load_recipe(Path(asked.recipe)))
+        recipe = filled(reading.load_recipe(Path(asked.recipe)))
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
     except KeyboardInterrupt:
         raise BadInput("stopped before all was tried", 130) from None
@@ -76,7 +78,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--warm_up_seconds", type=int, default=0, metavar="S", help="full load on every card for so long"
     )
-    asked = config.parse_flags(parser, argv)
+    asked = reading.parse_flags(parser, argv)
     faults = []
     asked.card = asked.card and short_name(asked.card)
     if asked.card and cards.named(asked.card) is None:
@@ -103,24 +105,24 @@ def short_name(card: str) -> str:
     return next((known.name for known in found if known), card.lower())
 
 
-def filled(recipe: config.Recipe) -> config.Recipe:
+def filled(recipe: keys.Recipe) -> keys.Recipe:
     """Return the recipe with the size of the model that it begins from, if any."""
-    if not recipe.init_from:
+    if not recipe.model.init_from:
         return recipe
     try:
-        from pretrain.model import model
+        from pretrain.model import pretrained
     except ImportError as missing:
         raise BadInput(
-            f"init_from = {recipe.init_from}: its size cannot be read without {missing.name}. Install it: make "
+            f"init_from = {recipe.model.init_from}: its size cannot be read without {missing.name}. Install it: make "
             f"environment, or pip install -r requirements.txt"
         ) from None
-    return config.fill(recipe, model.source(recipe.init_from))
+    return pretrained.complete(recipe)
 
 
 # ---- what the machine is
 
 
-def show_checks(recipe: config.Recipe, asked: argparse.Namespace) -> int:
+def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     facts, found = {}, []
     for check in examine(recipe, asked, facts):
@@ -135,7 +137,7 @@ def show_checks(recipe: config.Recipe, asked: argparse.Namespace) -> int:
     return 1 if counts["error"] else 0
 
 
-def examine(recipe: config.Recipe, asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
+def examine(recipe: keys.Recipe, asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
     """Yield one verdict after the other, cheap ones first; ``facts`` fills with what was found."""
     yield verdicts.python(sys.version_info[:3])
     pins = verdicts.read_pins((ROOT / "requirements.txt").read_text(encoding="utf-8"))
@@ -210,7 +212,7 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     from pretrain.machine import probes
 
     # Imported once, for every trial.
-    multiprocessing.set_forkserver_preload(["pretrain.machine.probes", "pretrain.model.model"])
+    multiprocessing.set_forkserver_preload(["pretrain.machine.probes", "pretrain.model.build"])
     device = "cuda" if mine else "cpu"
     modern = bool(mine) and mine[0]["capability"] >= (8, 0)
     half = "fp16" if mine and not modern else "bf16"
@@ -279,24 +281,23 @@ def attention_verdict(result, modern: bool) -> Check:
 
 def tiny_model():
     """Build the model that the trials train: GPT-2's parts, 2 layers, 128 wide."""
-    from pretrain.model import loss, model
+    from pretrain.model.build import build
+    from pretrain.model.loss import NextTokenLoss
 
-    return loss.NextTokenLoss(model.build(**TINY, **NO_DROPOUT, eos_token_id=0, seed=1))
+    return NextTokenLoss(build(keys.Model(**TINY), eos_token_id=0))
 
 
-def examine_disk(recipe: config.Recipe, asked: argparse.Namespace, facts: dict, works: bool) -> Iterator[Check]:
+def examine_disk(recipe: keys.Recipe, asked: argparse.Namespace, facts: dict, works: bool) -> Iterator[Check]:
     """Yield verdicts on the folder that the run will be written to; ``works``: torch can be imported."""
-    wanted = Path(recipe.output_dir).absolute()
+    wanted = Path(recipe.saving.output_dir).absolute()
     folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
-    size, shards = 12.0 * shape_of(recipe).parameters, shard_bytes(recipe)
-    kept = recipe.save_total_limit or (recipe.max_steps // recipe.save_steps if recipe.save_steps else 0)
+    size, shards = 12.0 * estimate.shape_of(recipe.model).parameters, shard_bytes(recipe)
+    every, saving = recipe.saving.save_steps, recipe.saving
+    kept = saving.save_total_limit or (recipe.schedule.max_steps // every if every else 0)
     free = shutil.disk_usage(folder).free
     facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
-    yield verdicts.disk(free, size * (kept + 1), shards, str(folder), recipe.run_name)
-    if works:
-        from pretrain.machine import hardware
-
-        yield from verdicts.mount(hardware.network_mount(folder), str(folder))
+    yield verdicts.disk(free, size * (kept + 1), shards, str(folder), recipe.saving.run_name)
+    yield from verdicts.mount(files.network_mount(folder), str(folder))
     if asked.quick or free < 2**30 or not works:
         return
     from pretrain.machine import probes
@@ -313,19 +314,19 @@ def examine_disk(recipe: config.Recipe, asked: argparse.Namespace, facts: dict, 
     yield verdicts.disk_speed(speed, size)
 
 
-def shard_bytes(recipe: config.Recipe) -> float:
+def shard_bytes(recipe: keys.Recipe) -> float:
     """Return the bytes of the token shards that a run makes, at most: those of the tokens that it trains on."""
-    sources = [source for source in config.sources(recipe) if not source["data_dir"]]
-    tokens = min(recipe.limit_tokens or float("inf"), recipe.tokens_per_step * recipe.max_steps)
-    size = tokens * (2 if recipe.vocab_size <= 65_536 else 4)
+    sources = [source for source in keys.sources(recipe.data) if not source["data_dir"]]
+    tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * recipe.schedule.max_steps)
+    size = tokens * (2 if recipe.model.vocab_size <= 65_536 else 4)
     own = all(source["find"]["dataset_name"] == "python_stdlib" for source in sources)
     return 0.0 if not sources else min(size, PYTHON_SOURCE_BYTES) if own else float(size)
 
 
-def examine_network(recipe: config.Recipe, works: bool) -> Iterator[Check]:
+def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    names = {source["find"]["dataset_name"] for source in config.sources(recipe) if not source["data_dir"]}
+    names = {source["find"]["dataset_name"] for source in keys.sources(recipe.data) if not source["data_dir"]}
     wanted = {"hub": (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else look at HTTPS_PROXY")}
     for name in sorted(filter(None, names - {"python_stdlib"})):
         remedy = "look at dataset_name, or log in (hf auth login); offline: data_files"
@@ -393,7 +394,7 @@ def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | Non
 # ---- what a run will take
 
 
-def show_estimates(recipe: config.Recipe, asked: argparse.Namespace) -> int:
+def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print what the recipe takes on one card, on several, or on each that we know."""
     if asked.all_cards:
         rows = [estimate_run(recipe, card, asked.count or 1, asked.price_per_hour) for card in cards.CARDS]
@@ -409,22 +410,22 @@ def show_estimates(recipe: config.Recipe, asked: argparse.Namespace) -> int:
     return 0
 
 
-def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
+def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
     """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
-    shape, preset = shape_of(recipe), read_preset(cards.preset_of(card))
+    shape, preset = estimate.shape_of(recipe.model), read_preset(cards.preset_of(card))
     compiled = "dynamo_config" in preset
-    how = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer}
-    if recipe.shard_optimizer:
+    how = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
+    if recipe.optimizer.shard_optimizer:
         how |= {"shards": count, "sharded": frozenset({"moments"})}
-    checkpointing = recipe.gradient_checkpointing
+    checkpointing = recipe.model.gradient_checkpointing
     memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
     size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if not size and checkpointing != "full":
         checkpointing = "full"
         size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
-    if isinstance(asked := recipe.per_device_train_batch_size, int):
+    if isinstance(asked := recipe.batch.per_device_train_batch_size, int):
         size = min(size, asked)
-    tokens = recipe.tokens_per_step * recipe.max_steps
+    tokens = recipe.batch.tokens_per_step * recipe.schedule.max_steps
     row = {
         "card": card.name,
         "count": count,
@@ -440,12 +441,12 @@ def estimate_run(recipe: config.Recipe, card: cards.Card, count: int, price_per_
     }
     if not size:
         return row
-    plan = config.make_plan(dataclasses.replace(recipe, per_device_train_batch_size=size), count)
+    plan = make_plan(keys.replace(recipe, per_device_train_batch_size=size), count)
     size = plan.per_device_train_batch_size
     run = estimate.run(
         shape,
         tokens=tokens,
-        tokens_per_step=recipe.tokens_per_step,
+        tokens_per_step=recipe.batch.tokens_per_step,
         **card.rates,
         # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
         work=4 / 3 if checkpointing == "full" else 1.0,
@@ -476,7 +477,7 @@ def is_gpt2_124m(shape: estimate.Shape) -> bool:
     return all(getattr(shape, name) == getattr(estimate.GPT2_124M, name) for name in names)
 
 
-def measured(recipe: config.Recipe, card: cards.Card, count: int) -> float | None:
+def measured(recipe: keys.Recipe, card: cards.Card, count: int) -> float | None:
     """Return the tokens per second that benchmarks/results holds for this recipe and machine, or None.
 
     A result counts that is a JSON object with recipe (its name), card (short name), count and tokens_per_second.
@@ -484,16 +485,16 @@ def measured(recipe: config.Recipe, card: cards.Card, count: int) -> float | Non
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"), reverse=True):
         with contextlib.suppress(ValueError, OSError):
             result = json.loads(path.read_text(encoding="utf-8"))
-            wanted = {"recipe": recipe.run_name, "card": card.name, "count": count}
+            wanted = {"recipe": recipe.saving.run_name, "card": card.name, "count": count}
             if isinstance(result, dict) and wanted.items() <= result.items():
                 return result["tokens_per_second"]
     return None
 
 
-def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
+def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     """Return an estimate as lines to read."""
     lines = [
-        f"{recipe.run_name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
+        f"{recipe.saving.run_name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
         f"{card.gigabytes_per_second:g} GB/s, {card.watts} W: {card.source})",
         "",
         f"products     {products(card)}",
@@ -507,11 +508,12 @@ def describe(recipe: config.Recipe, card: cards.Card, row: dict) -> str:
     said = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
     lines += [
         f"memory       {sum(parts.values()) / 2**30:.1f} GiB a card: {said}",
-        f"micro-batch  {size} sequences of {recipe.sequence_length:,} tokens, {row['gradient_accumulation_steps']} a step "
+        f"micro-batch  {size} sequences of {recipe.model.sequence_length:,} tokens, "
+        f"{row['gradient_accumulation_steps']} a step "
         f"and card; {row['precision']}, {'compiled' if row['compiled'] else 'not compiled'}"
         f"{f', {chosen} gradient checkpointing' if chosen != 'none' else ''}",
     ]
-    if chosen != recipe.gradient_checkpointing:
+    if chosen != recipe.model.gradient_checkpointing:
         lines.append("             fits with --gradient_checkpointing full only, which is a third more work")
     lines += [
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU",
@@ -548,7 +550,7 @@ def others(training: cards.Measured | None) -> str:
     return f"{training.figure:,} tokens/s, {size}measured by others ({training.source})"
 
 
-def table(recipe: config.Recipe, rows: list[dict]) -> str:
+def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     """Return estimates as a table, a row a card."""
     priced, compared = (any(name in row for row in rows) for name in ("cost", "measured_by_others"))
     heads = ["card", "GiB", "precision", "micro-batch", "tokens/s", "MFU", "hours", "kWh"]
@@ -580,7 +582,7 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
     ]
     return "\n".join(
         [
-            f"{recipe.run_name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
+            f"{recipe.saving.run_name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
             f"{first['count']} card{'s' if first['count'] > 1 else ''}",
             "",
             *lines,
@@ -599,12 +601,6 @@ def table(recipe: config.Recipe, rows: list[dict]) -> str:
             SOURCES,
         ]
     )
-
-
-def shape_of(recipe: config.Recipe) -> estimate.Shape:
-    """Return the size of a recipe's model."""
-    names = [field.name for field in dataclasses.fields(estimate.Shape)]
-    return estimate.Shape(**{name: getattr(recipe, name) for name in names if getattr(recipe, name) is not None})
 
 
 def read_preset(stem: str) -> dict:

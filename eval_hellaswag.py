@@ -25,8 +25,9 @@ from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag, likelihood
 from pretrain.hub import hub
 from pretrain.machine import hardware
-from pretrain.model import model as models
-from pretrain.recipe import config
+from pretrain.machine.accelerator import make_accelerator
+from pretrain.model import pretrained
+from pretrain.recipe import reading
 
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
@@ -39,13 +40,13 @@ def main(argv: list[str] | None = None) -> int:
     disable_progress_bar()  # Transformers' own bars, over loading one file
     if asked.push_to_hub:
         refuse_push(asked)
-    name = models.find(asked.model)
+    name = pretrained.find(asked.model)
     tokenizer = tokenization.load(name, of_model=True)
     items = hellaswag.read_items(asked.data_files, asked.limit)
-    test = hellaswag.Test(items, tokenizer)
+    test = hellaswag.HellaSwag(items, tokenizer)
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
-    accelerator = hardware.make_accelerator(hardware.this_device(), precision="no")
-    model = models.load(name).to(accelerator.device)
+    accelerator = make_accelerator(hardware.this_device(), precision="no")
+    model = pretrained.load(name).to(accelerator.device)
     limit = likelihood.context_length(model.config)
     cut = test.longer_than(limit)
 
@@ -97,7 +98,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--output", metavar="FILE", help="write a JSON line an item: sums, counts, predictions, label")
     parser.add_argument("--push_to_hub", metavar="ID", help="put the scores into the card of this model of the Hub")
-    asked = config.parse_flags(parser, argv)
+    asked = reading.parse_flags(parser, argv)
     faults = []
     if asked.limit < 0:
         faults.append(f"--limit {asked.limit}: must be 0 (all) or more")
@@ -114,7 +115,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def score(
-    test: hellaswag.Test, model, limit: int | None, batch_size: int | None, accelerator: Accelerator
+    test: hellaswag.HellaSwag, model, limit: int | None, batch_size: int | None, accelerator: Accelerator
 ) -> np.ndarray:
     """Return the log-likelihoods of all endings, (Q, 4), with a bar that shows the scores so far."""
     shown = accelerator.is_main_process
@@ -142,7 +143,7 @@ def score(
             )
 
 
-def report(test: hellaswag.Test, predictions: dict[str, np.ndarray]) -> dict[str, float]:
+def report(test: hellaswag.HellaSwag, predictions: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the scores, computed as a metric of the ``evaluate`` library: ours, local, without its downloads.
 
     Where it is not installed they are the same numbers, from the function that the metric calls.
@@ -175,7 +176,7 @@ def report(test: hellaswag.Test, predictions: dict[str, np.ndarray]) -> dict[str
         return metric.compute(predictions=chosen.tolist(), references=test.labels.tolist())
 
 
-def rows(test: hellaswag.Test, likelihoods: np.ndarray) -> list[dict]:
+def rows(test: hellaswag.HellaSwag, likelihoods: np.ndarray) -> list[dict]:
     """Return what is known of each item: sums in nats, tokens and characters of each ending, predictions, label."""
     number, predictions = len(test.items), test.predictions(likelihoods)
     return [
@@ -215,7 +216,7 @@ def table(line: dict, limit: int | None, device: str) -> str:
             "",
             "per cent ± standard error",
             "acc, acc_norm: lm-evaluation-harness's text and rule; acc_token_norm: build-nanogpt's and llm.c's",
-            *hellaswag.SOURCES,
+            *hellaswag.CITATIONS,
         ]
     )
 

@@ -27,15 +27,14 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.data import shards, sources, tokenization, windows
 from pretrain.evaluation import likelihood, validation
-from pretrain.model import compression, export
-from pretrain.model import model as models
-from pretrain.recipe import config
+from pretrain.model import compression, export, pretrained
+from pretrain.model.build import build
+from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 
 # int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float16}
 RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
-SHAPE = (*config.MODEL_KEYS, "sequence_length", "resid_pdrop", "embd_pdrop", "attn_pdrop", "init_from")
 LONGEST = 2048  # tokens of a window, for models that read more
 BATCH_TOKENS, FEW = 2048, 16  # tokens computed at once; tokens that show whether a precision is too narrow
 
@@ -70,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with export.replacing(out) as aside:
             export.save(stock, aside, tokenizer)
-            loaded = models.load(str(aside)).to(model.device)  # as a user will load it
+            loaded = pretrained.load(str(aside)).to(model.device)  # as a user will load it
             after = describe(loaded)
             computed = computes(loaded)
             if slow := loaded.device.type == "cpu" and loaded.dtype != torch.float32:
@@ -114,7 +113,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="tokens to measure on; 0 = all (default: %(default)s)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
-    asked = config.parse_flags(parser, argv)
+    asked = reading.parse_flags(parser, argv)
     faults = []
     if not asked.model:
         faults.append("no model is given: name a run folder, a model folder or a Hub id first")
@@ -168,9 +167,9 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if run_dir and not (run_dir / "model").is_dir():
         return open_checkpoint(run_dir)
     try:
-        found = models.find(name)
+        found = pretrained.find(name)
         tokenizer = tokenization.load(found, of_model=True)
-        model = models.load(found)
+        model = pretrained.load(found)
     except BadInput as error:
         raise BadInput(line.removeprefix("--model ") for line in error.lines) from None
     if getattr(model.config, "quantization_config", None):
@@ -191,22 +190,21 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
         print(f"skipped a damaged checkpoint: {line}", file=sys.stderr)
     if path is None:
         raise BadInput(f"{run_dir}: has neither model/ nor a checkpoint yet")
-    recipe = config.load_recipe(run_dir / "recipe.yaml")
+    recipe = reading.load_recipe(run_dir / "recipe.yaml")
     own = [folder / "tokenizer" for folder, _ in data_folders(recipe) if (folder / "tokenizer").is_dir()]
-    if not own and recipe.tokenizer in config.MADE:
+    if not own and recipe.data.tokenizer in keys.TRAINED_TOKENIZERS:
         raise BadInput(
             f"{run_dir}: its tokenizer lies with its data, which is not here; start this where the run was started, or "
             f"let the run end, which writes model/"
         )
-    tokenizer = tokenization.load(str(own[0]) if own else recipe.tokenizer)
-    shape = {name: getattr(recipe, name) for name in SHAPE if getattr(recipe, name) is not None}
-    model = models.build(**shape, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed)
+    tokenizer = tokenization.load(str(own[0]) if own else recipe.data.tokenizer)
+    model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load(path, model, None)
     print(f"from {path}", file=sys.stderr)
     return model.eval(), tokenizer
 
 
-def data_folders(recipe: config.Recipe) -> list[tuple[Path, float]]:
+def data_folders(recipe: keys.Recipe) -> list[tuple[Path, float]]:
     """Return the folders of a recipe's shards, and their weights; none where its text is not here to name them."""
     try:
         return [
@@ -214,7 +212,7 @@ def data_folders(recipe: config.Recipe) -> list[tuple[Path, float]]:
                 Path(asked["data_dir"]) if asked["data_dir"] else sources.find_source(**asked["find"]).folder,
                 asked["weight"],
             )
-            for asked in config.sources(recipe)
+            for asked in keys.sources(recipe.data)
         ]
     except BadInput:
         return []
@@ -234,7 +232,7 @@ def find_text(
         name, found, weights = " ".join(asked.text), [opened], [1.0]
     elif run_dir := run_of(asked.model):
         try:
-            folders = data_folders(config.load_recipe(run_dir / "recipe.yaml"))
+            folders = data_folders(reading.load_recipe(run_dir / "recipe.yaml"))
             found = [validation_split(folder, tokenizer, window, vocab_size) for folder, _ in folders]
         except BadInput as error:
             return None, error.lines[0]

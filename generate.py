@@ -8,7 +8,7 @@ import os
 import sys
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.recipe import config
+from pretrain.recipe import reading
 
 
 @exit_on_bad_input
@@ -34,7 +34,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--top_k", type=int, default=200, help="among this many likeliest tokens; 0 = all")
     parser.add_argument("--top_p", type=float, default=1.0, help="among the likeliest that hold this probability")
     parser.add_argument("--seed", type=int, default=1337)
-    asked = config.parse_flags(parser, argv)
+    asked = reading.parse_flags(parser, argv)
     rules = {
         "num_samples": (asked.num_samples >= 1, "1 or more"),
         "max_new_tokens": (asked.max_new_tokens >= 1, "1 or more"),
@@ -58,14 +58,14 @@ def print_samples(asked: argparse.Namespace) -> None:
     from pretrain.data import tokenization
     from pretrain.evaluation import sampling
     from pretrain.hub import hub
-    from pretrain.model import model as models
+    from pretrain.model import pretrained
 
     hub.bound_client()
 
     disable_progress_bar()
-    name = models.find(asked.model)
+    name = pretrained.find(asked.model)
     tokenizer = tokenization.load(name, of_model=True)
-    model = models.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)
     for number in range(asked.num_samples):
         if asked.num_samples > 1:

@@ -31,7 +31,7 @@ from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.data import shards, sources, tokenization
 from pretrain.data.windows import Windows
 from pretrain.hub import hub
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
@@ -54,15 +54,17 @@ EXTRAS = {
 def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print where it lies."""
     hub.bound_client()
-    recipe, extras = config.parse_command(
+    recipe, extras = reading.parse_command(
         sys.argv[1:] if argv is None else argv, "Turn text into folders of token shards.", EXTRAS
     )
     if "verify" in extras:
-        return verify(Path(extras["verify"]), recipe.vocab_size or 2**32)  # a model that is begun from has its own
+        return verify(
+            Path(extras["verify"]), recipe.model.vocab_size or 2**32
+        )  # a model that is begun from has its own
     job = Job(extras.get("job_index", 0), extras.get("num_jobs", 1))
     if not 0 <= job.index < job.count:
         raise BadInput(f"--job_index {job.index}: jobs are numbered 0 to num_jobs - 1 = {job.count - 1}")
-    found = config.sources(recipe)
+    found = keys.sources(recipe.data)
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
     if all(asked["data_dir"] for asked in found):
@@ -113,7 +115,7 @@ class Document(NamedTuple):
     counts: dict[str, int]
 
 
-def prepare(source: sources.FoundSource, recipe: config.Recipe, rules: dict, job: Job, pace: "Pace | None") -> None:
+def prepare(source: sources.FoundSource, recipe: keys.Recipe, rules: dict, job: Job, pace: "Pace | None") -> None:
     """Write a source's shards from where an earlier process stopped; the manifest is replaced after each.
 
     Args:
@@ -129,10 +131,14 @@ def prepare(source: sources.FoundSource, recipe: config.Recipe, rules: dict, job
     manifest = shards.read_manifest(folder, job.manifest)
     revision, parts = open_parts(source, manifest and manifest["revision"], progress.say)
     tokenizer = open_tokenizer(folder, recipe, parts)
-    identity = {"name": recipe.tokenizer, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
+    identity = {
+        "name": recipe.data.tokenizer,
+        "fingerprint": tokenization.fingerprint(tokenizer),
+        "size": len(tokenizer),
+    }
     if manifest and manifest["tokenizer"] != identity:
         raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
-    encode = Encoder(tokenizer, recipe.tokenizer, pace)
+    encode = Encoder(tokenizer, recipe.data.tokenizer, pace)
     write = functools.partial(
         shards.ShardWriter,
         folder,
@@ -334,19 +340,17 @@ def open_parts(
     return stream.open_tables(**source.tables, pinned=pinned, say=say)
 
 
-def open_tokenizer(
-    folder: Path, recipe: config.Recipe, parts: dict[str, list[sources.Part]]
-) -> PreTrainedTokenizerFast:
+def open_tokenizer(folder: Path, recipe: keys.Recipe, parts: dict[str, list[sources.Part]]) -> PreTrainedTokenizerFast:
     """Return the folder's tokenizer: the one that is there, or trained on the train split, or loaded; and kept there."""
     path = folder / "tokenizer"
     if not path.is_dir():
-        if recipe.tokenizer == "bpe":
-            tokenizer = tokenization.train_bpe(first_texts(parts["train"]), recipe.tokenizer_vocab_size)
-        elif recipe.tokenizer == "characters":
+        if recipe.data.tokenizer == "bpe":
+            tokenizer = tokenization.train_bpe(first_texts(parts["train"]), recipe.data.tokenizer_vocab_size)
+        elif recipe.data.tokenizer == "characters":
             every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
             tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
         else:
-            tokenizer = tokenization.load(recipe.tokenizer)
+            tokenizer = tokenization.load(recipe.data.tokenizer)
         with files.making(path) as temporary:
             tokenization.save(tokenizer, temporary)
     return tokenization.load(str(path))
@@ -380,7 +384,7 @@ class Encoder:
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
         self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
         # A long text comes in pieces that end where GPT-2's pattern does; another tokenizer gets the whole.
-        self._takes_pieces = name in config.MADE or self._encode.name == "tiktoken"
+        self._takes_pieces = name in keys.TRAINED_TOKENIZERS or self._encode.name == "tiktoken"
         trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
@@ -463,9 +467,9 @@ def batched(rows: Iterable[tuple], characters: int) -> Iterator[list[tuple]]:
 class Pace:
     """What train.py says on standard input: how many windows it will soon need. It ends this process by closing it."""
 
-    def __init__(self, recipe: config.Recipe, shard_tokens: int):
-        self.sequence_length, self.bounded = recipe.sequence_length, recipe.stream_keep == "consumed"
-        self.ahead = AHEAD_SHARDS * shard_tokens // recipe.sequence_length
+    def __init__(self, recipe: keys.Recipe, shard_tokens: int):
+        self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"
+        self.ahead = AHEAD_SHARDS * shard_tokens // recipe.model.sequence_length
         self._wanted, self._changed = 0, threading.Condition()
         os.nice(10)  # the trainer goes first where they share cores
         threading.Thread(target=self._listen, daemon=True).start()
@@ -577,16 +581,16 @@ def expected_text_bytes(source: sources.FoundSource, parts: list[sources.Part], 
     return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"], say)
 
 
-def dry_run(source: sources.FoundSource, recipe: config.Recipe) -> None:
+def dry_run(source: sources.FoundSource, recipe: keys.Recipe) -> None:
     """Encode text for some seconds and say what all of it would take. Nothing is kept."""
     say = functools.partial(print, file=sys.stderr, flush=True)
     _, parts = open_parts(source, None, say)
-    if recipe.tokenizer in config.MADE:
-        size = recipe.tokenizer_vocab_size if recipe.tokenizer == "bpe" else 257  # bytes for characters
+    if recipe.data.tokenizer in keys.TRAINED_TOKENIZERS:
+        size = recipe.data.tokenizer_vocab_size if recipe.data.tokenizer == "bpe" else 257  # bytes for characters
         tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size)
     else:
-        tokenizer = tokenization.load(recipe.tokenizer)
-    encode = Encoder(tokenizer, recipe.tokenizer, None)
+        tokenizer = tokenization.load(recipe.data.tokenizer)
+    encode = Encoder(tokenizer, recipe.data.tokenizer, None)
     expected = expected_text_bytes(source, parts["train"], say)
     started, tokens, text_bytes = time.perf_counter(), 0, 0
     for document in chain.from_iterable(encode(read(0), 0) for _, read in parts["train"]):

@@ -24,7 +24,7 @@ import torch
 import train
 from benchmarks.runs import ROOT, train_once
 from pretrain.machine import hardware
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 LLAMA = {"architecture": "llama", "num_key_value_heads": "2", "tie_word_embeddings": "true", "rope_theta": "10000"}
 # The width within the MLP makes the number of parameters GPT-2's.
@@ -57,8 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         seed, corpus, times, architecture = job
         stem, keys = CORPORA[corpus]
         path = ROOT / "recipes" / f"{stem}.yaml"
-        recipe = config.load_recipe(path, keys[architecture])
-        rate = recipe.learning_rate * times
+        recipe = reading.load_recipe(path, keys[architecture])
+        rate = recipe.schedule.learning_rate * times
         flags = [*data[corpus], "--eval_tokens", "0", "--seed", str(seed), "--data_seed", str(seed)]
         flags += [word for name, value in keys[architecture].items() for word in (f"--{name}", value)]
         flags += ["--learning_rate", str(rate)]

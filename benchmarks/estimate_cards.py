@@ -25,7 +25,7 @@ import numpy as np
 
 import check_setup
 from pretrain.machine import cards, estimate
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 ROOT = Path(__file__).resolve().parent.parent
 FITTED = [card for card in cards.CARDS if card.training and card.training.source == cards.SCRIPT]
@@ -111,7 +111,7 @@ def report() -> dict:
 
 def estimated(card: cards.Card, count: int = 1) -> dict:
     """Return what check_setup.py says of GPT-2 124M on ``count`` of a card."""
-    recipe = config.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
+    recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     return check_setup.estimate_run(recipe, card, count, 0.0)
 
 
@@ -160,7 +160,7 @@ def readme(text: str) -> str:
     for card in cards.CARDS:
         begin, cells = rf"^(\| [^|]+ \| `{card.name}\.yaml`: [^|]+ \|).*$", row_of_readme(card)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
-    recipe, card = config.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.named("a6000")
+    recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.named("a6000")
     before, begin, example = text.partition("**Before it costs:**")
     for line in check_setup.describe(recipe, card, check_setup.estimate_run(recipe, card, 4, 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):

@@ -76,7 +76,7 @@ def timed(name, count):
     setattr(train, name, outer)
 
 def tokens(recipe, plan, corpus, *_):
-    return recipe.sequence_length * sum(source.validation.num_windows for source in corpus.sources)
+    return recipe.model.sequence_length * sum(source.validation.num_windows for source in corpus.sources)
 
 timed("validation_loss", tokens)
 timed("hellaswag_scores", lambda corpus, *_: len(corpus.hellaswag.items))

@@ -37,7 +37,7 @@ from benchmarks.side_by_side import Turns, alternate, positive
 from pretrain.base.errors import exit_on_bad_input
 from pretrain.machine import hardware
 from pretrain.optim import optim
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 BASE = "as it is"
 KNOBS = [
@@ -58,7 +58,7 @@ def flags(knob: str) -> list[str]:
 
 def changes_learning(knob: str) -> bool:
     """Return whether a knob has a key that is fixed for a run, because it changes what is learned."""
-    return any(config.FIELDS[flag[2:]].metadata["kind"] != "run" for flag in flags(knob)[::2])
+    return any(keys.FIELDS[flag[2:]].metadata["kind"] != "run" for flag in flags(knob)[::2])
 
 
 def final_losses(asked: argparse.Namespace, knobs: list[str], given: list[str]) -> dict[str, list[float]]:
@@ -182,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     knobs = [BASE, *asked.knobs]
     given = [*data, "--max_steps", str(asked.steps), "--warmup_steps", str(asked.steps // 10)]
     for knob in knobs:  # refuse before anything is trained
-        config.parse_command(["--recipe", asked.recipe, *given, *flags(knob)], "", {})
+        reading.parse_command(["--recipe", asked.recipe, *given, *flags(knob)], "", {})
     Path(asked.out).mkdir(parents=True, exist_ok=True)
     about = {"machine": hardware.this_device().name, "load": os.getloadavg()[0], "torch": torch.__version__}
     about |= {"recipe": Path(asked.recipe).stem, "steps": asked.steps, "seeds": asked.seeds, "threads": asked.threads}

@@ -34,7 +34,7 @@ import train
 from pretrain.base.errors import BadInput, exit_on_bad_input, is_out_of_memory
 from pretrain.machine import cards, estimate, hardware
 from pretrain.optim import optim
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]
@@ -75,7 +75,7 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
     corpus = types.SimpleNamespace(tokenizer=types.SimpleNamespace(eos_token_id=0))  # all that a model takes of it
     model = train.build_model(recipe, corpus).to(accelerator.device)
     module, optimizer = train.prepare(recipe, corpus, model, accelerator)
-    inputs_BT = torch.zeros(micro_batch, recipe.sequence_length, dtype=torch.int64, device=accelerator.device)
+    inputs_BT = torch.zeros(micro_batch, recipe.model.sequence_length, dtype=torch.int64, device=accelerator.device)
     targets_BT = inputs_BT.clone()
     for update in range(UPDATES):
         if update + 1 == UPDATES:
@@ -91,19 +91,19 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
             optimizer,
             list(model.parameters()),
             loss,
-            max_grad_norm=recipe.max_grad_norm,
+            max_grad_norm=recipe.optimizer.max_grad_norm,
             scaler=accelerator.scaler,
             reduce_mean=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), "mean"),
         )
 
 
-def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int) -> config.Recipe:
+def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int) -> keys.Recipe:
     """Return the recipe with a step of two such micro-batches."""
-    recipe = config.load_recipe(Path(recipe_path))
-    tokens = ACCUMULATION * processes * micro_batch * recipe.sequence_length
+    recipe = reading.load_recipe(Path(recipe_path))
+    tokens = ACCUMULATION * processes * micro_batch * recipe.model.sequence_length
     flags = {"gradient_checkpointing": checkpointing, "per_device_train_batch_size": micro_batch}
     flags |= {"tokens_per_step": tokens}
-    return config.load_recipe(Path(recipe_path), {name: str(value) for name, value in flags.items()})
+    return reading.load_recipe(Path(recipe_path), {name: str(value) for name, value in flags.items()})
 
 
 def launched(device: hardware.Device, case: dict, micro_batches: list[int]):

@@ -22,7 +22,7 @@ import train
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.machine import estimate, hardware
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gpt2_124m.yaml"
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -155,14 +155,14 @@ def write_ids(folder: Path, vocab_size: int) -> None:
     tokenization.save(tokenization.make_characters(["ab"]), folder / "tokenizer")
 
 
-def our_recipe(asked: argparse.Namespace, micro_batch: int, folder: Path, processes: int = 1) -> config.Recipe:
+def our_recipe(asked: argparse.Namespace, micro_batch: int, folder: Path, processes: int = 1) -> keys.Recipe:
     """Return recipes/gpt2_124m.yaml with the sizes asked for, at full learning rate from the first update on."""
     step = micro_batch * asked.accumulation * asked.sequence_length * processes
     flags = {name: getattr(asked, name) for name in ("n_layer", "n_embd", "n_head", "vocab_size", "sequence_length")}
     flags |= {"tokens_per_step": step, "per_device_train_batch_size": micro_batch, "warmup_steps": 0}
     # A whole corpus is memory-mapped; one as small as this would be put on the card.
     flags |= {"data_dir": folder, "data_device": "cpu", "hellaswag_steps": 0, "output_dir": folder / "run"}
-    return config.load_recipe(RECIPE, {name: str(value) for name, value in flags.items()})
+    return reading.load_recipe(RECIPE, {name: str(value) for name, value in flags.items()})
 
 
 def fixed_batches(asked: argparse.Namespace, micro_batch: int, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -170,7 +170,7 @@ def fixed_batches(asked: argparse.Namespace, micro_batch: int, folder: Path) -> 
     recipe = our_recipe(asked, micro_batch, folder)
     with contextlib.closing(train.Corpus(recipe, [])) as corpus:
         batches = train.train_batches(recipe, corpus, device())
-        order = train.train_order(recipe, corpus.sources, config.make_plan(recipe, 1))
+        order = train.train_order(recipe, corpus.sources, make_plan(recipe, 1))
         updates = WARM_UP + 1 + asked.rounds * (asked.steps_per_round + 1)
         places = itertools.product(range(updates), range(asked.accumulation))
         return [batches.batch(order.windows(*place, 0, corpus.epoch_windows)) for place in places]
@@ -181,7 +181,7 @@ def stock_model(asked: argparse.Namespace, **how) -> GPT2LMHeadModel:
     size = {"n_layer": asked.n_layer, "n_embd": asked.n_embd, "n_head": asked.n_head, "vocab_size": asked.vocab_size}
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
     none |= {"bos_token_id": 0, "eos_token_id": 0}
-    torch.manual_seed(config.load_recipe(RECIPE).seed)
+    torch.manual_seed(reading.load_recipe(RECIPE).seed)
     settings = size | none | {"n_positions": asked.sequence_length, "attn_implementation": "sdpa"}
     return GPT2LMHeadModel(GPT2Config(**settings | how)).train()
 

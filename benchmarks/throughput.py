@@ -69,7 +69,7 @@ from pretrain.base.stopping import StopRequest
 from pretrain.machine import cards, estimate, hardware
 from pretrain.machine.time_budget import Horizon
 from pretrain.optim import optim
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 from pretrain.run.report import Meter, Report
 
 # The variants.
@@ -82,25 +82,29 @@ def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns) -> No
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     recipe = our_recipe(asked, micro_batch, folder, processes)
-    accelerator = hardware.make_accelerator(hardware.this_device(), tf32=recipe.tf32)
+    accelerator = hardware.make_accelerator(hardware.this_device(), tf32=recipe.machine.tf32)
     corpus, where, rank = train.Corpus(recipe, []), accelerator.device, accelerator.process_index
-    stop = StopRequest(recipe.ddp_timeout)
+    stop = StopRequest(recipe.machine.ddp_timeout)
     model = train.build_model(recipe, corpus).to(where)
     module, optimizer = train.prepare(recipe, corpus, model, accelerator)
     batches = train.train_batches(recipe, corpus, where)
-    plan = config.make_plan(recipe, accelerator.num_processes)
+    plan = make_plan(recipe, accelerator.num_processes)
     order = train.train_order(recipe, corpus.sources, plan)
-    horizon = Horizon(max_steps=recipe.max_steps, warmup_steps=recipe.warmup_steps, max_hours=recipe.max_hours)
+    horizon = Horizon(
+        max_steps=recipe.schedule.max_steps,
+        warmup_steps=recipe.schedule.warmup_steps,
+        max_hours=recipe.schedule.max_hours,
+    )
     meter = Meter(train.recipe_shape(recipe).flops_per_token, None)
-    told = {"max_steps": recipe.max_steps, "tokens_per_step": recipe.tokens_per_step}
-    Path(recipe.output_dir).mkdir(exist_ok=True)
-    report = Report(Path(recipe.output_dir), first_step=0, is_main=accelerator.is_main_process, **told)
+    told = {"max_steps": recipe.schedule.max_steps, "tokens_per_step": recipe.batch.tokens_per_step}
+    Path(recipe.saving.output_dir).mkdir(exist_ok=True)
+    report = Report(Path(recipe.saving.output_dir), first_step=0, is_main=accelerator.is_main_process, **told)
     report.say = lambda text: None  # its terminal is shared here
 
     def mean(tensor: torch.Tensor) -> torch.Tensor:
         return accelerator.reduce(tensor.to(where), "mean")
 
-    for step in range(recipe.max_steps):
+    for step in range(recipe.schedule.max_steps):
         tick, micro = time.perf_counter(), []
         train.wait_for_data(corpus, order, step, stop)
         lr = train.learning_rate(recipe, step, horizon)
@@ -122,12 +126,12 @@ def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns) -> No
             optimizer,
             list(model.parameters()),
             loss,
-            max_grad_norm=recipe.max_grad_norm,
+            max_grad_norm=recipe.optimizer.max_grad_norm,
             scaler=accelerator.scaler,
             reduce_mean=mean,
         )
         tick = time.perf_counter()
-        meter.count(recipe.tokens_per_step)
+        meter.count(recipe.batch.tokens_per_step)
         horizon.plan(step + 1, meter.elapsed, mean)
         train.tell(recipe, plan, report, corpus, meter, step + 1, outcome, lr, 0, where)
         outside += time.perf_counter() - tick

@@ -40,7 +40,7 @@ import torch
 
 from benchmarks.runs import ROOT, train_once
 from pretrain.machine import hardware
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 ADAMW, MUON = ROOT / "recipes" / "shakespeare_char.yaml", ROOT / "recipes" / "shakespeare_char_muon.yaml"
 # Its README's command for a CPU; evaluation is rare here, for its time does not count.
@@ -56,8 +56,13 @@ def schedule(steps: int) -> list[str]:
 
 def adamw_schedule(muon: Path) -> list[str]:
     """Return the flags that give AdamW the shape of Muon's schedule, which is better for both than the cosine."""
-    recipe = config.load_recipe(muon)
-    return ["--lr_scheduler_type", recipe.lr_scheduler_type, "--min_lr_ratio", str(recipe.min_lr_ratio)]
+    recipe = reading.load_recipe(muon)
+    return [
+        "--lr_scheduler_type",
+        recipe.schedule.lr_scheduler_type,
+        "--min_lr_ratio",
+        str(recipe.schedule.min_lr_ratio),
+    ]
 
 
 def ways(asked: argparse.Namespace) -> dict[str, tuple[Path, list[str]]]:

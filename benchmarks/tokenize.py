@@ -49,14 +49,14 @@ def ours(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]:
     """Run prepare_data.py's own function: checked ids in shards with hashes, a manifest, all of it durable."""
     import prepare_data
     from pretrain.data import shards, sources, tokenization
-    from pretrain.recipe import config
+    from pretrain.recipe import keys, reading
 
     cache.mkdir(parents=True)
     os.chdir(cache)
     tokenization.save(load_tokenizer(), cache / "gpt2")
     flags = {"data_files": [str(parquet)], "text_column": column, "tokenizer": str(cache / "gpt2")}
-    recipe = config.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags | {"validation_tokens": "1"})
-    (asked,) = config.sources(recipe)
+    recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags | {"validation_tokens": "1"})
+    (asked,) = keys.sources(recipe.data)
     source = sources.find_source(**asked["find"])
     source.folder.mkdir(parents=True)
     yield "prepare_data.py; its proof that tiktoken gives the tokenizer's ids (about a second) is part of the time"

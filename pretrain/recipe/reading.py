@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.recipe.keys import ABSENT, FIELDS, MODEL_KEYS, SLICES, TYPES, Recipe, deal, replace, science
+from pretrain.recipe.keys import ABSENT, FIELDS, MODEL_KEYS, SLICES, TYPES, Recipe, deal, science
 from pretrain.recipe.rules import (
     bare,
     from_text,
@@ -186,11 +186,6 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
         raise BadInput(faults)
     run_name = path.stem if values["run_name"] is None else values["run_name"]
     return deal(values | {"run_name": run_name, "output_dir": values["output_dir"] or f"runs/{run_name}"})
-
-
-def fill(recipe: Recipe, model: dict[str, Any]) -> Recipe:
-    """Return the recipe with the keys of the model that it begins from (MODEL_KEYS) where it does not state them."""
-    return replace(recipe, **{name: model[name] for name in MODEL_KEYS if getattr(recipe.model, name) is None})
 
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:

@@ -231,7 +231,7 @@ def test_the_recipe_in_it_is_the_runs():
     text = make(recipe=vars(recipe))
     shown = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
     assert shown == {name: value for name, value in yaml.safe_load(as_yaml(recipe)).items() if name in shown}
-    assert shown["learning_rate"] == recipe.learning_rate and shown["n_embd"] == recipe.n_embd
+    assert shown["learning_rate"] == recipe.schedule.learning_rate and shown["n_embd"] == recipe.model.n_embd
 
 
 def test_its_lines_load_the_model_as_they_stand(tmp_path, monkeypatch, capsys):

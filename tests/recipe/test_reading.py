@@ -14,7 +14,7 @@ from conftest import ROOT
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact_url
 from pretrain.data import sources
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 BASE = {
@@ -46,7 +46,7 @@ BASE = {
 HUB = {"weight": 1.0, "dataset_name": "owner/name"}
 OWN = {"weight": 2, "data_files": ["a.jsonl", "b.jsonl"], "text_column": "content", "validation_tokens": 7}
 EXTRAS = {"dry": (bool, "help of dry"), "job": (int, "help of job"), "verify": (str, "help of verify")}
-NUMBERS = [name for name, field in config.FIELDS.items() if field.metadata["low"] is not None]
+NUMBERS = [name for name, field in keys.FIELDS.items() if field.metadata["low"] is not None]
 
 
 def write(folder, text=None, name="mine.yaml", **changes):
@@ -64,12 +64,12 @@ def line(folder, key, text):
 
 def refused(path, flags=None):
     with pytest.raises(BadInput) as caught:
-        config.load_recipe(path, flags)
+        reading.load_recipe(path, flags)
     return caught.value.lines
 
 
 def recipe(folder, **changes):
-    return config.load_recipe(write(folder, **changes))
+    return reading.load_recipe(write(folder, **changes))
 
 
 def mixture(folder, *given, **changes):
@@ -79,11 +79,11 @@ def mixture(folder, *given, **changes):
 
 def read(folder, *given, **changes):
     """What a run of that recipe reads."""
-    return config.sources(config.load_recipe(mixture(folder, *given, **changes)))
+    return config.sources(reading.load_recipe(mixture(folder, *given, **changes)))
 
 
 def command(folder, *words):
-    return config.parse_command(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
+    return reading.parse_command(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
 
 
 def test_recipes_exist():
@@ -92,17 +92,17 @@ def test_recipes_exist():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_loads_and_survives_as_yaml(path, tmp_path):
-    loaded = config.load_recipe(path)
+    loaded = reading.load_recipe(path)
     copy = tmp_path / "recipe.yaml"
-    copy.write_text(config.as_yaml(loaded), encoding="utf-8")
-    assert config.load_recipe(copy) == loaded
+    copy.write_text(keys.as_yaml(loaded), encoding="utf-8")
+    assert reading.load_recipe(copy) == loaded
     assert loaded.run_name == path.stem and loaded.output_dir == f"runs/{path.stem}"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_has_a_plan_for_one_process(path):
-    loaded = config.load_recipe(path)
-    plan = config.make_plan(loaded, 1)
+    loaded = reading.load_recipe(path)
+    plan = make_plan(loaded, 1)
     per_update = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
     assert per_update * loaded.sequence_length == loaded.tokens_per_step
 
@@ -111,15 +111,15 @@ def test_as_yaml_keeps_prompts_and_numbers_to_the_bit(tmp_path):
     prompts = ["", "two\nlines\r\n", "é 中 \U0001f600", "yes", "1e3", " : # -", "\x00"]
     given = recipe(tmp_path, sample_prompts=prompts, sample_steps=5, adam_epsilon=1e-9, learning_rate=3)
     assert given.sample_prompts == prompts and isinstance(given.learning_rate, float)
-    copy = write(tmp_path, config.as_yaml(given), "copy.yaml")
-    assert config.load_recipe(copy) == given
+    copy = write(tmp_path, keys.as_yaml(given), "copy.yaml")
+    assert reading.load_recipe(copy) == given
 
 
 def test_as_yaml_keeps_defaults_and_values_taken_away(tmp_path):
     given = recipe(tmp_path, run_name="mine")
-    assert config.load_recipe(write(tmp_path, config.as_yaml(given), "copy.yaml")) == given
-    given = config.load_recipe(write(tmp_path, init_from="gpt2", run_name="mine"), {"init_from": "none"})
-    assert config.load_recipe(write(tmp_path, config.as_yaml(given), "copy.yaml")) == given
+    assert reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml")) == given
+    given = reading.load_recipe(write(tmp_path, init_from="gpt2", run_name="mine"), {"init_from": "none"})
+    assert reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml")) == given
 
 
 def test_misspelt_key_names_the_nearest(tmp_path):
@@ -137,23 +137,23 @@ def test_duplicate_key_is_refused_with_both_lines(tmp_path):
     "key, text", [("learning_rate", "6e-4"), ("learning_rate", "1E0"), ("adam_epsilon", "1e-8"), ("max_steps", "1.5e3")]
 )
 def test_a_number_with_an_exponent_is_a_number_in_a_file_and_as_a_flag(tmp_path, key, text):
-    for recipe in (config.load_recipe(line(tmp_path, key, text)), config.load_recipe(write(tmp_path), {key: text})):
+    for recipe in (reading.load_recipe(line(tmp_path, key, text)), reading.load_recipe(write(tmp_path), {key: text})):
         assert getattr(recipe, key) == float(text) and type(getattr(recipe, key)) is config.TYPES[key]
 
 
 def test_a_text_that_looks_like_a_number_stays_text_and_a_part_is_no_whole_number(tmp_path):
-    assert config.load_recipe(line(tmp_path, "run_name", "1e5")).run_name == "1e5"
+    assert reading.load_recipe(line(tmp_path, "run_name", "1e5")).run_name == "1e5"
     (message,) = refused(line(tmp_path, "max_steps", "15e-1"))
     assert "max_steps = 1.5: must be an integer" in message
     with pytest.raises(BadInput, match="--max_steps 15e-1: must be an integer"):
-        config.load_recipe(write(tmp_path), {"max_steps": "15e-1"})
+        reading.load_recipe(write(tmp_path), {"max_steps": "15e-1"})
 
 
 @pytest.mark.parametrize("key, text", [("learning_rate", '"0.1"'), ("max_steps", '"100"')])
 def test_number_in_quotes_is_refused_with_a_form_that_loads(tmp_path, key, text):
     (message,) = refused(line(tmp_path, key, text))
     written = re.search(r"write (\S+)$", message)[1]
-    assert getattr(config.load_recipe(line(tmp_path, key, written)), key) == float(text.strip('"'))
+    assert getattr(reading.load_recipe(line(tmp_path, key, written)), key) == float(text.strip('"'))
 
 
 @pytest.mark.parametrize("text", ["1e999", '"nan"', '"inf"'])
@@ -162,7 +162,7 @@ def test_text_that_is_no_finite_number_gets_no_remedy_that_fails_again(tmp_path,
     assert "must be a number" in message and "write inf" not in message and "write nan" not in message
 
 
-@pytest.mark.parametrize("name", list(config.FIELDS))
+@pytest.mark.parametrize("name", list(keys.FIELDS))
 def test_wrong_type_is_refused_for_every_key(tmp_path, name):
     wanted = config.TYPES[name]
     wrong = [{"a": 1}] + ([] if config._is_optional(wanted) else [None])
@@ -177,7 +177,7 @@ def test_wrong_type_is_refused_for_every_key(tmp_path, name):
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_out_of_range_is_refused_for_every_number(tmp_path, name):
-    about = config.FIELDS[name].metadata
+    about = keys.FIELDS[name].metadata
     for value in (about["low"] - 1, about["high"] + 1):
         (message,) = refused(write(tmp_path, **{name: value}))
         assert f"{name} = {value}: must lie between {about['low']} and {about['high']}" in message
@@ -200,7 +200,7 @@ def test_an_integer_too_long_for_a_float_is_refused(tmp_path):
     assert "seed" in message and "must lie between" in message
 
 
-@pytest.mark.parametrize("name", [n for n, f in config.FIELDS.items() if f.default is config.ABSENT])
+@pytest.mark.parametrize("name", [n for n, f in keys.FIELDS.items() if f.default is config.ABSENT])
 def test_each_key_without_default_must_be_stated(tmp_path, name):
     (message,) = refused(write(tmp_path, **{name: None}))
     assert f"{name} is missing" in message and "state it" in message
@@ -255,7 +255,7 @@ def test_unknown_flag_is_one_fault_that_names_the_nearest(tmp_path, words, wrong
 @pytest.mark.parametrize("words", [["--hub_token=hunter2"], ["--hub_token", "hunter2"]])
 def test_a_secret_given_as_a_flag_is_refused_and_not_repeated(tmp_path, words):
     with pytest.raises(BadInput, match="--hub_token") as caught:
-        config.parse_command(["--recipe", str(write(tmp_path)), *words], "x", {})
+        reading.parse_command(["--recipe", str(write(tmp_path)), *words], "x", {})
     assert "hunter2" not in str(caught.value)
 
 
@@ -297,13 +297,13 @@ def test_a_mixture_is_no_flag(tmp_path, words):
 
 
 def test_flag_none_takes_an_optional_value_away(tmp_path):
-    got = config.load_recipe(write(tmp_path, init_from="gpt2"), {"init_from": "none"})
+    got = reading.load_recipe(write(tmp_path, init_from="gpt2"), {"init_from": "none"})
     assert got.init_from is None
 
 
 def test_help_can_be_printed(capsys):
     with pytest.raises(SystemExit) as caught:
-        config.parse_command(["--help"], "Story.", EXTRAS)
+        reading.parse_command(["--help"], "Story.", EXTRAS)
     out = capsys.readouterr().out
     assert caught.value.code == 0
     for words in ("Story.", "--adam_beta2 NUMBER", "--dry ", "help of dry", "--job INTEGER", "--verify TEXT"):
@@ -351,36 +351,36 @@ def test_micro_batch_is_the_largest_divisor_at_or_below_the_ceiling(
     tmp_path, sequences, ceiling, processes, micro_batch, accumulation
 ):
     given = recipe(tmp_path, tokens_per_step=sequences * 16, per_device_train_batch_size=ceiling)
-    assert config.make_plan(given, processes) == config.Plan(processes, sequences, micro_batch, accumulation)
+    assert make_plan(given, processes) == config.Plan(processes, sequences, micro_batch, accumulation)
 
 
 def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
     for sequences, processes in [(8, 3), (10, 4), (7, 2), (1, 8)]:
         given = recipe(tmp_path, tokens_per_step=sequences * 16)
         with pytest.raises(BadInput, match="cannot share equally") as caught:
-            config.make_plan(given, processes)
+            make_plan(given, processes)
         message = str(caught.value)
         tokens = int(re.search(r"--tokens_per_step (\d+)", message)[1])
-        config.make_plan(config.load_recipe(write(tmp_path), {"tokens_per_step": str(tokens)}), processes)
+        make_plan(reading.load_recipe(write(tmp_path), {"tokens_per_step": str(tokens)}), processes)
         for count in re.findall(r"\d+", re.search(r"Use (.+?) processes", message)[1]):
-            config.make_plan(given, int(count))
+            make_plan(given, int(count))
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 100, 129, 1000])
 def test_tokens_per_step_remedy_works(tmp_path, tokens):
     (message,) = refused(write(tmp_path, tokens_per_step=tokens))
     nearest = re.search(r"the nearest is (\d+)", message)[1]
-    assert config.load_recipe(write(tmp_path), {"tokens_per_step": nearest})
+    assert reading.load_recipe(write(tmp_path), {"tokens_per_step": nearest})
 
 
 def test_width_and_heads_remedy_works(tmp_path):
     (message,) = refused(write(tmp_path, n_head=3))
-    assert config.load_recipe(write(tmp_path, n_head=int(re.search(r"n_head (\d+) is", message)[1])))
+    assert reading.load_recipe(write(tmp_path, n_head=int(re.search(r"n_head (\d+) is", message)[1])))
 
 
 def test_warm_up_remedy_works(tmp_path):
     (message,) = refused(write(tmp_path, warmup_steps=11))
-    assert config.load_recipe(write(tmp_path), {"warmup_steps": re.search(r"--warmup_steps (\d+)", message)[1]})
+    assert reading.load_recipe(write(tmp_path), {"warmup_steps": re.search(r"--warmup_steps (\d+)", message)[1]})
     assert recipe(tmp_path, warmup_steps=10)
 
 
@@ -409,7 +409,7 @@ def test_run_name_decides_the_run_folder(tmp_path):
 
 
 def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(tmp_path):
-    fixed = config.science(recipe(tmp_path))
+    fixed = keys.science(recipe(tmp_path))
     may_change = {"per_device_train_batch_size", "logging_steps", "eval_steps", "eval_tokens", "sample_steps"}
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
     may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
@@ -417,19 +417,19 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
     may_change |= {"report_to", "project_name", "tags", "push_to_hub", "hub_model_id", "hub_private_repo"}
     may_change |= {"hub_strategy", "license", "language"}
     data = {*config.SOURCE_NAMES, *config.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
-    assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == config.FIELDS.keys()
+    assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == keys.FIELDS.keys()
     assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
-    before = config.science(recipe(tmp_path))
-    config.refuse_changed_science(Path("run"), before, recipe(tmp_path, data_files=["b"], eval_steps=7))
+    before = keys.science(recipe(tmp_path))
+    reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, data_files=["b"], eval_steps=7))
     with pytest.raises(BadInput) as caught:
-        config.refuse_changed_science(
+        reading.refuse_changed_science(
             Path("run"), before, recipe(tmp_path, seed=7, architecture="gpt2", init_from="gpt2")
         )
     with pytest.raises(BadInput, match="max_steps = none, asked for 10"):  # not stated by the run's older recipe
-        config.refuse_changed_science(
+        reading.refuse_changed_science(
             Path("run"), {k: v for k, v in before.items() if k != "max_steps"}, recipe(tmp_path)
         )
     init, seed = sorted(caught.value.lines)
@@ -437,19 +437,19 @@ def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
 
 
 def test_a_run_that_is_older_than_a_key_goes_on_with_the_keys_default(tmp_path):
-    before = config.science(recipe(tmp_path))
+    before = keys.science(recipe(tmp_path))
     del before["max_hours"]
-    config.refuse_changed_science(Path("run"), before, recipe(tmp_path))
+    reading.refuse_changed_science(Path("run"), before, recipe(tmp_path))
     with pytest.raises(BadInput, match="max_hours = 0.0, asked for 2.0"):
-        config.refuse_changed_science(Path("run"), before, recipe(tmp_path, max_hours=2))
+        reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, max_hours=2))
 
 
 def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
     assert recipe(tmp_path, per_device_train_batch_size="auto", tf32=True).tf32 is True
     path = write(tmp_path)
-    read = config.load_recipe(path, {"per_device_train_batch_size": "auto", "tf32": "false"})
+    read = reading.load_recipe(path, {"per_device_train_batch_size": "auto", "tf32": "false"})
     assert (read.per_device_train_batch_size, read.tf32) == ("auto", False)
-    assert config.load_recipe(path, {"per_device_train_batch_size": "7"}).per_device_train_batch_size == 7
+    assert reading.load_recipe(path, {"per_device_train_batch_size": "7"}).per_device_train_batch_size == 7
     for flags in ({"per_device_train_batch_size": "Auto"}, {"tf32": "yes"}, {"max_steps": "auto"}):
         (message,) = refused(path, flags)
         assert next(iter(flags)) in message
@@ -458,7 +458,7 @@ def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
 
 def test_the_micro_batch_is_the_largest_at_or_below_the_ceiling_that_divides_the_share(tmp_path):
     asked = recipe(tmp_path, per_device_train_batch_size="auto", tokens_per_step=24 * 16, sequence_length=16)
-    plans = [config.make_plan(asked, 2, ceiling) for ceiling in (None, 100, 12, 11, 5, 1)]
+    plans = [make_plan(asked, 2, ceiling) for ceiling in (None, 100, 12, 11, 5, 1)]
     assert [plan.per_device_train_batch_size for plan in plans] == [12, 12, 12, 6, 4, 1]
     assert {plan.per_device_train_batch_size * plan.gradient_accumulation_steps for plan in plans} == {12}
 
@@ -526,16 +526,16 @@ def test_data_dir_goes_before_data_files_before_sources_before_dataset_name(tmp_
 def test_a_flag_that_names_data_goes_before_the_files_mixture(tmp_path):
     path = mixture(tmp_path, HUB, OWN)
     for flags in ({"data_files": ["f"]}, {"data_dir": "d"}):
-        assert len(config.sources(config.load_recipe(path, flags))) == 1
-    assert len(config.sources(config.load_recipe(path, {"dataset_name": "n"}))) == 2
+        assert len(config.sources(reading.load_recipe(path, flags))) == 1
+    assert len(config.sources(reading.load_recipe(path, {"dataset_name": "n"}))) == 2
 
 
 def test_a_mixture_survives_as_yaml(tmp_path):
     shared = ["a.jsonl", "é.jsonl"]  # one list in two places: YAML writes it as an alias
     path = mixture(tmp_path, HUB, OWN | {"data_files": shared}, {"weight": 1e-9, "data_files": shared}, run_name="mine")
-    given = config.load_recipe(path)
-    copy = write(tmp_path, config.as_yaml(given), "copy.yaml")
-    assert config.load_recipe(copy) == given and config.sources(config.load_recipe(copy)) == config.sources(given)
+    given = reading.load_recipe(path)
+    copy = write(tmp_path, keys.as_yaml(given), "copy.yaml")
+    assert reading.load_recipe(copy) == given and config.sources(reading.load_recipe(copy)) == config.sources(given)
     assert given.sources[2] == {"weight": 1e-9, "data_files": shared}
 
 
@@ -546,11 +546,11 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         mixture(tmp_path, OWN | files, sample_prompts=[prompt]),
         write(tmp_path, **files, sample_prompts=[prompt]),
     ):
-        given = config.load_recipe(given)
-        public = config.public(given)
-        assert public.keys() == config.FIELDS.keys() and public["sample_prompts"] == [prompt]
-        copy = config.load_recipe(write(tmp_path, config.as_yaml(given), "copy.yaml"))
-        assert config.public(copy) == public == config.public(given) | {name: getattr(copy, name) for name in public}
+        given = reading.load_recipe(given)
+        public = keys.public(given)
+        assert public.keys() == keys.FIELDS.keys() and public["sample_prompts"] == [prompt]
+        copy = reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml"))
+        assert keys.public(copy) == public == keys.public(given) | {name: getattr(copy, name) for name in public}
         for source in (public["sources"] or [public])[:1]:
             assert source["data_files"][0] == "b.jsonl" and source["data_files"][1:] == source["validation_files"]
             assert redact_url(secret) == source["validation_files"][0] != secret
@@ -621,7 +621,7 @@ def test_a_key_given_twice_in_a_source_is_refused(tmp_path):
 def test_a_mixture_with_a_tokenizer_made_from_one_text_is_refused(tmp_path, tokenizer):
     (message,) = refused(mixture(tmp_path, HUB, OWN, tokenizer=tokenizer))
     assert f"tokenizer = {tokenizer}: a mixture needs one tokenizer" in message
-    assert config.load_recipe(mixture(tmp_path, HUB, OWN, tokenizer=tokenizer), {"data_files": ["f"]})
+    assert reading.load_recipe(mixture(tmp_path, HUB, OWN, tokenizer=tokenizer), {"data_files": ["f"]})
 
 
 @pytest.mark.parametrize("changes", [{"data_dir": "d"}, {"sources": [HUB, {"weight": 1, "data_dir": "d"}]}])
@@ -655,11 +655,11 @@ LLAMA |= {"rope_theta": 10000.0}
 
 def test_a_model_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_path):
     shapeless = dict.fromkeys(("tokenizer", *MODEL))
-    found = config.load_recipe(write(tmp_path, **shapeless, init_from="owner/name"))
+    found = reading.load_recipe(write(tmp_path, **shapeless, init_from="owner/name"))
     assert found.tokenizer == "owner/name" and found.n_layer is None
     filled = config.fill(found, MODEL)
     assert {name: getattr(filled, name) for name in MODEL} == MODEL
-    assert config.load_recipe(write(tmp_path, config.as_yaml(filled), "copy.yaml")) == filled
+    assert reading.load_recipe(write(tmp_path, keys.as_yaml(filled), "copy.yaml")) == filled
 
 
 def test_what_a_recipe_states_beside_a_model_stays_stated(tmp_path):
@@ -670,7 +670,7 @@ def test_what_a_recipe_states_beside_a_model_stays_stated(tmp_path):
 
 def test_a_run_to_begin_from_stands_for_its_model(tmp_path):
     (tmp_path / "runs" / "r" / "model").mkdir(parents=True)
-    found = config.load_recipe(write(tmp_path, tokenizer=None, init_from=str(tmp_path / "runs" / "r")))
+    found = reading.load_recipe(write(tmp_path, tokenizer=None, init_from=str(tmp_path / "runs" / "r")))
     assert found.init_from == found.tokenizer == str(tmp_path / "runs" / "r" / "model")
 
 
@@ -690,7 +690,7 @@ def test_llama_lacks_are_named_with_usual_values_that_work(tmp_path):
         "tie_word_embeddings": "true",
         "rope_theta": "10000.0",
     }
-    assert config.load_recipe(write(tmp_path, architecture="llama"), flags).intermediate_size == 128
+    assert reading.load_recipe(write(tmp_path, architecture="llama"), flags).intermediate_size == 128
 
 
 @pytest.mark.parametrize(
@@ -728,8 +728,8 @@ def test_a_recipe_of_before_gradient_checkpointing_had_words_still_loads(tmp_pat
 
 
 def test_no_architecture_is_the_default(tmp_path):
-    assert config.load_recipe(line(tmp_path, "architecture", "null")).architecture == "gpt2"
-    assert config.load_recipe(write(tmp_path), {"architecture": "none"}).architecture == "gpt2"
+    assert reading.load_recipe(line(tmp_path, "architecture", "null")).architecture == "gpt2"
+    assert reading.load_recipe(write(tmp_path), {"architecture": "none"}).architecture == "gpt2"
 
 
 @pytest.mark.parametrize(

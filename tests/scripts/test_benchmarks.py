@@ -12,7 +12,7 @@ from conftest import RECIPE, TEXT
 
 from benchmarks import knobs, ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss, traffic
 from pretrain.machine import estimate, hardware
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
@@ -154,7 +154,7 @@ def test_every_change_of_the_ablation_changes_what_is_learned(tmp_path):
 
 def test_every_knob_stands_in_the_recipe_and_those_of_the_machine_are_not_trained_to_the_end():
     for knob in knobs.KNOBS:
-        config.parse_command(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), *knobs.flags(knob)], "", {})
+        reading.parse_command(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), *knobs.flags(knob)], "", {})
     free = [knob for knob in knobs.KNOBS if not knobs.changes_learning(knob)]
     assert free == ["gradient_checkpointing=mlp", "gradient_checkpointing=full"]
     assert knobs.flags("z_loss=1e-4,weight_decay=0") == ["--z_loss", "1e-4", "--weight_decay", "0"]

@@ -20,7 +20,7 @@ from conftest import ROOT, fork
 import check_setup
 from pretrain.machine import cards, probes
 from pretrain.model import model as models
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
 A6000 = {"name": "NVIDIA RTX A6000", "memory_bytes": 48 * 2**30, "capability": (8, 6)}
@@ -55,8 +55,8 @@ def pages():
     server.server_close()
 
 
-def recipe(**changes) -> config.Recipe:
-    return dataclasses.replace(config.load_recipe(Path(RECIPE)), **changes)
+def recipe(**changes) -> keys.Recipe:
+    return dataclasses.replace(reading.load_recipe(Path(RECIPE)), **changes)
 
 
 def called(capsys, *flags: str, expect: int = 0) -> tuple[str, str]:
@@ -272,7 +272,7 @@ def test_an_estimate_says_what_others_measured_and_what_nobody_did(capsys):
 def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):
     model = {"n_layer": 36, "n_embd": 1280, "n_head": 20, "sequence_length": 8192}
     large = tmp_path / "large.yaml"
-    large.write_text(config.as_yaml(recipe(**model, run_name="large")))
+    large.write_text(keys.as_yaml(recipe(**model, run_name="large")))
     rows = json.loads(called(capsys, "--all_cards", "--json", "--recipe", str(large))[0])
     kinds = {row["card"]: row["fits"] and row["gradient_checkpointing"] for row in rows}
     assert kinds["rtx4060"] is False and kinds["h200"] == "none" and "full" in kinds.values()
@@ -286,14 +286,14 @@ def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_s
 
 def test_checkpointing_costs_a_third_more_work_and_saves_memory(capsys, tmp_path):
     asked = tmp_path / "gpt2_124m.yaml"
-    asked.write_text(config.as_yaml(recipe(gradient_checkpointing="full")))
+    asked.write_text(keys.as_yaml(recipe(gradient_checkpointing="full")))
     flags = ("--card", "a6000", "--json")
     plain, less = (json.loads(called(capsys, *flags, "--recipe", path)[0]) for path in (RECIPE, str(asked)))
     assert less["tokens_per_second"] == pytest.approx(0.75 * plain["tokens_per_second"])
     assert less["mfu"] == pytest.approx(0.75 * plain["mfu"])
     assert less["memory_bytes"]["activations"] < plain["memory_bytes"]["activations"] / 2
     assert "fits with" not in called(capsys, *flags[:2], "--recipe", str(asked))[0]  # nothing is proposed
-    asked.write_text(config.as_yaml(recipe(gradient_checkpointing="mlp", per_device_train_batch_size=32)))
+    asked.write_text(keys.as_yaml(recipe(gradient_checkpointing="mlp", per_device_train_batch_size=32)))
     mlp = json.loads(called(capsys, *flags, "--recipe", str(asked))[0])
     assert mlp["tokens_per_second"] == plain["tokens_per_second"] and mlp["gradient_checkpointing"] == "mlp"
     assert (
@@ -306,14 +306,14 @@ def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_
     llama = {"architecture": "llama", "num_key_value_heads": 4, "intermediate_size": 2048, "rope_theta": 1e4}
     sizes = {"n_layer": 2, "n_head": 8, "n_embd": 64, "vocab_size": 512, "tie_word_embeddings": False} | llama
     asked = tmp_path / "a.yaml"
-    asked.write_text(config.as_yaml(recipe(**sizes)))
+    asked.write_text(keys.as_yaml(recipe(**sizes)))
     row = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0])
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = models.build(**sizes, sequence_length=1024, **no_dropout, eos_token_id=0, seed=1)
     assert row["parameters"] == models.count_parameters(model)
 
     model.save_pretrained(tmp_path / "source")
-    values = yaml.safe_load(config.as_yaml(recipe()))
+    values = yaml.safe_load(keys.as_yaml(recipe()))
     for name in config.MODEL_KEYS:
         values.pop(name, None)
     asked.write_text(yaml.safe_dump(values | {"init_from": str(tmp_path / "source"), "tokenizer": "gpt2"}))

@@ -8,7 +8,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from conftest import ROOT
 
 from pretrain.machine import estimate
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 
 GPT2_XL = estimate.Shape(48, 1600, 50304, 1024)
 MOMENTS, SHARED = {"moments"}, {"weights", "gradients", "moments"}
@@ -117,23 +117,25 @@ def test_the_tuning_page_names_only_recipe_keys_that_exist():
     text = (ROOT / "docs/gpu_tuning.md").read_text()
     flags = set(re.findall(r"--([a-z]+_[a-z_]+)", text))
     others = {"all_cards", "warm_up_seconds", "max_restarts", "main_process_port", "num_processes"}
-    assert flags - others <= set(config.FIELDS)
+    assert flags - others <= set(keys.FIELDS)
     assert len(text.splitlines()) < 200
 
 
 def test_the_tuning_pages_short_run_is_a_valid_one():
     words = re.search(r"`(--max_steps 70 [^`]+)`", (ROOT / "docs/gpu_tuning.md").read_text())[1].split()
-    recipe, _ = config.parse_command(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words], "", {})
-    assert recipe.max_steps == 70 and recipe.output_dir == "runs/try1"
+    recipe, _ = reading.parse_command(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words], "", {})
+    assert recipe.schedule.max_steps == 70 and recipe.saving.output_dir == "runs/try1"
 
 
 @pytest.mark.parametrize("name", ["gpt2_small", "gpt2_350m", "gpt2_774m", "gpt2_1558m"])
 def test_a_big_recipes_arithmetic_is_the_formulas(name):
-    recipe = config.load_recipe(ROOT / "recipes" / f"{name}.yaml")
-    shape = estimate.Shape(recipe.n_layer, recipe.n_embd, recipe.vocab_size, recipe.sequence_length)
-    tokens = recipe.max_steps * recipe.tokens_per_step
+    recipe = reading.load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    shape = estimate.Shape(
+        recipe.model.n_layer, recipe.model.n_embd, recipe.model.vocab_size, recipe.model.sequence_length
+    )
+    tokens = recipe.schedule.max_steps * recipe.batch.tokens_per_step
     text = (ROOT / "recipes" / f"{name}.yaml").read_text()
     assert f"= {shape.flops_per_token * tokens:.2e} FLOP (estimated".replace("e+", "e") in text
     assert f"{tokens / shape.parameters:.0f} tokens a parameter" in text
-    assert tokens <= recipe.limit_tokens and recipe.tokens_per_step // recipe.sequence_length % 16 == 0
+    assert tokens <= recipe.data.limit_tokens and recipe.batch.tokens_per_step // recipe.model.sequence_length % 16 == 0
     assert tokens / shape.parameters >= 20 and "not measured" in text

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")

@@ -19,7 +19,7 @@ from runs import final_state, ledger, losses, rows
 import train
 from pretrain.base.errors import BadInput
 from pretrain.machine import cards, estimate, hardware
-from pretrain.recipe import config
+from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
@@ -265,8 +265,8 @@ class FakeAccelerator:
 
 def gpt2_124m(**changes):
     values = {"per_device_train_batch_size": "auto", "data_files": ["x"], "dataset_name": None, "hellaswag_steps": 0}
-    recipe = config.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
-    return type(recipe)(**{**{name: getattr(recipe, name) for name in config.FIELDS}, **values, **changes})
+    recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
+    return type(recipe)(**{**{name: getattr(recipe, name) for name in keys.FIELDS}, **values, **changes})
 
 
 DRIVERS_NAMES = {"t4": "Tesla T4", "v100": "Tesla V100-SXM2-16GB", "a100": "NVIDIA A100-SXM4-80GB"}
@@ -291,7 +291,7 @@ def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
         sum(estimate.memory(estimate.GPT2_124M, micro_batch=size, **how).values()) for size in (proposed, proposed + 1)
     )
     assert taken <= estimate.HEADROOM * memory and (proposed == 64 or more > estimate.HEADROOM * memory)
-    plan = config.make_plan(gpt2_124m(per_device_train_batch_size=proposed), 1)
+    plan = make_plan(gpt2_124m(per_device_train_batch_size=proposed), 1)
     assert plan.per_device_train_batch_size == int(re.search(r"micro-batch (\d+)", text)[1])
 
 
