@@ -10,6 +10,7 @@ says which row of which file comes next.
 """
 
 import functools
+import logging
 import os
 import shutil
 import sys
@@ -26,12 +27,14 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from pretrain.base import files
+from pretrain.base import console, files
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.data import shards, sources, tokenization
 from pretrain.data.windows import Windows
 from pretrain.hub import hub
 from pretrain.recipe import keys, reading
+
+log = logging.getLogger("pretrain.prepare_data")
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
@@ -57,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     recipe, extras = reading.parse_command(
         sys.argv[1:] if argv is None else argv, "Turn text into folders of token shards.", EXTRAS
     )
+    console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
     if "verify" in extras:
         return verify(
             Path(extras["verify"]), recipe.model.vocab_size or 2**32
@@ -129,7 +133,7 @@ def prepare(source: sources.FoundSource, recipe: keys.Recipe, rules: dict, job: 
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     progress = Progress(pace)
     manifest = shards.read_manifest(folder, job.manifest)
-    revision, parts = open_parts(source, manifest and manifest["revision"], progress.say)
+    revision, parts = open_parts(source, manifest and manifest["revision"])
     tokenizer = open_tokenizer(folder, recipe, parts)
     identity = {
         "name": recipe.data.tokenizer,
@@ -173,7 +177,7 @@ def prepare(source: sources.FoundSource, recipe: keys.Recipe, rules: dict, job: 
         finish(folder, manifest)
     else:
         files.write_json(folder / job.manifest, manifest | {"complete": True})
-        progress.say(f"job {job.index} of {job.count} is complete; when all are, join them with --merge")
+        log.info(f"job {job.index} of {job.count} is complete; when all are, join them with --merge")
     progress.end(manifest)
 
 
@@ -326,18 +330,16 @@ def join(folder: Path, found: dict[str, dict]) -> None:
     first["splits"]["train"].sort(key=lambda row: row["file"])
     finish(folder, first)
     tokens = sum(row["tokens"] for row in first["splits"]["train"])
-    print(f"merged {count} jobs: {tokens:,} train tokens", file=sys.stderr)
+    log.info(f"merged {count} jobs: {tokens:,} train tokens")
 
 
-def open_parts(
-    source: sources.FoundSource, pinned: str | None, say: Callable[[str], None]
-) -> tuple[str | None, dict[str, list[sources.Part]]]:
+def open_parts(source: sources.FoundSource, pinned: str | None) -> tuple[str | None, dict[str, list[sources.Part]]]:
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.tables is None:
         return None, source.parts
     from pretrain.data import stream  # imports datasets, which text does not need
 
-    return stream.open_tables(**source.tables, pinned=pinned, say=say)
+    return stream.open_tables(**source.tables, pinned=pinned)
 
 
 def open_tokenizer(folder: Path, recipe: keys.Recipe, parts: dict[str, list[sources.Part]]) -> PreTrainedTokenizerFast:
@@ -495,18 +497,11 @@ class Progress:
     def __init__(self, pace: Pace | None):
         self.pace, self._bar, self._started = pace, None, time.perf_counter()
 
-    def say(self, text: str) -> None:
-        """Say a line, beside the bar; train.py hears it on standard output."""
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
-        else:
-            print(text, file=sys.stdout if self.pace else sys.stderr, flush=True)
-
     def begin(
         self, manifest: dict, source: sources.FoundSource, parts: list[sources.Part], limit_tokens: int, job: Job
     ) -> None:
         """Begin where an earlier process has ended."""
-        self._started = self._said = time.perf_counter()
+        self._started = self._shown = time.perf_counter()
         rows = manifest["splits"]["train"]
         self._tokens, self._limit = sum(row["tokens"] for row in rows), limit_tokens
         self._documents = manifest["counts"]["train"].get("documents", 0)
@@ -514,7 +509,7 @@ class Progress:
         if self.pace:
             self.pace.wait(rows)
             return
-        self._total = expected_text_bytes(source, parts, self.say) / job.count
+        self._total = expected_text_bytes(source, parts) / job.count
         if sys.stderr.isatty():
             self._bar = tqdm(total=self._total, initial=self._bytes, unit="B", unit_scale=True, dynamic_ncols=True)
 
@@ -524,9 +519,9 @@ class Progress:
         self._tokens += len(document.ids)
         self._bytes += document.text_bytes
         now = time.perf_counter()
-        if self.pace or now - self._said < (SHOW_SECONDS if self._bar is not None else SHOW_LINE_SECONDS):
+        if self.pace or now - self._shown < (SHOW_SECONDS if self._bar is not None else SHOW_LINE_SECONDS):
             return
-        self._said = now
+        self._shown = now
         total = self._total
         if self._limit:
             total = min(total, self._limit * self._bytes / max(1, self._tokens))
@@ -537,27 +532,23 @@ class Progress:
             return
         speed = (self._bytes - self._bytes_before) / (now - self._started)
         left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total else ""
-        print(
-            f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}",
-            file=sys.stderr,
-            flush=True,
-        )
+        log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}")
 
     def shard(self, rows: list[dict]) -> None:
         """Note a finished shard; wait here when the trainer is far behind and shards are kept few."""
         if not self.pace:
             return
-        if (now := time.perf_counter()) - self._said > SHOW_LINE_SECONDS or len(rows) == 1:
-            self._said = now
+        if (now := time.perf_counter()) - self._shown > SHOW_LINE_SECONDS or len(rows) == 1:
+            self._shown = now
             tokens, speed = (
                 sum(row["tokens"] for row in rows),
                 (self._bytes - self._bytes_before) / (now - self._started),
             )
-            self.say(f"{tokens:,} train tokens are ready ({speed / 1e6:.3g} MB/s of text)")
+            log.info(f"{tokens:,} train tokens are ready ({speed / 1e6:.3g} MB/s of text)")
         self.pace.wait(rows)
 
     def end(self, manifest: dict) -> None:
-        """Say what there is now."""
+        """Log what there is now."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -565,33 +556,32 @@ class Progress:
             tokens, text_bytes = sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
             counts = ", ".join(f"{n:,} {name}" for name, n in manifest["counts"].get(split, {}).items() if n)
             if tokens:
-                self.say(
+                log.info(
                     f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {text_bytes / tokens:.2f} bytes per token; "
                     f"{counts.replace('_', ' ')}"
                 )
-        self.say(f"prepared in {time.perf_counter() - self._started:.1f} s")
+        log.info(f"prepared in {time.perf_counter() - self._started:.1f} s")
 
 
-def expected_text_bytes(source: sources.FoundSource, parts: list[sources.Part], say: Callable[[str], None]) -> float:
+def expected_text_bytes(source: sources.FoundSource, parts: list[sources.Part]) -> float:
     """Return about how many bytes of text the train split has; 0 where that cannot be told."""
     if source.tables is None:
         return source.most_tokens
     from pretrain.data import stream
 
-    return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"], say)
+    return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"])
 
 
 def dry_run(source: sources.FoundSource, recipe: keys.Recipe) -> None:
-    """Encode text for some seconds and say what all of it would take. Nothing is kept."""
-    say = functools.partial(print, file=sys.stderr, flush=True)
-    _, parts = open_parts(source, None, say)
+    """Encode text for some seconds and print what all of it would take. Nothing is kept."""
+    _, parts = open_parts(source, None)
     if recipe.data.tokenizer in keys.TRAINED_TOKENIZERS:
         size = recipe.data.tokenizer_vocab_size if recipe.data.tokenizer == "bpe" else 257  # bytes for characters
         tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size)
     else:
         tokenizer = tokenization.load(recipe.data.tokenizer)
     encode = Encoder(tokenizer, recipe.data.tokenizer, None)
-    expected = expected_text_bytes(source, parts["train"], say)
+    expected = expected_text_bytes(source, parts["train"])
     started, tokens, text_bytes = time.perf_counter(), 0, 0
     for document in chain.from_iterable(encode(read(0), 0) for _, read in parts["train"]):
         tokens, text_bytes = tokens + len(document.ids), text_bytes + document.text_bytes
@@ -613,10 +603,10 @@ def dry_run(source: sources.FoundSource, recipe: keys.Recipe) -> None:
 
 
 def verify(folder: Path, vocab_size: int) -> int:
-    """Read every byte of a folder of shards and say that it is whole. Raises BadInput with every fault."""
+    """Read every byte of a folder of shards and print that it is whole. Raises BadInput with every fault."""
     manifest = shards.describe_folder(folder)
     rows = [row for found in manifest["splits"].values() for row in found]
-    shards.verify(folder, rows, lambda note: print(note, file=sys.stderr))
+    shards.verify(folder, rows)
     if manifest["tokenizer"]:
         vocab_size = manifest["tokenizer"]["size"]
     ids = Windows(1, vocab_size)

@@ -61,7 +61,7 @@ BAD_UPDATES_IN_A_ROW = 3
 def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 2 bad input, 1 cannot go on, 128 + n for signal n."""
     end_with_launcher(parent or os.getppid())
-    console.start()
+    console.start(is_main=os.environ.get("RANK", "0") == "0")
     argv = sys.argv[1:] if argv is None else argv
     hub.bound_client()
     if argv[:1] == ["--push_pending"] and len(argv) == 2:  # needs no recipe, so it works in any folder

@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     pauses, writes, beside = [], [], []
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         where = Path(folder)
-        with checkpoint.Saver(where / "beside", is_main=True, keep=2, say=sys.exit) as saver:
+        with checkpoint.Saver(where / "beside", is_main=True, keep=2) as saver:
             saver.prepare(model, optimizer)
             made_ready = timed(saver.ready)
             for step in range(1, asked.saves + 1):
@@ -94,6 +94,8 @@ def main(argv: list[str] | None = None) -> int:
                     beside.append(timed(update))
                 saver.finish()
                 writes.append(time.perf_counter() - begin)
+        if checkpoint.step_of(checkpoint.list_checkpoints(where / "beside")[0]) < asked.saves:
+            sys.exit("a save failed (see above): no figures")
         waiting = [timed(lambda s=s: checkpoint.save(where / "waiting", s, model, optimizer, {})) for s in (1, 2)]
     ids_BT = torch.randint(0, asked.vocab_size, (4, 1024))
     batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // 4096)

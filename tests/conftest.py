@@ -1,7 +1,9 @@
 """What every test shares: one thread, so that bits match; no network; small corpora and recipes of their own."""
 
 import functools
+import importlib
 import importlib.util
+import logging
 import os
 import shutil
 import socket
@@ -65,6 +67,14 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+
+@pytest.fixture(autouse=True)
+def records_reach_caplog() -> None:
+    """A script's ``main`` that ran in this process has kept the product's records to its own handler."""
+    log = logging.getLogger("pretrain")
+    log.handlers, log.propagate = [], True
+    log.setLevel(logging.INFO)
 
 
 @pytest.fixture(scope="session")

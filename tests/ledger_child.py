@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     train.windows.TrainOrder = Witness
     if {"KILL_READER", "HOLD_READER", "HASTY_READER"} & set(os.environ):
         real, child = train.Reader, str(Path(__file__).with_name("reader_child.py"))
-        train.Reader = lambda command, say: real([command[0], child, *command[2:]], say)
+        train.Reader = lambda command: real([command[0], child, *command[2:]])
     what, *where = os.environ.get("KILL_AT", "").split(":")
     if what == "step":
         updates = []

@@ -4,6 +4,7 @@ A reader ends when this process dies, however it dies: its standard input closes
 """
 
 import contextlib
+import logging
 import math
 import os
 import subprocess
@@ -13,25 +14,26 @@ from collections.abc import Callable, Sequence
 
 from pretrain.base.errors import BadInput, TrainingStopped
 
+log = logging.getLogger(__name__)
+
 RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
 LIVED_SECONDS = 600.0
 BUSY = 75  # its exit status while another process prepares the same folder (sysexits.h: EX_TEMPFAIL)
 BUSY_SECONDS = 10.0
 GOES_ON = "what was trained so far is saved, and the same command goes on"
-LOOK_SECONDS, SAY_SECONDS = 0.2, 30.0  # while training waits: between two looks, between two messages
+LOOK_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two looks, between two messages
 REFRESH_SECONDS = 1.0  # while it does not: between two looks
 
 
 class Reader:
-    """Keeps ``command`` running until it ends well.
+    """Keeps ``command`` running until it ends well; its lines are logged, and its restarts.
 
     Args:
         command: speaks in lines on standard output, reads a number a line on standard input, and ends when that closes.
-        say: hears its lines, and of restarts.
     """
 
-    def __init__(self, command: Sequence[str], say: Callable[[str], None]):
-        self.command, self.say = list(command), say
+    def __init__(self, command: Sequence[str]):
+        self.command = list(command)
         self.done = False
         self._failures, self._wanted, self._not_before, self._started = 0, 0, 0.0, 0.0
         self._start()
@@ -66,7 +68,7 @@ class Reader:
                 raise TrainingStopped(
                     f"the reader was killed {self._failures} times in a row (signal {-status}); {GOES_ON}"
                 )
-            self.say(f"the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}")
+            log.warning(f"data     the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}")
             self._start()
 
     def want(self, windows: int) -> None:
@@ -101,7 +103,7 @@ class Reader:
     def _hear(self, lines) -> None:
         with lines:
             for line in lines:
-                self.say(line.rstrip())
+                log.info(f"data     {line.rstrip()}")
 
     def _tell(self) -> None:
         if self._process is not None:
@@ -120,24 +122,23 @@ class Supply:
     Args:
         readers: one a source; None where another process has it, or nothing is to be read.
         refresh: opens what is new; True when no source grows any more.
-        say: hears how long it takes.
 
     Attributes:
         waited_seconds: how long training has waited.
     """
 
-    def __init__(self, readers: Sequence[Reader | None], refresh: Callable[[], bool], say: Callable[[str], None]):
-        self.readers, self.refresh, self.say = list(readers), refresh, say
+    def __init__(self, readers: Sequence[Reader | None], refresh: Callable[[], bool]):
+        self.readers, self.refresh = list(readers), refresh
         self.waited_seconds = 0.0
         self._growing, self._complete, self._failure = True, False, None
-        self._said, self._refreshed = time.monotonic(), -math.inf
+        self._logged, self._refreshed = time.monotonic(), -math.inf
 
     def until(self, there: Callable[[], bool], what: str) -> None:
         """Wait alone until ``there``. Raises as ``Reader.check`` does."""
         while not there():
             for reader in filter(None, self.readers):
                 reader.check()
-            self._say_now_and_then(what)
+            self._log_now_and_then(what)
             time.sleep(LOOK_SECONDS)
 
     def wait(
@@ -161,7 +162,7 @@ class Supply:
                 return self._failure or "the reader of another process failed (see above)"
             if stop or not behind:
                 break
-            self._say_now_and_then(f"{sum(map(min, have(), needed)):,} of {sum(needed):,} windows are there")
+            self._log_now_and_then(f"{sum(map(min, have(), needed)):,} of {sum(needed):,} windows are there")
             time.sleep(LOOK_SECONDS)
         self.waited_seconds += time.perf_counter() - begin
         return None
@@ -184,7 +185,7 @@ class Supply:
             self._failure = str(error)
         return self._complete
 
-    def _say_now_and_then(self, what: str) -> None:
-        if time.monotonic() - self._said > SAY_SECONDS:
-            self._said = time.monotonic()
-            self.say(f"data     waiting: {what}")
+    def _log_now_and_then(self, what: str) -> None:
+        if time.monotonic() - self._logged > LOG_SECONDS:
+            self._logged = time.monotonic()
+            log.info(f"data     waiting: {what}")

@@ -7,10 +7,10 @@ here unpickles. A fault is BadInput: file, byte offset, what stands there, the r
 
 import hashlib
 import json
+import logging
 import os
 import re
 import struct
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,8 @@ from numpy.lib import format as npy
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
+
+log = logging.getLogger(__name__)
 
 # llm.c, dev/data/data_common.py: 256 int32 of header: magic, version, number of tokens, zeros; then the ids.
 HEADER_BYTES = 1024
@@ -324,10 +326,10 @@ def refuse_changed(folder: Path, rows: list[dict]) -> None:
         raise BadInput(faults)
 
 
-def verify(folder: Path, rows: list[dict], say: Callable[[str], None]) -> None:
+def verify(folder: Path, rows: list[dict]) -> None:
     """Read every byte of every row's file; raise one BadInput with a line for each that is not what the row says.
 
-    ``rows`` are those of all splits: ``say`` gets a note for each shard of ours that none of them names.
+    ``rows`` are those of all splits: a shard of ours that none of them names is logged.
     """
     faults = []
     for row in rows:
@@ -340,7 +342,7 @@ def verify(folder: Path, rows: list[dict], say: Callable[[str], None]) -> None:
     named = {row["file"] for row in rows}
     for path in sorted(folder.glob("*.bin")):
         if OUR_NAME.fullmatch(path.name) and path.name not in named:
-            say(f"{path}: a shard that {MANIFEST} does not name; nothing reads it, you may delete it")
+            log.warning(f"{path}: a shard that {MANIFEST} does not name; nothing reads it, you may delete it")
     if faults:
         raise BadInput(faults)
 

@@ -36,6 +36,8 @@ from pyarrow.dataset import ParquetFragmentScanOptions
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.redaction import is_redacted, redact
 
+log = logging.getLogger(__name__)
+
 Row = tuple[str | None, bool]
 Part = tuple[str, Callable[[int], Iterator[Row]]]
 
@@ -61,29 +63,27 @@ def open_tables(
     data_files: dict[str, list[str]] | None = None,
     text_column: str,
     pinned: str | None = None,
-    say: Callable[[str], None],
 ) -> tuple[str | None, dict[str, list[Part]]]:
     """Open a data set for streaming.
 
     Args:
         dataset_name: a Hub id, or parquet, json, csv or arrow for ``data_files`` by split.
         pinned: the commit of an earlier contact; else it is asked for.
-        say: hears each retry.
 
     Returns: the commit (None for files) and each split's parts; a file of the data set is one part.
     Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
     """
-    _retry_here(say)
-    asked = {split: _named_files(dataset_name, found, say) for split, found in (data_files or {}).items()}
+    _retry_here()
+    asked = {split: _named_files(dataset_name, found) for split, found in (data_files or {}).items()}
     if not asked:
-        pinned = pinned or _patiently(dataset_name, say, _commit, dataset_name, dataset_revision)
+        pinned = pinned or _patiently(dataset_name, _commit, dataset_name, dataset_revision)
     arguments = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
     # A plain list would be expanded: a name's [ ] * ? a second time, and what then is not found left out.
     arguments["data_files"] = {split: DataFilesList(found, []) for split, found in asked.items()} or None
     arguments["storage_options"] = STORAGE if asked else None
     given = [name for found in asked.values() for name in found]
     where = given[0] if given else dataset_name
-    builder = _patiently(where, say, _builder, arguments, files=given)
+    builder = _patiently(where, _builder, arguments, files=given)
     names = {str(split): [str(name) for name in found] for split, found in builder.config.data_files.items()}
     for split, found in asked.items():
         _refuse_other_files(found, names.get(split, []))
@@ -99,14 +99,12 @@ def open_tables(
             arguments |= {"columns": [text_column], "batch_size": ROWS, "fragment_scan_options": scan}
         table = None
         if not isinstance(builder, Json):
-            table = _patiently(where, say, _open_split, arguments, split, files=given)
-        splits[split] = [
-            (name, _reader(table, index, name, text_column, say)) for index, name in enumerate(names[split])
-        ]
+            table = _patiently(where, _open_split, arguments, split, files=given)
+        splits[split] = [(name, _reader(table, index, name, text_column)) for index, name in enumerate(names[split])]
     return pinned, splits
 
 
-def _named_files(kind: str, names: list[str], say: Callable[[str], None]) -> list[str]:
+def _named_files(kind: str, names: list[str]) -> list[str]:
     """Return the files behind names: of the Hub those that a pattern matches, else each name as it stands.
 
     Raises BadInput for a file that is not there, and for one whose name ``datasets`` would take for something else.
@@ -116,7 +114,7 @@ def _named_files(kind: str, names: list[str], say: Callable[[str], None]) -> lis
         if name.startswith(hub) and "/resolve/" in name:  # a link to a file there, with the login
             name = "hf://" + unquote(name.removeprefix(hub).partition("?")[0]).replace("/resolve/", "@", 1)
         if name.startswith("hf://"):
-            found += _patiently(name, say, _hub_files, name)
+            found += _patiently(name, _hub_files, name)
         else:
             found.append(name if "://" in name else str(Path(name).absolute()))
     for name in found:
@@ -133,7 +131,7 @@ def _named_files(kind: str, names: list[str], say: Callable[[str], None]) -> lis
                 f"{name}: its user, password or query was left out here; give the whole URL: --data_files URL"
             )
         if name.startswith(("http://", "https://")):  # a missing one is known before hours of reading others
-            _patiently(name, say, _file_size, name, files=[name])
+            _patiently(name, _file_size, name, files=[name])
     return found
 
 
@@ -159,12 +157,12 @@ def _refuse_other_files(asked: list[str], found: list[str]) -> None:
             )
 
 
-def expected_text_bytes(names: list[str], text_column: str, say: Callable[[str], None]) -> float:
+def expected_text_bytes(names: list[str], text_column: str) -> float:
     """Return about how many bytes of text these files of a data set hold, from the first one and all sizes.
 
     Parquet's footer knows; of JSON lines or CSV the beginning is looked at. 0 where a server says no size.
     """
-    return _patiently(names[0], say, _expected_text_bytes, names, text_column)
+    return _patiently(names[0], _expected_text_bytes, names, text_column)
 
 
 def _expected_text_bytes(names: list[str], text_column: str) -> float:
@@ -216,19 +214,14 @@ def _unpacked(name: str, raw: Any) -> Any:
     return compr[compression](raw, mode="rb") if compression else raw
 
 
-class _Hearing(logging.Handler):
-    """Passes a client's warnings on: the Hub's client retries a few times by itself."""
-
-    def __init__(self, say: Callable[[str], None]):
-        super().__init__(logging.WARNING)
-        self.say = say
+class _Redacted(logging.Handler):
+    """Logs a client's warnings as ours, redacted: the Hub's client retries a few times by itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say the message."""
-        self.say(redact(" ".join(record.getMessage().split()))[:400])
+        log.warning(redact(" ".join(record.getMessage().split()))[:400])
 
 
-def _retry_here(say: Callable[[str], None]) -> None:
+def _retry_here() -> None:
     # Its own waits (5, 20, 60 s, up to 20 times) would hide the fault from the retries below.
     datasets.config.STREAMING_READ_MAX_RETRIES = 1
     datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
@@ -239,14 +232,14 @@ def _retry_here(say: Callable[[str], None]) -> None:
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
     client = logging.getLogger("huggingface_hub")
-    client.handlers, client.propagate = [_Hearing(say)], False
+    client.handlers, client.propagate = [_Redacted(logging.WARNING)], False
 
 
 class _Patience:
-    """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is said."""
+    """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged."""
 
-    def __init__(self, what: str, say: Callable[[str], None]):
-        self.what, self.say, self.failures, self.place = redact(what), say, 0, -1
+    def __init__(self, what: str):
+        self.what, self.failures, self.place = redact(what), 0, -1
 
     def failed(self, error: Exception, place: int | None = None) -> None:
         """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
@@ -273,14 +266,12 @@ class _Patience:
         wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
         if asked is not None:
             wait = min(LONGEST_RETRY_AFTER_SECONDS, max(wait, asked))
-        self.say(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
+        log.warning(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
         time.sleep(wait)
 
 
-def _patiently(
-    what: str, say: Callable[[str], None], call: Callable[..., Any], *args, files: Sequence[str] = ()
-) -> Any:
-    patience = _Patience(what, say)
+def _patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
+    patience = _Patience(what)
     while True:
         try:
             return call(*args)
@@ -343,7 +334,7 @@ def _no_column(where: str, text_column: str, columns: list[str]) -> str:
 
 
 def _reader(
-    table: datasets.IterableDataset | None, index: int, name: str, text_column: str, say: Callable[[str], None]
+    table: datasets.IterableDataset | None, index: int, name: str, text_column: str
 ) -> Callable[[int], Iterator[Row]]:
     """Return ``read(row)`` of one file: its texts from that row on, each row once whatever fails on the way.
 
@@ -353,7 +344,7 @@ def _reader(
     def read(row: int) -> Iterator[Row]:
         one = None if table is None else table.shard(num_shards=table.num_shards, index=index)
         groups = None
-        patience = _Patience(name, say)
+        patience = _Patience(name)
         while True:
             try:
                 if groups is None and _is_parquet(name):

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -30,7 +31,6 @@ from huggingface_hub import (
     HfApi,
     ModelCard,
     get_token,
-    logging,
     set_client_factory,
 )
 from huggingface_hub.errors import (
@@ -41,10 +41,13 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.redaction import redact
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
@@ -90,7 +93,7 @@ def _api() -> HfApi:
     bound_client()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     disable_progress_bars()
-    logging.set_verbosity_error()
+    set_verbosity_error()
     return HfApi()
 
 
@@ -176,15 +179,14 @@ def _may_create(login: dict, token: dict, owner: str) -> bool:
 class Pusher:
     """Keeps pushes in ``pending``, a folder within the run's, and sends them in the background.
 
-    What an earlier process left there is sent first.
+    What an earlier process left there is sent first. A reason why nothing can be sent is logged once.
 
     Args:
-        say: told each reason why nothing can be sent, once; called from the background.
         deadline: seconds of trying from a push's first failure on; then it waits for the next ``add``.
     """
 
-    def __init__(self, pending: Path, say: Callable[[str], None], deadline: float = DEADLINE_SECONDS):
-        self.pending, self.say, self.deadline = pending, say, deadline
+    def __init__(self, pending: Path, deadline: float = DEADLINE_SECONDS):
+        self.pending, self.deadline = pending, deadline
         pending.mkdir(parents=True, exist_ok=True)
         for path in pending.iterdir():  # what a killed process had not finished
             if PARTIAL.fullmatch(path.name) and not path.is_symlink():
@@ -199,7 +201,7 @@ class Pusher:
     ) -> None:
         """Lay the push of a step ready: weights by a hard link, all else by a copy. One that is there already stays.
 
-        Where it cannot be kept (a full disk, say), that is said, and no more.
+        Where it cannot be kept (a full disk, for example), that is logged, and no more.
 
         Args:
             private: if the repository has to be made.
@@ -217,7 +219,7 @@ class Pusher:
         try:
             _stage(self.pending / f"step-{step:08d}", push, files)
         except OSError as error:
-            self.say(f"error: no push of step {step}: {error}. Free some space; the run goes on")
+            log.error(f"no push of step {step}: {error}. Free some space; the run goes on")
             return
         self._due.put(True)
 
@@ -237,18 +239,18 @@ class Pusher:
         while self._due.get():
             try:
                 with _sending(self.pending):
-                    fault = _send_all(self.pending, self.deadline, lambda line: None)
+                    fault = _send_all(self.pending, self.deadline)
             except BadInput:  # another process sends them
                 continue
-            except Exception as error:  # the folder is gone, say: training goes on
+            except Exception as error:  # the folder is gone, for example: training goes on
                 fault = "a push", _words(error)
             # Once the main thread has ended, printing from another one can bring the interpreter down.
             if fault and fault[1] != told and threading.main_thread().is_alive():
-                self.say(_waits(self.pending, *fault))
+                log.warning(_waits(self.pending, *fault))
             told = fault and fault[1]
 
 
-def push_pending(pending: Path, say: Callable[[str], None], deadline: float = DEADLINE_SECONDS) -> int:
+def push_pending(pending: Path, deadline: float = DEADLINE_SECONDS) -> int:
     """Send all that is staged, and return how many pushes are left.
 
     Raises BadInput (status 4) when another process is sending them.
@@ -256,8 +258,8 @@ def push_pending(pending: Path, say: Callable[[str], None], deadline: float = DE
     if not pending.is_dir():
         return 0
     with _sending(pending):
-        if fault := _send_all(pending, deadline, say):
-            say(_waits(pending, *fault))
+        if fault := _send_all(pending, deadline, sent=logging.INFO):
+            log.warning(_waits(pending, *fault))
         return len(_staged(pending))
 
 
@@ -299,15 +301,19 @@ def _staged(pending: Path) -> list[Path]:
     return sorted(path for path in pending.iterdir() if STEP.fullmatch(path.name) and (path / PUSH).is_file())
 
 
-def _send_all(pending: Path, deadline: float, say: Callable[[str], None]) -> tuple[str, str] | None:
-    """Send what is staged, also what is added meanwhile; return which push could not be sent, and why."""
+def _send_all(pending: Path, deadline: float, sent: int = logging.DEBUG) -> tuple[str, str] | None:
+    """Send what is staged, also what is added meanwhile; return which push could not be sent, and why.
+
+    ``sent``: the level at which a push that was sent is logged.
+    """
     fault, seen = None, set()
     while left := [folder for folder in _staged(pending) if folder not in seen]:
         folder = left[0]
         seen.add(folder)
         try:
             push, sums = json.loads((folder / PUSH).read_text(encoding="utf-8")), {}
-            say(f"hub: {folder.name} is on the Hub: {_patiently(deadline, _send, _api(), folder, push, sums)}")
+            address = _patiently(deadline, _send, _api(), folder, push, sums)
+            log.log(sent, f"hub: {folder.name} is on the Hub: {address}")
         except BadInput as error:  # it is damaged; the others are not
             fault = folder.name, str(error)
         except Exception as error:  # whatever is wrong with the Hub: the next one would meet it, or overtake this one

@@ -9,6 +9,7 @@ There is no generator state to save: order and dropout are functions of (seed, s
 """
 
 import json
+import logging
 import re
 import shutil
 import uuid
@@ -33,6 +34,8 @@ from torch.distributed.tensor import DTensor
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 
+log = logging.getLogger(__name__)
+
 NAME = re.compile(r"step-(\d{8})")
 PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -41,26 +44,17 @@ MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors"
 class Saver:
     """Saves checkpoints into ``folder`` while training goes on, one at a time.
 
-    Leaving its block waits for the one that is being written. A save that fails (a full disk, say) is told, and leaves
-    the older checkpoints untouched and nothing half-made.
+    Leaving its block waits for the one that is being written. A save that fails (a full disk) is logged, and leaves the
+    older checkpoints untouched and nothing half-made.
 
     Args:
         is_main: of all processes, which call together, the main one writes.
         keep: checkpoints to leave (0 = all); older ones go only after the new one was read back and verified.
-        say: told of a failed save.
         saved: called with each checkpoint once it is on disk, beside training; must not raise.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        is_main: bool,
-        keep: int,
-        say: Callable[[str], None],
-        saved: Callable[[Path], None] = lambda path: None,
-    ):
-        self.folder, self.is_main, self.keep, self.say, self.saved = folder, is_main, keep, say, saved
+    def __init__(self, folder: Path, *, is_main: bool, keep: int, saved: Callable[[Path], None] = lambda path: None):
+        self.folder, self.is_main, self.keep, self.saved = folder, is_main, keep, saved
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._preparing: Future | None = None
         self._writing: tuple[int, Future] | None = None
@@ -114,7 +108,7 @@ class Saver:
         try:
             future.result()
         except (OSError, SafetensorError) as error:
-            self.say(f"error: no checkpoint at step {step}: {error}. Free some space; the run goes on")
+            log.error(f"no checkpoint at step {step}: {error}. Free some space; the run goes on")
 
     def __enter__(self) -> "Saver":
         return self

@@ -1,7 +1,8 @@
 """Where the time of a few steady steps went: a trace of torch.profiler and a table."""
 
+import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from pretrain.base import files
+
+log = logging.getLogger(__name__)
 
 SKIPPED, WARM_UP, RECORDED = 8, 2, 3  # updates: compiling and clocks settle; the profiler itself; those of the trace
 KINDS = {  # the first that an operation's or kernel's name matches
@@ -27,14 +30,12 @@ KINDS = {  # the first that an operation's or kernel's name matches
 class Profile:
     """Records a few updates of this process into ``folder``; without one it does nothing.
 
-    Writes ``trace.json.gz`` (for https://ui.perfetto.dev) and ``table.txt``.
-
-    Args:
-        say: told where they lie, or why there is none.
+    Writes ``trace.json.gz`` (for https://ui.perfetto.dev) and ``table.txt``, and logs where they lie, or why there are
+    none.
     """
 
-    def __init__(self, folder: Path | None, device: torch.device, say: Callable[[str], None]):
-        self.folder, self.say, self.on_card = folder, say, device.type == "cuda"
+    def __init__(self, folder: Path | None, device: torch.device):
+        self.folder, self.on_card = folder, device.type == "cuda"
         self._profile, self._written = None, False
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ class Profile:
             self._profile.stop()
             if not self._written:
                 least = SKIPPED + WARM_UP + RECORDED
-                self.say(f"no profile: the run ended before {least} updates; give a larger --max_steps")
+                log.info(f"no profile: the run ended before {least} updates; give a larger --max_steps")
             self._profile = None
 
     def _write(self, recorded: profile) -> None:
@@ -68,7 +69,7 @@ class Profile:
         )
         files.write_text(self.folder / "table.txt", table)
         self._written = True
-        self.say(f"profile of {RECORDED} updates in {self.folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")
+        log.info(f"profile of {RECORDED} updates in {self.folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")
 
 
 def _by_kind(events: Iterable[FunctionEvent], which: str) -> str:

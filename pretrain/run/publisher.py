@@ -165,7 +165,7 @@ def check(recipe: keys.Recipe) -> str | None:
         card=model_card.metadata(keys.public(recipe)),
     )
     for note in notes:
-        log.info(f"hub      {note}")
+        log.warning(f"hub      {note}")
     return repo_id
 
 

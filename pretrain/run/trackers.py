@@ -5,7 +5,7 @@ uploads and writes its file every 15 seconds, trackio twice a second), and rows 
 the run gets there. So each tracker is asked what it holds as it begins: what it lacks of metrics.jsonl is sent, what it
 holds is not sent again, and a curve has each point once however often the run was killed.
 
-No tracker ends a run: whatever one raises is said once, and that tracker is off from there.
+No tracker ends a run: whatever one raises is logged once, and that tracker is off from there.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import html
 import importlib.util
 import io
 import json
+import logging
 import os
 import re
 import struct
@@ -25,6 +26,8 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact
 from pretrain.recipe import keys
+
+log = logging.getLogger(__name__)
 
 PINS = {"wandb": "wandb==0.31.0", "tensorboard": "tensorboard==2.21.0", "trackio": "trackio==0.43.0"}
 NAMES = tuple(PINS)
@@ -65,7 +68,6 @@ class Trackers:
         config: what is shown beside the curves, and nothing else is.
         ids: of an earlier process of this run, from its checkpoint; those in the run folder are found anyway.
         rows: of metrics.jsonl, as far as this process takes them as done.
-        say: told where the curves are, and once why a tracker is off.
 
     Attributes:
         ids: for the next checkpoint, so that another machine goes on with the same curves.
@@ -82,9 +84,8 @@ class Trackers:
         config: dict,
         ids: dict[str, str],
         rows: Iterable[dict],
-        say: Callable[[str], None],
     ):
-        self.ids, self.say = dict(ids), say
+        self.ids = dict(ids)
         self._open: dict[str, _Wandb | _TensorBoard | _Trackio] = {}
         if not names:
             return
@@ -95,9 +96,9 @@ class Trackers:
         files.write_json(path, self.ids)  # before anything is sent: a run killed at once keeps its curve
         rows = list(rows)
         begin = {
-            "wandb": lambda: _Wandb(self.ids["wandb"], run_dir, project_name, run_name, tags, config, say),
-            "tensorboard": lambda: _TensorBoard(run_dir, config, say),
-            "trackio": lambda: _Trackio(self.ids["trackio"], project_name, config, rows, say),
+            "wandb": lambda: _Wandb(self.ids["wandb"], run_dir, project_name, run_name, tags, config),
+            "tensorboard": lambda: _TensorBoard(run_dir, config),
+            "trackio": lambda: _Trackio(self.ids["trackio"], project_name, config, rows),
         }
         for name in names:
             if tracker := self._try(name, begin[name]):
@@ -134,7 +135,7 @@ class Trackers:
             return call(*args)
         except Exception as error:
             self._open.pop(name, None)
-            self.say(f"{name}: off from here: {_describe(error)}. The run goes on; metrics.jsonl has every number")
+            log.warning(f"{name}: off from here: {_describe(error)}. The run goes on; metrics.jsonl has every number")
 
 
 # Each of these has `held`: the last step that the tracker holds, by key or by kind of row.
@@ -151,7 +152,6 @@ class _Wandb:
         run_name: str,
         tags: tuple[str, ...],
         config: dict,
-        say: Callable[[str], None],
     ):
         import wandb
         from accelerate.tracking import WandBTracker
@@ -202,10 +202,10 @@ class _Wandb:
         run.define_metric("*", step_metric="step")
         if run.offline:
             number = max(written.values(), default=-1)
-            say(f"wandb: offline, {why}. To send the curves later: wandb sync {run_dir / 'wandb'}")
+            log.info(f"wandb: offline, {why}. To send the curves later: wandb sync {run_dir / 'wandb'}")
         else:
             number = run.summary.get("last_row", -1)
-            say(f"wandb: {run.url}")
+            log.info(f"wandb: {run.url}")
         for path, row in written.items():
             if path.parent.name.startswith("offline-") and (row < 0 or not run.offline):
                 # A file without rows would fail the whole sync, and those of others are sent from metrics.jsonl now.
@@ -233,7 +233,7 @@ class _Wandb:
 class _TensorBoard:
     """Event files in the run folder, on disk after each row; a later process adds a file to the same curves."""
 
-    def __init__(self, run_dir: Path, config: dict, say: Callable[[str], None]):
+    def __init__(self, run_dir: Path, config: dict):
         from accelerate.tracking import TensorBoardTracker
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
@@ -247,7 +247,7 @@ class _TensorBoard:
         self.tracker.start()
         if not self.held:  # its hyperparameters would be a run of their own in the list
             self.tracker.log({"config": _indented(json.dumps(config, indent=1, default=str))}, step=0)
-        say(f"tensorboard: to see it: tensorboard --logdir {run_dir}")
+        log.info(f"tensorboard: to see it: tensorboard --logdir {run_dir}")
 
     def log(self, step: int, values: dict) -> None:
         self.tracker.log({key: value for key, value in values.items() if key not in AXES}, step=step)
@@ -262,7 +262,7 @@ class _TensorBoard:
 class _Trackio:
     """A run in trackio's database on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL point."""
 
-    def __init__(self, name: str, project_name: str, config: dict, rows: list[dict], say: Callable[[str], None]):
+    def __init__(self, name: str, project_name: str, config: dict, rows: list[dict]):
         import trackio
         from accelerate.tracking import TrackioTracker
         from trackio.sqlite_storage import SQLiteStorage
@@ -284,7 +284,7 @@ class _Trackio:
             held = rows
         else:
             held = SQLiteStorage.get_logs(project_name, run=name)
-            say(f"trackio: run {name}; to see it: trackio show --project {project_name}")
+            log.info(f"trackio: run {name}; to see it: trackio show --project {project_name}")
         self.held: dict[str, int] = {}
         for row in held:
             self.held |= {key: max(row["step"], self.held.get(key, -1)) for key in row}

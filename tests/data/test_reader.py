@@ -1,6 +1,7 @@
 """Readers in the background: heard, restarted, told, ended; and training that waits for them where it is ahead."""
 
 import contextlib
+import logging
 import os
 import queue
 import signal
@@ -27,20 +28,24 @@ DIE = "import os; os.kill(os.getpid(), 9)"
 # Its parent has a Reader and waits to be killed; standard error, which the reader's process inherits, stays open.
 PARENT = f"""
 import sys
+from pretrain.base import console
 from pretrain.data.reader import Reader
-reader = Reader([sys.executable, "-c", {ECHO!r}], lambda line: print(line, flush=True))
+console.start(stream=sys.stdout)
+reader = Reader([sys.executable, "-c", {ECHO!r}])
 sys.stdin.read()
 """
 
 
-class Heard:
-    """Lines said, from whatever thread."""
+class Heard(logging.Handler):
+    """What readers log, from whatever thread, without the word "data" before it."""
 
     def __init__(self):
+        super().__init__()
         self.lines = queue.Queue()
 
-    def __call__(self, line):
-        self.lines.put(line)
+    def emit(self, record):
+        text = record.getMessage()
+        self.lines.put(text[9:] if text.startswith("data     ") else f"no data: {text}")
 
     def next(self):
         return self.lines.get(timeout=SECONDS)
@@ -80,7 +85,10 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def heard():
-    return Heard()
+    handler = Heard()
+    reading.log.addHandler(handler)
+    yield handler
+    reading.log.removeHandler(handler)
 
 
 @pytest.fixture
@@ -90,7 +98,7 @@ def start(heard):
 
     def begin(program, *words):
         command = [sys.executable, "-I", "-S", "-c", program, *map(str, words)]
-        started.append(Reader(command, heard))
+        started.append(Reader(command))
         return started[-1]
 
     yield begin
@@ -232,17 +240,11 @@ def test_much_that_is_said_at_once_is_all_heard(start, heard):
     assert heard.all() == [f"a line of some length {i}" for i in range(20000)]
 
 
-def test_its_last_words_are_heard_before_its_death_is_looked_at():
-    said = []
-
-    def slowly(line):
-        sum(range(3000))
-        said.append(line)
-
-    one = Reader([sys.executable, "-I", "-S", "-c", "for i in range(3000): print(i, flush=True)\n" + DIE], slowly)
+def test_its_last_words_are_heard_before_its_death_is_looked_at(start, heard):
+    heard.addFilter(lambda record: bool(sum(range(3000))))  # slow
+    one = start("for i in range(3000): print(i, flush=True)\n" + DIE)
     ended(one)
-    assert said[:3001] == [*map(str, range(3000)), "the reader was killed (signal 9); restart 1 of 5"]
-    one.close()
+    assert heard.all()[:3001] == [*map(str, range(3000)), "the reader was killed (signal 9); restart 1 of 5"]
 
 
 def test_it_speaks_for_all_and_has_a_session_of_its_own(start, heard, monkeypatch):
@@ -278,8 +280,8 @@ def test_close_is_as_good_when_it_is_dead_already_or_waits(start, heard, clock):
 def test_process_ends_when_its_parent_is_killed():
     pipe = subprocess.PIPE
     parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-    pid = int(parent.stdout.readline().split()[1])
-    assert parent.stdout.readline() == "told 0\n" and pid != parent.pid
+    pid = int(parent.stdout.readline().split()[2])
+    assert parent.stdout.readline() == "data     told 0\n" and pid != parent.pid
     parent.kill()
     try:
         parent.communicate(timeout=SECONDS)  # returns when all that hold its standard error are gone
@@ -316,8 +318,8 @@ class Story:
     def __init__(self, have, readers=None):
         self.have, self.complete, self.stopping = list(have), False, False
         self.readers = [Plain() for _ in have] if readers is None else readers
-        self.said, self.refreshed, self.asked = [], 0, []
-        self.supply = Supply(self.readers, self.refresh, self.said.append)
+        self.refreshed, self.asked = 0, []
+        self.supply = Supply(self.readers, self.refresh)
 
     def refresh(self):
         self.refreshed += 1
@@ -383,7 +385,7 @@ def test_what_was_there_before_the_refresh_does_not_count(clock):
     assert story.wait([5]) is None and clock.sleeps == 0
 
 
-def test_waiting_is_said_now_and_then_with_how_much_is_there(clock):
+def test_waiting_is_logged_now_and_then_with_how_much_is_there(clock, caplog):
     story = Story([3000, 70])
 
     def meanwhile():
@@ -391,13 +393,13 @@ def test_waiting_is_said_now_and_then_with_how_much_is_there(clock):
 
     clock.meanwhile = meanwhile
     assert story.wait([3010, 50]) is None
-    assert story.said == ["data     waiting: 3,050 of 3,060 windows are there"] * 3  # of 100 seconds, each 30
+    assert caplog.messages == ["data     waiting: 3,050 of 3,060 windows are there"] * 3  # of 100 seconds, each 30
 
 
-def test_waiting_of_a_moment_is_not_said(clock):
+def test_waiting_of_a_moment_is_not_logged(clock, caplog):
     story = Story([1])
     clock.meanwhile = lambda: story.have.__setitem__(0, 5)
-    assert story.wait([5]) is None and clock.sleeps == 1 and story.said == []
+    assert story.wait([5]) is None and clock.sleeps == 1 and not caplog.messages
 
 
 @pytest.mark.parametrize("error", [BadInput(["one", "two"]), TrainingStopped("one\ntwo")])
@@ -514,11 +516,11 @@ def test_a_source_that_another_process_reads_or_nobody_has_no_reader_here(clock)
     assert story.readers[1].closed
 
 
-def test_until_waits_alone_looks_after_the_readers_and_says_so(clock):
+def test_until_waits_alone_looks_after_the_readers_and_logs_it(clock, caplog):
     story = Story([0, 0])
     story.supply.until(lambda: clock.sleeps == 65, "the validation split comes first")
     assert [one.checks for one in story.readers] == [65, 65] and story.refreshed == 0
-    assert story.said == ["data     waiting: the validation split comes first"] * 2
+    assert caplog.messages == ["data     waiting: the validation split comes first"] * 2
     story.supply.until(lambda: True, "x")
     assert clock.sleeps == 65 and story.supply.waited_seconds == 0  # before training: not training's wait
 

@@ -10,6 +10,7 @@ import gzip
 import io
 import itertools
 import json
+import logging
 import lzma
 import os
 import random
@@ -85,18 +86,17 @@ def json_lines(rows):
     return b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
 
 
-def open_files(stream, names, said=None, column="text", **more):
+def open_files(stream, names, column="text", **more):
     """Return the parts by split."""
     suffix = re.findall(r"\.(parquet|csv|arrow|jsonl?)", str(names[0]))[0]
     kind = {"jsonl": "json"}.get(suffix, suffix)
-    say = print if said is None else said.append
     given = {"train": [*map(str, names)]} | {split: [*map(str, found)] for split, found in more.items()}
-    return stream.open_tables(dataset_name=kind, data_files=given, text_column=column, say=say)[1]
+    return stream.open_tables(dataset_name=kind, data_files=given, text_column=column)[1]
 
 
-def texts(stream, names, row=0, said=None, **more):
+def texts(stream, names, row=0, **more):
     """Return all texts of the train split's first file from a row on."""
-    return [text for text, _ in open_files(stream, names, said, **more)["train"][0][1](row)]
+    return [text for text, _ in open_files(stream, names, **more)["train"][0][1](row)]
 
 
 def fault(kind, after=0, times=1, method="."):
@@ -113,37 +113,37 @@ def requests_of(stream, server, url):
     return len(server.log)
 
 
-def meet(stream, server, url, kind, after):
-    """Read a file whose ``after``-th request meets a fault; return what was said."""
-    server.faults, said = fault(kind, after), []
-    server.waits.clear()
-    assert texts(stream, [url], said=said) == ROWS, (kind, after)
+def meet(stream, server, caplog, url, kind, after):
+    """Read a file whose ``after``-th request meets a fault; return what was logged."""
+    server.faults = fault(kind, after)
+    server.waits.clear(), caplog.clear()
+    assert texts(stream, [url]) == ROWS, (kind, after)
     assert server.faults[1][2] == 0, "the fault was not met"
-    tries = [re.search(r"; try (\d+) of 10 in ([\d.]+) s$", line) for line in said]
-    assert all(tries), said
-    assert [float(found[2]) for found in tries] == server.waits, "each retry is said, with its wait"
-    return said
+    tries = [re.search(r"; try (\d+) of 10 in ([\d.]+) s$", line) for line in caplog.messages]
+    assert all(tries), caplog.messages
+    assert [float(found[2]) for found in tries] == server.waits, "each retry is logged, with its wait"
+    return caplog.messages
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_fault_at_any_request_loses_no_row_and_doubles_none(stream, server, name):
+def test_a_fault_at_any_request_loses_no_row_and_doubles_none(stream, server, caplog, name):
     url = f"{server.url}/files/{name}"
     total = requests_of(stream, server, url)
     assert total >= 6
     said = []
     for after in range(total):
-        said += meet(stream, server, url, KINDS[(after + FILES.index(name)) % len(KINDS)], after)
+        said += meet(stream, server, caplog, url, KINDS[(after + FILES.index(name)) % len(KINDS)], after)
     assert said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_every_fault_at_every_request_loses_no_row_and_doubles_none(stream, server, name):
+def test_every_fault_at_every_request_loses_no_row_and_doubles_none(stream, server, caplog, name):
     url = f"{server.url}/files/{name}"
     total = requests_of(stream, server, url)
     for kind in KINDS:
         for after in range(total):
-            meet(stream, server, url, kind, after)
+            meet(stream, server, caplog, url, kind, after)
 
 
 @pytest.mark.slow
@@ -159,9 +159,8 @@ def test_many_faults_in_one_reading_lose_no_row_and_double_none(stream, server, 
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
-def test_faults_that_go_on_are_retried_from_the_row_where_they_began(stream, server, name):
-    said = []
-    ((_, read),) = open_files(stream, [f"{server.url}/files/{name}"], said)["train"]
+def test_faults_that_go_on_are_retried_from_the_row_where_they_began(stream, server, caplog, name):
+    ((_, read),) = open_files(stream, [f"{server.url}/files/{name}"])["train"]
     begun = 350 if name == "a.parquet" else 0  # pyarrow reads ahead
     found = []
     for text, _ in read(begun):
@@ -169,53 +168,53 @@ def test_faults_that_go_on_are_retried_from_the_row_where_they_began(stream, ser
         if begun + len(found) == 360:
             server.faults = fault("503", times=5)
     assert found == ROWS[begun:]
-    assert len(said) >= 2 and all("HTTP status 503" in line for line in said)
-    assert all(int(re.search(r"row (\d+):", line)[1]) >= 360 for line in said)
+    assert len(caplog.messages) >= 2 and all("HTTP status 503" in line for line in caplog.messages)
+    assert all(int(re.search(r"row (\d+):", line)[1]) >= 360 for line in caplog.messages)
     assert server.waits == [1, 2, 4, 8, 16][: len(server.waits)]
 
 
-def test_a_new_row_begins_the_count_of_tries_anew(stream, server, monkeypatch):
+def test_a_new_row_begins_the_count_of_tries_anew(stream, server, caplog, monkeypatch):
     monkeypatch.setattr(stream, "TRIES", 3)
-    said, found = [], []
-    ((_, read),) = open_files(stream, [f"{server.url}/files/a.jsonl"], said)["train"]
+    found = []
+    ((_, read),) = open_files(stream, [f"{server.url}/files/a.jsonl"])["train"]
     for text, _ in read(0):
         found.append(text)
         if len(found) % 25 == 0 and not any(times for _, kind, times in server.faults if kind != "ok"):
             server.faults = fault("reset", times=2, method="GET")
-    assert found == ROWS and len(said) > 3
+    assert found == ROWS and len(caplog.messages) > 3
 
 
-def test_retry_after_is_obeyed_and_bounded(stream, server):
+def test_retry_after_is_obeyed_and_bounded(stream, server, caplog):
     url = f"{server.url}/files/a.jsonl"
     for asked, waited in (("7", 7), ("100000", stream.LONGEST_RETRY_AFTER_SECONDS), ("0", 1), ("soon", 1)):
-        said = []
-        server.waits.clear()
-        ((_, read),) = open_files(stream, [url], said)["train"]
+        server.waits.clear(), caplog.clear()
+        ((_, read),) = open_files(stream, [url])["train"]
         server.faults = fault(f"429:{asked}", after=2)
         assert [text for text, _ in read(0)] == ROWS
         assert server.waits == [waited], asked
-        assert said[0].endswith(f"HTTP status 429; try 2 of 10 in {waited} s")
+        assert caplog.messages[0].endswith(f"HTTP status 429; try 2 of 10 in {waited} s")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_server_that_does_not_answer_in_time_is_tried_again(stream, server, monkeypatch, name):
+def test_a_server_that_does_not_answer_in_time_is_tried_again(stream, server, caplog, monkeypatch, name):
     quick = {"client_kwargs": {"timeout": stream.ClientTimeout(total=None, sock_connect=0.15, sock_read=0.15)}}
     monkeypatch.setattr(stream, "STORAGE", {"http": quick})
     url = f"{server.url}/files/{name}"
-    server.faults, said = fault("silent", method="GET"), []
-    assert texts(stream, [url], said=said) == ROWS  # at opening
-    ((_, read),) = open_files(stream, [url], said)["train"]
-    server.faults, said[:] = fault("silent", method="GET"), []
+    server.faults = fault("silent", method="GET")
+    assert texts(stream, [url]) == ROWS  # at opening
+    ((_, read),) = open_files(stream, [url])["train"]
+    server.faults = fault("silent", method="GET")
+    caplog.clear()
     assert [text for text, _ in read(0)] == ROWS  # at reading
-    assert len(said) == 1
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_used_up_tries_stop_with_file_and_row(stream, server, name):
+def test_used_up_tries_stop_with_file_and_row(stream, server, caplog, name):
     from pretrain.base.errors import TrainingStopped
 
-    said, found, url = [], [], f"{server.url}/files/{name}"
-    ((_, read),) = open_files(stream, [url], said)["train"]
+    found, url = [], f"{server.url}/files/{name}"
+    ((_, read),) = open_files(stream, [url])["train"]
     server.log = []
     assert sum(1 for _ in read(0)) == N
     gets = sum(line.startswith("GET") for line in server.log)
@@ -227,8 +226,8 @@ def test_used_up_tries_stop_with_file_and_row(stream, server, name):
     assert "the same command goes on from there" in message
     assert f"{url}: row {len(found)}: failed" in message
     assert found == ROWS[: len(found)]
-    assert server.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60] and len(said) == 9
-    assert len(server.log) < 100, "no retries but those that are said"
+    assert server.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60] and len(caplog.messages) == 9
+    assert len(server.log) < 100, "no retries but those that are logged"
 
 
 def test_the_row_where_it_stopped_is_where_it_goes_on(stream, server):
@@ -251,10 +250,10 @@ def test_the_row_where_it_stopped_is_where_it_goes_on(stream, server):
 
 
 @pytest.mark.parametrize("kind", ["503", "reset", "429:3"])
-def test_a_server_that_is_down_at_the_start_is_waited_for(stream, server, kind):
-    server.faults, said = fault(kind, times=9), []
-    assert texts(stream, [f"{server.url}/files/a.parquet"], said=said) == ROWS
-    assert said and server.faults[1][2] == 0
+def test_a_server_that_is_down_at_the_start_is_waited_for(stream, server, caplog, kind):
+    server.faults = fault(kind, times=9)
+    assert texts(stream, [f"{server.url}/files/a.parquet"]) == ROWS
+    assert caplog.messages and server.faults[1][2] == 0
 
 
 def test_a_server_that_stays_down_stops_with_the_file(stream, server):
@@ -285,12 +284,12 @@ QUERY = "?download=true&X-Amz-Expires=60&X-Amz-Signature=ab%2Fc&more=a.b%5B1%5D%
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["429:7", "503", "500", "reset"])
-def test_a_url_with_a_query_that_fails_at_opening_is_tried_again_and_read_whole(stream, server, name, kind):
+def test_a_url_with_a_query_that_fails_at_opening_is_tried_again_and_read_whole(stream, server, caplog, name, kind):
     urls = [f"{server.url}/files/{name}{QUERY}", f"{server.url}/files/{name}?v=2"]
-    server.faults, said = fault(kind, times=4), []
-    splits = open_files(stream, urls, said, validation=[f"{server.url}/files/{name}?v=3"])
+    server.faults = fault(kind, times=4)
+    splits = open_files(stream, urls, validation=[f"{server.url}/files/{name}?v=3"])
     assert [part for part, _ in splits["train"]] == urls and len(splits["validation"]) == 1
-    assert said and server.faults[1][2] == 0
+    assert caplog.messages and server.faults[1][2] == 0
     assert [[text for text, _ in read(0)] for _, read in splits["train"] + splits["validation"]] == [ROWS] * 3
 
 
@@ -311,19 +310,20 @@ def test_a_url_with_a_query_that_stays_away_stops_with_its_name(stream, server, 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["503", "reset", "429:7", "403", "404"])
-def test_nothing_that_is_said_of_a_url_holds_its_user_password_or_query(stream, server, name, kind):
+def test_nothing_that_is_logged_of_a_url_holds_its_user_password_or_query(stream, server, caplog, name, kind):
     from pretrain.base.errors import BadInput, TrainingStopped
 
     login = server.url.replace("://", "://me:canary@")
-    url, said = f"{login}/files/{name}?token=canary&v=canary", []
-    ((_, read),) = open_files(stream, [url], said)["train"]
+    url, raised = f"{login}/files/{name}?token=canary&v=canary", []
+    ((_, read),) = open_files(stream, [url])["train"]
     server.faults = fault(kind, times=ALWAYS)
-    for fails in (lambda: list(read(0)), lambda: open_files(stream, [url], said)):
+    for fails in (lambda: list(read(0)), lambda: open_files(stream, [url])):
         with pytest.raises((BadInput, TrainingStopped)) as stopped:
             fails()
         assert f"redacted@127.0.0.1:{server.server_port}/files/{name}?redacted=" in str(stopped.value)
-        said.append(str(stopped.value))
-    assert (len(said) > 15) == (kind not in ("403", "404")) and "canary" not in "".join(said)
+        raised.append(str(stopped.value))
+    assert (len(caplog.messages) > 15) == (kind not in ("403", "404"))
+    assert "canary" not in "".join([*caplog.messages, *raised])
 
 
 @pytest.mark.parametrize("name", ["a.jsonl?v=*", "a.parquet?v=*", "*.csv", "a.csv?v=::", "a.csv.gz?v=[1]"])
@@ -370,17 +370,17 @@ def test_a_row_that_is_no_longer_there_is_no_silent_end(stream, corpus, waits, n
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
-def test_an_error_that_the_client_takes_for_the_end_is_no_end(stream, corpus, waits, monkeypatch, name):
+def test_an_error_that_the_client_takes_for_the_end_is_no_end(stream, corpus, waits, caplog, monkeypatch, name):
     import datasets
 
-    whole, cuts, said = datasets.IterableDataset.iter, [1, 2], []
+    whole, cuts = datasets.IterableDataset.iter, [1, 2]
 
     def iterate(self, batch_size):
         return itertools.islice(whole(self, batch_size), cuts.pop() if cuts else None)
 
     monkeypatch.setattr(datasets.IterableDataset, "iter", iterate)
-    assert texts(stream, [corpus / name], said=said) == ROWS
-    assert said and all("OSError: ended " in line for line in said)
+    assert texts(stream, [corpus / name]) == ROWS
+    assert caplog.messages and all("OSError: ended " in line for line in caplog.messages)
 
 
 def test_odd_parquet_files_are_read_whole(stream, tmp_path):
@@ -562,8 +562,8 @@ def test_a_compression_that_python_does_not_have_is_refused_with_a_remedy(stream
 
 
 @pytest.mark.parametrize("name", ["line", "encoding", "truncated.gz", "damaged.gz", "pages", "footer"])
-def test_a_file_that_stays_corrupt_stops_with_file_and_row(stream, corpus, tmp_path, waits, name):
-    """Each retry is said, what can be read comes once, and nothing after the fault."""
+def test_a_file_that_stays_corrupt_stops_with_file_and_row(stream, corpus, tmp_path, waits, caplog, name):
+    """Each retry is logged, what can be read comes once, and nothing after the fault."""
     from pretrain.base.errors import TrainingStopped
 
     lines = (corpus / "a.jsonl").read_bytes().splitlines(keepends=True)
@@ -581,25 +581,25 @@ def test_a_file_that_stays_corrupt_stops_with_file_and_row(stream, corpus, tmp_p
     }[name]
     path = tmp_path / f"a{suffix}"
     path.write_bytes(content)
-    said, found = [], []
+    found = []
     with pytest.raises(TrainingStopped) as stopped:
-        found += (text for text, _ in open_files(stream, [path], said)["train"][0][1](0))
+        found += (text for text, _ in open_files(stream, [path])["train"][0][1](0))
     assert found == ROWS[: len(found)] and len(found) in rows
     where = str(path) if name == "footer" else f"{path}: row {len(found)}"  # the footer is read to open it
     assert str(stopped.value).startswith(f"{where}: failed 10 times in a row")
-    assert len(said) == 9 and all(line.startswith(str(path)) for line in said)
+    assert len(caplog.messages) == 9 and all(line.startswith(str(path)) for line in caplog.messages)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_amount_of_text_is_told_before_it_is_read(stream, corpus, server, name):
+def test_the_amount_of_text_is_told_before_it_is_read(stream, corpus, server, caplog, name):
     true = sum(len(row.encode()) for row in ROWS)
     for path in (str(corpus / name), f"{server.url}/files/{name}"):
-        server.faults, said = fault("503", after=1, method="GET"), []
-        told = stream.expected_text_bytes([path, path], "text", said.append)
+        server.faults = fault("503", after=1, method="GET")
+        told = stream.expected_text_bytes([path, path], "text")
         assert 0.9 * 2 * true < told < 1.1 * 2 * true * (1.1 if name.endswith(".csv") else 1)  # all of it is counted
-        assert len(said) == len(server.waits)
-        server.waits.clear()
+        assert len(caplog.messages) == len(server.waits)
+        server.waits.clear(), caplog.clear()
 
 
 # A data set of the Hub, in a process of its own.
@@ -662,6 +662,9 @@ class Hub:
         self.server, self.folder, self.stream, self.waits, self.said = server, folder, stream, [], []
         self.stops, self.filesystem = (BadInput, TrainingStopped), huggingface_hub.HfFileSystem
         stream.time.sleep = self.waits.append
+        logged = logging.Handler()
+        logged.emit = lambda record: self.said.append(record.getMessage())
+        stream.log.addHandler(logged)
         stream.TIMEOUT_SECONDS = 0.3
 
     def read(self, faults=(), name="me/corpus", config="sample", pinned=None, column="text", row=0, files=None) -> dict:
@@ -680,7 +683,6 @@ class Hub:
                 data_files={"train": files} if files else None,
                 text_column=column,
                 pinned=pinned,
-                say=self.said.append,
             )
             for _, read in splits["train"]:
                 found += (text for text, _ in read(row))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the clien
 TOKEN = "hf_" + "Canary" * 6
 ID = "me/run"
 ROOT = Path(__file__).resolve().parents[2]
-PUSH = "import sys, pathlib; from pretrain.hub import hub; hub.push_pending(pathlib.Path(sys.argv[1]), print)"
+PUSH = "import sys, pathlib; from pretrain.hub import hub; hub.push_pending(pathlib.Path(sys.argv[1]))"
 # What a push asks of the Hub, in order.
 ENDPOINTS = {
     "refs": "GET .*/refs",
@@ -130,7 +130,7 @@ def stage(pending: Path, *steps: int, within: str | None = "last-checkpoint", re
     """Lay pushes ready while another holds the lock, so that they are not sent."""
     pending.mkdir(parents=True, exist_ok=True)
     with files.locked(pending / ".lock", "busy"):
-        pusher = hub.Pusher(pending, print)
+        pusher = hub.Pusher(pending)
         for step in steps:
             add(pusher, pending.parent.parent / "made", step, within, repo_id)
         assert pusher.close(10) == len(waiting(pending))
@@ -153,30 +153,29 @@ def assert_arrived(server: HubServer, pending: Path, *steps: int) -> None:
 # A push.
 
 
-def test_push_is_one_commit_and_one_tag_in_a_private_repository(server, pending):
+def test_push_is_one_commit_and_one_tag_in_a_private_repository(server, pending, caplog):
     stage(pending, 3)
-    said = []
-    assert hub.push_pending(pending, said.append) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 3)
-    assert server.repositories[ID].private and said == [f"hub: {tag(3)} is on the Hub: {ID}@{tag(3)}"]
+    assert server.repositories[ID].private and caplog.messages == [f"hub: {tag(3)} is on the Hub: {ID}@{tag(3)}"]
     assert server.count("POST .*/commit/") == 1
 
 
 def test_pushes_arrive_in_order_and_once_each(server, pending, tmp_path):
     stage(pending, 9, 100, 5)
-    pusher = hub.Pusher(pending, pytest.fail)
+    pusher = hub.Pusher(pending)
     add(pusher, tmp_path, 200)
     assert pusher.close(20) == 0
-    assert hub.push_pending(pending, pytest.fail) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 5, 9, 100, 200)
 
 
 def test_what_is_on_the_hub_already_is_not_sent_again(server, pending):
     stage(pending, 1)
-    hub.push_pending(pending, print)
+    hub.push_pending(pending)
     sent = server.count("PUT /lfs/")
     stage(pending, 1)
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1)
     assert server.count("PUT /lfs/") == sent and server.count("POST .*/commit/") == 1
 
@@ -184,14 +183,14 @@ def test_what_is_on_the_hub_already_is_not_sent_again(server, pending):
 def test_repository_that_is_public_stays_public(server, pending):
     server.make(ID, private=False)
     stage(pending, 1)
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1)
     assert not server.repositories[ID].private and not server.count("repos/create")
 
 
 def test_id_without_owner_becomes_the_logins_when_the_hub_is_there(server, pending):
     stage(pending, 1, repo_id="run")
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1)
 
 
@@ -200,7 +199,7 @@ def test_last_checkpoint_goes_when_another_kind_comes_and_stays_when_none_does(s
     stage(pending, 2, within=None)
     stage(pending, 3, within=f"checkpoints/{tag(3)}")
     stage(pending, 4, within=f"checkpoints/{tag(4)}")
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     last = {name: data for name, data in content(1).items() if name.startswith("last-checkpoint/")}
     assert server.files(ID, tag(2)) == content(2, None) | last
     third = content(3, f"checkpoints/{tag(3)}")
@@ -218,7 +217,7 @@ def test_last_checkpoint_goes_when_another_kind_comes_and_stays_when_none_does(s
 )
 def test_other_names_are_refused(server, pending, tmp_path, name):
     (tmp_path / "file").write_text("secret")
-    pusher = hub.Pusher(pending, pytest.fail)
+    pusher = hub.Pusher(pending)
     with pytest.raises(ValueError, match="not on the list"):
         pusher.add(1, repo_id=ID, private=True, title="t", tag=tag(1), files={name: tmp_path / "file"})
     assert pusher.close(5) == 0 and not server.requests
@@ -227,7 +226,7 @@ def test_other_names_are_refused(server, pending, tmp_path, name):
 def test_links_directories_and_missing_files_are_refused(server, pending, tmp_path):
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
-    pusher = hub.Pusher(pending, pytest.fail)
+    pusher = hub.Pusher(pending)
     for source in (tmp_path / "link", tmp_path, tmp_path / "nothing"):
         with pytest.raises(ValueError, match="no regular file"):
             pusher.add(1, repo_id=ID, private=True, title="t", tag=tag(1), files={"config.json": source})
@@ -250,7 +249,7 @@ def test_staged_push_is_whole_after_its_checkpoint_is_rotated_away_and_its_log_h
     with open(made / "metrics.jsonl", "a") as log:
         log.write("{}\n")
     shutil.rmtree(made)
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 3)
 
 
@@ -260,56 +259,54 @@ def test_without_hard_links_it_is_a_copy(server, pending, monkeypatch):
 
     monkeypatch.setattr(os, "link", no_link)
     stage(pending, 1)
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1)
 
 
-def test_full_disk_is_said_and_leaves_nothing_behind(server, pending, tmp_path, monkeypatch):
+def test_full_disk_is_logged_and_leaves_nothing_behind(server, pending, tmp_path, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    said = []
-    pusher = hub.Pusher(pending, said.append)
+    pusher = hub.Pusher(pending)
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "copyfile", full)
         add(pusher, tmp_path, 1)
     assert pusher.close(5) == 0
-    assert said == ["error: no push of step 1: [Errno 28] No space left on device. Free some space; the run goes on"]
+    assert caplog.messages == [
+        "no push of step 1: [Errno 28] No space left on device. Free some space; the run goes on"
+    ]
     assert os.listdir(pending) == [".lock"] and not server.requests
 
 
-def test_staged_file_that_was_changed_is_never_sent_and_holds_up_no_other(server, pending):
+def test_staged_file_that_was_changed_is_never_sent_and_holds_up_no_other(server, pending, caplog):
     stage(pending, 1, 2)
     path = pending / tag(1) / "files" / "config.json"
     path.write_bytes(path.read_bytes() + b" ")
-    said = []
-    assert hub.push_pending(pending, said.append) == 1
+    assert hub.push_pending(pending) == 1
     assert server.titles(ID) == [title(2)] and waiting(pending) == [tag(1)]
-    assert f"{path}: is damaged; to give this push up, remove {pending / tag(1)}" in said[-1]
+    assert f"{path}: is damaged; to give this push up, remove {pending / tag(1)}" in caplog.messages[-1]
 
 
-def test_change_after_the_first_attempt_is_found_by_its_checksum(server, pending):
+def test_change_after_the_first_attempt_is_found_by_its_checksum(server, pending, caplog):
     stage(pending, 1)
     server.faults = [Fault("POST .*/commit/", status=403)]
-    assert hub.push_pending(pending, print) == 1
+    assert hub.push_pending(pending) == 1
     path = pending / tag(1) / "files" / "config.json"
     path.write_bytes(path.read_bytes().replace(b"2", b"3"))
-    said = []
-    assert hub.push_pending(pending, said.append) == 1
-    assert "is damaged" in said[0] and not server.titles(ID)
+    assert hub.push_pending(pending) == 1
+    assert "is damaged" in caplog.messages[-1] and not server.titles(ID)
 
 
 @pytest.mark.parametrize("name", ["../../../secret", ".env"])
-def test_name_that_was_put_into_push_json_is_not_sent(server, pending, tmp_path, name):
+def test_name_that_was_put_into_push_json_is_not_sent(server, pending, tmp_path, name, caplog):
     (tmp_path / "secret").write_text("secret")
     stage(pending, 1)
     path = pending / tag(1) / "push.json"
     push = json.loads(path.read_text())
     push["files"][name] = {"size": 6}
     path.write_text(json.dumps(push))
-    said = []
-    assert hub.push_pending(pending, said.append) == 1
-    assert "not on the list" in said[0] and not server.titles(ID)
+    assert hub.push_pending(pending) == 1
+    assert "not on the list" in caplog.messages[0] and not server.titles(ID)
 
 
 def test_link_that_was_put_into_a_staged_push_is_not_sent(server, pending, tmp_path):
@@ -318,14 +315,14 @@ def test_link_that_was_put_into_a_staged_push_is_not_sent(server, pending, tmp_p
     (tmp_path / "secret").write_bytes(path.read_bytes())
     path.unlink()
     path.symlink_to(tmp_path / "secret")
-    assert hub.push_pending(pending, print) == 1
+    assert hub.push_pending(pending) == 1
     assert not server.titles(ID)
 
 
 def test_what_a_killed_process_left_half_made_goes_and_what_it_left_whole_is_sent(server, pending):
     stage(pending, 1)
     shutil.copytree(pending / tag(1), pending / f".{tag(2)}.tmp-0123abcd")
-    assert hub.Pusher(pending, pytest.fail).close(10) == 0
+    assert hub.Pusher(pending).close(10) == 0
     assert_arrived(server, pending, 1)
 
 
@@ -333,11 +330,11 @@ def test_push_whose_kill_came_while_it_was_cleared_away_is_not_sent_again(server
     stage(pending, 1)
     (pending / "kept").mkdir()
     shutil.copytree(pending / tag(1), pending / "kept" / tag(1))
-    hub.push_pending(pending, print)
+    hub.push_pending(pending)
     (pending / "kept" / tag(1)).rename(pending / tag(1))
     (pending / "kept").rmdir()
     (pending / tag(1) / "files" / "config.json").unlink()
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1)
 
 
@@ -349,7 +346,7 @@ def test_push_whose_kill_came_while_it_was_cleared_away_is_not_sent_again(server
 def test_push_survives_a_hub_that_is_down_for_a_while(server, pending, clock, endpoint, times):
     stage(pending, 1, 2)
     server.faults = [Fault(ENDPOINTS[endpoint], times)]
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert server.faults[0].times == 0 and sum(clock.waits) >= times
     assert_arrived(server, pending, 1, 2)
 
@@ -359,7 +356,7 @@ def test_push_survives_a_hub_that_is_down_for_a_while(server, pending, clock, en
 def test_push_survives_lost_connections_and_lost_answers(server, pending, endpoint, kind):
     stage(pending, 1, 2)
     server.faults = [Fault(ENDPOINTS[endpoint], 2, kind)]
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert server.faults[0].times < 2
     assert_arrived(server, pending, 1, 2)
 
@@ -368,11 +365,11 @@ def test_push_survives_lost_connections_and_lost_answers(server, pending, endpoi
 def test_lost_answer_is_looked_for_by_the_next_process_too(server, pending, endpoint):
     stage(pending, 1, 2)
     server.faults = [Fault(ENDPOINTS[endpoint], kind="lose")]
-    assert hub.push_pending(pending, print, deadline=0) == 2
+    assert hub.push_pending(pending, deadline=0) == 2
     assert server.titles(ID) == [title(1)]
     others = {**server.repositories[ID].commits[-1].files, "NOTES.md": b"by hand"}
     server.repositories[ID].commit("by hand", others)
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert server.titles(ID) == [title(2), "by hand", title(1)]
     assert server.tags(ID) == {tag(1): title(1), tag(2): title(2)}
     assert server.files(ID) == content(2) | {"NOTES.md": b"by hand"}
@@ -382,75 +379,75 @@ def test_title_of_an_older_commit_is_not_taken_for_this_push(server, pending):
     server.make(ID).commit(title(1), {"old": b""})
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["commit"], 2)]
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert server.titles(ID) == [title(1), title(1)]
     assert server.files(ID, tag(1)) == content(1) | {"old": b""}
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_silent_hub_holds_a_push_up_no_longer_than_its_deadline(server, pending, clock, monkeypatch, endpoint):
+def test_silent_hub_holds_a_push_up_no_longer_than_its_deadline(server, pending, clock, monkeypatch, endpoint, caplog):
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS[endpoint], 1000, "hang")]
-    said, begun = [], time.monotonic()
+    begun = time.monotonic()
     with monkeypatch.context() as patched:
         patched.setitem(hub.TIMEOUT_SECONDS, "read", 0.1)
-        assert hub.push_pending(pending, said.append, deadline=0.5) == 1
+        assert hub.push_pending(pending, deadline=0.5) == 1
     assert time.monotonic() - begun < 5
-    assert len(said) == 1 and "Timeout" in said[0]
+    assert len(caplog.messages) == 1 and "Timeout" in caplog.messages[0]
     server.faults.clear()
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1)
 
 
-def test_closed_port_is_tried_until_the_deadline_with_longer_and_longer_waits(server, pending, clock, monkeypatch):
+def test_closed_port_is_tried_until_the_deadline_with_longer_and_longer_waits(
+    server, pending, clock, monkeypatch, caplog
+):
     stage(pending, 1)
-    said = []
     with monkeypatch.context() as patched:
         patched.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        assert hub.push_pending(pending, said.append) == 1
+        assert hub.push_pending(pending) == 1
     assert clock.waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60] and 14 * 60 < sum(clock.waits) <= 15 * 60
-    assert len(said) == 1
-    assert said[0].startswith(f"hub: {tag(1)} is not on the Hub: ConnectError")
-    assert said[0].endswith(f"waits in {pending}; to send it later: python train.py --push_pending {pending.parent}")
-    assert hub.push_pending(pending, print) == 0
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"hub: {tag(1)} is not on the Hub: ConnectError")
+    assert caplog.messages[0].endswith(
+        f"waits in {pending}; to send it later: python train.py --push_pending {pending.parent}"
+    )
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413])
 @pytest.mark.parametrize("endpoint", ["preupload", "commit", "tag"])
-def test_refusal_is_said_once_and_not_tried_again(server, pending, clock, endpoint, status):
+def test_refusal_is_logged_once_and_not_tried_again(server, pending, clock, endpoint, status, caplog):
     server.make(ID)
     stage(pending, 1, 2)
     server.faults = [Fault(ENDPOINTS[endpoint], 1000, status=status, message="no, because")]
-    said = []
-    assert hub.push_pending(pending, said.append) == 2
+    assert hub.push_pending(pending) == 2
     assert server.count(ENDPOINTS[endpoint]) == 1 and not clock.waits
-    assert len(said) == 1 and f"HTTP status {status}: no, because" in said[0]
+    assert len(caplog.messages) == 1 and f"HTTP status {status}: no, because" in caplog.messages[0]
     server.faults.clear()
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1, 2)
 
 
-def test_refused_upload_is_a_refusal_though_the_client_wraps_it(server, pending, clock):
+def test_refused_upload_is_a_refusal_though_the_client_wraps_it(server, pending, clock, caplog):
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["put"], 1000, status=403)]
-    said = []
-    assert hub.push_pending(pending, said.append) == 1
-    assert "HTTP status 403" in said[0] and not clock.waits
+    assert hub.push_pending(pending) == 1
+    assert "HTTP status 403" in caplog.messages[0] and not clock.waits
 
 
-def test_owner_that_is_not_ours_is_a_refusal(server, pending, clock):
+def test_owner_that_is_not_ours_is_a_refusal(server, pending, clock, caplog):
     stage(pending, 1, repo_id="them/run")
-    said = []
-    assert hub.push_pending(pending, said.append) == 1
-    assert "HTTP status 403: You don't have the rights" in said[0] and not clock.waits
+    assert hub.push_pending(pending) == 1
+    assert "HTTP status 403: You don't have the rights" in caplog.messages[0] and not clock.waits
 
 
 @pytest.mark.parametrize("status", [408, 409, 412, 429, 500, 502, 504])
 def test_statuses_that_pass_are_tried_again(server, pending, clock, status):
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["commit"], 2, status=status), Fault(ENDPOINTS["tag"], 1, status=429)]
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert clock.waits == [1, 2, 4]
     assert_arrived(server, pending, 1)
 
@@ -466,7 +463,7 @@ def test_commit_that_someone_else_was_faster_than_is_made_on_top(server, pending
         return real(*args, **kwargs)
 
     monkeypatch.setattr(HfApi, "create_commit", slow)
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert server.count("POST .*/commit/") == 2  # the first one met 412
     assert server.titles(ID) == [title(1), "by hand"]
     assert server.files(ID, tag(1)) == content(1) | {"NOTES.md": b"by hand"}
@@ -476,7 +473,7 @@ def test_commit_that_someone_else_was_faster_than_is_made_on_top(server, pending
 def test_retry_after_is_kept_to(server, pending, clock, endpoint):
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS[endpoint], 1, status=429, headers={"Retry-After": "77"})]
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert clock.waits == [77]
     assert_arrived(server, pending, 1)
 
@@ -484,7 +481,7 @@ def test_retry_after_is_kept_to(server, pending, clock, endpoint):
 def test_retry_after_past_the_deadline_ends_the_attempts(server, pending, clock):
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["refs"], 1, status=429, headers={"Retry-After": "3600"})]
-    assert hub.push_pending(pending, print) == 1
+    assert hub.push_pending(pending) == 1
     assert not clock.waits and server.count("refs") == 1
 
 
@@ -494,24 +491,25 @@ def test_files_are_read_for_their_checksums_once_however_often_it_is_tried(serve
     monkeypatch.setattr(files, "sha256", lambda path: read.append(path) or real(path))
     monkeypatch.setattr("huggingface_hub.lfs.sha_fileobj", lambda *_: pytest.fail("the client read all of it, too"))
     server.faults = [Fault(ENDPOINTS["commit"], 4)]
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert len(read) == len(content(1))
 
 
 # Beside training.
 
 
-def test_background_says_a_fault_once_and_goes_on_when_the_hub_is_back(server, pending, tmp_path):
-    said = []
+def test_background_logs_a_fault_once_and_goes_on_when_the_hub_is_back(server, pending, tmp_path, caplog):
     server.faults = [Fault("GET .*/refs", 10**6)]
-    pusher = hub.Pusher(pending, said.append, deadline=10)
+    pusher = hub.Pusher(pending, deadline=10)
     for step in (1, 2, 3):
         add(pusher, tmp_path, step)
     wait_until(lambda: server.count("refs") >= 12)  # several rounds of attempts
     server.faults.clear()
     add(pusher, tmp_path, 4)
     assert pusher.close(20) == 0
-    assert len(said) == 1 and said[0].startswith(f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected.")
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(
+        f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected."
+    )
     assert_arrived(server, pending, 1, 2, 3, 4)
 
 
@@ -524,7 +522,7 @@ def wait_until(true, seconds: float = 20) -> None:
 
 def test_waiting_for_a_silent_hub_ends_in_time_and_can_go_on(server, pending, tmp_path):
     server.faults = [Fault("GET .*/refs", 1000, "hang")]
-    pusher = hub.Pusher(pending, pytest.fail)
+    pusher = hub.Pusher(pending)
     add(pusher, tmp_path, 1)
     wait_until(lambda: server.count("refs"))
     begun = time.monotonic()
@@ -537,7 +535,7 @@ def test_waiting_for_a_silent_hub_ends_in_time_and_can_go_on(server, pending, tm
 
 def test_adding_a_push_waits_for_nothing(server, pending, tmp_path):
     server.faults = [Fault(".*", 1000, "hang")]
-    pusher = hub.Pusher(pending, print)
+    pusher = hub.Pusher(pending)
     begun = time.monotonic()
     for step in range(1, 6):
         add(pusher, tmp_path, step)
@@ -553,9 +551,9 @@ def test_two_processes_do_not_send_the_same_pushes(server, pending):
     stage(pending, 1)
     with files.locked(pending / ".lock", "busy"):
         with pytest.raises(BadInput, match=f"process {os.getpid()} is sending it") as caught:
-            hub.push_pending(pending, print)
+            hub.push_pending(pending)
         assert caught.value.status == 4
-        assert hub.Pusher(pending, pytest.fail).close(5) == 1
+        assert hub.Pusher(pending).close(5) == 1
     assert not server.requests
 
 
@@ -570,14 +568,14 @@ def test_kill_in_the_middle_of_a_commit_neither_loses_nor_doubles_it(server, pen
     child.kill()
     child.wait()
     assert server.titles(ID) == ([title(1)] if kind == "lose" else [])
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert_arrived(server, pending, 1, 2)
 
 
 def test_nothing_pending_needs_no_hub(server, tmp_path, pending):
-    assert hub.push_pending(tmp_path / "nothing", pytest.fail) == 0
-    assert hub.Pusher(pending, pytest.fail).close(5) == 0
-    assert hub.push_pending(pending, pytest.fail) == 0
+    assert hub.push_pending(tmp_path / "nothing") == 0
+    assert hub.Pusher(pending).close(5) == 0
+    assert hub.push_pending(pending) == 0
     assert not server.requests
 
 
@@ -585,7 +583,7 @@ def test_client_is_silent_on_the_terminal(server, pending, tmp_path, capfd):
     server.faults = [Fault(ENDPOINTS["preupload"], 2), Fault(ENDPOINTS["put"], 2, "drop")]
     logged = logging.handlers.BufferingHandler(1000)
     logging.getLogger("huggingface_hub").addHandler(logged)
-    pusher = hub.Pusher(pending, print)
+    pusher = hub.Pusher(pending)
     add(pusher, tmp_path, 1)
     assert pusher.close(20) == 0
     hub.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")
@@ -593,21 +591,20 @@ def test_client_is_silent_on_the_terminal(server, pending, tmp_path, capfd):
     assert capfd.readouterr() == ("", "") and not logged.buffer
 
 
-def test_token_is_in_no_file_no_message_and_no_request_but_its_header(server, pending, tmp_path):
-    said = []
+def test_token_is_in_no_file_no_message_and_no_request_but_its_header(server, pending, tmp_path, caplog):
     server.make(ID)
     stage(pending, 1, 2)
     for match in [*ENDPOINTS.values(), "whoami"]:
         server.faults = [Fault(match, status=403, message=f"{TOKEN} may not, hf_oauth_{'x.Y-' * 9} neither")]
-        hub.push_pending(pending, said.append)
+        hub.push_pending(pending)
         assert_no_token_in(tmp_path)
     with pytest.raises(BadInput) as caught:
         check()
-    hub.push_pending(pending, said.append)
+    hub.push_pending(pending)
     hub.fetch_checkpoint(f"hub://{ID}", tmp_path / "new" / "checkpoints", tmp_path / "new")
     assert_no_token_in(tmp_path)
-    assert any("hf_..." in line for line in said)
-    for text in [*said, str(caught.value)]:
+    assert any("hf_..." in line for line in caplog.messages)
+    for text in [*caplog.messages, str(caught.value)]:
         assert "Canary" not in text and "hf_oauth" not in text
     assert {request.token for request in server.requests} == {TOKEN, None}
     for request in server.requests:
@@ -625,7 +622,7 @@ def test_push_goes_through_xet_where_the_client_uses_it(server, pending, tmp_pat
     server.xet = tmp_path / "xet"
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["commit"], 1), Fault(ENDPOINTS["commit"], 1, "lose")]
-    assert hub.push_pending(pending, print) == 0
+    assert hub.push_pending(pending) == 0
     assert server.titles(ID) == [title(1)] and server.tags(ID) == {tag(1): title(1)}
     stored = {name: hashlib.sha256(data).hexdigest() for name, data in content(1).items() if "safetensors" in name}
     assert {name: data.decode() for name, data in server.files(ID).items() if name in stored} == {
@@ -715,7 +712,7 @@ def test_check_does_without_a_route_that_a_mirror_lacks(server):
 
 def test_check_refuses_another_runs_repository_only_to_a_new_run(server, pending):
     stage(pending, 5, 12)
-    hub.push_pending(pending, print)
+    hub.push_pending(pending)
     with pytest.raises(BadInput, match="holds another run's step-00000012.*another hub_model_id"):
         check()
     assert check(fresh=False)[0] == ID
@@ -755,7 +752,7 @@ def test_check_lets_a_run_start_without_network(server, monkeypatch):
 def pushed(server, pending):
     """A repository with steps 5 and 12, each with its checkpoint as the last one."""
     stage(pending, 5, 12)
-    hub.push_pending(pending, print)
+    hub.push_pending(pending)
     server.requests.clear()
     return server
 
@@ -791,7 +788,7 @@ def test_checkpoint_of_a_tag_or_a_commit_is_fetched(pushed, new, tmp_path):
 def test_newest_of_all_checkpoints_is_fetched(server, pending, new):
     stage(pending, 5, within=f"checkpoints/{tag(5)}")
     stage(pending, 12, within=f"checkpoints/{tag(12)}")
-    hub.push_pending(pending, print)
+    hub.push_pending(pending)
     assert held(fetch(new)) == parts(12)
     assert held(fetch(new, f"hub://{ID}@{tag(5)}")) == parts(5)
 
@@ -850,7 +847,7 @@ def test_address_without_a_checkpoint_is_refused_with_a_remedy(pushed, new, sour
 
 def test_repository_without_a_full_checkpoint_is_refused(server, pending, new):
     stage(pending, 5, within=None)
-    hub.push_pending(pending, print)
+    hub.push_pending(pending)
     with pytest.raises(BadInput, match="has no full checkpoint; only hub_strategy = checkpoint"):
         fetch(new)
 

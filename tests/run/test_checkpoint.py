@@ -62,13 +62,11 @@ def save(folder, step: int, pair=None, **state):
     return checkpoint.save(folder, step, *(pair or make(step)), state)
 
 
-def save_and_rotate(folder, *steps: int) -> list[str]:
-    """Save as training does, keeping two; return what was said."""
-    said = []
-    with checkpoint.Saver(folder, is_main=True, keep=2, say=said.append) as saver:
+def save_and_rotate(folder, *steps: int) -> None:
+    """Save as training does, keeping two."""
+    with checkpoint.Saver(folder, is_main=True, keep=2) as saver:
         for step in steps:
             saver.save(step, *make(step), {})
-    return said
 
 
 def moments(model, optimizer) -> dict:
@@ -135,7 +133,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, 
     optimizer = OPTIMIZERS[name](model)
     sizes = [parameter.numel() for parameter in model.parameters()]
     assert min(sizes) < 4096 < max(sizes)  # adamw_8bit has moments of both kinds
-    with checkpoint.Saver(tmp_path, is_main=True, keep=0, say=pytest.fail) as saver:
+    with checkpoint.Saver(tmp_path, is_main=True, keep=0) as saver:
         for step in (1, 2):
             update(model, optimizer, step)
             saver.prepare(model, optimizer)
@@ -222,12 +220,14 @@ def test_none_that_verifies_is_an_error_and_none_at_all_is_a_beginning(tmp_path)
         checkpoint.find_newest(tmp_path)
 
 
-def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch):
-    assert not save_and_rotate(tmp_path, 1, 2, 3)
+def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch, caplog):
+    save_and_rotate(tmp_path, 1, 2, 3)
+    assert not caplog.messages
     assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["3", "2"]
     monkeypatch.setattr(checkpoint, "find_fault", lambda path: "injected")
-    (said,) = save_and_rotate(tmp_path, 4)
-    assert "no checkpoint at step 4" in said and "injected" in said
+    save_and_rotate(tmp_path, 4)
+    (line,) = caplog.messages
+    assert "no checkpoint at step 4" in line and "injected" in line
     assert len(checkpoint.list_checkpoints(tmp_path)) == 3
 
 
@@ -238,7 +238,7 @@ def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path,
     model, optimizer = make(7)
     before, moments_before = {k: v.clone() for k, v in model.state_dict().items()}, moments(model, optimizer)
     moments_before = {k: v.clone() for k, v in moments_before.items()}
-    with checkpoint.Saver(tmp_path, is_main=True, keep=0, say=pytest.fail) as saver:
+    with checkpoint.Saver(tmp_path, is_main=True, keep=0) as saver:
         saver.save(1, model, optimizer, {})
         for tensor in (*model.parameters(), *moments(model, optimizer).values()):
             tensor.data.fill_(3)
@@ -256,7 +256,7 @@ def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path,
 
 def test_memory_made_ready_beside_training_is_what_the_first_save_copies_into(tmp_path):
     model, optimizer = make(7)
-    with checkpoint.Saver(tmp_path, is_main=True, keep=0, say=pytest.fail) as saver:
+    with checkpoint.Saver(tmp_path, is_main=True, keep=0) as saver:
         saver.prepare(model, torch.optim.AdamW(model.parameters()))  # no update yet: no moments may be made up
         assert not saver._copies
         saver.prepare(model, optimizer)
@@ -330,7 +330,7 @@ def zero_1(rank, place, folder):
     mine = [p for group in sharded.optim.param_groups for p in group["params"]]
     assert 0 < len(mine) < len(list(model.parameters()))  # a share
     assert all(torch.equal(sharded.optim.state[p]["exp_avg"], plain.state[p]["exp_avg"]) for p in mine)
-    with checkpoint.Saver(folder / "zero", is_main=rank == 0, keep=0, say=pytest.fail) as saver:
+    with checkpoint.Saver(folder / "zero", is_main=rank == 0, keep=0) as saver:
         saver.save(1, model, sharded, {})
     path = folder / "zero" / "step-00000001"
     dist.barrier()
@@ -359,7 +359,7 @@ def fsdp(rank, place, folder, build):
     sharded = optim.adamw(model, **ADAMW)
     checkpoint.load(folder / "plain" / "step-00000001", model, sharded)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-    with checkpoint.Saver(folder / "fsdp", is_main=rank == 0, keep=0, say=pytest.fail) as saver:
+    with checkpoint.Saver(folder / "fsdp", is_main=rank == 0, keep=0) as saver:
         saver.save(1, model, sharded, {})
     if rank == 0:
         for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
@@ -380,7 +380,7 @@ def alone(rank, place, folder):
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
     if rank == 1:
         pair = make()
-        with checkpoint.Saver(folder, is_main=False, keep=0, say=pytest.fail) as saver:
+        with checkpoint.Saver(folder, is_main=False, keep=0) as saver:
             saver.save(5, *pair, {"skipped_updates": 1}, alone=True)
         other = make(1)
         checkpoint.load(folder / "step-00000005", *other)

@@ -1,9 +1,10 @@
-"""What a run says and writes, and the clock it goes by."""
+"""What a run reports and writes, and the clock it goes by."""
 
 import json
 
 import pytest
 
+from pretrain.base import console
 from pretrain.run import report
 from pretrain.run.report import Meter, Report, due, duration, read_metrics
 
@@ -19,6 +20,7 @@ def clock(monkeypatch):
 
 
 def make(run_dir, first_step=0, is_main=True, max_steps=10):
+    console.start(is_main)
     return Report(run_dir, first_step=first_step, max_steps=max_steps, tokens_per_step=8, is_main=is_main)
 
 
@@ -215,7 +217,6 @@ def test_other_processes_write_and_say_nothing(tmp_path, capsys):
     made = make(tmp_path, is_main=False)
     made.start_progress()
     made.log(1, {})
-    made.say("x")
     made.progress(1, row(elapsed=1.0))
     made.samples(1, [("a", "b")])
     made.close()

@@ -8,6 +8,7 @@ import http.server
 import importlib
 import importlib.util
 import json
+import logging
 import math
 import os
 import pty
@@ -83,6 +84,9 @@ def process(body, *, terminal: bool = False, **environment: str) -> Done:
             if not terminal:
                 os.close(0)
             sys.stdin, sys.stdout, sys.stderr = (open(0) if terminal else None), open(1, "w", 1), open(2, "w", 1)
+            handler = logging.StreamHandler(sys.stdout)
+            handler.setFormatter(logging.Formatter("logged: %(message)s"))
+            logging.getLogger("pretrain").handlers = [handler]
             PartialState(cpu=True)
             body()
             code = 0
@@ -110,7 +114,6 @@ def begin(run_dir: Path, *names: str, rows=(), ids=None, **config) -> trackers.T
         config={"learning_rate": 6e-4} | config,
         ids=ids or {},
         rows=rows,
-        say=lambda line: print(f"said: {line}"),
     )
 
 
@@ -315,7 +318,7 @@ def test_trackio_has_one_curve(run_dir):
 @needs("wandb")
 def test_wandb_offline_is_one_curve_after_the_sync_that_it_names(run_dir, wandb_server):
     said = kill_and_resume(run_dir, "wandb")
-    assert said.count("said: wandb: offline") == 3  # once a process
+    assert said.count("logged: wandb: offline") == 3  # once a process
     command = re.search(r"wandb sync \S+", said)[0].split()
     subprocess.run(
         [sys.executable, "-m", *command],
@@ -403,9 +406,7 @@ def test_wandb_without_a_login_asks_nothing_and_says_so_once(run_dir, terminal):
 
     done = process(body, terminal=terminal)
     wandb_dir = run_dir / "wandb"
-    line = (
-        f"said: wandb: offline, for no login was found (wandb login). To send the curves later: wandb sync {wandb_dir}"
-    )
+    line = f"logged: wandb: offline, for no login was found (wandb login). To send the curves later: wandb sync {wandb_dir}"
     assert (done.returncode, done.stdout.split("\n")) == (0, [line + ("\r" if terminal else ""), ""])
     assert {path.name for path in run_dir.iterdir()} == {"wandb", trackers.IDS}
     assert not {"wandb-metadata.json", "requirements.txt"} & {path.name for path in run_dir.rglob("*")}
@@ -430,7 +431,7 @@ def test_wandb_without_an_answer_goes_offline_in_time(run_dir, monkeypatch, list
         done = process(body, **logged_in(f"http://127.0.0.1:{silent.getsockname()[1]}"))
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("\n") == 1 and done.stdout.startswith(
-        "said: wandb: offline, for the server cannot be used"
+        "logged: wandb: offline, for the server cannot be used"
     )
     assert_no_canary(run_dir, done.stdout)
 
@@ -471,7 +472,7 @@ def test_wandb_whose_own_process_dies_is_switched_off(run_dir):
 
     done = process(body)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("said: wandb: off from here") == 1
+    assert done.stdout.count("logged: wandb: off from here") == 1
 
 
 @needs("wandb")
@@ -479,7 +480,7 @@ def test_wandb_whose_own_process_dies_is_switched_off(run_dir):
 def test_wandb_mode_of_the_environment_holds(run_dir, mode, lines):
     environment = logged_in("http://127.0.0.1:9") | {"WANDB_MODE": mode}
     done = process(lambda: train(run_dir, "wandb", 0, 4), **environment)
-    assert done.returncode == 0 and done.stdout.count("said: ") == lines, done.stdout
+    assert done.returncode == 0 and done.stdout.count("logged: ") == lines, done.stdout
     assert len(list(run_dir.rglob("*.wandb"))) == lines
     assert_no_canary(run_dir, done.stdout)
 
@@ -509,7 +510,7 @@ def test_trackio_that_hangs_as_it_begins_is_switched_off(run_dir, monkeypatch):
     done = process(lambda: train(run_dir, "trackio", 0, 4))
     assert done.returncode == 0
     assert (
-        done.stdout.count("said: ") == 1 and "trackio: off from here: TimeoutError: no answer in 0.3 s" in done.stdout
+        done.stdout.count("logged: ") == 1 and "trackio: off from here: TimeoutError: no answer in 0.3 s" in done.stdout
     )
 
 
@@ -548,7 +549,7 @@ from pathlib import Path
 from pretrain.run import trackers
 trackers.check([], "any name")
 none = trackers.Trackers([], run_dir=Path({str(tmp_path)!r}), project_name="", run_name="", tags=(), config={{}},
-                         ids={{}}, rows=[{{"step": 1}}], say=print)
+                         ids={{}}, rows=[{{"step": 1}}])
 none.log(1, {{"step": 1, "train/loss": 1.0}})
 none.sample(1, [("a", "b")])
 none.close()

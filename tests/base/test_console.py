@@ -1,0 +1,63 @@
+"""What the terminal shows of what is logged."""
+
+import io
+import logging
+
+import pytest
+from tqdm import tqdm
+
+from pretrain.base import console
+
+log = logging.getLogger("pretrain.room.file")
+
+
+def test_a_line_goes_to_standard_error_as_it_is_and_an_error_is_called_one(capsys):
+    console.start()
+    log.debug("unseen")
+    log.info("data     50% of {it}")
+    log.warning("hub: waits")
+    log.error("no push of step 1")
+    assert capsys.readouterr() == ("", "data     50% of {it}\nhub: waits\nerror: no push of step 1\n")
+
+
+def test_a_line_stands_beside_a_progress_bar(capsys):
+    console.start()
+    with tqdm(total=10, initial=3, ascii=True, mininterval=0) as bar:
+        log.info("a line")
+        bar.update(1)
+    err = capsys.readouterr().err
+    cleared, _, after = err.partition("a line\n")
+    assert cleared.endswith("\r") and "3/10" in cleared and "4/10" in after
+
+
+def test_another_process_shows_only_the_errors_that_it_alone_knows(capsys):
+    console.start(is_main=False)
+    log.info("step 1")
+    log.warning("a retry")
+    log.error("no checkpoint at step 5")
+    assert capsys.readouterr() == ("", "error: no checkpoint at step 5\n")
+
+
+def test_lines_for_a_reader_go_to_its_pipe_at_once(capsys):
+    raw = io.BytesIO()
+    console.start(stream=io.TextIOWrapper(raw, "utf-8"))
+    log.info("validation: 3 tokens")
+    assert raw.getvalue() == b"validation: 3 tokens\n" and capsys.readouterr() == ("", "")
+
+
+def test_each_line_comes_once_and_others_handlers_are_left_alone(capsys, caplog):
+    for _ in range(3):
+        console.start()
+    log.info("once")
+    logging.getLogger("somebody.else").warning("theirs")
+    assert capsys.readouterr().err == "once\n" and caplog.messages == ["theirs"]
+
+
+def test_a_reader_that_has_gone_is_an_error():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    console.start(stream=Gone())
+    with pytest.raises(BrokenPipeError):
+        log.info("x")
