@@ -119,7 +119,7 @@ class Architecture:
         label: for people.
         config_names: what the config calls the recipe's keys of the shape.
         dropout_names: and those of dropout, which a model that is trained on may have otherwise.
-        config_values: what every config of ours states beside them.
+        config_more: what the config of a recipe's model states beside these.
         required: config keys of a model to train on, and the values under which it trains as that model.
         older_names: what programs of today's ecosystem still call a config key.
         activation: where the config's name for it is another in training.
@@ -140,7 +140,7 @@ class Architecture:
     label: str
     config_names: Mapping[str, str]
     dropout_names: Mapping[str, str]
-    config_values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    config_more: Callable[[keys.Model], dict[str, Any]] = lambda model: {}
     required: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     activation: Activation | None = None
@@ -159,7 +159,7 @@ class Architecture:
     def config(self, model: keys.Model) -> dict[str, Any]:
         """Return what Transformers' config of a recipe's model states."""
         stated = {name: _to_config(key, getattr(model, key)) for key, name in self.config_names.items()}
-        return {**self.config_values, **{name: value for name, value in stated.items() if value is not None}}
+        return {**self.config_more(model), **{name: value for name, value in stated.items() if value is not None}}
 
     def training_config(self, model: keys.Model) -> dict[str, Any]:
         """Return what the config states while it trains, a model's to train on too."""
@@ -282,7 +282,7 @@ LLAMA = Architecture(
         "sequence_length": "max_position_embeddings",
     },
     dropout_names={"attn_pdrop": "attention_dropout"},
-    config_values={"rms_norm_eps": 1e-5},
+    config_more=lambda model: {"rms_norm_eps": 1e-5},
     blocks=".layers.",
     mlp=Mlp(("gate_proj", "up_proj"), "act_fn", "down_proj"),
     block_matrices=lambda s: 2 * s.n_embd**2 + 2 * s.n_embd * s.key_width + 3 * s.n_embd * s.mlp_width,
