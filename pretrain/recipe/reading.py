@@ -28,6 +28,8 @@ from pretrain.recipe.rules import (
 )
 
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
+METAVARS = {"an integer": "N", "a number": "X", "true or false": "true|false"}
+METAVARS |= {f"{name}, or auto": f"{words}|auto" for name, words in METAVARS.items()}
 USUAL = (
     "data_files",
     "dataset_name",
@@ -133,8 +135,7 @@ def parse_command(
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, wanted = FIELDS[name], TYPES[name]
-    words = "|".join(field.metadata["choices"] or ()) or {"an integer": "N", "a number": "X"}.get(type_name(wanted))
-    words = words or {"true or false": "true|false", "an integer, or auto": "N|auto"}.get(type_name(wanted), "TEXT")
+    words = "|".join(field.metadata["choices"] or ()) or METAVARS.get(type_name(wanted), "TEXT")
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
     many = {"nargs": "+"} if is_list(wanted) else {}
     group.add_argument(f"--{name}", metavar=words, help=(field.metadata["help"] + default).replace("%", "%%"), **many)

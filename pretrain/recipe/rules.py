@@ -193,6 +193,7 @@ def bare(wanted: Any) -> Any:
 
 
 def is_optional(wanted: Any) -> bool:
+    """Return whether a key's type allows none."""
     return type(None) in typing.get_args(wanted)
 
 
@@ -201,10 +202,12 @@ def _may_be_auto(wanted: Any) -> bool:
 
 
 def is_list(wanted: Any) -> bool:
+    """Return whether a key's type is a list."""
     return typing.get_origin(bare(wanted)) is list
 
 
 def is_mappings(wanted: Any) -> bool:
+    """Return whether a key's type is a list of mappings."""
     return bare(wanted) == list[dict]
 
 
@@ -238,6 +241,7 @@ def from_text(text: str | list[str], wanted: Any) -> Any:
 
 
 def type_name(wanted: Any) -> str:
+    """Return a type in plain words."""
     if is_mappings(wanted):
         return "a list of mappings"
     if is_list(wanted):
@@ -257,16 +261,19 @@ def _number_text(number: float, wanted: type) -> str:
 
 
 def nearest(word: str, names, prefix: str = "") -> str:
+    """Return "; did you mean X?" where a name is close to a word, else nothing."""
     match = difflib.get_close_matches(str(word), list(names), n=1)
     return f"; did you mean {prefix}{match[0]}?" if match else ""
 
 
 def either(values: Sequence) -> str:
+    """Return values as "a, b or c"."""
     texts = [str(value) for value in values]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
 
 
 def shown(value: Any) -> str:
+    """Return a value as a message shows it."""
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)

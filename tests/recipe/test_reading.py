@@ -14,7 +14,8 @@ from conftest import ROOT
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact_url
 from pretrain.data import sources
-from pretrain.recipe import keys, reading
+from pretrain.recipe import keys, reading, rules
+from pretrain.recipe.plan import Plan, make_plan
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 BASE = {
@@ -79,7 +80,7 @@ def mixture(folder, *given, **changes):
 
 def read(folder, *given, **changes):
     """What a run of that recipe reads."""
-    return config.sources(reading.load_recipe(mixture(folder, *given, **changes)))
+    return keys.sources(reading.load_recipe(mixture(folder, *given, **changes)).data)
 
 
 def command(folder, *words):
@@ -96,7 +97,7 @@ def test_every_recipe_loads_and_survives_as_yaml(path, tmp_path):
     copy = tmp_path / "recipe.yaml"
     copy.write_text(keys.as_yaml(loaded), encoding="utf-8")
     assert reading.load_recipe(copy) == loaded
-    assert loaded.run_name == path.stem and loaded.output_dir == f"runs/{path.stem}"
+    assert loaded.saving.run_name == path.stem and loaded.saving.output_dir == f"runs/{path.stem}"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -104,13 +105,13 @@ def test_every_recipe_has_a_plan_for_one_process(path):
     loaded = reading.load_recipe(path)
     plan = make_plan(loaded, 1)
     per_update = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
-    assert per_update * loaded.sequence_length == loaded.tokens_per_step
+    assert per_update * loaded.model.sequence_length == loaded.batch.tokens_per_step
 
 
 def test_as_yaml_keeps_prompts_and_numbers_to_the_bit(tmp_path):
     prompts = ["", "two\nlines\r\n", "é 中 \U0001f600", "yes", "1e3", " : # -", "\x00"]
     given = recipe(tmp_path, sample_prompts=prompts, sample_steps=5, adam_epsilon=1e-9, learning_rate=3)
-    assert given.sample_prompts == prompts and isinstance(given.learning_rate, float)
+    assert given.evaluation.sample_prompts == prompts and isinstance(given.schedule.learning_rate, float)
     copy = write(tmp_path, keys.as_yaml(given), "copy.yaml")
     assert reading.load_recipe(copy) == given
 
@@ -138,11 +139,11 @@ def test_duplicate_key_is_refused_with_both_lines(tmp_path):
 )
 def test_a_number_with_an_exponent_is_a_number_in_a_file_and_as_a_flag(tmp_path, key, text):
     for recipe in (reading.load_recipe(line(tmp_path, key, text)), reading.load_recipe(write(tmp_path), {key: text})):
-        assert getattr(recipe, key) == float(text) and type(getattr(recipe, key)) is config.TYPES[key]
+        assert keys.flat(recipe)[key] == float(text) and type(keys.flat(recipe)[key]) is keys.TYPES[key]
 
 
 def test_a_text_that_looks_like_a_number_stays_text_and_a_part_is_no_whole_number(tmp_path):
-    assert reading.load_recipe(line(tmp_path, "run_name", "1e5")).run_name == "1e5"
+    assert reading.load_recipe(line(tmp_path, "run_name", "1e5")).saving.run_name == "1e5"
     (message,) = refused(line(tmp_path, "max_steps", "15e-1"))
     assert "max_steps = 1.5: must be an integer" in message
     with pytest.raises(BadInput, match="--max_steps 15e-1: must be an integer"):
@@ -153,7 +154,7 @@ def test_a_text_that_looks_like_a_number_stays_text_and_a_part_is_no_whole_numbe
 def test_number_in_quotes_is_refused_with_a_form_that_loads(tmp_path, key, text):
     (message,) = refused(line(tmp_path, key, text))
     written = re.search(r"write (\S+)$", message)[1]
-    assert getattr(reading.load_recipe(line(tmp_path, key, written)), key) == float(text.strip('"'))
+    assert keys.flat(reading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
 
 
 @pytest.mark.parametrize("text", ["1e999", '"nan"', '"inf"'])
@@ -164,11 +165,11 @@ def test_text_that_is_no_finite_number_gets_no_remedy_that_fails_again(tmp_path,
 
 @pytest.mark.parametrize("name", list(keys.FIELDS))
 def test_wrong_type_is_refused_for_every_key(tmp_path, name):
-    wanted = config.TYPES[name]
-    wrong = [{"a": 1}] + ([] if config._is_optional(wanted) else [None])
-    wrong += [] if config._bare(wanted) is bool or name in config.OLDER else [True]
-    wrong += {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(config._bare(wanted), ["x", [5], 5])
-    wrong += [] if config._may_be_auto(wanted) or config._bare(wanted) is str else ["auto"]
+    wanted = keys.TYPES[name]
+    wrong = [{"a": 1}] + ([] if rules.is_optional(wanted) else [None])
+    wrong += [] if rules.bare(wanted) is bool else [True]
+    wrong += {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(rules.bare(wanted), ["x", [5], 5])
+    wrong += [] if rules._may_be_auto(wanted) or rules.bare(wanted) is str else ["auto"]
     for value in wrong:
         path = write(tmp_path, yaml.safe_dump(BASE | {name: value}))
         (message,) = refused(path)
@@ -200,7 +201,7 @@ def test_an_integer_too_long_for_a_float_is_refused(tmp_path):
     assert "seed" in message and "must lie between" in message
 
 
-@pytest.mark.parametrize("name", [n for n, f in keys.FIELDS.items() if f.default is config.ABSENT])
+@pytest.mark.parametrize("name", [n for n, f in keys.FIELDS.items() if f.default is keys.ABSENT])
 def test_each_key_without_default_must_be_stated(tmp_path, name):
     (message,) = refused(write(tmp_path, **{name: None}))
     assert f"{name} is missing" in message and "state it" in message
@@ -220,7 +221,7 @@ def test_wrong_choice_names_the_nearest(tmp_path):
 
 
 def test_trackers_are_a_list_of_known_names(tmp_path):
-    assert recipe(tmp_path, report_to=["wandb", "trackio"]).report_to == ["wandb", "trackio"]
+    assert recipe(tmp_path, report_to=["wandb", "trackio"]).tracking.report_to == ["wandb", "trackio"]
     (message,) = refused(write(tmp_path, report_to="wandb"))
     assert "report_to = wandb: must be a list of texts" in message and message.endswith("write [wandb]")
     (message,) = refused(write(tmp_path, report_to=["wandb", "tensorbord"]))
@@ -268,14 +269,19 @@ def test_flag_without_value_is_bad_input_not_an_exit(tmp_path, flag):
 def test_flag_beats_file(tmp_path):
     words = ["--seed", "99", "--learning_rate", "6e-4", "--data_files", "b", "c"]
     got, extras = command(tmp_path, *words, "--dry")
-    assert (got.seed, got.learning_rate, got.data_files, got.n_layer) == (99, 6e-4, ["b", "c"], BASE["n_layer"])
+    assert (got.model.seed, got.schedule.learning_rate, got.data.data_files, got.model.n_layer) == (
+        99,
+        6e-4,
+        ["b", "c"],
+        BASE["n_layer"],
+    )
     assert extras == {"dry": True}
 
 
 def test_extra_flags_come_with_their_types_and_only_when_given(tmp_path):
     assert command(tmp_path)[1] == {}
     got, extras = command(tmp_path, "--job", "3", "--seed", "5", "--verify=3", "--dry")
-    assert extras == {"job": 3, "verify": "3", "dry": True} and got.seed == 5
+    assert extras == {"job": 3, "verify": "3", "dry": True} and got.model.seed == 5
 
 
 @pytest.mark.parametrize("word", ["three", "3.5", ""])
@@ -298,7 +304,7 @@ def test_a_mixture_is_no_flag(tmp_path, words):
 
 def test_flag_none_takes_an_optional_value_away(tmp_path):
     got = reading.load_recipe(write(tmp_path, init_from="gpt2"), {"init_from": "none"})
-    assert got.init_from is None
+    assert got.model.init_from is None
 
 
 def test_help_can_be_printed(capsys):
@@ -306,8 +312,10 @@ def test_help_can_be_printed(capsys):
         reading.parse_command(["--help"], "Story.", EXTRAS)
     out = capsys.readouterr().out
     assert caught.value.code == 0
-    for words in ("Story.", "--adam_beta2 NUMBER", "--dry ", "help of dry", "--job INTEGER", "--verify TEXT"):
-        assert words in out.replace("A NUMBER", "NUMBER").replace("AN INTEGER", "INTEGER")
+    for words in ("Story.", "--adam_beta2 X", "--max_steps N ", "--tf32 true|false|auto", "--dry ", "help of dry"):
+        assert words in out
+    usual, first = out.index("--max_steps N"), out.index("--dataset_config_name")
+    assert out.count("--max_steps N") == 1 and usual < first  # the usual ones first
     assert "--sources" not in out
 
 
@@ -351,7 +359,7 @@ def test_micro_batch_is_the_largest_divisor_at_or_below_the_ceiling(
     tmp_path, sequences, ceiling, processes, micro_batch, accumulation
 ):
     given = recipe(tmp_path, tokens_per_step=sequences * 16, per_device_train_batch_size=ceiling)
-    assert make_plan(given, processes) == config.Plan(processes, sequences, micro_batch, accumulation)
+    assert make_plan(given, processes) == Plan(processes, sequences, micro_batch, accumulation)
 
 
 def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
@@ -404,8 +412,8 @@ def test_run_name_from_an_odd_file_name_obeys_the_same_rule(tmp_path):
 
 
 def test_run_name_decides_the_run_folder(tmp_path):
-    assert recipe(tmp_path, run_name="b.1_x-y").output_dir == "runs/b.1_x-y"
-    assert recipe(tmp_path, output_dir="/else/where").output_dir == "/else/where"
+    assert recipe(tmp_path, run_name="b.1_x-y").saving.output_dir == "runs/b.1_x-y"
+    assert recipe(tmp_path, output_dir="/else/where").saving.output_dir == "/else/where"
 
 
 def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(tmp_path):
@@ -416,7 +424,7 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
     may_change |= {"tf32", "deterministic", "gradient_checkpointing", "compile_mode", "shard_optimizer", "ddp_timeout"}
     may_change |= {"report_to", "project_name", "tags", "push_to_hub", "hub_model_id", "hub_private_repo"}
     may_change |= {"hub_strategy", "license", "language"}
-    data = {*config.SOURCE_NAMES, *config.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
+    data = {*keys.SOURCE_NAMES, *keys.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
     assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == keys.FIELDS.keys()
     assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}
 
@@ -445,11 +453,11 @@ def test_a_run_that_is_older_than_a_key_goes_on_with_the_keys_default(tmp_path):
 
 
 def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
-    assert recipe(tmp_path, per_device_train_batch_size="auto", tf32=True).tf32 is True
+    assert recipe(tmp_path, per_device_train_batch_size="auto", tf32=True).machine.tf32 is True
     path = write(tmp_path)
     read = reading.load_recipe(path, {"per_device_train_batch_size": "auto", "tf32": "false"})
-    assert (read.per_device_train_batch_size, read.tf32) == ("auto", False)
-    assert reading.load_recipe(path, {"per_device_train_batch_size": "7"}).per_device_train_batch_size == 7
+    assert (read.batch.per_device_train_batch_size, read.machine.tf32) == ("auto", False)
+    assert reading.load_recipe(path, {"per_device_train_batch_size": "7"}).batch.per_device_train_batch_size == 7
     for flags in ({"per_device_train_batch_size": "Auto"}, {"tf32": "yes"}, {"max_steps": "auto"}):
         (message,) = refused(path, flags)
         assert next(iter(flags)) in message
@@ -468,16 +476,16 @@ def test_the_micro_batch_is_the_largest_at_or_below_the_ceiling_that_divides_the
 
 def test_a_source_is_asked_for_in_the_words_of_find_source(tmp_path):
     wanted = set(inspect.signature(sources.find_source).parameters)
-    for source in [*config.sources(recipe(tmp_path)), *read(tmp_path, HUB, OWN)]:
+    for source in [*keys.sources(recipe(tmp_path).data), *read(tmp_path, HUB, OWN)]:
         assert source.keys() == {"weight", "data_dir", "find"} and source["find"].keys() == wanted
 
 
 def test_without_a_mixture_the_recipe_is_the_only_source(tmp_path):
-    (source,) = config.sources(recipe(tmp_path, validation_files=["v"], limit_tokens=9, text_column="c"))
+    (source,) = keys.sources(recipe(tmp_path, validation_files=["v"], limit_tokens=9, text_column="c").data)
     assert source["weight"] == 1.0 and source["data_dir"] is None
     wanted = {"data_files": ["a.txt"], "validation_files": ["v"], "limit_tokens": 9, "text_column": "c"}
     assert source["find"].items() >= (wanted | {"dataset_name": None, "validation_fraction": 0.1}).items()
-    (source,) = config.sources(recipe(tmp_path, data_files=None, data_dir="shards"))
+    (source,) = keys.sources(recipe(tmp_path, data_files=None, data_dir="shards").data)
     assert source["data_dir"] == "shards"
 
 
@@ -519,15 +527,15 @@ def test_a_source_has_none_of_the_recipes_names(tmp_path):
 )
 def test_data_dir_goes_before_data_files_before_sources_before_dataset_name(tmp_path, changes, wanted):
     given = {"data_files": None, "tokenizer": "owner/tokenizer"} | changes
-    (source,) = config.sources(recipe(tmp_path, **given))
+    (source,) = keys.sources(recipe(tmp_path, **given).data)
     assert (source["data_dir"] or source["find"]["data_files"] or source["find"]["dataset_name"]) == wanted
 
 
 def test_a_flag_that_names_data_goes_before_the_files_mixture(tmp_path):
     path = mixture(tmp_path, HUB, OWN)
     for flags in ({"data_files": ["f"]}, {"data_dir": "d"}):
-        assert len(config.sources(reading.load_recipe(path, flags))) == 1
-    assert len(config.sources(reading.load_recipe(path, {"dataset_name": "n"}))) == 2
+        assert len(keys.sources(reading.load_recipe(path, flags).data)) == 1
+    assert len(keys.sources(reading.load_recipe(path, {"dataset_name": "n"}).data)) == 2
 
 
 def test_a_mixture_survives_as_yaml(tmp_path):
@@ -535,8 +543,10 @@ def test_a_mixture_survives_as_yaml(tmp_path):
     path = mixture(tmp_path, HUB, OWN | {"data_files": shared}, {"weight": 1e-9, "data_files": shared}, run_name="mine")
     given = reading.load_recipe(path)
     copy = write(tmp_path, keys.as_yaml(given), "copy.yaml")
-    assert reading.load_recipe(copy) == given and config.sources(reading.load_recipe(copy)) == config.sources(given)
-    assert given.sources[2] == {"weight": 1e-9, "data_files": shared}
+    assert reading.load_recipe(copy) == given and keys.sources(reading.load_recipe(copy).data) == keys.sources(
+        given.data
+    )
+    assert given.data.sources[2] == {"weight": 1e-9, "data_files": shared}
 
 
 def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tmp_path):
@@ -550,11 +560,13 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         public = keys.public(given)
         assert public.keys() == keys.FIELDS.keys() and public["sample_prompts"] == [prompt]
         copy = reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml"))
-        assert keys.public(copy) == public == keys.public(given) | {name: getattr(copy, name) for name in public}
+        assert keys.public(copy) == public == keys.public(given) | {name: keys.flat(copy)[name] for name in public}
         for source in (public["sources"] or [public])[:1]:
             assert source["data_files"][0] == "b.jsonl" and source["data_files"][1:] == source["validation_files"]
             assert redact_url(secret) == source["validation_files"][0] != secret
-        assert [given.data_files or given.sources[0]["data_files"]] == [files["data_files"]]  # what is read stays
+        assert [given.data.data_files or given.data.sources[0]["data_files"]] == [
+            files["data_files"]
+        ]  # what is read stays
 
 
 @pytest.mark.parametrize(
@@ -640,7 +652,7 @@ def test_prepared_shards_may_be_deleted_once_they_are_consumed(tmp_path):
 def test_tokenizer_identity_holds_the_size_only_where_it_counts(tmp_path):
     def identities(tokenizer):
         given = [recipe(tmp_path, tokenizer=tokenizer, tokenizer_vocab_size=size) for size in (300, 400)]
-        return [config.sources(one)[0]["find"]["tokenizer"] for one in given]
+        return [keys.sources(one.data)[0]["find"]["tokenizer"] for one in given]
 
     assert identities("bpe") == [{"tokenizer": "bpe", "size": 300}, {"tokenizer": "bpe", "size": 400}]
     assert identities("characters") == [{"tokenizer": "characters", "size": None}] * 2
@@ -656,22 +668,13 @@ LLAMA |= {"rope_theta": 10000.0}
 def test_a_model_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_path):
     shapeless = dict.fromkeys(("tokenizer", *MODEL))
     found = reading.load_recipe(write(tmp_path, **shapeless, init_from="owner/name"))
-    assert found.tokenizer == "owner/name" and found.n_layer is None
-    filled = config.fill(found, MODEL)
-    assert {name: getattr(filled, name) for name in MODEL} == MODEL
-    assert reading.load_recipe(write(tmp_path, keys.as_yaml(filled), "copy.yaml")) == filled
-
-
-def test_what_a_recipe_states_beside_a_model_stays_stated(tmp_path):
-    found = config.fill(recipe(tmp_path, init_from="owner/name", vocab_size=640, architecture="gpt2"), MODEL)
-    assert (found.vocab_size, found.n_layer, found.tokenizer, found.architecture) == (640, 2, "bpe", "gpt2")
-    assert found.num_key_value_heads == 2  # the model's: that it does not fit is said when it is opened
+    assert found.data.tokenizer == "owner/name" and found.model.n_layer is None
 
 
 def test_a_run_to_begin_from_stands_for_its_model(tmp_path):
     (tmp_path / "runs" / "r" / "model").mkdir(parents=True)
     found = reading.load_recipe(write(tmp_path, tokenizer=None, init_from=str(tmp_path / "runs" / "r")))
-    assert found.init_from == found.tokenizer == str(tmp_path / "runs" / "r" / "model")
+    assert found.model.init_from == found.data.tokenizer == str(tmp_path / "runs" / "r" / "model")
 
 
 def test_without_a_model_the_shape_must_be_stated(tmp_path):
@@ -690,7 +693,7 @@ def test_llama_lacks_are_named_with_usual_values_that_work(tmp_path):
         "tie_word_embeddings": "true",
         "rope_theta": "10000.0",
     }
-    assert reading.load_recipe(write(tmp_path, architecture="llama"), flags).intermediate_size == 128
+    assert reading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size == 128
 
 
 @pytest.mark.parametrize(
@@ -701,7 +704,7 @@ def test_llama_lacks_are_named_with_usual_values_that_work(tmp_path):
             "num_key_value_heads = 2 must divide n_head = 3; 1 or 3 does",
         ),
         ({"n_head": 32}, "n_embd / n_head = 1: rotary positions turn pairs"),
-        ({"resid_pdrop": 0.1}, "resid_pdrop = 0.1: a Llama-type model has attn_pdrop only; use --resid_pdrop 0"),
+        ({"resid_pdrop": 0.1}, "resid_pdrop = 0.1: architecture = llama has none; use --resid_pdrop 0"),
         ({"embd_pdrop": 0.1}, "use --embd_pdrop 0"),
         ({"architecture": "lama"}, "must be gpt2 or llama; did you mean llama?"),
     ],
@@ -714,7 +717,7 @@ def test_what_a_llama_type_model_cannot_have_is_refused(tmp_path, change, words)
 @pytest.mark.parametrize("name", ["num_key_value_heads", "tie_word_embeddings", "rope_theta"])
 def test_gpt2_refuses_what_only_llama_has(tmp_path, name):
     (message,) = refused(write(tmp_path, **{name: LLAMA[name]}))
-    assert f"{name} = " in message and "GPT-2 has none; leave it out, or use --architecture llama" in message
+    assert f"{name} = " in message and "gpt2 has none; leave it out, or use --architecture llama" in message
 
 
 def test_eight_bit_moments_that_are_shared_out_are_refused(tmp_path):
@@ -722,14 +725,30 @@ def test_eight_bit_moments_that_are_shared_out_are_refused(tmp_path):
     assert "--shard_optimizer false, or --optimizer adamw" in message
 
 
-@pytest.mark.parametrize(("then", "now"), [(False, "none"), (True, "full")])
-def test_a_recipe_of_before_gradient_checkpointing_had_words_still_loads(tmp_path, then, now):
-    assert recipe(tmp_path, gradient_checkpointing=then).gradient_checkpointing == now
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"muon_momentum": "0.9"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
+        ({"decay_ratio": "0.3"}, "lr_scheduler_type = cosine; leave it out, or use --lr_scheduler_type wsd"),
+        ({"min_lr_ratio": "0.2", "lr_scheduler_type": "constant"}, "use --lr_scheduler_type cosine, linear or wsd"),
+    ],
+)
+def test_a_flag_without_effect_is_refused_and_a_key_of_the_file_is_not(tmp_path, flags, words):
+    with pytest.raises(BadInput, match="has no effect with") as caught:
+        reading.load_recipe(write(tmp_path), flags)
+    assert caught.value.lines[0].endswith(words)
+    in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
+    assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(iter(in_file.values()))
+
+
+def test_a_flag_without_effect_that_is_the_default_or_zero_does_no_harm(tmp_path):
+    flags = {"muon_momentum": "0.95", "decay_ratio": "0.2", "min_lr_ratio": "0", "lr_scheduler_type": "constant"}
+    assert reading.load_recipe(write(tmp_path), flags).schedule.lr_scheduler_type == "constant"
 
 
 def test_no_architecture_is_the_default(tmp_path):
-    assert reading.load_recipe(line(tmp_path, "architecture", "null")).architecture == "gpt2"
-    assert reading.load_recipe(write(tmp_path), {"architecture": "none"}).architecture == "gpt2"
+    assert reading.load_recipe(line(tmp_path, "architecture", "null")).model.architecture == "gpt2"
+    assert reading.load_recipe(write(tmp_path), {"architecture": "none"}).model.architecture == "gpt2"
 
 
 @pytest.mark.parametrize(
