@@ -13,8 +13,8 @@ from pathlib import Path
 
 import train
 from pretrain.base import files
-from pretrain.data import windows
-from pretrain.optim import optim
+from pretrain.data import corpus, windows
+from pretrain.optim import update
 from pretrain.run import checkpoint
 
 
@@ -48,14 +48,14 @@ class Witness(windows.TrainOrder):
 
 def main(argv: list[str] | None = None) -> int:
     """Train under the eyes of a witness."""
-    train.windows.TrainOrder = Witness
+    windows.TrainOrder = Witness
     if {"KILL_READER", "HOLD_READER", "HASTY_READER"} & set(os.environ):
-        real, child = train.Reader, str(Path(__file__).with_name("reader_child.py"))
-        train.Reader = lambda command: real([command[0], child, *command[2:]])
+        real, child = corpus.Reader, str(Path(__file__).with_name("reader_child.py"))
+        corpus.Reader = lambda command: real([command[0], child, *command[2:]])
     what, *where = os.environ.get("KILL_AT", "").split(":")
     if what == "step":
         updates = []
-        after(optim, "update", lambda args: (updates.append(1), len(updates) == int(where[0]) and die()))
+        after(update, "update", lambda args: (updates.append(1), len(updates) == int(where[0]) and die()))
     elif what == "save":
         kill_in_save(where[0], int(where[1]))
     return train.main(argv)

@@ -18,13 +18,12 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 import train
 from pretrain.data import windows
-from pretrain.machine import hardware
-from pretrain.model.loss import NextTokenLoss
+from pretrain.model import loss
 
 RANK = "0"
 
 
-class SmallMemory(NextTokenLoss):
+class SmallMemory(loss.NextTokenLoss):
     """A loss that more than so many sequences at once are too much for."""
 
     def forward(self, inputs_BT, targets_BT):
@@ -74,11 +73,11 @@ def main(argv: list[str] | None = None) -> int:
     global RANK
     RANK = os.environ.get("RANK", "0")
     if "MOST" in os.environ:
-        train.NextTokenLoss = SmallMemory
+        loss.NextTokenLoss = SmallMemory
     if {"OUT_AT", "HANG_AT", "DIE_AT"} & set(os.environ):
-        train.windows.TrainOrder = Struck
+        windows.TrainOrder = Struck
     if "FSDP" in os.environ:
-        hardware.make_accelerator = sharded(hardware.make_accelerator)
+        train.make_accelerator = sharded(train.make_accelerator)
     return train.main(argv)
 
 

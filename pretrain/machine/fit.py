@@ -42,7 +42,8 @@ def fit_micro_batch(
     """
     auto, ceiling = recipe.batch.per_device_train_batch_size == "auto", None
     if auto:
-        mine = begin or propose_micro_batch(recipe, accelerator)
+        free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
+        mine = begin or propose_micro_batch(recipe, free_bytes, accelerator)
         ceiling = int(accelerator.gather(torch.tensor([mine], device=accelerator.device)).min())
 
     def forward_and_backward(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
@@ -74,7 +75,7 @@ def fit_micro_batch(
         log.info(f"a micro-batch of {size} sequences runs out of memory: trying {ceiling}")
 
 
-def propose_micro_batch(recipe: keys.Recipe, accelerator: Accelerator) -> int:
+def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Accelerator) -> int:
     """Return where auto begins: the largest size that the memory model lets fit."""
     sharded = {"moments"} if recipe.optimizer.shard_optimizer else set()
     if accelerator.is_fsdp2:
@@ -82,7 +83,7 @@ def propose_micro_batch(recipe: keys.Recipe, accelerator: Accelerator) -> int:
         sharded |= {"half copies"} if accelerator.state.fsdp_plugin.reshard_after_forward else set()
     fits = estimate.largest_micro_batch(
         estimate.shape_of(recipe.model),
-        hardware.free_memory_bytes(accelerator.device, accelerator.num_processes),
+        free_bytes,
         most_tokens=estimate.MOST_TOKENS if accelerator.device.type == "cuda" else CPU_TOKENS,
         half=accelerator.mixed_precision != "no",
         compiled=compiler_of(accelerator) != "no",

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -122,7 +122,7 @@ def facts_of(
 ) -> model_card.Facts:
     """Return what a model card states of a run beside its recipe and metrics."""
     return model_card.Facts(
-        command=command_line(),
+        command=command_line(parent_words()),
         hardware=hardware.device_name(accelerator.device),
         num_processes=accelerator.num_processes,
         precision=precision_of(accelerator),
@@ -139,11 +139,15 @@ def describe_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -
         return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
 
 
-def command_line() -> list[str]:
-    """Return the words that started this run: the launcher's, where there is one; URLs in them are redacted."""
-    words = [Path(sys.argv[0]).name, *map(redact, sys.argv[1:])] if sys.argv else []
+def parent_words() -> list[str]:
+    """Return the command line of the process that started this one; empty where Linux's /proc is not there."""
     parent = Path(f"/proc/{os.getppid()}/cmdline")
-    launcher = parent.read_text(errors="replace").split("\0")[:-1] if parent.is_file() else []
+    return parent.read_text(errors="replace").split("\0")[:-1] if parent.is_file() else []
+
+
+def command_line(launcher: Sequence[str]) -> list[str]:
+    """Return the words that started this run: those of ``launcher``, if it is one; URLs in them are redacted."""
+    words = [Path(sys.argv[0]).name, *map(redact, sys.argv[1:])] if sys.argv else []
     for place, word in enumerate(launcher[:3]):
         if Path(word).name in ("accelerate", "torchrun"):
             return [Path(word).name, *map(redact, launcher[place + 1 :])]

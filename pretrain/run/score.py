@@ -10,6 +10,7 @@ from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.evaluator import Evaluator
 from pretrain.evaluation.hellaswag import HellaSwag
+from pretrain.machine import hardware
 from pretrain.machine.fit import propose_micro_batch
 from pretrain.machine.sharding import WholeModel
 from pretrain.recipe import keys, reading
@@ -30,7 +31,8 @@ def score(
         reading.refuse_changed_science(path, checkpoint.read_state(path)["science"], recipe)
         checkpoint.load(path, model, None)
     auto = recipe.batch.per_device_train_batch_size == "auto"
-    ceiling = propose_micro_batch(recipe, accelerator) if auto else None  # what trains fits: there is no gradient here
+    free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
+    ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None  # what trains fits here, too
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
     evaluator = Evaluator(recipe, corpus, test, WholeModel(model, recipe.model, accelerator.device), accelerator)
     result = evaluator.loss("validation", plan.per_device_train_batch_size)

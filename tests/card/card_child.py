@@ -23,7 +23,7 @@ from pretend_cuda import Card, Machine, pretend
 
 from pretrain.machine import probes
 from pretrain.model import loss
-from pretrain.optim import optim
+from pretrain.optim import update
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         if len(updates) == int(os.environ.get("SHORT_AT", "0")):
             machine.card = dataclasses.replace(machine.card, most_sequences=0)
 
-    after(optim, "update", count)
+    after(update, "update", count)
     loss.NextTokenLoss.rows = int(os.environ["ROWS"]) if "ROWS" in os.environ else None
     device, scale, *rest = torch.amp.GradScaler.__init__.__defaults__
     torch.amp.GradScaler.__init__.__defaults__ = (device, float(os.environ.get("SCALE", scale)), *rest)

@@ -135,7 +135,7 @@ def test_harness_questions_have_the_ids_of_the_harness(tmp_path, name, request):
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=320))
     harness = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
     items = items_of(tmp_path, *nasty_rows(100))
-    test = hellaswag.Test(items, tokenizer, ("acc",))
+    test = hellaswag.HellaSwag(items, tokenizer, ("acc",))
     for item, (context, endings) in zip(items, test.questions, strict=True):
         for ending, ids in zip(item.endings, endings, strict=True):
             assert (context, ids) == harness._encode_pair(item.context, f" {ending}")
@@ -145,7 +145,7 @@ def test_harness_questions_have_the_ids_of_the_harness(tmp_path, name, request):
 def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, name, request):
     tokenizer = request.getfixturevalue(name)
     rows = nasty_rows(20)
-    test = hellaswag.Test(items_of(tmp_path, *rows), tokenizer, ("acc_token_norm",))
+    test = hellaswag.HellaSwag(items_of(tmp_path, *rows), tokenizer, ("acc_token_norm",))
     for row, (context, endings) in zip(rows, test.questions, strict=True):
         assert context == tokenizer.encode(row["ctx"])
         assert endings == [tokenizer.encode(f" {text}", add_special_tokens=False) for text in row["endings"]]
@@ -153,18 +153,18 @@ def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, name, 
 
 def test_only_what_the_scores_need_is_encoded(tmp_path, bpe):
     items = items_of(tmp_path, ROW, ROW | {"ctx": "Other text"})
-    whole = hellaswag.Test(items, bpe)
+    whole = hellaswag.HellaSwag(items, bpe)
     assert len(whole.questions) == 4
     for scores in (("acc",), ("acc_norm",), ("acc_norm", "acc")):
-        assert hellaswag.Test(items, bpe, scores).questions == whole.questions[:2]
-    assert hellaswag.Test(items, bpe, ("acc_token_norm",)).questions == whole.questions[2:]
+        assert hellaswag.HellaSwag(items, bpe, scores).questions == whole.questions[:2]
+    assert hellaswag.HellaSwag(items, bpe, ("acc_token_norm",)).questions == whole.questions[2:]
 
 
 def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path, bpe):
     with pytest.raises(BadInput, match="the tokenizer cannot write HellaSwag's text: "):
-        hellaswag.Test(items_of(tmp_path, ROW), tokenization.make_characters(["abc"]))
+        hellaswag.HellaSwag(items_of(tmp_path, ROW), tokenization.make_characters(["abc"]))
     with pytest.raises(BadInput, match="the tokenizer cannot write HellaSwag's text: "):
-        hellaswag.Test(items_of(tmp_path, ROW | {"ctx_b": "half of a pair \ud800"}), bpe)
+        hellaswag.HellaSwag(items_of(tmp_path, ROW | {"ctx_b": "half of a pair \ud800"}), bpe)
 
 
 @pytest.mark.parametrize("score", hellaswag.SCORES)
@@ -175,12 +175,12 @@ def test_an_ending_or_context_that_becomes_no_token_is_refused_with_its_line(tmp
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([*swallow, normalizers.Strip()])
     items = items_of(tmp_path, ROW, ROW | change)
     with pytest.raises(BadInput, match="items.jsonl: line 2: this tokenizer makes no token of"):
-        hellaswag.Test(items, tokenizer, (score,))
+        hellaswag.HellaSwag(items, tokenizer, (score,))
 
 
 def test_questions_longer_than_the_context_are_counted_and_an_ending_that_is_longer_is_refused(tmp_path, characters):
     rows = [ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (10, 11, 12)]
-    test = hellaswag.Test(items_of(tmp_path, *rows), characters, ("acc_token_norm",))
+    test = hellaswag.HellaSwag(items_of(tmp_path, *rows), characters, ("acc_token_norm",))
     assert test.tokens.max() == 4
     assert [test.longer_than(limit) for limit in (None, 15, 14, 13, 12, 4)] == [0, 0, 1, 2, 3, 3]
     with pytest.raises(BadInput) as caught:
@@ -199,7 +199,7 @@ def three(tmp_path, characters):
     """Three items of 2, 4, 8 and 1 characters once they are cleaned; raw, a character is a token, and a space more."""
     endings = ["aa", "a [b] éé", "aaaaaaaa", "a"]
     rows = [ROW | {"endings": endings, "label": label} for label in (2, 3, 0)]
-    return hellaswag.Test(items_of(tmp_path, *rows), characters)
+    return hellaswag.HellaSwag(items_of(tmp_path, *rows), characters)
 
 
 LIKELIHOODS = np.array(
@@ -246,20 +246,22 @@ def test_scores_on_the_way_are_those_of_the_questions_done(three):
 @pytest.mark.parametrize("wanted", [("acc",), ("acc_norm",), ("acc_token_norm",), ("acc_token_norm", "acc")])
 def test_some_of_the_scores_are_what_they_are_among_all(three, characters, wanted):
     all_of_them = three.scores(three.predictions(LIKELIHOODS))
-    test = hellaswag.Test(three.items, characters, wanted)
+    test = hellaswag.HellaSwag(three.items, characters, wanted)
     given = LIKELIHOODS[3:] if wanted == ("acc_token_norm",) else LIKELIHOODS[: len(test.questions)]
     got = test.scores(test.predictions(given))
     assert got == {name: all_of_them[name] for score in wanted for name in (score, f"{score}_stderr")}
 
 
 def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_path, bpe):
-    test = hellaswag.Test(items_of(tmp_path, ROW | {"endings": ["[a]", "b", "c [d]", "e"]}), bpe, ("acc", "acc_norm"))
+    test = hellaswag.HellaSwag(
+        items_of(tmp_path, ROW | {"endings": ["[a]", "b", "c [d]", "e"]}), bpe, ("acc", "acc_norm")
+    )
     chosen = test.predictions(np.array([[-0.5, -700.0, -800.0, -900.0]]))
     assert chosen["acc"].tolist() == [0] and chosen["acc_norm"].tolist() == [2]
 
 
 def test_questions_not_scored_yet_warn_of_nothing(tmp_path, bpe):
-    test = hellaswag.Test(items_of(tmp_path, ROW | {"endings": ["a", "[b]", "c", "d"]}), bpe)
+    test = hellaswag.HellaSwag(items_of(tmp_path, ROW | {"endings": ["a", "[b]", "c", "d"]}), bpe)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert {int(chosen[0]) for chosen in test.predictions(np.zeros((2, 4))).values()} == {0}
@@ -457,7 +459,7 @@ def test_every_item_of_the_harness_is_predicted_alike(make, tmp_path, monkeypatc
         pytest.skip(f"{path} is not there")
     tokenizer, model = make(tmp_path / "model")
     items = hellaswag.read_items([path])
-    test = hellaswag.Test(items, tokenizer, ("acc", "acc_norm"))
+    test = hellaswag.HellaSwag(items, tokenizer, ("acc", "acc_norm"))
     limit = likelihood.context_length(model.config)
     sums = likelihood.log_likelihoods(model, test.questions, context_length=limit, reduce_sum=lambda part: part)
     predictions = test.predictions(sums)

@@ -10,13 +10,14 @@ import yaml
 from conftest import ROOT
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index
-from pretrain.recipe.config import as_yaml, load_recipe
 
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag
 from pretrain.hub import model_card
 from pretrain.model import export
 from pretrain.model import model as models
+from pretrain.recipe.keys import as_yaml
+from pretrain.recipe.reading import load_recipe
 
 UPDATES = [
     {"step": step, "tokens": 100 * step, "train/loss": 5.0 - step / 100, "elapsed_seconds": 36.0 * step}
@@ -40,10 +41,13 @@ OWN = RECIPE | {"dataset_name": "python_stdlib", "dataset_config_name": None, "t
 
 
 def make(rows=(*UPDATES, LOOK, SCORED), recipe=RECIPE, **other) -> str:
-    values = {"repo_id": "me/a_run", "step": 100, "rows": rows, "recipe": recipe, "command": ["python", "train.py"]}
-    values |= {"hardware": "NVIDIA A100", "num_processes": 1, "precision": "bf16", "parameters": 124_475_904}
-    values |= {"flops_per_token": 855_000_000, "tokenizer_size": 50257}
-    return model_card.model_card(**values | {"scores": hellaswag.PUBLISHED, "sources": hellaswag.SOURCES} | other)
+    facts = {"command": ["python", "train.py"]}
+    facts |= {"hardware": "NVIDIA A100", "num_processes": 1, "precision": "bf16", "parameters": 124_475_904}
+    facts |= {"flops_per_token": 855_000_000, "tokenizer_size": 50257}
+    where = {"repo_id": "me/a_run", "step": 100} | {
+        name: other.pop(name) for name in ("repo_id", "step") if name in other
+    }
+    return model_card.model_card(**where, rows=rows, recipe=recipe, facts=model_card.Facts(**facts | other))
 
 
 def index(text: str) -> dict[str, float]:

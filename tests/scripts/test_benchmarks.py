@@ -12,7 +12,7 @@ from conftest import RECIPE, TEXT
 
 from benchmarks import knobs, ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss, traffic
 from pretrain.machine import estimate, hardware
-from pretrain.recipe import keys, reading
+from pretrain.recipe import reading
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}

@@ -19,7 +19,7 @@ from conftest import ROOT, fork
 
 import check_setup
 from pretrain.machine import cards, probes
-from pretrain.model import model as models
+from pretrain.model.build import build, count_parameters
 from pretrain.recipe import keys, reading
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
@@ -309,12 +309,12 @@ def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_
     asked.write_text(keys.as_yaml(recipe(**sizes)))
     row = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0])
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = models.build(**sizes, sequence_length=1024, **no_dropout, eos_token_id=0, seed=1)
-    assert row["parameters"] == models.count_parameters(model)
+    model = build(keys.Model(**sizes, sequence_length=1024, **no_dropout, seed=1), eos_token_id=0)
+    assert row["parameters"] == count_parameters(model)
 
     model.save_pretrained(tmp_path / "source")
     values = yaml.safe_load(keys.as_yaml(recipe()))
-    for name in config.MODEL_KEYS:
+    for name in keys.MODEL_KEYS:
         values.pop(name, None)
     asked.write_text(yaml.safe_dump(values | {"init_from": str(tmp_path / "source"), "tokenizer": "gpt2"}))
     again = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0])

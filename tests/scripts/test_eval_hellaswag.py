@@ -21,12 +21,13 @@ from data_server import DataServer
 from safetensors.torch import load_file
 
 import eval_hellaswag
-import train
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag
+from pretrain.evaluation.evaluator import Evaluator
 from pretrain.model import export
-from pretrain.model import model as models
-from pretrain.run import report
+from pretrain.model.build import build
+from pretrain.recipe import keys
+from pretrain.run import clock
 from pretrain.run.report import read_metrics
 
 SCORES = [f"{score}{end}" for score in hellaswag.SCORES for end in ("", "_stderr")]
@@ -72,7 +73,7 @@ def made(prepared, tmp_path_factory) -> Path:
         shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "sequence_length": 16, "seed": 1}
         dropout = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
         Path("runs/r").mkdir(parents=True)
-        export.write(models.build(**shape, **dropout, eos_token_id=0), Path("runs/r/model"), tokenizer)
+        export.write(build(keys.Model(**shape, **dropout), eos_token_id=0), Path("runs/r/model"), tokenizer)
     return folder
 
 
@@ -137,7 +138,7 @@ def test_scores_are_the_same_for_any_batch_size_order_and_number_of_processes(pl
 
 
 def test_scores_are_the_same_where_the_library_evaluate_is_not_installed(place, monkeypatch):
-    test = hellaswag.Test(hellaswag.read_items(["items.jsonl"], 0), tokenization.load("runs/r/model"))
+    test = hellaswag.HellaSwag(hellaswag.read_items(["items.jsonl"], 0), tokenization.load("runs/r/model"))
     likelihoods = np.random.default_rng(0).normal(-20, 5, (len(test.questions), hellaswag.ENDINGS))
     predictions = test.predictions(likelihoods)
     whole = eval_hellaswag.report(test, predictions)
@@ -210,14 +211,14 @@ def test_the_score_in_training_is_that_of_the_script_for_any_number_of_processes
 
 def test_scoring_does_not_count_as_training_time(place, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0]))
-    scored = train.hellaswag_scores
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    scored = Evaluator.hellaswag
 
     def slow(*args):
         now[0] += 1000
         return scored(*args)
 
-    monkeypatch.setattr(train, "hellaswag_scores", slow)
+    monkeypatch.setattr(Evaluator, "hellaswag", slow)
     run(*TRAIN, *SCORED, "--run_name", "r2")
     rows = [row for row in rows_of("r2") if "train/loss" in row]
     assert rows and all(row["elapsed_seconds"] == 0 for row in rows)

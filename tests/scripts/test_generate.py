@@ -9,14 +9,16 @@ from conftest import ROOT, run
 
 from pretrain.data import tokenization
 from pretrain.model import export
-from pretrain.model import model as models
+from pretrain.model.build import build
+from pretrain.recipe import keys
 
 
 @pytest.fixture
 def model_dir(workplace):
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-    model = models.build(**shape, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, eos_token_id=tokenizer.eos_token_id)
+    shape |= {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    model = build(keys.Model(**shape), eos_token_id=tokenizer.eos_token_id)
     with torch.no_grad():
         model.transformer.wte.weight[len(tokenizer) :] += 5  # the padding would win if it were let
         model.transformer.wte.weight[tokenizer.eos_token_id] = -100 * model.transformer.ln_f.weight

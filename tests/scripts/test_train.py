@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 import train
 from pretrain.data import shards, tokenization
-from pretrain.recipe import keys, reading
+from pretrain.recipe import reading
 from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
@@ -58,7 +58,7 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     assert all("eval/bits_per_byte" in row for row in rows("r") if "eval/loss" in row)
     assert "runs/r/model/" in done.stderr
     assert "bits per byte" in done.stderr
-    assert reading.load_recipe(folder / "recipe.yaml").run_name == "r"
+    assert reading.load_recipe(folder / "recipe.yaml").saving.run_name == "r"
     assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
     again = run("train.py", *TINY, "--run_name", "r")  # a finished run has nothing left to do, and says so
     assert "resumed from runs/r/checkpoints/step-00000012" in again.stderr

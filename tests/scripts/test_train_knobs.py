@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
-from pretrain.recipe import keys, reading
+from pretrain.machine.accelerator import refuse_cuda_graphs
 from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
@@ -236,12 +236,11 @@ def test_cuda_graphs_are_refused_where_gradients_wait_to_be_added():
     plugin = type("Plugin", (), {"mode": "reduce-overhead"})
     state = type("State", (), {"dynamo_plugin": plugin})
     accelerator = type("Accelerator", (), {"device": torch.device("cuda"), "state": state})
-    train_script = pytest.importorskip("train")
-    train_script.refuse_cuda_graphs(config.Plan(1, 8, 8, 1), accelerator)
+    refuse_cuda_graphs(1, accelerator)
     with pytest.raises(BadInput, match="2 micro-batches .* --compile_mode max-autotune-no-cudagraphs"):
-        train_script.refuse_cuda_graphs(config.Plan(1, 8, 4, 2), accelerator)
+        refuse_cuda_graphs(2, accelerator)
     plugin.mode = "max-autotune-no-cudagraphs"
-    train_script.refuse_cuda_graphs(config.Plan(1, 8, 4, 2), accelerator)
+    refuse_cuda_graphs(2, accelerator)
 
 
 def test_a_deterministic_run_learns_the_same_and_its_header_names_it(workplace):

@@ -16,10 +16,12 @@ import torch
 from conftest import ROOT, fork, run
 from runs import final_state, ledger, losses, rows
 
-import train
 from pretrain.base.errors import BadInput
 from pretrain.machine import cards, estimate, hardware
+from pretrain.machine.accelerator import refuse_missing_kernels
+from pretrain.machine.fit import propose_micro_batch
 from pretrain.recipe import keys, reading
+from pretrain.recipe.plan import make_plan
 from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
@@ -257,7 +259,8 @@ class FakeAccelerator:
 
     num_processes, is_fsdp2 = 1, False
 
-    def __init__(self, precision, compiled):
+    def __init__(self, precision, compiled, device="cuda"):
+        self.device = torch.device(device)
         self.mixed_precision = precision
         backend = type("Backend", (), {"value": "INDUCTOR" if compiled else "NO"})
         self.state = type("State", (), {"dynamo_plugin": type("Plugin", (), {"backend": backend})})
@@ -266,7 +269,7 @@ class FakeAccelerator:
 def gpt2_124m(**changes):
     values = {"per_device_train_batch_size": "auto", "data_files": ["x"], "dataset_name": None, "hellaswag_steps": 0}
     recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
-    return type(recipe)(**{**{name: getattr(recipe, name) for name in keys.FIELDS}, **values, **changes})
+    return keys.replace(recipe, **values | changes)
 
 
 DRIVERS_NAMES = {"t4": "Tesla T4", "v100": "Tesla V100-SXM2-16GB", "a100": "NVIDIA A100-SXM4-80GB"}
@@ -285,7 +288,7 @@ def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     text = (ROOT / "accelerate_configs" / f"{preset}.yaml").read_text()
     assert f"mixed_precision: {device.precision}" in text
     accelerator = FakeAccelerator(device.precision, "INDUCTOR" in text)
-    proposed = train.propose_micro_batch(gpt2_124m(), device, memory, accelerator)
+    proposed = propose_micro_batch(gpt2_124m(), memory, accelerator)
     how = {"half": True, "compiled": "INDUCTOR" in text}
     taken, more = (
         sum(estimate.memory(estimate.GPT2_124M, micro_batch=size, **how).values()) for size in (proposed, proposed + 1)
@@ -296,27 +299,21 @@ def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
 
 
 def test_what_others_have_taken_of_a_card_is_not_asked_for():
-    card = hardware.Device("cuda", "NVIDIA A100-PCIE-40GB", 40 * 2**30, (8, 0), 1, True)
-    sizes = [
-        train.propose_micro_batch(gpt2_124m(), card, gib * 2**30, FakeAccelerator("bf16", True)) for gib in (39, 14)
-    ]
+    sizes = [propose_micro_batch(gpt2_124m(), gib * 2**30, FakeAccelerator("bf16", True)) for gib in (39, 14)]
     assert sizes[0] == 64 and 16 < sizes[1] < 48
 
 
 def test_an_unknown_card_gets_what_the_memory_model_lets_fit_and_at_least_one_sequence():
     sizes = []
     for gib in (1, 6, 12, 24, 48):
-        device = hardware.Device("cuda", "Some Card 9000", gib * 2**30, (8, 0), 1, True)
-        sizes.append(train.propose_micro_batch(gpt2_124m(), device, gib * 2**30, FakeAccelerator("bf16", True)))
+        sizes.append(propose_micro_batch(gpt2_124m(), gib * 2**30, FakeAccelerator("bf16", True)))
     assert sizes[0] == 1 and sizes == sorted(sizes) and 1 < sizes[1] < sizes[4] <= 64
     checkpointed = gpt2_124m(gradient_checkpointing="full")
-    device = hardware.Device("cuda", "Some Card 9000", 6 * 2**30, (8, 0), 1, True)
-    assert train.propose_micro_batch(checkpointed, device, 6 * 2**30, FakeAccelerator("bf16", True)) > sizes[1]
+    assert propose_micro_batch(checkpointed, 6 * 2**30, FakeAccelerator("bf16", True)) > sizes[1]
 
 
 def test_a_cpu_takes_small_micro_batches():
-    device = hardware.Device("cpu", "CPU (x)", 64 * 2**30)
-    assert train.propose_micro_batch(gpt2_124m(), device, 60 * 2**30, FakeAccelerator("no", False)) == 8
+    assert propose_micro_batch(gpt2_124m(), 60 * 2**30, FakeAccelerator("no", False, "cpu")) == 8
 
 
 def test_windows_are_one_list_whatever_the_micro_batch(workplace):
@@ -334,9 +331,9 @@ def test_a_card_that_torch_has_no_kernels_for_is_refused_with_the_build_that_has
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_120"])
     v100 = hardware.Device("cuda", "Tesla V100-SXM2-16GB", 16 * 2**30, (7, 0), 1, True)
     with pytest.raises(BadInput, match=r"no kernels for Tesla V100-SXM2-16GB \(sm_70\).*pip install"):
-        train.refuse_missing_kernels(v100)
-    train.refuse_missing_kernels(dataclasses.replace(v100, capability=(8, 6)))
-    train.refuse_missing_kernels(hardware.Device("cpu", "CPU", 2**34))
+        refuse_missing_kernels(v100)
+    refuse_missing_kernels(dataclasses.replace(v100, capability=(8, 6)))
+    refuse_missing_kernels(hardware.Device("cpu", "CPU", 2**34))
 
 
 # A real card, where there is one.

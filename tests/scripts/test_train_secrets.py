@@ -6,16 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import ROOT, TEXT, run
 from data_server import DataServer
 from hub_server import HubServer
 
-import train
+from pretrain.run import publisher
 
 SECRETS = ("canaryuser", "canarypass", "canarytoken", "canaryquery", "canaryagain")
 TINY = ("--recipe", "tiny.yaml", "--run_name", "r", "--sample_steps", "0", "--eval_steps", "0", "--save_steps", "3")
@@ -134,10 +132,8 @@ def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, kin
 @pytest.mark.parametrize("launcher", [["/usr/bin/python3", "/opt/bin/accelerate", "launch"], ["bash"]])
 def test_the_command_that_a_card_shows_has_no_secret(monkeypatch, launcher):
     words = ["train.py", "--data_files", "http://me:canary@h/a.txt?token=canary", "--seed=http://h/?canary"]
-    parent = types.SimpleNamespace(parent=lambda: types.SimpleNamespace(cmdline=lambda: [*launcher, *words]))
-    monkeypatch.setattr(psutil, "Process", lambda: parent)
     monkeypatch.setattr(sys, "argv", words)
     begin = ["accelerate", "launch"] if "launch" in launcher else ["python"]
     shown = [*begin, "train.py", "--data_files", "http://redacted@h/a.txt?redacted", "--seed=http://h/?redacted="]
-    found = train.command_line()
+    found = publisher.command_line([*launcher, *words])
     assert found[:-1] == shown[:-1] and found[-1].startswith(shown[-1]) and "canary" not in str(found)
