@@ -32,7 +32,7 @@ class Moments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Record:
     """All that depends on the optimizer.
 
     Attributes:
@@ -144,13 +144,13 @@ def _muon_groups(model: "PreTrainedModel", weight_decay: float) -> list[dict]:
 
 
 OPTIMIZERS = {
-    "adamw": Optimizer(groups=_by_decay, make=_adamw, moments=Moments(8.0, 8.0, 8.0)),
-    "adamw_8bit": Optimizer(
+    "adamw": Record(groups=_by_decay, make=_adamw, moments=Moments(8.0, 8.0, 8.0)),
+    "adamw_8bit": Record(
         groups=_by_decay,
         make=_adamw_8bit,
         moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8.0),
         package=BITSANDBYTES,
         sharded=False,
     ),
-    "muon": Optimizer(groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0)),
+    "muon": Record(groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0)),
 }

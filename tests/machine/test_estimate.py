@@ -1,7 +1,6 @@
 """Estimates: sizes are the model's own, memory grows as it must, and no speed is above a card's peak."""
 
 import dataclasses
-import functools
 import json
 import re
 
@@ -13,14 +12,16 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from benchmarks import estimate_cards, memory_card
 from pretrain.machine import cards, estimate
-from pretrain.model import model as models
+from pretrain.model import build
 from pretrain.model.loss import CARD_ROWS
-from pretrain.optim import muon, optim
+from pretrain.recipe import keys
 
 GPT2 = estimate.Shape(12, 768, 50304, 1024)
 SMALL = estimate.Shape(2, 32, 64, 16)
 GROUPED = {"architecture": "llama", "n_head": 12, "num_key_value_heads": 4, "intermediate_size": 2048}
 LLAMA = estimate.Shape(12, 768, 50304, 1024, **GROUPED)
+TINY = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
+TINY |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MODELS = {
     "gpt2": GPT2,
     "gpt2_narrow": estimate.Shape(12, 768, 50304, 1024, n_head=12, intermediate_size=2000),
@@ -63,7 +64,7 @@ def stock(shape: estimate.Shape, n_head: int = 12) -> torch.nn.Module:
 
 @pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
 def test_parameters_are_those_of_transformers_own_models(shape):
-    assert shape.parameters == models.count_parameters(stock(shape))
+    assert shape.parameters == build.count_parameters(stock(shape))
 
 
 @pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
@@ -76,11 +77,10 @@ def test_flops_are_those_that_pytorch_counts_in_forward_and_backward(shape):
 
 
 def test_parameters_are_those_of_the_model_that_is_trained():
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    for sizes in ({}, {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 96}):
-        size = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16} | sizes
-        model = models.build(**size, seed=1, eos_token_id=0, **dropout)
-        assert estimate.Shape(**size).parameters == models.count_parameters(model)
+    gated = {"num_key_value_heads": 1, "intermediate_size": 96, "tie_word_embeddings": False, "rope_theta": 500.0}
+    for name, needed in keys.ARCHITECTURES.items():
+        model = keys.Model(**TINY, architecture=name, **{key: gated[key] for key in needed})
+        assert estimate.shape_of(model).parameters == build.count_parameters(build.build(model, eos_token_id=0))
     assert GPT2.parameters == 124_475_904
 
 
@@ -225,28 +225,6 @@ def test_the_largest_micro_batch_fits_and_one_more_would_not():
     assert estimate.largest_micro_batch(GPT2, 2 * 2**30, **HOW) == 0
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adamw_8bit"])
-def test_what_an_optimizer_keeps_is_what_it_allocates(optimizer, architecture):
-    if optimizer == "adamw_8bit":
-        pytest.importorskip("bitsandbytes")
-    grouped = {"n_head": 2, "num_key_value_heads": 1, "intermediate_size": 192} if architecture == "llama" else {}
-    shape = estimate.Shape(2, 128, 512, 64, architecture, **grouped)
-    model = stock(shape, n_head=2).to_empty(device="cpu")
-    model.tie_weights()
-    make = {"adamw": optim.adamw, "muon": functools.partial(muon.muon, momentum=0.95), "adamw_8bit": optim.adamw_8bit}
-    settings = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
-    made = make[optimizer](model, **settings)
-    for parameter in model.parameters():
-        torch.nn.init.ones_(parameter)
-        parameter.grad = torch.ones_like(parameter)
-    made.step()
-    # bitsandbytes shares its tables of 256 values among all tensors; a count of updates lies on the host.
-    held = [item for state in made.state.values() for item in state.items() if not item[0].startswith("qmap")]
-    allocated = sum(value.nbytes for _, value in held if torch.is_tensor(value) and value.dim())
-    assert allocated == pytest.approx(estimate.moment_bytes(shape, optimizer), rel=0.005)
-
-
 def test_memory_knows_what_muon_and_8_bits_save():
     parts = {
         name: estimate.memory(GPT2, micro_batch=8, optimizer=name, **HOW) for name in ("adamw", "muon", "adamw_8bit")
@@ -302,9 +280,8 @@ def test_what_is_computed_again_of_a_block_stands_where_the_logits_were():
 
 def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) -> int:
     """Bytes that a forward pass keeps for the backward pass, without the weights and their copies."""
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    how = {"gradient_checkpointing": checkpointing, "seed": 1, "eos_token_id": 0}
-    model = models.build(**vars(shape), **dropout, **how).train()
+    asked = keys.Model(**TINY | vars(shape), gradient_checkpointing=checkpointing)
+    model = build.build(asked, eos_token_id=0).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     copies = {2 * weight.numel() for name, weight in model.named_parameters() if ".0." in name and weight.ndim > 1}
     held = {}
@@ -315,8 +292,8 @@ def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) ->
             held[storage.data_ptr()] = storage
         return tensor
 
-    looking = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with looking, torch.autocast("cpu", torch.bfloat16, enabled=half):
+    keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with keeping, torch.autocast("cpu", torch.bfloat16, enabled=half):
         model.base_model(torch.zeros(1, shape.sequence_length, dtype=torch.int64))
     return sum(storage.nbytes() for storage in held.values())
 

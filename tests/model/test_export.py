@@ -12,21 +12,27 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     pipeline,
 )
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
-from pretrain.model import export
-from pretrain.model import model as models
+from pretrain.model import build, export
+from pretrain.model.attention import CAUSAL
+from pretrain.recipe import keys
 
-SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "eos_token_id": 0}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seed": 1}
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def built(**changes) -> PreTrainedModel:
+    return build.build(keys.Model(**SHAPE | changes), eos_token_id=0)
 
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
-    return models.build(**SHAPE)
+    return built()
 
 
 @pytest.fixture
@@ -190,7 +196,7 @@ LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size":
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_trained_llama_is_exported_stock_and_exactly(tmp_path, tied):
     tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
-    llama = models.build(**SHAPE, **LLAMA, tie_word_embeddings=tied, rope_theta=500.0).eval()
+    llama = built(**LLAMA, tie_word_embeddings=tied, rope_theta=500.0).eval()
     for parameter in llama.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     export.write(llama, tmp_path / "model", tokenizer)
@@ -213,15 +219,15 @@ def test_a_model_that_was_trained_on_is_exported_as_what_it_was(exported, tmp_pa
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlamaConfig(**shape, vocab_size=64, max_position_embeddings=32, rope_parameters=rope, mlp_bias=True)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "source")
-    keys = models.source(str(tmp_path / "source"))
-    model = models.build(**SHAPE | keys, init_from=str(tmp_path / "source"), gradient_checkpointing="mlp").eval()
+    llama = {"architecture": "llama", "init_from": str(tmp_path / "source"), "gradient_checkpointing": "mlp"}
+    model = built(**llama).eval()
     loaded = reloaded(model, tmp_path / "out", exported[1])
     assert loaded.config.rope_parameters == rope and loaded.config.mlp_bias
     assert loaded.config.max_position_embeddings == 32
     tokens = ids(2, 16)
     assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-5)
     written = (tmp_path / "out" / "config.json").read_text()
-    assert "source" not in written and models.CAUSAL not in written
+    assert "source" not in written and CAUSAL not in written
 
 
 def test_a_failed_export_leaves_the_older_one_and_no_litter(model, exported):

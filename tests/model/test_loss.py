@@ -1,6 +1,7 @@
 """The loss is the mean over every target, however many logits there are at once."""
 
 import contextlib
+import functools
 import itertools
 
 import pytest
@@ -9,18 +10,23 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pretrain.model import model as models
-from pretrain.model.loss import NextTokenLoss
+from pretrain.model import attention, build
+from pretrain.model.loss import NextTokenLoss, loss_module
+from pretrain.recipe import keys
 
-SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "eos_token_id": 0}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "seed": 1}
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def built(**changes) -> PreTrainedModel:
+    return build.build(keys.Model(**SHAPE | changes), eos_token_id=0)
 
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
-    return models.build(**SHAPE)
+    return built()
 
 
 @pytest.fixture
@@ -126,7 +132,7 @@ def test_a_compiler_cannot_compute_all_parts_of_the_logits_first(model, terms):
         assert earlier in before(later)
 
 
-LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 48}
+LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 48, "tie_word_embeddings": True}
 KINDS = {"gpt2": {}, "llama": LLAMA, "untied": LLAMA | {"tie_word_embeddings": False}}
 
 
@@ -134,7 +140,7 @@ KINDS = {"gpt2": {}, "llama": LLAMA, "untied": LLAMA | {"tie_word_embeddings": F
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, rows):
-    model = models.build(**SHAPE | KINDS[kind])
+    model = built(**KINDS[kind])
     for parameter in model.parameters():  # logits far from even, so that each term matters
         torch.nn.init.normal_(parameter, std=0.2)
     inputs, targets = ids(3, 16), ids(3, 16).flip(1)
@@ -193,7 +199,24 @@ def test_a_term_that_is_off_runs_nothing(model, rows):
 
 
 def test_no_term_makes_all_logits_at_once():
-    model = models.build(**SHAPE | {"vocab_size": 512})
+    model = built(vocab_size=512)
     every_logit, in_parts = operations(model, 1000).largest, operations(model, 7, **TERMS[-1]).largest
     assert every_logit == 48 * 512
     assert in_parts == 512 * 32  # the head itself
+
+
+def test_a_recipes_loss_has_its_terms_in_training_and_reads_documents_alone_always(model):
+    inputs, targets = ids(3, 16), ids(3, 16).flip(1)
+    asked = keys.Loss(document_mask=True, label_smoothing=0.1, z_loss=1e-2)
+    inputs[:, 7] = 5
+    terms = {"label_smoothing": 0.1, "z_loss": 1e-2}
+    for separator in (5, 9):
+        context = functools.partial(attention.within_documents, separator=separator)
+        expected = NextTokenLoss(model, context=context, **terms)
+        module = loss_module(model, asked, separator)
+        assert torch.equal(module(inputs, targets), expected(inputs, targets))
+        with torch.no_grad():
+            assert torch.equal(module(inputs, targets), NextTokenLoss(model, context=context)(inputs, targets))
+    plain = loss_module(model, keys.Loss(), 5)
+    assert torch.equal(plain(inputs, targets), NextTokenLoss(model)(inputs, targets))
+    assert not torch.equal(plain(inputs, targets), loss_module(model, asked, 5)(inputs, targets))

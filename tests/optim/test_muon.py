@@ -1,5 +1,6 @@
 """Muon makes orthogonal steps of AdamW's size for the blocks' matrices, and leaves the rest to AdamW."""
 
+import dataclasses
 import math
 
 import pytest
@@ -10,9 +11,20 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from pretrain.optim import muon, optim
+from pretrain.model.architectures import ARCHITECTURES
+from pretrain.optim import muon, optimizers, schedule, update
+from pretrain.recipe import keys
 
-ADAMW = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+SETTINGS = keys.Optimizer(
+    optimizer="muon", weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0
+)
+
+
+def made(model, **changes) -> torch.optim.Optimizer:
+    """The optimizer of these settings, at a learning rate of 0.01."""
+    optimizer = optimizers.build(model, dataclasses.replace(SETTINGS, **changes))
+    schedule.set_lr(optimizer, 0.01)
+    return optimizer
 
 
 def gpt2() -> GPT2LMHeadModel:
@@ -76,7 +88,7 @@ def test_half_precision_keeps_singular_values_near_one(dtype):
 def test_two_steps_equal_pytorchs_own_muon():
     """torch.optim.Muon takes one matrix at a time, and its Newton-Schulz runs in bf16: c_proj, to bf16's rounding."""
     model, other = gpt2(), gpt2()
-    ours = muon.muon(model, momentum=0.95, **ADAMW)
+    ours = made(model)
     names = [name for name, _ in model.named_parameters() if name.endswith("c_proj.weight") or "c_fc.weight" in name]
     theirs = torch.optim.Muon(
         [dict(other.named_parameters())[name] for name in names],
@@ -101,7 +113,7 @@ def test_query_key_and_value_are_made_orthogonal_each_and_a_step_has_adamws_size
     model = gpt2()
     before = clones(model)
     fill_gradients(model)
-    muon.muon(model, momentum=0.95, **(ADAMW | {"weight_decay": 0.0})).step()
+    made(model, weight_decay=0.0).step()
     step = (before["transformer.h.0.attn.c_attn.weight"] - model.transformer.h[0].attn.c_attn.weight.detach()) / 0.01
     for part in step.chunk(3, dim=1):
         values = torch.linalg.svdvals(part) / (0.2 * math.sqrt(16))
@@ -111,7 +123,7 @@ def test_query_key_and_value_are_made_orthogonal_each_and_a_step_has_adamws_size
 
 def test_all_that_is_no_hidden_matrix_takes_adamws_step_to_the_bit():
     model, other = gpt2(), gpt2()
-    for each, optimizer in ((model, muon.muon(model, momentum=0.95, **ADAMW)), (other, optim.adamw(other, **ADAMW))):
+    for each, optimizer in ((model, made(model)), (other, made(other, optimizer="adamw"))):
         fill_gradients(each)
         optimizer.step()
     for name, parameter in model.named_parameters():
@@ -122,7 +134,7 @@ def test_all_that_is_no_hidden_matrix_takes_adamws_step_to_the_bit():
 @pytest.mark.parametrize("build", [gpt2, llama, lambda: llama(tied=False)], ids=["gpt2", "llama", "llama-untied"])
 def test_every_parameter_is_held_once_and_embeddings_and_head_are_adamws(build):
     model = build()
-    groups = muon.muon(model, momentum=0.95, **ADAMW).param_groups
+    groups = made(model).param_groups
     held = [id(p) for group in groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters())
     by_muon = {id(p) for group in groups if group["parts"] for p in group["params"]}
@@ -141,12 +153,13 @@ def test_a_map_takes_the_same_steps_as_a_linear_and_as_a_conv1d(rows, columns):
     b.data.copy_(a.data.T)
     before = a.detach().clone()
     models = (nn.ModuleDict({"model": nn.ModuleDict({"layers": nn.Sequential(one)})}) for one in (linear, conv1d))
-    optimizers = [muon.muon(model, momentum=0.95, **ADAMW) for model in models]
+    groups = [muon.groups(model, ARCHITECTURES["llama"], 0.1) for model in models]
+    steppers = [muon.Muon(each, lr=0.01, momentum=0.95) for each in groups]
     for seed in (1, 2):
         torch.manual_seed(seed)
         a.grad = torch.randn(rows, columns)
         b.grad = a.grad.T.clone()
-        for optimizer in optimizers:
+        for optimizer in steppers:
             optimizer.step()
     assert (a - before).square().mean().sqrt() > 0.001
     torch.testing.assert_close(a.detach(), b.detach().T, atol=1e-6, rtol=0)
@@ -156,7 +169,7 @@ def test_each_of_llamas_maps_is_made_orthogonal_whole_and_a_step_has_adamws_size
     model = llama()
     before = clones(model)
     fill_gradients(model)
-    muon.muon(model, momentum=0.95, **(ADAMW | {"weight_decay": 0.0})).step()
+    made(model, weight_decay=0.0).step()
     for name, start in before.items():
         if "_proj" in name:
             step = (start - model.get_parameter(name).detach()) / 0.01
@@ -169,9 +182,9 @@ def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):
     model, other = gpt2(), gpt2()
     fill_gradients(model)
     fill_gradients(other)
-    muon.muon(model, momentum=0.95, **ADAMW).step()
+    made(model).step()
     monkeypatch.setattr(muon, "MOST_ELEMENTS", 1)
-    muon.muon(other, momentum=0.95, **ADAMW).step()
+    made(other).step()
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
@@ -191,12 +204,12 @@ def test_killed_and_resumed_equals_uninterrupted(workplace):
 def test_under_fp16s_scaler_a_good_update_is_the_plain_one_and_a_bad_one_changes_nothing():
     def one(scaler, poison=False):
         model = gpt2()
-        optimizer = muon.muon(model, momentum=0.95, **ADAMW)
+        optimizer = made(model)
         loss = model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss
         (scaler.scale(loss) if scaler else loss).backward()
         if poison:
             model.transformer.h[1].mlp.c_fc.weight.grad[0, 0] = math.inf
-        got = optim.update(
+        got = update.update(
             optimizer,
             list(model.parameters()),
             loss.detach(),

@@ -1,4 +1,4 @@
-"""Documents in one row are read as if each stood alone, by whichever kernel the machine has."""
+"""Attention is causal without a mask, and within documents as if each stood alone, by whichever kernel there is."""
 
 import functools
 
@@ -8,20 +8,26 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from pretrain.model import model as models
+from pretrain.model import attention, build
 from pretrain.model.loss import NextTokenLoss
+from pretrain.recipe import keys
 
 SEPARATOR, LENGTH = 0, 24
 SHAPE = {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 64, "sequence_length": LENGTH, "seed": 1}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": SEPARATOR}
-KINDS = {"gpt2": {}, "llama": {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96}}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": True}
+KINDS = {"gpt2": {}, "llama": LLAMA | {"rope_theta": 10000.0}}
 # Inside, at the start, none, of one token each (also the last), all of one token.
 BEGINS = [[7, 15], [0, 10], [], [3, 4, 5, 6, 23], range(LENGTH)]
 
 
+def built(**changes) -> PreTrainedModel:
+    return build.build(keys.Model(**SHAPE | changes), eos_token_id=SEPARATOR)
+
+
 @pytest.fixture(params=KINDS)
 def model(request) -> PreTrainedModel:
-    return loud(models.build(**SHAPE | KINDS[request.param]))
+    return loud(built(**KINDS[request.param]))
 
 
 def loud(model: PreTrainedModel) -> PreTrainedModel:
@@ -53,7 +59,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def masked(model: PreTrainedModel, flex: bool | None = None) -> NextTokenLoss:
-    return NextTokenLoss(model, context=functools.partial(models.within_documents, separator=SEPARATOR, flex=flex))
+    return NextTokenLoss(model, context=functools.partial(attention.within_documents, separator=SEPARATOR, flex=flex))
 
 
 def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -121,8 +127,8 @@ def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, 
 
 @pytest.mark.parametrize("takes_no_flex", [{"attn_pdrop": 0.2}, {"n_head": 8}])
 def test_dropout_and_narrow_heads_get_a_mask_that_every_kernel_takes(takes_no_flex, batch, monkeypatch):
-    model = loud(models.build(**SHAPE | takes_no_flex))
-    monkeypatch.delattr(models, "flex_attention")
+    model = loud(built(**takes_no_flex))
+    monkeypatch.delattr(attention, "flex_attention")
     torch.manual_seed(2)
     expected = masked(model)(*batch)
     torch.manual_seed(2)
@@ -134,7 +140,7 @@ def test_dropout_and_narrow_heads_get_a_mask_that_every_kernel_takes(takes_no_fl
 def test_only_a_compiler_on_a_card_gets_the_kernel_that_needs_both(card, compiling, monkeypatch, batch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", card)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    mask = models.within_documents(batch[0], separator=SEPARATOR)["attention_mask"]
+    mask = attention.within_documents(batch[0], separator=SEPARATOR)["attention_mask"]
     assert isinstance(mask, BlockMask) == (card and compiling)
     assert mask.shape == (len(BEGINS), 1, LENGTH, LENGTH)
 
@@ -145,11 +151,44 @@ def test_key_heads_in_groups_reach_a_fast_kernel(dtype, monkeypatch):
     query, key, value = (torch.randn(2, heads, 8, 16, dtype=dtype) for heads in (6, 2, 2))
     whole = [part.repeat_interleave(3, 1) for part in (key, value)]
     expected = F.scaled_dot_product_attention(query, *whole, is_causal=True).transpose(1, 2)
-    assert torch.allclose(models._causal_attention(None, query, key, value, None)[0], expected, atol=1e-2)
+    assert torch.allclose(attention._causal_attention(None, query, key, value, None)[0], expected, atol=1e-2)
     seen = []
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *qkv, **how: seen.append((qkv, how)) or qkv[0])
-    models._causal_attention(None, *(part.to("meta") for part in (query, key, value)), None)
+    attention._causal_attention(None, *(part.to("meta") for part in (query, key, value)), None)
     ((_, *pair), how) = seen[0]
     groups = dtype == torch.bfloat16
     assert [part.shape[1] for part in pair] == ([2, 2] if groups else [6, 6])
     assert how["enable_gqa"] == groups and how["is_causal"]
+
+
+def attention_masks(graph: torch.fx.GraphModule) -> list:
+    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    calls = [n for part in parts for n in part.graph.nodes if n.target is F.scaled_dot_product_attention]
+    assert len(calls) == 2, "one attention call a layer"
+    return [n.kwargs.get("attn_mask", n.args[3] if len(n.args) > 3 else None) for n in calls]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gradient_checkpointing", ["none", "mlp"])
+def test_compiled_model_is_one_graph_and_hands_attention_no_mask(kind, gradient_checkpointing, batch):
+    model = built(**KINDS[kind], gradient_checkpointing=gradient_checkpointing)
+    module, graphs = compiled(NextTokenLoss(model).train())
+    module(*batch)
+    (graph,) = graphs
+    assert attention_masks(graph) == [None, None]
+    for node in graph.graph.nodes:
+        value = node.meta.get("example_value")
+        assert not (isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 4), node
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_graph_test_would_see_a_mask(kind, batch):
+    """Transformers' own path does build one (torch before 2.14), so the test above can fail."""
+    model = built(**KINDS[kind])
+    model.set_attn_implementation("sdpa")
+    module, graphs = compiled(NextTokenLoss(model).train())
+    module(*batch)
+    masks = attention_masks(graphs[0])
+    if masks == [None, None]:
+        pytest.skip("this Transformers and torch build no mask any more")
+    assert all(mask is not None for mask in masks)

@@ -1,0 +1,78 @@
+"""An architecture's record describes the model that is built: its config and back, its names, its sizes."""
+
+import dataclasses
+
+import pytest
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from pretrain.machine import estimate
+from pretrain.model import build
+from pretrain.model.architectures import ARCHITECTURES
+from pretrain.recipe import keys
+
+SHAPE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GATED = {"num_key_value_heads": 2, "intermediate_size": 48, "tie_word_embeddings": False, "rope_theta": 500.0}
+OTHERS = {"n_layer": 3, "n_head": 8, "n_embd": 64, "vocab_size": 128, "sequence_length": 8, "num_key_value_heads": 4}
+OTHERS |= {"intermediate_size": 80, "tie_word_embeddings": True, "rope_theta": 1e6}
+OTHERS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.25)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def model(request) -> keys.Model:
+    """A recipe's model that states what its architecture needs."""
+    stated = {key: GATED[key] for key in keys.ARCHITECTURES[request.param]}
+    return keys.Model(**SHAPE, architecture=request.param, **stated)
+
+
+@pytest.fixture
+def built(model) -> PreTrainedModel:
+    return build.build(model, eos_token_id=0)
+
+
+def test_the_recipes_names_are_the_records_and_transformers():
+    assert set(keys.ARCHITECTURES) == set(ARCHITECTURES)
+    assert all(AutoConfig.for_model(name).model_type == record.name == name for name, record in ARCHITECTURES.items())
+
+
+def test_a_config_tells_the_recipes_keys_again(model, built):
+    found = ARCHITECTURES[model.architecture].model_keys(built.config)
+    assert found == {key: getattr(model, key) for key in keys.MODEL_KEYS}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_a_key_changes_the_config_unless_the_recipe_refuses_it(model, key):
+    """``only`` of a key names the architectures that have it."""
+
+    def config(asked: keys.Model) -> dict:
+        record = ARCHITECTURES[asked.architecture]
+        return record.config(asked) | record.training_config(asked)
+
+    _, having = keys.FIELDS[key].metadata["only"] or (None, tuple(ARCHITECTURES))
+    changes = config(model) != config(dataclasses.replace(model, **{key: OTHERS[key]}))
+    assert changes == (model.architecture in having)
+
+
+def test_names_of_blocks_are_those_of_every_matrix_but_embeddings_and_head(model, built):
+    record, shape = ARCHITECTURES[model.architecture], estimate.shape_of(model)
+    head = built.get_output_embeddings()
+    products = {
+        f"{name}.weight" for name, m in built.named_modules() if type(m) in (nn.Linear, Conv1D) and m is not head
+    }
+    named = dict(built.named_parameters())
+    assert products == {name for name, weight in named.items() if record.blocks in name and weight.dim() == 2}
+    assert shape.hidden == sum(named[name].numel() for name in products)
+    assert shape.vectors == sum(weight.numel() for weight in named.values() if weight.dim() == 1)
+    learned = built.get_submodule(record.positions).weight.numel() if record.positions else 0
+    assert shape.positions == learned
+
+
+def test_every_mlp_has_the_parts_that_are_named(model, built):
+    parts = ARCHITECTURES[model.architecture].mlp
+    found = [module for name, module in built.named_modules() if name.endswith(".mlp")]
+    assert len(found) == model.n_layer
+    for mlp in found:
+        for name in (*parts.widen, parts.narrow, parts.activation):
+            assert isinstance(mlp.get_submodule(name), nn.Module)

@@ -1,0 +1,105 @@
+"""GPT-2's norms go into the next product in half precision under a compiler, and nowhere else."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._dynamo.backends.debugging import aot_eager
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from pretrain.model import build
+from pretrain.model.loss import NextTokenLoss
+from pretrain.recipe import keys
+
+SHAPE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def built(**shape) -> PreTrainedModel:
+    return build.build(keys.Model(**shape), eos_token_id=0)
+
+
+def ids(*shape: int, below: int = 64) -> torch.Tensor:
+    return torch.randint(1, below, shape, generator=torch.Generator().manual_seed(0))
+
+
+def randomize(model: PreTrainedModel) -> PreTrainedModel:
+    """As after some training: nothing at its initial zero or one."""
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+def gradients(model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module) -> dict:
+    model.zero_grad()
+    torch.manual_seed(5)  # dropout's
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        loss = wrap(NextTokenLoss(model).train())(ids(2, 16), ids(2, 16).flip(1))
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def with_stock_norms(model: PreTrainedModel) -> PreTrainedModel:
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm | Conv1D):
+            vars(module).pop("forward", None)
+    return model
+
+
+def compiler(graphs: list) -> Callable:
+    """A compiler that notes its graphs; it goes through what Inductor gets, and computes it op by op."""
+    torch._dynamo.reset()
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return aot_eager(graph, example_inputs)
+
+    return functools.partial(torch.compile, backend=backend, fullgraph=True)
+
+
+def folded(graphs: list) -> bool:
+    return any("_Normalized" in str(node.target) or "autograd_function" in str(node) for node in graphs[0].graph.nodes)
+
+
+def test_folded_norms_round_no_gradient_worse_than_stock_ones():
+    precisions = {"exact": None, "stock": torch.bfloat16, "folded": torch.bfloat16}
+    found = {}
+    for name, dtype in precisions.items():
+        model = randomize(built(**SHAPE | {"n_layer": 1}))
+        graphs = []
+        found[name] = gradients(model if name == "folded" else with_stock_norms(model), dtype, compiler(graphs))
+        assert folded(graphs) == (name == "folded")
+    for name, exact in found["exact"].items():
+        stock, other = ((found[way][name] - exact).norm() / exact.norm() for way in ("stock", "folded"))
+        assert other < 1.3 * stock + 1e-3, name
+
+
+def test_folded_norms_train_to_the_losses_of_stock_ones():
+    losses = {}
+    for name, prepare in {"stock": with_stock_norms, "folded": lambda model: model}.items():
+        model = prepare(built(**SHAPE)).train()
+        module = compiler([])(NextTokenLoss(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses[name] = []
+        for _ in range(20):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = module(ids(4, 16), ids(4, 16).roll(-1, 1))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[name].append(loss.item())
+    assert losses["stock"][-1] < losses["stock"][0] / 2
+    assert losses["folded"] == pytest.approx(losses["stock"], abs=0.02) and losses["folded"] != losses["stock"]
+
+
+@pytest.mark.parametrize("dtype, compiled", [(None, True), (None, False), (torch.bfloat16, False)])
+def test_norms_are_the_stock_ones_outside_autocast_and_outside_a_compiler(dtype, compiled):
+    expected, got = (
+        gradients(prepare(randomize(built(**SHAPE))), dtype, compiler([]) if compiled else lambda module: module)
+        for prepare in (with_stock_norms, lambda model: model)
+    )
+    for name, gradient in expected.items():
+        assert torch.equal(gradient, got[name]), name

@@ -1,0 +1,275 @@
+"""Training goes on from others' weights at their loss, as their config is, and refuses what it would change."""
+
+import functools
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from conftest import RECIPE
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.model import build, export, pretrained
+from pretrain.model.attention import CAUSAL
+from pretrain.model.loss import NextTokenLoss
+from pretrain.recipe import keys
+
+SHAPELESS = yaml.safe_load(RECIPE) | dict.fromkeys(keys.MODEL_KEYS)
+SHAPELESS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+
+
+def ids(*shape: int, below: int = 64) -> torch.Tensor:
+    return torch.randint(1, below, shape, generator=torch.Generator().manual_seed(0))
+
+
+def randomize(model: PreTrainedModel) -> PreTrainedModel:
+    """As after some training: nothing at its initial zero or one."""
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+def gpt2_source(**other) -> GPT2LMHeadModel:
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 61, "n_positions": 16, "n_inner": 48}
+    return randomize(GPT2LMHeadModel(GPT2Config(**shape | {"bos_token_id": 1, "eos_token_id": 2} | other)))
+
+
+def llama_source(**other) -> LlamaForCausalLM:
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    shape |= {"intermediate_size": 48, "vocab_size": 61, "max_position_embeddings": 16, "head_dim": 12}
+    shape |= {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2, "bos_token_id": 1, "eos_token_id": [2, 3]}
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 8}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return randomize(LlamaForCausalLM(LlamaConfig(**shape | {"rope_parameters": rope} | other)))
+
+
+SOURCES = {"gpt2": gpt2_source, "llama": llama_source}
+SOURCES["tied"] = functools.partial(llama_source, tie_word_embeddings=True)
+
+
+@pytest.fixture(params=SOURCES)
+def other(request) -> PreTrainedModel:
+    return SOURCES[request.param]()
+
+
+def completed(folder, **stated) -> keys.Model:
+    """The model of a recipe that states nothing of the shape but this, when it is complete."""
+    return pretrained.complete(keys.deal(SHAPELESS | {"init_from": str(folder)} | stated)).model
+
+
+def go_on(folder, **stated) -> PreTrainedModel:
+    return build.build(completed(folder, **stated), eos_token_id=0)
+
+
+def model_keys(folder) -> dict:
+    model = completed(folder)
+    return {name: getattr(model, name) for name in keys.MODEL_KEYS}
+
+
+def loss(model: PreTrainedModel, inputs: torch.Tensor) -> float:
+    return F.cross_entropy(model(inputs).logits.flatten(0, 1), inputs.flip(1).flatten()).item()
+
+
+def in_shards(model, folder):
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+
+
+def as_bin(model, folder):
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+def as_hub_keeps_gpt2(model, folder):
+    """OpenAI's own has no prefix and its causal masks beside the weights, older fine-tunes have another buffer too."""
+    model.save_pretrained(folder)
+    weights = {name.removeprefix("transformer."): w for name, w in load_file(folder / "model.safetensors").items()}
+    weights |= {"h.0.attn.bias": torch.ones(1, 1, 16, 16).tril(), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def as_old_llama(model, folder):
+    model.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors") | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def as_export(model, folder):
+    export.write(model, folder / "model", tokenization.make_characters(["abcdefghij klmnop"]))
+
+
+WAYS = [("gpt2", as_hub_keeps_gpt2), ("llama", as_old_llama)]
+WAYS += [(kind, way) for kind in SOURCES for way in (PreTrainedModel.save_pretrained, in_shards, as_bin, as_export)]
+
+
+@pytest.mark.parametrize(("kind", "way"), WAYS)
+@pytest.mark.parametrize("vocab_size", [61, 64])
+def test_going_on_from_a_model_begins_at_its_loss(tmp_path, kind, way, vocab_size):
+    """``as_export`` makes a run's folder: it stands for the model in it."""
+    source = SOURCES[kind]()
+    expected, tokens = loss(source, ids(2, 16, below=61)), ids(2, 16, below=61)
+    logits = source(tokens).logits
+    way(source, tmp_path)
+    assert completed(tmp_path).vocab_size == 64
+    model = go_on(tmp_path, vocab_size=vocab_size).eval()
+    assert torch.allclose(model(tokens).logits[..., :61], logits, atol=1e-5)
+    assert model.dtype == torch.float32
+    if vocab_size == 61:
+        assert loss(model, tokens) == pytest.approx(expected, abs=1e-5)
+        with torch.no_grad():
+            assert NextTokenLoss(model)(tokens, tokens.flip(1)).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_new_rows_of_the_vocabulary_begin_at_the_mean_of_the_old_and_a_tied_head_stays_tied(other, tmp_path):
+    other.save_pretrained(tmp_path)
+    model = go_on(tmp_path)
+    for ours, theirs in (
+        (model.get_input_embeddings(), other.get_input_embeddings()),
+        (model.lm_head, other.lm_head),
+    ):
+        assert torch.equal(ours.weight[:61], theirs.weight)
+        assert torch.allclose(ours.weight[61:], theirs.weight.mean(0).expand(3, -1))
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == other.config.tie_word_embeddings
+    assert model.config.vocab_size == 64
+    assert all(parameter.requires_grad for parameter in model.parameters()) and model.training
+
+
+def test_the_models_own_config_is_kept_but_for_what_the_recipe_says(other, tmp_path):
+    other.generation_config.temperature, other.generation_config.do_sample = 0.6, True
+    other.save_pretrained(tmp_path)
+    model = go_on(tmp_path, attn_pdrop=0.25, vocab_size=61)
+    before, after = other.config.to_dict(), model.config.to_dict()
+    changed = {key for key in before | after if before.get(key) != after.get(key)}
+    dropout = "attn_pdrop" if other.config.model_type == "gpt2" else "attention_dropout"
+    changed -= {"resid_pdrop", "embd_pdrop", "architectures", "dtype", "activation_function", "_name_or_path"}
+    assert changed == {"use_cache", dropout} and after[dropout] == 0.25 and after["use_cache"] is False
+    assert after.get("activation_function") in (None, "gelu_pytorch_tanh")
+    assert model.generation_config.temperature == 0.6
+    assert model.generation_config.eos_token_id == other.config.eos_token_id
+    assert model.config._attn_implementation == CAUSAL
+
+
+def test_a_shorter_context_cuts_gpt2s_positions_and_leaves_llamas(other, tmp_path):
+    other.save_pretrained(tmp_path)
+    model, tokens = go_on(tmp_path, sequence_length=8).eval(), ids(2, 8, below=61)
+    assert torch.allclose(model(tokens).logits[..., :61], other(tokens).logits, atol=1e-5)
+    if other.config.model_type == "gpt2":
+        assert model.config.n_positions == len(model.transformer.wpe.weight) == 8
+        assert model.transformer.wpe.weight.untyped_storage().nbytes() == 8 * 32 * 4
+        assert model.transformer.wpe.weight.requires_grad
+    else:
+        assert model.config.max_position_embeddings == 16
+
+
+def test_a_checkpoint_tells_the_recipes_model_keys(tmp_path):
+    gpt2_source().save_pretrained(tmp_path / "a")
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 64}
+    other = {"architecture": "gpt2", "num_key_value_heads": None, "tie_word_embeddings": None, "rope_theta": None}
+    assert model_keys(tmp_path / "a") == shape | other | {"intermediate_size": 48}
+    for inner in (None, 128):
+        gpt2_source(n_inner=inner).save_pretrained(tmp_path / "b")
+        assert model_keys(tmp_path / "b") == shape | other | {"intermediate_size": None}
+    assert go_on(tmp_path / "b", intermediate_size=128)
+    llama_source().save_pretrained(tmp_path / "c")
+    other = {"architecture": "llama", "num_key_value_heads": 2, "tie_word_embeddings": False, "rope_theta": 500.0}
+    assert model_keys(tmp_path / "c") == shape | other | {"intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("gpt2", {"n_layer": 3}, "n_layer = 3, the model's is 2; leave n_layer out"),
+        ("gpt2", {"intermediate_size": 128}, "intermediate_size = 128, the model's is 48"),
+        ("gpt2", {"architecture": "llama"}, "architecture = llama, the model's is gpt2"),
+        ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads = 2, the model's is None"),
+        ("gpt2", {"vocab_size": 32}, "vocab_size = 32: its vocabulary has 61 rows; use --vocab_size 64"),
+        ("gpt2", {"sequence_length": 32}, "sequence_length = 32: its context is 16 tokens; use --sequence_length 16"),
+        ("llama", {"sequence_length": 32}, "sequence_length = 32: its context is 16 tokens; use --sequence_length 16"),
+        ("llama", {"rope_theta": 10000.0}, "rope_theta = 10000.0, the model's is 500.0; leave rope_theta out"),
+        ("llama", {"tie_word_embeddings": True}, "tie_word_embeddings = True, the model's is False"),
+        ("llama", {"num_key_value_heads": 4}, "num_key_value_heads = 4, the model's is 2"),
+    ],
+)
+def test_a_recipe_of_another_shape_than_its_models_is_refused_with_a_remedy(tmp_path, kind, change, words):
+    SOURCES[kind]().save_pretrained(tmp_path)
+    with pytest.raises(BadInput) as error:
+        go_on(tmp_path, **change)
+    assert error.value.lines == [line for line in error.value.lines if line.startswith(f"init_from = {tmp_path}: ")]
+    assert len(error.value.lines) == 1 and words in str(error.value)
+
+
+def test_every_key_of_another_shape_is_named_at_once(tmp_path):
+    gpt2_source().save_pretrained(tmp_path)
+    with pytest.raises(BadInput) as error:
+        go_on(tmp_path, n_layer=3, n_embd=64, sequence_length=32)
+    assert [line.split(": ")[1].split(" ")[0] for line in error.value.lines] == ["n_layer", "n_embd", "sequence_length"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"activation_function": "relu"}, "activation_function = relu: GPT-2's is gelu_new"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True: GPT-2's is False"),
+        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn = True: GPT-2's is False"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False: GPT-2's is True"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantized; give the model that it was made from",
+        ),
+        ({"model_type": "mistral"}, "is a mistral; give a model of type gpt2 or llama"),
+    ],
+)
+def test_a_model_that_training_would_silently_change_is_refused(tmp_path, change, words):
+    config = gpt2_source().config.to_dict() | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match="init_from") as error:
+        completed(tmp_path)
+    assert words in str(error.value)
+
+
+def test_what_is_no_causal_model_or_not_there_is_refused_by_name(tmp_path):
+    with pytest.raises(BadInput, match=f"init_from = {tmp_path}: holds no model"):
+        completed(tmp_path)
+    BertConfig().save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match=f"init_from = {tmp_path}: is a bert"):
+        completed(tmp_path)
+    gpt2_source().config.save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match=f"init_from = {tmp_path}: cannot be loaded"):
+        go_on(tmp_path)
+    with pytest.raises(BadInput, match="init_from = runs/none: no such folder"):
+        completed("runs/none")
+
+
+def test_weights_that_are_not_the_configs_are_refused_and_never_filled_with_noise(tmp_path):
+    GPT2Model(gpt2_source().config).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
+    with pytest.raises(BadInput, match=r"not those of its config.json: it lacks transformer.h.2.* and 9 more"):
+        go_on(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 1}))
+    with pytest.raises(BadInput, match=r"not those of its config.json: it has besides h.1."):
+        go_on(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_inner": 64}))
+    with pytest.raises(BadInput, match="cannot be loaded"):
+        go_on(tmp_path)
+
+
+def test_a_config_that_ties_two_different_matrices_is_refused(tmp_path):
+    llama_source().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(BadInput, match="ties the head to the embedding"):
+        go_on(tmp_path)

@@ -1,0 +1,147 @@
+"""Each optimizer holds every parameter once, keeps what its record states, and is refused where it cannot run."""
+
+import dataclasses
+import importlib.util
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import nn
+from transformers import PreTrainedModel
+
+from pretrain.base.errors import BadInput
+from pretrain.machine import estimate
+from pretrain.model import build
+from pretrain.model.architectures import ARCHITECTURES
+from pretrain.optim import optimizers, schedule
+from pretrain.recipe import keys
+
+needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+SETTINGS = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "vocab_size": 512, "sequence_length": 64, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GATED = {"num_key_value_heads": 1, "intermediate_size": 192, "tie_word_embeddings": True, "rope_theta": 10000.0}
+EVERY = [
+    pytest.param(name, marks=needs_bitsandbytes if record.package else ())
+    for name, record in optimizers.OPTIMIZERS.items()
+]
+
+
+def settings(name: str) -> keys.Optimizer:
+    return dataclasses.replace(SETTINGS, optimizer=name)
+
+
+def shape(architecture: str) -> keys.Model:
+    return keys.Model(**SHAPE, architecture=architecture, **(GATED if keys.ARCHITECTURES[architecture] else {}))
+
+
+def tiny(architecture: str = "gpt2") -> PreTrainedModel:
+    return build.build(shape(architecture), eos_token_id=0)
+
+
+def fill_gradients(model: nn.Module, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+
+
+def test_the_recipes_names_are_the_records():
+    assert set(keys.OPTIMIZERS) == set(optimizers.OPTIMIZERS)
+    assert set(keys.UNSHARDED) == {name for name, record in optimizers.OPTIMIZERS.items() if not record.sharded}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
+def test_every_parameter_is_held_once_and_only_matrices_decay(name, architecture):
+    model = tiny(architecture)
+    groups = optimizers.build(model, settings(name)).param_groups
+    held = [id(p) for group in groups for p in group["params"]]
+    assert sorted(held) == sorted(id(p) for p in model.parameters())
+    for group in groups:
+        assert {p.dim() for p in group["params"]} == ({2} if group["weight_decay"] else {1})
+        assert group["weight_decay"] in (0.1, 0.0) and group["betas"] == (0.9, 0.95)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
+def test_what_an_optimizer_keeps_is_what_its_record_states(name, architecture):
+    model = tiny(architecture)
+    optimizer = optimizers.build(model, settings(name))
+    fill_gradients(model)
+    optimizer.step()
+    # bitsandbytes shares its tables of 256 values among all tensors; a count of updates lies on the host.
+    held = [item for state in optimizer.state.values() for item in state.items() if not item[0].startswith("qmap")]
+    allocated = sum(value.nbytes for _, value in held if torch.is_tensor(value) and value.dim())
+    assert allocated == pytest.approx(estimate.moment_bytes(estimate.shape_of(shape(architecture)), name), rel=0.005)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_moves_before_a_learning_rate_is_set(name):
+    model = tiny()
+    optimizer = optimizers.build(model, settings(name))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for rate in (None, 0.1):
+        if rate:
+            schedule.set_lr(optimizer, rate)
+        fill_gradients(model)
+        optimizer.step()
+        moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+        assert all(moved) if rate else not any(moved)
+
+
+def test_tied_and_frozen_parameters_are_held_once_and_never():
+    model = tiny()
+    model.transformer.wpe.weight.requires_grad_(False)
+    held = [p for group in optimizers.build(model, SETTINGS).param_groups for p in group["params"]]
+    assert sum(p is model.lm_head.weight for p in held) == 1 and len(held) == len(list(model.parameters())) - 1
+
+
+@needs_bitsandbytes
+def test_moments_of_8_bits_are_those_of_tensors_of_4096_elements_and_the_update_is_near_adamws():
+    full, eight = tiny(), tiny()
+    made = [optimizers.build(full, settings("adamw")), optimizers.build(eight, settings("adamw_8bit"))]
+    start = [parameter.detach().clone() for parameter in full.parameters()]
+    for seed in range(5):
+        for model, optimizer in zip((full, eight), made, strict=True):
+            schedule.set_lr(optimizer, 0.1)
+            fill_gradients(model, seed)
+            optimizer.step()
+    for before, a, b in zip(start, full.parameters(), eight.parameters(), strict=True):
+        state = made[1].state[b]
+        kept = {state["state1"].dtype, state["state2"].dtype}
+        if b.numel() < 4096:
+            assert kept == {torch.float32}
+            torch.testing.assert_close(a, b)
+        else:
+            assert kept == {torch.uint8} and not torch.equal(a, b)
+            assert state["absmax1"].shape == state["absmax2"].shape == (b.numel() / 256,)
+            assert (a - b).norm() < 0.05 * (a - before).norm()
+
+
+def test_missing_bitsandbytes_is_refused_with_the_command_of_the_version_that_is_tested(monkeypatch):
+    for name in ("bitsandbytes", "bitsandbytes.optim"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(BadInput, match=r"adamw_8bit needs .* pip install bitsandbytes==[\d.]+, or --optimizer adamw$"):
+        optimizers.check(settings("adamw_8bit"), torch.device("cpu"), sharded=False)
+    assert optimizers.BITSANDBYTES in (ROOT / "requirements-dev.txt").read_text().split()
+
+
+@needs_bitsandbytes
+def test_8_bits_are_refused_where_bitsandbytes_cannot_work_before_any_training(monkeypatch):
+    device = torch.device("cpu")
+    optimizers.check(settings("adamw_8bit"), device, sharded=False)
+    with pytest.raises(BadInput, match="--shard_optimizer false and a YAML without FSDP, or --optimizer adamw"):
+        optimizers.check(settings("adamw_8bit"), device, sharded=True)
+
+    def step(self):
+        raise RuntimeError("\nno kernels\nmore lines")
+
+    monkeypatch.setattr("bitsandbytes.optim.AdamW8bit.step", step)
+    with pytest.raises(BadInput, match=r"does not run on cpu: no kernels; --optimizer adamw$"):
+        optimizers.check(settings("adamw_8bit"), device, sharded=False)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_what_comes_with_torch_runs_everywhere_and_in_shards(name):
+    optimizers.check(settings(name), torch.device("cpu"), sharded=True)

@@ -1,0 +1,76 @@
+"""The learning rate's shape over a run."""
+
+import pytest
+import torch
+
+from pretrain.optim import schedule
+from pretrain.recipe import keys
+
+
+def lr(step, warmup_steps=4, max_steps=20, **changes):
+    known = {
+        "learning_rate": 2.0,
+        "min_lr_ratio": 0.1,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0,
+        "max_steps": 1,
+    }
+    asked = keys.Schedule(**known | changes)  # whose two numbers of steps max_hours may have planned otherwise
+    return schedule.learning_rate(step, asked, max_steps=max_steps, warmup_steps=warmup_steps)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 4, 20])
+def test_first_update_has_nonzero_learning_rate(warmup_steps):
+    assert lr(0, warmup_steps=warmup_steps) == 2.0 / max(1, warmup_steps)
+
+
+def test_warm_up_is_linear_and_reaches_the_peak():
+    assert [lr(step) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup_steps, max_steps", [(0, 20), (4, 20), (19, 20), (0, 2), (700, 19073)])
+def test_last_update_is_exactly_the_floor(shape, warmup_steps, max_steps):
+    assert lr(max_steps - 1, warmup_steps=warmup_steps, max_steps=max_steps, lr_scheduler_type=shape) == 2.0 * 0.1
+    assert lr(max_steps + 5, warmup_steps=warmup_steps, max_steps=max_steps, lr_scheduler_type=shape) == 2.0 * 0.1
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+def test_it_only_falls_after_the_warm_up(shape):
+    rates = [lr(step, lr_scheduler_type=shape) for step in range(4, 20)]
+    assert all(a > b for a, b in zip(rates, rates[1:], strict=False)) and rates[0] == 2.0
+
+
+def test_halfway_is_the_middle_for_both_shapes_and_cosine_is_above_line_before_it():
+    assert [lr(5, warmup_steps=0, max_steps=11, lr_scheduler_type=s) for s in ("cosine", "linear")] == pytest.approx(
+        [1.1, 1.1]
+    )
+    assert lr(2, warmup_steps=0, max_steps=11) > lr(2, warmup_steps=0, max_steps=11, lr_scheduler_type="linear")
+    assert lr(2, warmup_steps=0, max_steps=11, lr_scheduler_type="linear") == pytest.approx(2.0 * (0.1 + 0.9 * 0.8))
+
+
+def test_constant_stays_at_the_peak():
+    assert {lr(step, lr_scheduler_type="constant") for step in range(4, 20)} == {2.0}
+
+
+def test_wsd_stays_at_the_peak_and_then_falls_in_a_line_to_the_floor():
+    rates = [lr(step, lr_scheduler_type="wsd", decay_ratio=0.25) for step in range(20)]  # 4 warm-up, 11 stable, 5 down
+    assert rates[3:15] == [2.0] * 12
+    assert rates[14:] == pytest.approx([2.0 - 1.8 * n / 5 for n in range(6)])
+    assert rates[-1] == 2.0 * 0.1
+    assert lr(19, lr_scheduler_type="wsd", decay_ratio=0.0) == 2.0 * 0.1
+    assert lr(30, lr_scheduler_type="wsd", decay_ratio=1.0, max_steps=20) == 2.0 * 0.1
+
+
+def test_warm_up_as_long_as_the_run_ends_at_the_peak():
+    assert lr(19, warmup_steps=20) == 2.0 and all(lr(s, warmup_steps=20) > 0 for s in range(20))
+
+
+def test_a_run_of_one_update_has_a_learning_rate():
+    assert lr(0, warmup_steps=0, max_steps=1, min_lr_ratio=0.5) > 0
+
+
+def test_set_lr_sets_every_group():
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in range(2)], lr=0.0)
+    schedule.set_lr(optimizer, 0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]

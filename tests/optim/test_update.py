@@ -1,0 +1,172 @@
+"""A good update changes the weights, a bad gradient changes nothing."""
+
+import functools
+import importlib.util
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain.optim import update
+
+needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+INF, NAN = math.inf, math.nan
+adamw = functools.partial(torch.optim.AdamW, fused=True)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+
+
+def large_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 64), nn.LayerNorm(64), nn.Linear(64, 80))  # of 320, 64, 64, 5,120, 80 elements
+
+
+class Case:
+    """A model after one good update, and its next gradients."""
+
+    def __init__(self, scaler=None, module=None, make=adamw):
+        self.module, self.scaler = module or model(), scaler
+        self.optimizer, self.parameters = make(self.module.parameters(), lr=0.1), list(self.module.parameters())
+        self.gradients()
+        self.first = self.update()
+
+    def gradients(self, factor=1.0):
+        loss = self.module(torch.arange(5)).square().mean() * factor
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    def update(self, loss=1.0, max_grad_norm=1.0, reduce_mean=lambda tensor: tensor):
+        return update.update(
+            self.optimizer,
+            self.parameters,
+            torch.tensor(loss),
+            max_grad_norm=max_grad_norm,
+            scaler=self.scaler,
+            reduce_mean=reduce_mean,
+        )
+
+    def bits(self):
+        moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
+        return [tensor.detach().clone() for tensor in (*self.parameters, *moments)]
+
+    def unchanged(self, before):
+        return all(torch.equal(a, b) for a, b in zip(before, self.bits(), strict=True))
+
+
+def scaler(scale=2.0**16):
+    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_bad_gradient_changes_no_8_bit_moment_and_a_good_one_does(fp16):
+    from bitsandbytes.optim import AdamW8bit
+
+    case = Case(scaler() if fp16 else None, large_model(), AdamW8bit)
+    before = case.bits()
+    case.gradients()
+    case.parameters[3].grad[1, 2] = NAN
+    assert not case.update().applied and case.unchanged(before)
+    case.gradients()
+    assert case.update().applied and not case.unchanged(before)
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_good_update_changes_the_weights_and_clears_the_gradients(fp16):
+    case = Case(scaler() if fp16 else None)
+    before = case.bits()
+    case.gradients()
+    got = case.update(loss=1.5)
+    assert got.applied and not got.overflow and got.loss == 1.5 and math.isfinite(got.grad_norm)
+    assert not any(torch.equal(a, b) for a, b in zip(before[: len(case.parameters)], case.parameters, strict=True))
+    assert all(p.grad is None for p in case.parameters)
+
+
+@pytest.mark.parametrize("loss, gradient", [(NAN, None), (INF, None), (1.0, NAN), (1.0, INF), (1.0, -INF)])
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_bad_loss_or_gradient_changes_neither_weights_nor_moments(loss, gradient, fp16):
+    case = Case(scaler() if fp16 else None)
+    before = case.bits()
+    case.gradients()
+    if gradient is not None:
+        case.parameters[0].grad[1, 2] = gradient
+    got = case.update(loss=loss)
+    assert not got.applied and case.unchanged(before)
+    assert all(p.grad is None for p in case.parameters)
+    assert got.overflow is (fp16 and gradient is not None)
+    case.gradients()
+    assert case.update().applied
+
+
+def test_a_bad_loss_on_another_process_skips_the_update_here():
+    case = Case()
+    before = case.bits()
+    case.gradients()
+    got = case.update(reduce_mean=lambda tensor: torch.stack([torch.tensor(NAN), tensor[1]]))
+    assert not got.applied and case.unchanged(before) and "not finite" in got.reason
+
+
+def test_the_reported_loss_is_the_mean_over_processes():
+    case = Case()
+    case.gradients()
+    assert case.update(loss=1.0, reduce_mean=lambda tensor: tensor + 2).loss == 3.0
+
+
+def test_fp16_overflow_skips_the_update_and_halves_the_scale():
+    case = Case(scaler(2.0**16))
+    before = case.bits()
+    case.gradients(factor=1e38)  # finite as fp32, infinite once scaled
+    got = case.update()
+    assert not got.applied and got.overflow and case.unchanged(before)
+    assert case.scaler.get_scale() == 2.0**15 and "scale" in got.reason
+    case.gradients()
+    assert case.update().applied and case.scaler.get_scale() == 2.0**15
+
+
+def test_overflow_at_the_smallest_scale_is_the_models_fault():
+    case = Case(scaler(1.0))
+    case.gradients()
+    case.parameters[0].grad.fill_(INF)
+    got = case.update()
+    assert not got.applied and not got.overflow and "not finite" in got.reason
+
+
+def test_scaled_gradients_are_measured_unscaled():
+    plain, scaled = Case(), Case(scaler())
+    assert scaled.first.grad_norm == pytest.approx(plain.first.grad_norm, rel=1e-5)
+
+
+def test_scale_survives_its_state_dict():
+    case = Case(scaler(2.0**16))
+    case.gradients(factor=1e38)
+    case.update()
+    other = scaler()
+    other.load_state_dict(case.scaler.state_dict())
+    assert other.get_scale() == 2.0**15 and other.state_dict() == case.scaler.state_dict()
+
+
+def test_gradients_are_clipped_to_the_norm_and_the_norm_is_that_before():
+    seen = []
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    for limit, norm in [(1.0, 1.0), (0, 5.0), (100.0, 5.0)]:
+        weight.data.zero_()
+        weight.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+        got = update.update(
+            optimizer, [weight], torch.tensor(1.0), max_grad_norm=limit, scaler=None, reduce_mean=lambda t: t
+        )
+        assert got.grad_norm == 5.0
+        seen.append((weight.detach().norm().item(), norm))
+    assert all(a == pytest.approx(b, rel=1e-4) for a, b in seen)
+
+
+def test_no_gradient_at_all_is_harmless():
+    weight = nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.zeros(2, 2)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    got = update.update(optimizer, [weight], torch.tensor(1.0), max_grad_norm=0, scaler=None, reduce_mean=lambda t: t)
+    assert got.applied and torch.equal(weight, torch.ones(2, 2))
