@@ -142,3 +142,57 @@ def test_lock_is_free_after_the_block_and_after_kill_9(tmp_path):
     for _ in range(2):
         with files.locked(lock, "busy"):
             assert lock.read_text() == f"{os.getpid()}\n"
+
+
+def network_mount(tmp_path, path, *mounts):
+    """The answer where these are mounted: (place, kind)."""
+    table = tmp_path / "mounts"
+    table.write_text("".join(f"from {place} {kind} rw,relatime 0 0\n" for place, kind in mounts))
+    return files.network_mount(Path(path), table)
+
+
+@pytest.mark.parametrize(
+    "path, kind",
+    [
+        ("/home/data", None),
+        ("/srv/data/x", "nfs4"),
+        ("/srv", "nfs4"),
+        ("/srv2/data", None),  # begins alike
+        ("/srv/fast/data", None),  # a local disk under a network one
+        ("/srv/fast/far/data", "fuse.sshfs"),  # and the other way round
+        ("/srv/fast/farther", None),
+        ("/my disk/data", "cifs"),
+        ("/my", None),
+    ],
+)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_innermost_mount_decides_whether_a_folder_lies_on_the_network(tmp_path, path, kind, backwards):
+    mounts = [("/", "overlay"), ("/srv", "nfs4"), ("/srv/fast", "ext4"), ("/srv/fast/far", "fuse.sshfs")]
+    mounts += [(r"/my\040disk", "cifs"), ("/proc", "proc")]
+    assert network_mount(tmp_path, path, *(mounts[::-1] if backwards else mounts)) == kind
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "9p", "fuse.s3fs"])
+def test_network_file_systems_are_known(tmp_path, kind):
+    assert network_mount(tmp_path, "/data", ("/", "ext4"), ("/data", kind)) == kind
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "nfsd", "fuseblk", "fuse.lxcfs"])
+def test_local_file_systems_are_no_network(tmp_path, kind):
+    assert network_mount(tmp_path, "/data", ("/", "nfs"), ("/data", kind)) is None
+
+
+def test_a_link_lies_where_it_leads_to(tmp_path, monkeypatch):
+    for name in ("here", "far"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "far")
+    mounts = [("/", "ext4"), (tmp_path / "far", "nfs")]
+    assert network_mount(tmp_path, tmp_path / "here" / "link" / "data", *mounts) == "nfs"
+    monkeypatch.chdir(tmp_path)
+    assert network_mount(tmp_path, "far/data", *mounts) == "nfs" and network_mount(tmp_path, "here", *mounts) is None
+
+
+def test_a_machine_without_a_table_of_mounts_or_with_an_odd_one_is_not_known(tmp_path):
+    assert files.network_mount(tmp_path, tmp_path / "none") is None
+    (tmp_path / "odd").write_bytes(b"\nx\nfrom /\nfrom \xff nfs rw 0 0\n")
+    assert files.network_mount(tmp_path, tmp_path / "odd") is None

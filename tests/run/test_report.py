@@ -3,29 +3,66 @@
 import json
 
 import pytest
+import torch
+from conftest import ROOT
 
 from pretrain.base import console
-from pretrain.run import report
-from pretrain.run.report import Meter, Report, due, duration, read_metrics
+from pretrain.optim.update import Update
+from pretrain.recipe.keys import replace
+from pretrain.recipe.plan import Plan
+from pretrain.recipe.reading import load_recipe
+from pretrain.run import report, trackers
+from pretrain.run.clock import Clock
+from pretrain.run.report import HINT_AFTER, Report, due, duration, read_metrics
+from pretrain.run.state import RunState
+
+TRACKERS = []
+
+
+class Tracker:
+    """A tracker that notes what it gets."""
+
+    held: dict = {}
+
+    def __init__(self, *_):
+        self.noted = []
+        TRACKERS.append(self)
+
+    def log(self, step, row):
+        self.noted.append((step, row))
+
+    def sample(self, step, texts):
+        self.noted.append((step, texts))
+
+    def close(self):
+        self.noted.append("end")
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    class Clock:
+    class Time:
         now = 100.0
 
-    monkeypatch.setattr(report.time, "perf_counter", lambda: Clock.now)
-    monkeypatch.setattr(report.time, "monotonic", lambda: Clock.now)
-    return Clock
+    monkeypatch.setattr(report.time, "perf_counter", lambda: Time.now)
+    monkeypatch.setattr(report.time, "monotonic", lambda: Time.now)
+    return Time
 
 
-def make(run_dir, first_step=0, is_main=True, max_steps=10):
+def make(run_dir, first_step=0, is_main=True, max_steps=10, **changes):
     console.start(is_main)
-    return Report(run_dir, first_step=first_step, max_steps=max_steps, tokens_per_step=8, is_main=is_main)
+    recipe = load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
+    recipe = replace(recipe, output_dir=str(run_dir), tokens_per_step=8, max_steps=max_steps, **changes)
+    state = RunState.begin(recipe.schedule)
+    state.step = first_step
+    return Report(recipe, Plan(1, 8, 8, 1), state, Clock(10, None), is_main=is_main)
 
 
-def row(elapsed, loss=2.0, **more):
-    return {"train/loss": loss, "tokens_per_second": 1234.5, "ms_per_step": 250.0, "elapsed_seconds": elapsed, **more}
+def update(made, step, elapsed, *, waited=0.0):
+    """Report an update of loss 2.0 after these seconds of training."""
+    made._clock._before, made._clock._since = elapsed, None
+    made._clock.count(1234)
+    state = RunState(10, 1, step=step, data_wait_seconds=waited)
+    made.update(state, Update(2.0, 1.0, True, False), 1e-3, torch.device("cpu"))
 
 
 def test_rows_are_on_disk_when_log_returns(tmp_path):
@@ -67,7 +104,7 @@ def test_resume_drops_a_torn_last_line(tmp_path):
 def test_resume_drops_samples_past_the_checkpoint(tmp_path):
     made = make(tmp_path)
     for step in (0, 4, 8):
-        made.samples(step, [("é ", f"text {step}\nsecond line")])
+        made.samples(step, [("é ", f"text {step}\nsecond line")], show=False)
     made.close()
     whole = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     make(tmp_path, first_step=8).close()
@@ -75,32 +112,18 @@ def test_resume_drops_samples_past_the_checkpoint(tmp_path):
     assert whole.startswith(kept) and kept.endswith("text 4\nsecond line\n\n") and "step 8" not in kept
 
 
-def test_trackers_hear_every_row_and_sample_and_the_end(tmp_path):
-    class Tracker:
-        def __init__(self):
-            self.heard = []
-
-        def log(self, step, row):
-            self.heard.append((step, row))
-
-        def sample(self, step, texts):
-            self.heard.append((step, texts))
-
-        def close(self):
-            self.heard.append("end")
-
-    made = make(tmp_path)
-    made.trackers = Tracker()
+def test_trackers_get_every_row_and_sample_and_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "_TensorBoard", Tracker)
+    made = make(tmp_path, report_to=["tensorboard"])
     made.log(3, {"train/loss": 2.0})
-    made.samples(3, [("a", "b"), ("c", "d")])
+    made.samples(3, [("a", "b"), ("c", "d")], show=False)
     made.close()
-    (written,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert made.trackers.heard == [(3, written), (3, [("a", "b"), ("c", "d")]), "end"]
+    assert TRACKERS[-1].noted == [(3, {"tokens": 24, "train/loss": 2.0}), (3, [("a", "b"), ("c", "d")]), "end"]
 
 
 def test_sampled_text_that_looks_like_a_heading_breaks_no_resume(tmp_path):
     made = make(tmp_path)
-    made.samples(0, [("a", "\n==== step one\n==== step 99 of all\nlast line")])
+    made.samples(0, [("a", "\n==== step one\n==== step 99 of all\nlast line")], show=False)
     made.close()
     make(tmp_path, first_step=4).close()
     assert "last line" in (tmp_path / "samples.txt").read_text()
@@ -115,68 +138,35 @@ def test_due_every_interval_and_at_the_last_and_never_for_0(step, interval, last
     assert due(step, interval, last) is expected
 
 
-def test_paused_time_does_not_count(clock):
-    meter = Meter(flops_per_token=10, peak_flops=1000.0, elapsed=5.0)
-    clock.now += 2
-    with meter.paused():
-        clock.now += 50
-    clock.now += 3
-    assert meter.elapsed == pytest.approx(10.0)
-
-
-def test_paused_time_does_not_count_when_the_look_fails(clock):
-    meter = Meter(flops_per_token=10, peak_flops=None)
-    with pytest.raises(ZeroDivisionError), meter.paused():
-        clock.now += 50
-        raise ZeroDivisionError
-    assert meter.elapsed == pytest.approx(0.0)
-
-
-def test_time_saved_inside_a_pause_is_training_time_only(clock):
-    meter = Meter(flops_per_token=10, peak_flops=None)
-    clock.now += 2
-    with meter.paused():
-        clock.now += 50  # a validation, then the checkpoint that stores elapsed
-        assert meter.elapsed == pytest.approx(2.0)
-
-
-def test_speed_and_mfu_are_of_the_time_since_the_last_read(clock):
-    meter = Meter(flops_per_token=10, peak_flops=1000.0, elapsed=77.0)
-    meter.count(60)
-    clock.now += 2
-    assert meter.read() == pytest.approx({"tokens_per_second": 30.0, "ms_per_step": 2000.0, "mfu": 0.3})
-    with meter.paused():
-        clock.now += 9
-    meter.count(5)
-    meter.count(5)
-    clock.now += 1
-    assert meter.read() == pytest.approx({"tokens_per_second": 10.0, "ms_per_step": 500.0, "mfu": 0.1})
-    assert meter.updates == 3
-
-
-def test_mfu_is_left_out_where_the_peak_is_unknown(clock):
-    meter = Meter(flops_per_token=10, peak_flops=None)
-    clock.now += 1
-    assert set(meter.read()) == {"tokens_per_second", "ms_per_step"}
-
-
-def test_one_hint_is_said_and_no_second(tmp_path, capsys):
+def test_one_hint_is_logged_and_no_second(tmp_path, capsys):
     made = make(tmp_path)
-    for text in (None, "first", "second", "first"):
-        made.hint(text)
-    assert capsys.readouterr().err == "hint: first\n"
-    make(tmp_path, is_main=False).hint("on another process")
-    assert capsys.readouterr().err == ""
+    for step in range(1, HINT_AFTER):
+        update(made, step, float(step), waited=step / 2)
+    assert "hint: " not in capsys.readouterr().err
+    for step in (HINT_AFTER, HINT_AFTER + 1):
+        update(made, step, float(step), waited=step / 2)
+    assert capsys.readouterr().err.count("hint: the device waits for data 50% of the time") == 1
 
 
 def test_a_planned_length_is_what_is_counted_to(tmp_path, capsys):
     made = make(tmp_path, max_steps=1000)
-    made.progress(1, row(0.0))
-    made.extend(20, "max_hours = 1: 20 steps")
-    made.progress(10, row(10.0))
-    made.progress(20, row(20.0))
-    assert "max_hours = 1: 20 steps" in (said := capsys.readouterr().err)
-    assert "step 20/20" in said and "/1000" in said.splitlines()[0]
+    update(made, 1, 1.0)
+    made.extend(20)
+    update(made, 10, 10.0)
+    update(made, 20, 20.0)
+    logged = capsys.readouterr().err
+    assert "step 20/20" in logged and "/1000" in logged.splitlines()[0]
+
+
+def test_an_evaluation_that_was_stopped_is_not_reported(tmp_path, capsys):
+    made = make(tmp_path)
+    made.loss(4, "validation", None)
+    made.hellaswag(4, None)
+    made.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
+    assert [set(row) - {"step", "tokens"} for row in read_metrics(tmp_path / "metrics.jsonl")] == [
+        {"eval/loss", "eval/bits_per_byte"}
+    ]
+    assert "step 4: validation loss 1.5000 nats per token, 0.500 bits per byte" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -188,12 +178,11 @@ def test_duration_reads_as_people_write_it(seconds, text):
     assert duration(seconds) == text
 
 
-def test_redirected_output_prints_lines_at_intervals_and_the_last(tmp_path, capsys, clock):
+def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys, clock):
     made = make(tmp_path)
-    made.start_progress()
-    for step, now in [(1, 0), (2, 1), (3, 5.5), (9, 6), (10, 6.5)]:
+    for step, now in [(1, 1), (2, 2), (3, 6.5), (9, 7), (10, 7.5)]:
         clock.now = 100 + now
-        made.progress(step, row(elapsed=now))
+        update(made, step, float(now))
     made.close()
     out, err = capsys.readouterr()
     lines = err.splitlines()
@@ -202,22 +191,21 @@ def test_redirected_output_prints_lines_at_intervals_and_the_last(tmp_path, caps
     assert "loss 2.000" in err and "tok/s 1,234" in err and "MFU n/a" in err and "left 0 s" in lines[-1]
 
 
-def test_expected_time_is_told_once_from_the_first_steps(tmp_path, capsys, clock):
+def test_expected_time_is_logged_once_from_the_first_steps(tmp_path, capsys):
     made = make(tmp_path, max_steps=100)
-    made.start_progress()
-    made.progress(1, row(elapsed=50.0, mfu=0.415))  # the first update pays for compiling: not in the estimate
-    made.progress(3, row(elapsed=54.0))
-    made.progress(5, row(elapsed=58.0))
+    update(made, 1, 50.0)  # the first update pays for compiling: not in the estimate
+    update(made, 3, 54.0)
+    update(made, 5, 58.0)
     made.close()
-    err = capsys.readouterr().err
-    assert err.count("expected training time 3 min 20 s") == 1 and "MFU 41.5%" in err
+    assert capsys.readouterr().err.count("expected training time 3 min 20 s") == 1
 
 
-def test_other_processes_write_and_say_nothing(tmp_path, capsys):
+def test_other_processes_write_nothing(tmp_path, capsys):
     made = make(tmp_path, is_main=False)
-    made.start_progress()
     made.log(1, {})
-    made.progress(1, row(elapsed=1.0))
-    made.samples(1, [("a", "b")])
+    update(made, 1, 1.0)
+    made.loss(1, "validation", {"loss": 1.0})
+    made.samples(1, [("a", "b")], show=True)
+    made.draw()
     made.close()
     assert not list(tmp_path.iterdir()) and capsys.readouterr() == ("", "")

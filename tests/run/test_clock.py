@@ -1,0 +1,60 @@
+"""The clock of training time, and the speed by it."""
+
+import pytest
+
+from pretrain.run import clock
+from pretrain.run.clock import Clock
+
+
+@pytest.fixture
+def time(monkeypatch):
+    class Time:
+        now = 100.0
+
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: Time.now)
+    return Time
+
+
+def test_paused_time_does_not_count(time):
+    made = Clock(flops_per_token=10, peak_flops=1000.0, elapsed=5.0)
+    time.now += 2
+    with made.paused():
+        time.now += 50
+    time.now += 3
+    assert made.elapsed == pytest.approx(10.0)
+
+
+def test_paused_time_does_not_count_when_the_look_fails(time):
+    made = Clock(flops_per_token=10, peak_flops=None)
+    with pytest.raises(ZeroDivisionError), made.paused():
+        time.now += 50
+        raise ZeroDivisionError
+    assert made.elapsed == pytest.approx(0.0)
+
+
+def test_time_saved_inside_a_pause_is_training_time_only(time):
+    made = Clock(flops_per_token=10, peak_flops=None)
+    time.now += 2
+    with made.paused():
+        time.now += 50  # a validation, then the checkpoint that stores elapsed
+        assert made.elapsed == pytest.approx(2.0)
+
+
+def test_speed_and_mfu_are_of_the_time_since_the_last_read(time):
+    made = Clock(flops_per_token=10, peak_flops=1000.0, elapsed=77.0)
+    made.count(60)
+    time.now += 2
+    assert made.read() == pytest.approx({"tokens_per_second": 30.0, "ms_per_step": 2000.0, "mfu": 0.3})
+    with made.paused():
+        time.now += 9
+    made.count(5)
+    made.count(5)
+    time.now += 1
+    assert made.read() == pytest.approx({"tokens_per_second": 10.0, "ms_per_step": 500.0, "mfu": 0.1})
+    assert made.updates == 3
+
+
+def test_mfu_is_left_out_where_the_peak_is_unknown(time):
+    made = Clock(flops_per_token=10, peak_flops=None)
+    time.now += 1
+    assert set(made.read()) == {"tokens_per_second", "ms_per_step"}

@@ -1,0 +1,45 @@
+"""The run's state: what a checkpoint keeps of it comes back, also from checkpoints of before it was one thing."""
+
+import json
+
+from pretrain.optim.update import Update
+from pretrain.recipe import keys
+from pretrain.run.state import RunState
+
+SCHEDULE = keys.Schedule(
+    max_steps=100, warmup_steps=10, learning_rate=1.0, min_lr_ratio=0.1, lr_scheduler_type="cosine"
+)
+GOOD, BAD = Update(2.0, 1.0, applied=True, overflow=False), Update(float("nan"), 1.0, applied=False, overflow=False)
+OVERFLOW = Update(2.0, float("inf"), applied=False, overflow=True)
+
+
+def test_a_saved_state_comes_back():
+    state = RunState.begin(SCHEDULE)
+    state.count(BAD, 1.0, 0.5)
+    state.micro_batch, state.trackers = 4, {"wandb": "x"}
+    assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
+    state.plan(50, 5)
+    assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
+
+
+def test_a_state_of_before_some_of_it_was_kept_gets_the_rest_from_the_recipe():
+    older = {"step": 7, "skipped_updates": 1, "bad_in_a_row": 0, "elapsed_seconds": 3.0, "tokens": 56, "planned": None}
+    state = RunState.begin(SCHEDULE, older)
+    assert (state.step, state.max_steps, state.warmup_steps, state.planned) == (7, 100, 10, False)
+    assert state.micro_batch is None and state.trackers == {}
+
+
+def test_another_length_that_the_recipe_asks_for_holds_unless_it_was_planned():
+    planned = RunState.begin(SCHEDULE)
+    planned.plan(50, 5)
+    assert RunState.begin(SCHEDULE, planned.saved()).max_steps == 50
+    assert RunState.begin(SCHEDULE, RunState(300, 30).saved()).max_steps == 100
+
+
+def test_bad_updates_count_in_a_row_and_an_overflow_neither_adds_nor_ends_it():
+    state = RunState.begin(SCHEDULE)
+    counts = []
+    for update in (BAD, BAD, OVERFLOW, BAD, GOOD, BAD):
+        state.count(update, 0.0, 0.0)
+        counts.append(state.bad_in_a_row)
+    assert counts == [1, 2, 2, 3, 0, 1] and (state.step, state.skipped_updates) == (6, 5)
