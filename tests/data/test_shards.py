@@ -505,6 +505,26 @@ def test_a_manifest_matches_by_prefix_after_it_grew(tmp_path):
     assert shards.fingerprint(grown[:3]) == shards.fingerprint(json.loads(json.dumps(rows)))
 
 
+def manifest_of(rows, complete):
+    return {"splits": {"train": rows}, "complete": complete, "revision": "abc"}
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete):
+    """Which may have grown meanwhile, unless it was complete."""
+    rows = write(tmp_path, range(30), shard_tokens=10)
+    before = shards.contents(manifest_of(rows[:2], complete))
+    shards.refuse_other_contents(tmp_path, before, manifest_of(rows[:2], complete))
+    other = [rows[0], rows[1] | {"sha256": "0" * 64}]
+    for found in [other, rows[:1], *([rows] if complete else [])]:
+        with pytest.raises(BadInput, match="was trained on other data than this; give the same text, or another"):
+            shards.refuse_other_contents(tmp_path, before, manifest_of(found, True))
+    if not complete:
+        shards.refuse_other_contents(tmp_path, before, manifest_of(rows, True))
+    with pytest.raises(BadInput, match="give --dataset_revision abc, or another --run_name"):
+        shards.refuse_other_contents(tmp_path, before, manifest_of(other, complete) | {"revision": "def"})
+
+
 @pytest.fixture
 def prepared_folder(tmp_path):
     """A folder of ours, its shards older than its manifest."""

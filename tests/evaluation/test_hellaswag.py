@@ -204,7 +204,7 @@ def three(tmp_path, characters):
 
 LIKELIHOODS = np.array(
     [
-        [-4.0, -6.0, -10.0, -3.5],  # per character: -2, -1.5, -1.25, -3.5
+        [-4.0, -6.0, -10.0, -1.9],  # per character: -2, -1.5, -1.25, -1.9; per token the last one's, -0.95, is the best
         [-8.0, -8.0, -32.0, -9.0],  # the same value twice; per character -4, -2, -4, -9
         [-1.0, -2.0, -4.0, -5.0],  # per character -0.5 three times
         [-3.0, -9.0, -10.8, -1.9],  # of 3, 9, 9 and 2 tokens: -1, -1, -1.2, -0.95

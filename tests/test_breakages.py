@@ -1,0 +1,377 @@
+"""The README's promises are broken on purpose, one line at a time, in a copy of the tree: the named test must see each."""
+
+import pytest
+from breaking import Breakage, assert_seen, copy_tree, run_tests
+
+BREAKAGES = [
+    # Data: windows, order, shards, tokens, sources
+    Breakage(
+        "pretrain/data/windows.py",
+        "first += (micro_step * self.num_processes + rank) * self.micro_batch_size",
+        "first += (rank * 2 + micro_step) * self.micro_batch_size",
+        "the windows of a step do not depend on processes and micro-batches",
+        "tests/data/test_windows.py::test_the_order_is_the_same_for_any_number_of_processes_and_any_micro_batch",
+    ),
+    Breakage(
+        "pretrain/data/windows.py",
+        "return first + int(_block(self.seed, epoch, block, source, length)[place])",
+        "return first + place",
+        "windows are shuffled within their blocks",
+        "tests/data/test_windows.py::test_order_stays_within_shuffle_blocks_and_differs_by_epoch_seed_block_and_source",
+    ),
+    Breakage(
+        "pretrain/data/windows.py",
+        "_permutation(length, seed, epoch, block, source)",
+        "_permutation(length, seed, block, epoch, source)",
+        "the order of windows is the same in every version, so that a run can be resumed under another",
+        "tests/data/test_windows.py::test_order_never_changes_between_versions",
+    ),
+    Breakage(
+        "pretrain/data/windows.py",
+        "[start : start + self.sequence_length + 1]",
+        "[start + 1 : start + self.sequence_length + 2]",
+        "every token of a shard but its first is a target once",
+        "tests/data/test_windows.py::test_every_token_is_a_target_once_and_no_window_crosses_a_shard",
+    ),
+    Breakage(
+        "pretrain/data/windows.py",
+        "        self._refuse_bad_ids(shard, start, row_T1)\n",
+        "",
+        "an id beyond the vocabulary is refused with file and offset",
+        "tests/data/test_windows.py::test_id_beyond_the_vocabulary_is_refused_with_file_and_offset",
+    ),
+    Breakage(
+        "pretrain/data/windows.py",
+        "max(math.floor(quota), int(quota > 0))",
+        "math.floor(quota)",
+        "a source of a mixture with any weight is read",
+        "tests/data/test_windows.py::test_a_source_with_any_weight_has_a_place_and_one_without_has_none",
+    ),
+    Breakage(
+        "pretrain/data/shards.py",
+        'struct.pack("<3i", *self.format, self._tokens)',
+        'struct.pack("<3i", *self.format, 2 * self._tokens)',
+        "shards are llm.c's format",
+        "tests/data/test_shards.py::test_written_ids_are_read_back_in_llm_c_format",
+    ),
+    Breakage(
+        "pretrain/data/shards.py",
+        "        files.fsync(self._temporary)\n",
+        "",
+        "a shard is on the disk before it has its name",
+        "tests/data/test_shards.py::"
+        "test_a_shard_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_has_a_row",
+    ),
+    Breakage(
+        "pretrain/data/shards.py",
+        'if found == row.get("sha256"):',
+        'if len(found or "") == len(row.get("sha256") or ""):',
+        "a shard that has changed is refused by its hash",
+        "tests/data/test_shards.py::test_a_changed_byte_is_refused_also_after_copying",
+    ),
+    Breakage(
+        "pretrain/data/shards.py",
+        "if ended and fingerprint(",
+        "if ended or fingerprint(",
+        "a run is resumed on the text that it was trained on only",
+        "tests/data/test_shards.py::test_a_run_goes_on_with_the_text_that_it_began_with_only",
+    ),
+    Breakage(
+        "pretrain/data/tokenization.py",
+        "self._backend.encode_special_tokens = True",
+        "self._backend.encode_special_tokens = False",
+        "an end-of-text token that stands in a text is ordinary text",
+        "tests/data/test_tokenization.py::test_end_of_text_written_in_a_text_is_ordinary_text",
+    ),
+    Breakage(
+        "pretrain/data/tokenization.py",
+        "if not all(map(np.array_equal, encoder(texts), wanted)):",
+        "if False:",
+        "tiktoken is used only where its ids are the tokenizer's",
+        "tests/data/test_tokenization.py::test_tiktoken_with_another_split_is_found_out_and_not_used",
+    ),
+    Breakage(
+        "pretrain/data/tokenization.py",
+        "table[[i for i in tokenizer.all_special_ids if i < size]] = 0",
+        "pass",
+        "bits per byte divide by the bytes of the text, and special tokens stand for none",
+        "tests/data/test_tokenization.py::test_bytes_of_ids_sum_to_the_bytes_of_the_text",
+    ),
+    Breakage(
+        "pretrain/data/sources.py",
+        "if not text[end - 1].isspace():",
+        "if text:",
+        "a long text is tokenized in pieces as if it were whole",
+        "tests/data/test_sources.py::test_ids_of_the_pieces_joined_are_the_ids_of_the_whole",
+    ),
+    Breakage(
+        "pretrain/data/sources.py",
+        "if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):",
+        "if twice := set(train) & set(held_out):",
+        "no text is trained on and validated on",
+        "tests/data/test_sources.py::test_a_file_in_both_splits_is_refused_however_it_is_written",
+    ),
+    # Model: loss, export
+    Breakage(
+        "pretrain/model/loss.py",
+        "logits.add_(vocabulary == ids[:, None], alpha=label_smoothing - 1)",
+        "logits.add_(vocabulary == ids[:, None], alpha=-1)",
+        "gradients of a loss in parts are those of the whole",
+        "tests/model/test_loss.py",
+    ),
+    Breakage(
+        "pretrain/model/loss.py",
+        'sums = [F.cross_entropy(head(rows).float(), ids, reduction="sum") for rows, ids in parts]\n'
+        "        return torch.stack(sums).sum() / len(targets)",
+        "sums = [F.cross_entropy(head(rows).float(), ids) for rows, ids in parts]\n"
+        "        return torch.stack(sums).mean()",
+        "the loss is the mean over every target",
+        "tests/model/test_loss.py::test_loss_is_the_mean_over_every_target_and_equal_in_evaluation",
+    ),
+    Breakage(
+        "pretrain/model/export.py",
+        'TRAINING_ACTIVATION, STOCK_ACTIVATION = "gelu_pytorch_tanh", "gelu_new"',
+        'TRAINING_ACTIVATION, STOCK_ACTIVATION = "gelu_pytorch_tanh", "gelu_pytorch_tanh"',
+        "an exported GPT-2 has the config of the stock one, gelu_new",
+        "tests/model/test_export.py",
+    ),
+    Breakage(
+        "pretrain/model/export.py",
+        "generation.suppress_tokens = [*allowed, *range(ids, config.vocab_size)] or None",
+        "generation.suppress_tokens = allowed or None",
+        "padding of the vocabulary is never generated",
+        "tests/model/test_export.py",
+    ),
+    Breakage(
+        "pretrain/model/model.py",
+        "index_T = torch.arange(T, device=device)",
+        "index_T = torch.zeros(T, dtype=torch.int64, device=device)",
+        "documents in one row do not see each other",
+        "tests/model/test_model_documents.py",
+    ),
+    # Optimizer
+    Breakage(
+        "pretrain/optim/optim.py",
+        "return peak * (step + 1) / warmup_steps",
+        "return peak * step / warmup_steps",
+        "the first update has a learning rate",
+        "tests/optim/test_optim.py::test_first_update_has_nonzero_learning_rate",
+    ),
+    Breakage(
+        "pretrain/optim/optim.py",
+        "falling = max_steps - 1 - begin",
+        "falling = max_steps - begin",
+        "the last update has the floor of the learning rate exactly",
+        "tests/optim/test_optim.py::test_last_update_is_exactly_the_floor",
+    ),
+    Breakage(
+        "pretrain/optim/optim.py",
+        "clip_grad_norm_(parameters, max_grad_norm or math.inf)",
+        "clip_grad_norm_(parameters, math.inf)",
+        "gradients are clipped to max_grad_norm",
+        "tests/optim/test_optim.py::test_gradients_are_clipped_to_the_norm_and_the_norm_is_that_before",
+    ),
+    Breakage(
+        "pretrain/optim/optim.py",
+        "applied = math.isfinite(mean_loss) and math.isfinite(grad_norm)",
+        "applied = math.isfinite(mean_loss)",
+        "an update whose gradient is not finite is skipped",
+        "tests/optim/test_optim.py::test_a_bad_loss_or_gradient_changes_neither_weights_nor_moments",
+    ),
+    Breakage(
+        "pretrain/optim/optim.py",
+        '{"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}',
+        '{"params": [p for p in parameters if p.dim() < 2], "weight_decay": weight_decay}',
+        "biases and norms do not decay",
+        "tests/optim/test_optim.py::test_only_matrices_decay_and_every_parameter_is_held_once",
+    ),
+    Breakage(
+        "pretrain/optim/muon.py",
+        'stack = torch.cat(stack.chunk(group["parts"], dim=-1))\n',
+        "\n",
+        "Muon makes query, key and value orthogonal each",
+        "tests/optim/test_muon.py::test_query_key_and_value_are_made_orthogonal_each_and_a_step_has_adamws_size",
+    ),
+    Breakage(
+        "pretrain/optim/muon.py",
+        'return ".h." in name or ".layers." in name',
+        'return ".wte." not in name',
+        "what is no hidden matrix is AdamW's under Muon",
+        "tests/optim/test_muon.py::test_every_parameter_is_held_once_and_embeddings_and_head_are_adamws",
+    ),
+    # Evaluation
+    Breakage(
+        "pretrain/evaluation/validation.py",
+        "text_bytes += bytes_of_id[targets_BT].sum()",
+        "text_bytes += bytes_of_id[inputs_BT].sum()",
+        "bits per byte divide by the bytes of the targets",
+        "tests/evaluation/test_validation.py::test_bytes_are_counted_of_targets_not_of_inputs",
+    ),
+    Breakage(
+        "pretrain/evaluation/validation.py",
+        ".double() * targets_BT.numel()",
+        ".double() * len(targets_BT) ** 0",
+        "the validation loss is weighted by tokens",
+        "tests/evaluation/test_validation.py::test_loss_is_weighted_by_tokens_not_by_batches",
+    ),
+    Breakage(
+        "pretrain/evaluation/hellaswag.py",
+        "ctx_b.capitalize()",
+        "ctx_b",
+        "HellaSwag's text is the harness's",
+        "tests/evaluation/test_hellaswag.py::test_text_is_cleaned_by_the_harness_rules",
+    ),
+    Breakage(
+        "pretrain/evaluation/hellaswag.py",
+        "first / np.maximum(1, self.characters)",
+        "first / self.tokens[:number]",
+        "acc_norm is per character, acc_token_norm per token",
+        "tests/evaluation/test_hellaswag.py::"
+        "test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of_equals_the_first",
+    ),
+    Breakage(
+        "pretrain/evaluation/likelihood.py",
+        "range(len(context), len(context) + end - begin)",
+        "range(begin, end)",
+        "a context is computed once for all of its endings",
+        "tests/evaluation/test_likelihood.py::"
+        "test_a_context_is_computed_once_and_logits_only_where_an_ending_is_predicted",
+    ),
+    Breakage(
+        "pretrain/evaluation/likelihood.py",
+        "context[-(limit - len(ids) + 1) :]",
+        "context[: limit - len(ids) + 1]",
+        "what is longer than the context loses tokens from the left",
+        "tests/evaluation/test_likelihood.py::"
+        "test_what_is_longer_than_the_context_loses_tokens_from_the_left_as_in_the_harness",
+    ),
+    # Run: checkpoints, metrics, stops
+    Breakage(
+        "pretrain/run/checkpoint.py",
+        "        if files.sha256(file) != digest:",
+        "        if len(files.sha256(file)) != len(digest):",
+        "a checkpoint with a flipped bit is not resumed from",
+        "tests/run/test_checkpoint.py::test_every_single_flipped_bit_is_found",
+    ),
+    Breakage(
+        "pretrain/run/checkpoint.py",
+        'aside = folder / f".step-{step:08d}.tmp-{uuid.uuid4().hex[:8]}"',
+        "aside = path",
+        "a half-written checkpoint never has a checkpoint's name",
+        "tests/run/test_checkpoint.py",
+    ),
+    Breakage(
+        "pretrain/run/checkpoint.py",
+        "share.state[parameter] = {kind: _moment(tensor, parameter.device) for kind, tensor in kinds.items()}",
+        "share.state[parameter] = {}",
+        "a resumed run equals the uninterrupted one to the bit",
+        "tests/run/test_checkpoint.py::test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit",
+    ),
+    Breakage(
+        "pretrain/run/checkpoint.py",
+        "if other.name <= path.name][keep:]",
+        "if other.name <= path.name][keep - 1 :]",
+        "the checkpoints that are to be kept are kept",
+        "tests/run/test_checkpoint.py::test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save",
+    ),
+    Breakage(
+        "pretrain/run/report.py",
+        'return step < first_step or (step == first_step and "train/loss" in row)',
+        "return step <= first_step",
+        "metrics.jsonl of a resumed run has each row once",
+        "tests/run/test_report.py::test_resume_drops_rows_past_the_checkpoint_and_looks_that_come_again",
+    ),
+    Breakage(
+        "pretrain/base/stopping.py",
+        "return 128 + int(self.signal or signal.SIGTERM)",
+        "return 1",
+        "a run that was asked to stop ends with the shell's exit code",
+        "tests/base/test_stopping.py::test_a_signal_is_noted_and_gives_the_shells_exit_code",
+    ),
+    Breakage(
+        "pretrain/base/stopping.py",
+        "op=dist.ReduceOp.MAX",
+        "op=dist.ReduceOp.MIN",
+        "a request to stop one process stops all at the same step",
+        "tests/base/test_stopping.py::test_a_request_to_one_process_stops_both_at_the_same_place",
+    ),
+    # Files, messages, secrets
+    Breakage(
+        "pretrain/base/files.py",
+        "        yield temporary\n        fsync(temporary)\n",
+        "        temporary = path\n        yield temporary\n        fsync(temporary)\n",
+        "a reader sees the whole old file or the whole new one",
+        "tests/base/test_files.py::test_replacing_takes_the_place_of_the_old_file",
+    ),
+    Breakage(
+        "pretrain/base/redaction.py",
+        'return f"{scheme}://{at and HIDDEN}{at}{host}{slash}{path}{_hidden(query)}"',
+        'return f"{scheme}://{user}{at}{host}{slash}{path}{_hidden(query)}"',
+        "no user and password of a URL reaches a file or a log",
+        "tests/base/test_redaction.py::test_user_password_and_query_are_left_out_and_that_is_said",
+    ),
+    Breakage(
+        "pretrain/base/errors.py",
+        'return getattr(error, "status", 1)',
+        "return 1",
+        "input that the user can mend ends with exit status 2",
+        "tests/base/test_errors.py::test_bad_input_prints_each_line_and_exits_2",
+    ),
+    # Hub
+    Breakage(
+        "pretrain/hub/hub.py",
+        'if commit.title == push["title"]:',
+        "if False:",
+        "a push whose answer was lost is not sent twice",
+        "tests/hub/test_hub.py::test_lost_answer_is_looked_for_by_the_next_process_too",
+    ),
+    Breakage(
+        "pretrain/hub/hub.py",
+        'text = redact(" ".join(SECRET.sub("hf_...", text).split()))[:300]',
+        'text = " ".join(text.split())[:300]',
+        "no message has the Hub's token",
+        "tests/hub/test_hub.py::test_token_is_in_no_file_no_message_and_no_request_but_its_header",
+    ),
+    Breakage(
+        "pretrain/hub/model_card.py",
+        'rows = [row for row in rows if row.get("step", math.inf) <= step]',
+        "rows = list(rows)",
+        "a model card has the figures of its own step",
+        "tests/hub/test_model_card.py::test_rows_of_later_steps_are_not_looked_at",
+    ),
+    # Machine
+    Breakage(
+        "pretrain/machine/estimate.py",
+        '"muon": 8.0 * shape.parameters - 4.0 * shape.n_layer * matrices',
+        '"muon": 8.0 * shape.parameters',
+        "the estimate of memory knows what Muon saves",
+        "tests/machine/test_estimate.py::test_what_an_optimizer_keeps_is_what_it_allocates",
+    ),
+    Breakage(
+        "pretrain/machine/estimate.py",
+        "return 6 * weights + 12 * self.n_layer * self.n_embd * self.sequence_length",
+        "return 6 * weights + 6 * self.n_layer * self.n_embd * self.sequence_length",
+        "FLOPs of a token are those of forward and backward, so that MFU is the field's",
+        "tests/machine/test_estimate.py::test_flops_are_those_that_pytorch_counts_in_forward_and_backward",
+    ),
+    Breakage(
+        "pretrain/machine/fit.py",
+        "for _ in range(min(2, micro_batches)):",
+        "for _ in range(1):",
+        "a micro-batch that is found to fit fits beside the gradients of the first",
+        "tests/machine/test_fit.py::test_gradients_of_the_first_micro_batch_are_there_in_the_second",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: f"{breakage.file}: {breakage.promise}")
+def test_a_broken_promise_is_seen(breakage, tmp_path):
+    assert_seen(breakage, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_promises_are_kept_by_the_tree_as_it_is(tmp_path):
+    """Or a test that fails for another reason would be taken for one that sees."""
+    done = run_tests(copy_tree(tmp_path / "tree"), " ".join(sorted({b.tests for b in BREAKAGES})), tmp_path / "runs")
+    assert done.returncode == 0, done.stdout[-3000:]
