@@ -416,7 +416,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     compiled = "dynamo_config" in preset
     how = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
     if recipe.optimizer.shard_optimizer:
-        how |= {"shards": count, "sharded": frozenset({"moments"})}
+        how["shards"] = {"moments": count}
     checkpointing = recipe.model.gradient_checkpointing
     memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
     size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)

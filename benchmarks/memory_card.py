@@ -25,15 +25,16 @@ import gc
 import itertools
 import json
 import subprocess
-import types
 from importlib.metadata import version
 
 import torch
 
-import train
 from pretrain.base.errors import BadInput, exit_on_bad_input, is_out_of_memory
 from pretrain.machine import cards, estimate, hardware
-from pretrain.optim import optim
+from pretrain.machine.accelerator import gradient_exchange, make_accelerator, prepare
+from pretrain.model.build import build
+from pretrain.model.loss import loss_module
+from pretrain.optim import optimizers, update
 from pretrain.recipe import keys, reading
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +46,7 @@ FSDP = ROOT / "accelerate_configs" / "fsdp2_x8.yaml"
 
 def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> None:
     """Measure a recipe at each micro-batch, as accelerate has launched this process; print a JSON line for each."""
-    accelerator = hardware.make_accelerator(hardware.this_device())
+    accelerator = make_accelerator(hardware.this_device())
     free_at_first = torch.cuda.mem_get_info(accelerator.device)[0]
     for micro_batch in micro_batches:
         row = {"micro_batch": micro_batch}
@@ -72,22 +73,22 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
     """Do the updates; the allocator's peaks are then those of the last one."""
     processes = accelerator.num_processes
     recipe = read(recipe_path, checkpointing, micro_batch, processes)
-    corpus = types.SimpleNamespace(tokenizer=types.SimpleNamespace(eos_token_id=0))  # all that a model takes of it
-    model = train.build_model(recipe, corpus).to(accelerator.device)
-    module, optimizer = train.prepare(recipe, corpus, model, accelerator)
+    model = build(recipe.model, eos_token_id=0).to(accelerator.device)
+    optimizer = optimizers.build(model, recipe.optimizer)
+    module, optimizer = prepare(loss_module(model, recipe.loss, 0), optimizer, accelerator)
     inputs_BT = torch.zeros(micro_batch, recipe.model.sequence_length, dtype=torch.int64, device=accelerator.device)
     targets_BT = inputs_BT.clone()
-    for update in range(UPDATES):
-        if update + 1 == UPDATES:
+    for number in range(UPDATES):
+        if number + 1 == UPDATES:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         loss = torch.zeros((), device=accelerator.device)
         for micro_step in range(ACCUMULATION):
-            with train.gradient_exchange(accelerator, module, micro_step + 1 == ACCUMULATION):
+            with gradient_exchange(module, accelerator, wanted=micro_step + 1 == ACCUMULATION):
                 micro_loss = module(inputs_BT, targets_BT)
                 accelerator.backward(micro_loss / ACCUMULATION)
             loss += micro_loss.detach() / ACCUMULATION
-        optim.update(
+        update.update(
             optimizer,
             list(model.parameters()),
             loss,
@@ -124,15 +125,14 @@ def launched(device: hardware.Device, case: dict, micro_batches: list[int]):
 def estimated(row: dict) -> int:
     """Return what the memory model says of a case, without CUDA's context."""
     recipe = read(row["recipe"], row["checkpointing"], row["micro_batch"], row["shards"])
-    sharded = frozenset({"weights", "half copies", "gradients", "moments"} if row["shards"] > 1 else ())
+    sharded = ("weights", "half copies", "gradients", "moments") if row["shards"] > 1 else ()
     parts = estimate.memory(
-        train.recipe_shape(recipe),
+        estimate.shape_of(recipe.model),
         micro_batch=row["micro_batch"],
         half=row["precision"] != "no",
         compiled=row["compiled"],
         checkpointing=row["checkpointing"],
-        shards=row["shards"],
-        sharded=sharded,
+        shards=dict.fromkeys(sharded, row["shards"]),
     )
     return round(sum(size for name, size in parts.items() if name != "context"))
 

@@ -5,6 +5,7 @@ V vocabulary, T context, B sequences of a micro-batch.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 from pretrain.model.architectures import Shape
 from pretrain.optim.optimizers import OPTIMIZERS
@@ -57,8 +58,7 @@ def memory(
     compiled: bool,
     checkpointing: str = "none",
     optimizer: str = "adamw",
-    shards: int = 1,
-    sharded: frozenset[str] = frozenset(),
+    shards: Mapping[str, int] | None = None,
     rows: int = LOSS_ROWS,
 ) -> dict[str, float]:
     """Return the bytes that training takes on one card, by part.
@@ -67,7 +67,7 @@ def memory(
         half: matrix products in bf16 or fp16 over fp32 weights.
         checkpointing: what is computed again: none; mlp: the activation between the MLP's products; full: a block, of
             which the input only is kept.
-        shards: processes that share the parts named in ``sharded`` (weights, half copies, gradients, moments).
+        shards: how many processes share a part: weights, half copies, gradients, moments.
         rows: tokens whose logits exist at once.
 
     Not compiled, a logit is there as itself, fp32, log-softmax and gradient: 12 bytes; with more tokens than ``rows``
@@ -79,7 +79,8 @@ def memory(
     docs/null_card.md).
     """
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
-    half_stream = half and "weights" in sharded
+    shards = shards or {}
+    half_stream = half and "weights" in shards
     block, again = block_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
     small = compiled and half
     kept, later = {
@@ -97,7 +98,7 @@ def memory(
         logits = min(tokens, rows) * shape.vocab_size * (5 if compiled else 12)
         logits += 8 * head + 12 * d * tokens if tokens > rows else 0
     # Of the weights in half precision there is one block at a time where it is gathered, or cast, again.
-    cast = head if small and checkpointing == "full" or "half copies" in sharded else n
+    cast = head if small and checkpointing == "full" or "half copies" in shards else n
     passing = tokens * kept + max(logits, tokens * later)
     part = {
         "weights": 4.0 * n,
@@ -111,7 +112,7 @@ def memory(
         "fresh gradients": max(0.0, 4.0 * n - passing) if compiled else 0.0,
         "context": CONTEXT_BYTES,
     }
-    return {name: size / shards if name in sharded else size for name, size in part.items()}
+    return {name: size / shards.get(name, 1) for name, size in part.items()}
 
 
 def largest_micro_batch(shape: Shape, free_bytes: float, *, most_tokens: int = MOST_TOKENS, **how) -> int:

@@ -89,8 +89,7 @@ def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Acc
         compiled=compiler_of(accelerator) != "no",
         checkpointing=recipe.model.gradient_checkpointing,
         optimizer=recipe.optimizer.optimizer,
-        shards=accelerator.num_processes,
-        sharded=frozenset(sharded),
+        shards=dict.fromkeys(sharded, accelerator.num_processes),
     )
     return max(1, fits)
 

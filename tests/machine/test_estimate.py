@@ -204,7 +204,7 @@ def test_memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing_compil
     fresh = [estimate.memory(GPT2, micro_batch=n, checkpointing="full", **HOW)["fresh gradients"] for n in (1, 64)]
     assert 0 < fresh[0] < 4 * GPT2.parameters and fresh[1] == 0
     state = frozenset({"weights", "gradients", "moments"})
-    sharded, whole = (total(compiled=False, shards=count, sharded=state) for count in (8, 1))
+    sharded, whole = (total(compiled=False, shards=dict.fromkeys(state, count)) for count in (8, 1))
     assert sharded == pytest.approx(whole - 16 * GPT2.parameters * 7 / 8)
 
 

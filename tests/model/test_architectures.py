@@ -65,8 +65,7 @@ def test_names_of_blocks_are_those_of_every_matrix_but_embeddings_and_head(model
     assert products == {name for name, weight in named.items() if record.blocks in name and weight.dim() == 2}
     assert shape.hidden == sum(named[name].numel() for name in products)
     assert shape.vectors == sum(weight.numel() for weight in named.values() if weight.dim() == 1)
-    learned = built.get_submodule(record.positions).weight.numel() if record.positions else 0
-    assert shape.positions == learned
+    assert shape.parameters == build.count_parameters(built)
 
 
 def test_every_mlp_has_the_parts_that_are_named(model, built):
