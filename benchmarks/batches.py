@@ -9,8 +9,6 @@ Each window's first read still goes through a fresh mapping, as in a run.
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse

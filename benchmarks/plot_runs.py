@@ -9,9 +9,6 @@ A run is its folder or its metrics.jsonl. Hours are hours of training: looking a
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-if __name__ == "__main__":
-    sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse

