@@ -14,15 +14,10 @@ of PyTorch's allocations in an update, above weights and moments. Finished runs 
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-if __name__ == "__main__":
-    sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
-import contextlib
 import functools
-import json
 import os
 import statistics
 import tempfile
@@ -31,12 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-import train
-from benchmarks.runs import ROOT, train_once
-from benchmarks.side_by_side import Turns, alternate, positive
+from benchmarks.runs import ROOT, prepare_shards, train_once, write_json
+from benchmarks.side_by_side import Turns, alternate, be_train, most_held, positive
 from pretrain.base.errors import exit_on_bad_input
 from pretrain.machine import hardware
-from pretrain.optim import optim
 from pretrain.recipe import keys, reading
 
 BASE = "as it is"
@@ -71,9 +64,11 @@ def final_losses(asked: argparse.Namespace, knobs: list[str], given: list[str]) 
 
     def one(job: tuple[int, str]) -> float:
         seed, knob = job
-        argv = [*given, *flags(knob), "--seed", str(seed), "--data_seed", str(seed)]
-        what = zlib.crc32(" ".join([recipe.read_text(encoding="utf-8"), *argv]).encode())
-        loss = train_once(folder, f"{recipe.stem}-seed{seed}-{what:08x}", recipe, argv, threads=asked.threads)["loss"]
+        argv = [*given, *flags(knob)]
+        name = (
+            f"{recipe.stem}-seed{seed}-{zlib.crc32(' '.join([recipe.read_text(encoding='utf-8'), *argv]).encode()):08x}"
+        )
+        loss = train_once(folder, name, recipe, argv, threads=asked.threads, seed=seed)["loss"]
         print(f"{knob:48} seed {seed}: {loss:.4f}", flush=True)
         return loss
 
@@ -83,49 +78,26 @@ def final_losses(asked: argparse.Namespace, knobs: list[str], given: list[str]) 
     return {knob: [losses[seed, knob] for seed in asked.seeds] for knob in knobs}
 
 
-def most_held(profile: torch.profiler.profile) -> int:
-    """Return the most bytes that were allocated at once while a profile ran, above those at its begin."""
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
-
-
 def take_turns(argv: list[str], folder: Path, turns: Turns) -> None:
-    """Be train.py with these flags, and sleep at the end of an update until the next turn.
+    """Be train.py with these flags in turns; note ``peak``, the bytes of the second update."""
+    profile = torch.profiler.profile(profile_memory=True)
 
-    Notes ``peak``, the bytes of the second update.
-    """
-    update, profile, updates = optim.update, torch.profiler.profile(profile_memory=True), 0
-
-    def then_sleep(*given, **named):
-        nonlocal updates
-        outcome, updates = update(*given, **named), updates + 1
+    def note(updates: int) -> None:
         if updates == 1:
             profile.start()
         elif updates == 2:
             profile.stop()
             turns.notes["peak"] = most_held(profile)
-        turns.done(outcome.loss)
-        return outcome
 
-    optim.update = then_sleep
     os.chdir(folder)
-    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile("w+") as log:
-        with contextlib.redirect_stderr(log):
-            status = train.main([*argv, "--output_dir", place])
-        log.seek(0)
-        raise RuntimeError(f"train.py ended with {status}: {(log.read().strip().splitlines() or [''])[-1]}")
+    with tempfile.TemporaryDirectory() as place:
+        be_train([*argv, "--output_dir", place], turns, note)
 
 
 def in_turn(asked: argparse.Namespace, knobs: list[str], given: list[str]) -> dict[str, dict]:
     """Let all knobs train in turn; return of each its milliseconds, ratios to the base, peak bytes, losses."""
     os.environ |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(asked.threads)}  # of the processes
     words = ["--recipe", str(Path(asked.recipe).resolve()), *given, "--max_steps", "1000000000"]
-    for looking in ("eval", "hellaswag", "sample", "save"):
-        words += [f"--{looking}_steps", "0"]
     folder = Path(asked.out).resolve()
     variants = {knob: functools.partial(take_turns, [*words, *flags(knob)], folder) for knob in knobs}
     found, rows = alternate(variants, rounds=asked.rounds, steps=asked.steps_per_round), {}
@@ -183,20 +155,16 @@ def main(argv: list[str] | None = None) -> int:
     given = [*data, "--max_steps", str(asked.steps), "--warmup_steps", str(asked.steps // 10)]
     for knob in knobs:  # refuse before anything is trained
         reading.parse_command(["--recipe", asked.recipe, *given, *flags(knob)], "", {})
-    Path(asked.out).mkdir(parents=True, exist_ok=True)
     about = {"machine": hardware.this_device().name, "load": os.getloadavg()[0], "torch": torch.__version__}
     about |= {"recipe": Path(asked.recipe).stem, "steps": asked.steps, "seeds": asked.seeds, "threads": asked.threads}
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
-    short = [*data, "--max_steps", "2", "--warmup_steps", "0"]
-    train_once(
-        Path(asked.out), "warm-up", Path(asked.recipe).resolve(), short, threads=asked.threads
-    )  # makes the shards
+    prepare_shards(Path(asked.out), Path(asked.recipe).resolve(), data)
     rows = in_turn(asked, knobs, given)
     learned = [knob for knob in knobs if knob == BASE or changes_learning(knob)]
     losses = final_losses(asked, learned, given) if len(learned) > 1 else {}
     tell(knobs, losses, rows)
     result = about | {"knobs": {knob: rows[knob] | {"losses": losses.get(knob)} for knob in knobs}}
-    (Path(asked.out) / "knobs.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_json(Path(asked.out) / "knobs.json", result)
     return 0
 
 

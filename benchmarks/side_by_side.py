@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -19,12 +20,20 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
+from benchmarks.runs import ROOT, flag_words
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
+from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.machine import estimate, hardware
+from pretrain.machine.accelerator import refuse_impossible
+from pretrain.optim import update
 from pretrain.recipe import keys, reading
+from pretrain.recipe.plan import make_plan
 
-RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "gpt2_124m.yaml"
+RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
+SIZES = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024}
+# Nothing beside training: no evaluation, no sample, no checkpoint.
+QUIET = {f"{name}_steps": "0" for name in ("eval", "hellaswag", "sample", "save")}
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the recipe's
 WARM_UP = 2  # updates before the first turn: compiling, moments
@@ -155,33 +164,89 @@ def write_ids(folder: Path, vocab_size: int) -> None:
     tokenization.save(tokenization.make_characters(["ab"]), folder / "tokenizer")
 
 
-def our_recipe(asked: argparse.Namespace, micro_batch: int, folder: Path, processes: int = 1) -> keys.Recipe:
-    """Return recipes/gpt2_124m.yaml with the sizes asked for, at full learning rate from the first update on."""
+def sizes_of(asked: argparse.Namespace) -> dict[str, int]:
+    """Return the flags of the model's size."""
+    return {name: getattr(asked, name) for name in SIZES}
+
+
+def recipe_of(**changes) -> keys.Recipe:
+    """Return recipes/gpt2_124m.yaml with other values of some keys."""
+    return keys.replace(reading.load_recipe(RECIPE), **changes)
+
+
+def our_flags(asked: argparse.Namespace, micro_batch: int, folder: Path, processes: int = 1) -> dict[str, str]:
+    """Return flags of train.py: the sizes asked for, and full learning rate from the first update on."""
     step = micro_batch * asked.accumulation * asked.sequence_length * processes
-    flags = {name: getattr(asked, name) for name in ("n_layer", "n_embd", "n_head", "vocab_size", "sequence_length")}
-    flags |= {"tokens_per_step": step, "per_device_train_batch_size": micro_batch, "warmup_steps": 0}
+    flags = sizes_of(asked) | {"tokens_per_step": step, "per_device_train_batch_size": micro_batch, "warmup_steps": 0}
     # A whole corpus is memory-mapped; one as small as this would be put on the card.
-    flags |= {"data_dir": folder, "data_device": "cpu", "hellaswag_steps": 0, "output_dir": folder / "run"}
-    return reading.load_recipe(RECIPE, {name: str(value) for name, value in flags.items()})
+    flags |= {"data_dir": folder, "data_device": "cpu", "output_dir": folder / "run"}
+    return {name: str(value) for name, value in flags.items()}
+
+
+def be_train(argv: list[str], turns: Turns, done: Callable[[int], object] = lambda updates: None) -> None:
+    """Be train.py with these flags, and sleep at the end of each update until the next turn.
+
+    Notes ``outside_ms``: what the host spends in a turn's last update outside forward, backward and the optimizer.
+
+    Args:
+        done: called after each update with how many there were, within the turn's time.
+    """
+    apply, exchange = update.update, train.gradient_exchange
+    updates, inside, begin = 0, 0.0, time.perf_counter()
+
+    @contextlib.contextmanager
+    def timed_exchange(*given, **named):
+        nonlocal inside
+        with exchange(*given, **named):
+            start = time.perf_counter()
+            yield
+            inside += time.perf_counter() - start
+
+    def then_sleep(*given, **named) -> update.Update:
+        nonlocal updates, inside, begin
+        updates += 1
+        turns.notes["outside_ms"] = 1000 * (time.perf_counter() - begin - inside)
+        outcome = apply(*given, **named)
+        done(updates)
+        turns.done(outcome.loss)
+        inside, begin = 0.0, time.perf_counter()
+        return outcome
+
+    update.update, train.gradient_exchange = then_sleep, timed_exchange
+    with tempfile.TemporaryFile("w+") as log:
+        with contextlib.redirect_stderr(log):
+            status = train.main([*argv, *flag_words(QUIET)])
+        log.seek(0)
+        raise RuntimeError(f"train.py ended with {status}: {(log.read().strip().splitlines() or [''])[-1]}")
+
+
+def apply_update(module: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """Do what train.py does after an update's backward passes, in one process without a scaler."""
+    update.update(
+        optimizer,
+        list(module.parameters()),
+        loss.detach(),
+        max_grad_norm=1.0,
+        scaler=None,
+        reduce_mean=lambda tensor: tensor,
+    )
 
 
 def fixed_batches(asked: argparse.Namespace, micro_batch: int, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the micro-batches that ``ours`` reads, inputs_BT and targets_BT on the device."""
-    recipe = our_recipe(asked, micro_batch, folder)
-    with contextlib.closing(train.Corpus(recipe, [])) as corpus:
-        batches = train.train_batches(recipe, corpus, device())
-        order = train.train_order(recipe, corpus.sources, make_plan(recipe, 1))
+    recipe = reading.load_recipe(RECIPE, our_flags(asked, micro_batch, folder))
+    with Corpus(recipe, []) as corpus:
+        batches = TrainBatches(corpus, make_plan(recipe, 1), device(), rank=0)
         updates = WARM_UP + 1 + asked.rounds * (asked.steps_per_round + 1)
-        places = itertools.product(range(updates), range(asked.accumulation))
-        return [batches.batch(order.windows(*place, 0, corpus.epoch_windows)) for place in places]
+        return [batches(*place) for place in itertools.product(range(updates), range(asked.accumulation))]
 
 
 def stock_model(asked: argparse.Namespace, **how) -> GPT2LMHeadModel:
     """Return Transformers' own GPT-2 without dropout, with the weights that ``ours`` begins with."""
-    size = {"n_layer": asked.n_layer, "n_embd": asked.n_embd, "n_head": asked.n_head, "vocab_size": asked.vocab_size}
+    size = {name: size for name, size in sizes_of(asked).items() if name != "sequence_length"}
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
     none |= {"bos_token_id": 0, "eos_token_id": 0}
-    torch.manual_seed(reading.load_recipe(RECIPE).seed)
+    torch.manual_seed(recipe_of().model.seed)
     settings = size | none | {"n_positions": asked.sequence_length, "attn_implementation": "sdpa"}
     return GPT2LMHeadModel(GPT2Config(**settings | how)).train()
 
@@ -214,17 +279,16 @@ def positive(text: str) -> int:
 
 
 def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
-    """Add the flags that every speed benchmark has: the model's size, precision, where to write."""
-    sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024} | defaults
-    for name, size in sizes.items():
+    """Add the flags of the model's size, and where to write."""
+    for name, size in (SIZES | defaults).items():
         parser.add_argument(f"--{name}", type=positive, default=size, help="default: %(default)s")
-    parser.add_argument("--precision", choices=["bf16", "fp16", "no"], help="default: what the device is good at")
     parser.add_argument("--json", help="write the figures here too")
 
 
 def add_turns(parser: argparse.ArgumentParser) -> None:
     """Add the flags of what is measured in turns."""
     steps = 10 if device().type == "cuda" else 1
+    parser.add_argument("--precision", choices=["bf16", "fp16", "no"], help="default: what the device is good at")
     parser.add_argument("--compile", type=json.loads, default=True, metavar="true|false", help="default: true")
     parser.add_argument("--rounds", type=positive, default=5, help="default: %(default)s")
     parser.add_argument(
@@ -246,7 +310,7 @@ def settle(asked: argparse.Namespace) -> hardware.Device:
         raise BadInput("--precision fp16: needs a GPU; use bf16 or no")
     if asked.n_embd % asked.n_head:
         raise BadInput(f"--n_embd {asked.n_embd}: must be a multiple of --n_head {asked.n_head}")
-    hardware.refuse_impossible(found, os.environ)
+    refuse_impossible(found, os.environ)
     return found
 
 
@@ -293,3 +357,13 @@ def summary(seconds: list[float], tokens: int) -> dict[str, float]:
     middle = statistics.median(seconds)
     speed = {"tokens_per_second": tokens / middle, "slowest": tokens / max(seconds), "fastest": tokens / min(seconds)}
     return {"ms": 1000 * middle} | speed
+
+
+def most_held(profile: torch.profiler.profile) -> int:
+    """Return the most bytes that were allocated at once while a profile ran, above those at its begin."""
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most

@@ -1,10 +1,10 @@
-"""Tokens a second of GPT-2 training, side by side: train.py's loop, Hugging Face's two ways, plain PyTorch, a ceiling.
+"""Tokens a second of GPT-2 training, side by side: train.py, Hugging Face's two ways, plain PyTorch, a ceiling.
 
     python benchmarks/throughput.py                                        # GPT-2 124M at 1,024 tokens
     python benchmarks/throughput.py --micro_batch 16 32 --nanogpt ~/nanoGPT --json throughput.json
     python benchmarks/throughput.py --only ours ceiling --compile false
 
-ours      train.py's loop with all that it does at a step (not looking, not saving), function by function
+ours      train.py itself, which neither evaluates nor saves here
 hf        GPT2LMHeadModel(labels=...) with SDPA attention in a short Accelerate loop
 trainer   the same model in transformers.Trainer
 plain     a plain PyTorch GPT-2 of the same weights, written below
@@ -23,39 +23,36 @@ frequent as words are (Zipf).
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-if __name__ == "__main__":
-    sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import functools
 import importlib.util
 import itertools
-import json
 import os
 import statistics
 import tempfile
-import time
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GPT2LMHeadModel
 
-import train
+from benchmarks.runs import flag_words, write_json
 from benchmarks.side_by_side import (
     ADAMW,
     HALF,
+    RECIPE,
     Turns,
     about,
     add_sizes,
     add_turns,
     alternate,
+    be_train,
     device,
     fit_together,
     fixed_batches,
-    our_recipe,
+    our_flags,
     plain_loop,
     positive,
     settle,
@@ -65,78 +62,15 @@ from benchmarks.side_by_side import (
     write_ids,
 )
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.base.stopping import StopRequest
 from pretrain.machine import cards, estimate, hardware
-from pretrain.machine.time_budget import Horizon
-from pretrain.optim import optim
-from pretrain.recipe import keys, reading
-from pretrain.run.report import Meter, Report
 
 # The variants.
 
 
-def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns) -> None:
-    """Train with train.py's functions, in its loop's order.
-
-    Notes ``micro_step_ms`` and ``update_ms``: what the host spends outside forward, backward and optimizer.
-    """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    recipe = our_recipe(asked, micro_batch, folder, processes)
-    accelerator = hardware.make_accelerator(hardware.this_device(), tf32=recipe.machine.tf32)
-    corpus, where, rank = train.Corpus(recipe, []), accelerator.device, accelerator.process_index
-    stop = StopRequest(recipe.machine.ddp_timeout)
-    model = train.build_model(recipe, corpus).to(where)
-    module, optimizer = train.prepare(recipe, corpus, model, accelerator)
-    batches = train.train_batches(recipe, corpus, where)
-    plan = make_plan(recipe, accelerator.num_processes)
-    order = train.train_order(recipe, corpus.sources, plan)
-    horizon = Horizon(
-        max_steps=recipe.schedule.max_steps,
-        warmup_steps=recipe.schedule.warmup_steps,
-        max_hours=recipe.schedule.max_hours,
-    )
-    meter = Meter(train.recipe_shape(recipe).flops_per_token, None)
-    told = {"max_steps": recipe.schedule.max_steps, "tokens_per_step": recipe.batch.tokens_per_step}
-    Path(recipe.saving.output_dir).mkdir(exist_ok=True)
-    report = Report(Path(recipe.saving.output_dir), first_step=0, is_main=accelerator.is_main_process, **told)
-    report.say = lambda text: None  # its terminal is shared here
-
-    def mean(tensor: torch.Tensor) -> torch.Tensor:
-        return accelerator.reduce(tensor.to(where), "mean")
-
-    for step in range(recipe.schedule.max_steps):
-        tick, micro = time.perf_counter(), []
-        train.wait_for_data(corpus, order, step, stop)
-        lr = train.learning_rate(recipe, step, horizon)
-        optim.set_lr(optimizer, lr)
-        loss = torch.zeros((), device=where)
-        outside = time.perf_counter() - tick
-        for micro_step in range(plan.gradient_accumulation_steps):
-            tick = time.perf_counter()
-            stop.agreed()
-            inputs_BT, targets_BT = batches.batch(order.windows(step, micro_step, rank, corpus.epoch_windows))
-            train.seed_dropout(recipe, step, micro_step, rank)
-            micro.append(time.perf_counter() - tick)
-            last_micro = micro_step + 1 == plan.gradient_accumulation_steps
-            with train.gradient_exchange(accelerator, module, last_micro):
-                micro_loss = module(inputs_BT, targets_BT)
-                accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
-            loss += micro_loss.detach() / plan.gradient_accumulation_steps
-        outcome = optim.update(
-            optimizer,
-            list(model.parameters()),
-            loss,
-            max_grad_norm=recipe.optimizer.max_grad_norm,
-            scaler=accelerator.scaler,
-            reduce_mean=mean,
-        )
-        tick = time.perf_counter()
-        meter.count(recipe.batch.tokens_per_step)
-        horizon.plan(step + 1, meter.elapsed, mean)
-        train.tell(recipe, plan, report, corpus, meter, step + 1, outcome, lr, 0, where)
-        outside += time.perf_counter() - tick
-        turns.notes |= {"micro_step_ms": 1000 * statistics.median(micro), "update_ms": 1000 * outside}
-        turns.done(outcome.loss)
+def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Train by train.py."""
+    flags = our_flags(asked, micro_batch, folder, int(os.environ.get("WORLD_SIZE", "1")))
+    be_train(["--recipe", str(RECIPE), *flag_words(flags)], turns)
 
 
 def hf(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
@@ -326,12 +260,10 @@ def tell(found: dict, asked: argparse.Namespace, micro_batch: int) -> dict:
             f"ours / {name:9} {ratios[name]:.3f} times (median of the rounds' ratios; {min(each):.3f} .. {max(each):.3f})"
         )
     if mine:
-        micro, update = (statistics.median(turn[key] for turn in mine) for key in ("micro_step_ms", "update_ms"))
-        rows["ours"] |= {"micro_step_ms": micro, "update_ms": update}
-        share = (asked.accumulation * micro + update) / rows["ours"]["ms"]
+        rows["ours"]["outside_ms"] = outside = statistics.median(turn["outside_ms"] for turn in mine)
         print(
-            f"our loop outside the model: {micro:.2f} ms a micro-step, {update:.2f} ms an update: {share:.2%} of the "
-            f"time, by the host's clock{' (beside which the card works)' if device().type == 'cuda' else ''}"
+            f"our loop outside the model: {outside:.2f} ms an update, {outside / rows['ours']['ms']:.2%} of the time, by "
+            f"the host's clock{' (beside which the card works)' if device().type == 'cuda' else ''}"
         )
     return {"micro_batch": micro_batch, "variants": rows, "ours_over": ratios}
 
@@ -371,8 +303,7 @@ def main(argv: list[str] | None = None) -> int:
             f"{'in turns' if together else 'one variant after the other: all at once do not fit into the memory'}"
         )
         record["micro_batches"].append(tell(results, asked, micro_batch) | {"in_turns": together})
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(record, indent=1) + "\n")
+    write_json(asked.json, record)
     return 0
 
 

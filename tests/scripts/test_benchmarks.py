@@ -22,7 +22,7 @@ CPU = hardware.Device("cpu", "a CPU", 2**34)
 
 
 def run(script: str, *flags: str, expect: int = 0) -> subprocess.CompletedProcess:
-    """Run a benchmark as a user does, from the folder whose tokenize.py must not be taken for the standard one."""
+    """Run a benchmark as a user does, from its folder, whose files must not be taken for modules of others."""
     command = [sys.executable, f"{script}.py", *TINY, *flags]
     done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
     assert done.returncode == expect, done.stdout + done.stderr
@@ -138,6 +138,18 @@ def test_the_length_that_ends_at_a_loss_lies_between_two_that_were_run():
     assert time_to_loss.steps_to(1.9, ended) == pytest.approx((1000 * 2000) ** 0.5)  # halfway, of the logarithm
     assert time_to_loss.steps_to(2.0, ended) == pytest.approx(1000)
     assert time_to_loss.steps_to(1.7, ended) is None and time_to_loss.steps_to(2.3, ended) is None
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear", "wsd", "constant"])
+def test_adamw_takes_over_the_shape_of_muons_schedule_and_no_flag_without_effect(tmp_path, shape):
+    muon = tmp_path / "muon.yaml"
+    text = RECIPE.replace("min_lr_ratio: 0.1", "min_lr_ratio: 0.3")
+    muon.write_text(text.replace("lr_scheduler_type: cosine", f"lr_scheduler_type: {shape}\ndecay_ratio: 0.4"))
+    argv = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml"), *time_to_loss.adamw_schedule(muon)]
+    taken = reading.parse_command(argv, "", {})[0].schedule
+    assert taken.lr_scheduler_type == shape
+    assert shape == "constant" or taken.min_lr_ratio == 0.3
+    assert shape != "wsd" or taken.decay_ratio == 0.4
 
 
 @pytest.mark.slow
