@@ -10,18 +10,15 @@ runs go side by side.
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
-import json
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from benchmarks.runs import ROOT, train_once
+from benchmarks.runs import ROOT, add_runs, prepare_shards, train_once, write_json
 from pretrain.machine import hardware
 
 # The polynomials of Amsel et al., https://arxiv.org/abs/2505.16932, each the best for the values that the last one left.
@@ -53,14 +50,14 @@ CHANGES = {
         "muon.step_scale = lambda rows, columns: 2.0 * max(1, columns / rows) ** 0.5",
     ),
     "weight decay 0": (["--weight_decay", "0"], ""),
-    "c_attn as one matrix": ([], "muon.FUSED = {}"),
+    "c_attn as one matrix": ([], "muon.parts = lambda name, record: 1"),
     "3 rounds of Newton-Schulz": ([], "muon.ROUNDS = 3"),
     "4 rounds of Newton-Schulz": ([], "muon.ROUNDS = 4"),
     "8 rounds of Newton-Schulz": ([], "muon.ROUNDS = 8"),
     "Polar Express, 5 rounds": ([], POLAR_EXPRESS),
-    "MLP matrices only": ([], "muon.is_hidden = lambda name: '.mlp.' in name"),
-    "attention matrices only": ([], "muon.is_hidden = lambda name: '.attn.' in name"),
-    "embeddings too": ([], "muon.is_hidden = lambda name: True"),
+    "MLP matrices only": ([], "muon.is_hidden = lambda name, record: '.mlp.' in name"),
+    "attention matrices only": ([], "muon.is_hidden = lambda name, record: '.attn.' in name"),
+    "embeddings too": ([], "muon.is_hidden = lambda name, record: True"),
     "cosine to 0.1": (["--lr_scheduler_type", "cosine", "--min_lr_ratio", "0.1"], ""),
     "wsd, the last half down": (["--lr_scheduler_type", "wsd", "--decay_ratio", "0.5"], ""),
 }
@@ -71,23 +68,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", required=True, help="TinyShakespeare, 1,115,394 characters")
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    parser.add_argument("--folder", default="muon_ablation", help="for the runs; finished ones are not repeated")
-    parser.add_argument("--json", help="write the figures here too")
+    add_runs(parser, "muon_ablation")
     asked = parser.parse_args(argv)
-    folder = Path(asked.folder)
-    folder.mkdir(parents=True, exist_ok=True)
     base = ["--data_files", str(Path(asked.text).resolve()), "--max_steps", str(asked.steps)]
     base += ["--warmup_steps", str(asked.steps // 10)]
-    train_once(folder, "warm-up", RECIPE, [*base, "--max_steps", "50"], threads=1)  # makes the shards, once
+    prepare_shards(asked.folder, RECIPE, base)
 
     def one(job: tuple[int, str, int]) -> dict:
         number, name, seed = job
         flags, change = CHANGES[name]
-        seeds = ["--seed", str(seed), "--data_seed", str(seed)]
         run_name = f"change{number}-{asked.steps}-seed{seed}"
-        row = train_once(folder, run_name, RECIPE, [*base, *flags, *seeds], threads=1, change=change)
+        row = train_once(asked.folder, run_name, RECIPE, [*base, *flags], threads=1, seed=seed, change=change)
         print(f"{name:48} seed {seed}: {row['loss']:.4f}", flush=True)
         return row | {"change": name, "seed": seed}
 
@@ -100,9 +91,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, losses in found.items():
         mean = statistics.mean(losses)
         print(f"{name:48} {mean:11.4f} {mean - plain:+11.4f}  {', '.join(f'{loss:.4f}' for loss in losses)}")
-    if asked.json:
-        about = {"machine": hardware.this_device().name, "torch": torch.__version__, "steps": asked.steps}
-        Path(asked.json).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    about = {"machine": hardware.this_device().name, "torch": torch.__version__, "steps": asked.steps}
+    write_json(asked.json, about | {"rows": rows})
     return 0
 
 

@@ -12,23 +12,23 @@ kept in --folder and not repeated.
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
+import dataclasses
 import hashlib
-import json
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.runs import ROOT, train_once
+from benchmarks import side_by_side
+from benchmarks.runs import ROOT, add_runs, prepare_shards, train_once, write_json
 from pretrain.machine import hardware
-from pretrain.optim import optim
+from pretrain.model.build import build, count_parameters
+from pretrain.optim import optimizers
+from pretrain.optim.schedule import set_lr
 
 NAMES = ("adamw", "adamw_8bit")
 
@@ -53,25 +53,24 @@ def seconds(optimizer: torch.optim.Optimizer) -> float:
 def compare_steps(asked: argparse.Namespace) -> list[dict]:
     """Time both optimizers in turn over one model's weights and gradients; print and return the medians."""
     torch.set_num_threads(asked.threads)
-    torch.manual_seed(0)
     shape = {name: getattr(asked, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).to(device)
+    recipe = side_by_side.recipe_of(**shape)
+    model = build(recipe.model, eos_token_id=0).to(side_by_side.device())
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter) / 1000
-    settings = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
-    optimizers = {name: getattr(optim, name)(model, **settings) for name in NAMES}
-    for optimizer in optimizers.values():  # makes the moments
-        optimizer.step()
+    ways = {name: optimizers.build(model, dataclasses.replace(recipe.optimizer, optimizer=name)) for name in NAMES}
+    for optimizer in ways.values():
+        set_lr(optimizer, 1e-4)
+        optimizer.step()  # makes the moments
     times = {name: [] for name in NAMES}
     for _ in range(asked.rounds):
         for name in NAMES:
-            times[name].append(seconds(optimizers[name]))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+            times[name].append(seconds(ways[name]))
+    parameters = count_parameters(model)
     print(f"model        {shape}, {parameters:,} parameters")
     print(f"{'optimizer':12} bytes of moments  a parameter  ms an update (fastest to slowest)")
     rows = []
-    for name, optimizer in optimizers.items():
+    for name, optimizer in ways.items():
         held, middle = state_bytes(optimizer), statistics.median(times[name])
         rows.append({"optimizer": name, "state_bytes": held, "parameters": parameters, "seconds": times[name]})
         low, high = min(times[name]), max(times[name])
@@ -85,17 +84,16 @@ def compare_steps(asked: argparse.Namespace) -> list[dict]:
 
 def compare_losses(asked: argparse.Namespace, flags: list[str]) -> list[dict]:
     """Train with each optimizer and seed; print and return each run's last validation loss."""
-    folder, recipe = Path(asked.folder), Path(asked.recipe).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    recipe = Path(asked.recipe).resolve()
     if asked.text:
         flags = ["--data_files", str(Path(asked.text).resolve()), *flags]
-    train_once(folder, "warm-up", recipe, [*flags, "--max_steps", "2", "--warmup_steps", "1"], threads=1)  # the shards
+    prepare_shards(asked.folder, recipe, flags)
     key = hashlib.sha256(repr(flags).encode()).hexdigest()[:8]  # other flags, other runs
 
     def one(job: tuple[int, str]) -> dict:
         seed, name = job
-        mine = [*flags, "--optimizer", name, "--seed", str(seed), "--data_seed", str(seed)]
-        row = train_once(folder, f"{name}-{recipe.stem}-seed{seed}-{key}", recipe, mine, threads=asked.threads)
+        run_name, mine = f"{name}-{recipe.stem}-seed{seed}-{key}", [*flags, "--optimizer", name]
+        row = train_once(asked.folder, run_name, recipe, mine, threads=asked.threads, seed=seed)
         print(f"{name:12} seed {seed}: {row['loss']:.4f} after {row['steps']} updates", flush=True)
         return row | {"optimizer": name, "seed": seed}
 
@@ -120,10 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="step: 2 unless told; losses: of each run, 1 unless told")
     parser.add_argument("--recipe", default=str(ROOT / "recipes" / "shakespeare_char.yaml"), help="losses")
     parser.add_argument("--text", help="losses: a text file in place of the recipe's data")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="losses")
-    parser.add_argument("--workers", type=int, default=1, help="losses: runs at a time")
-    parser.add_argument("--folder", default="optimizers", help="losses: for the runs")
-    parser.add_argument("--json", help="write the figures here too")
+    add_runs(parser.add_argument_group("losses"), "optimizers")
     asked, flags = parser.parse_known_args(argv)
     if asked.part == "step" and flags:
         parser.error(f"unknown: {' '.join(flags)}")
@@ -131,9 +126,8 @@ def main(argv: list[str] | None = None) -> int:
     device = hardware.this_device()
     print(f"machine      {device.name}, torch {torch.__version__}, {asked.threads} threads")
     rows = compare_steps(asked) if asked.part == "step" else compare_losses(asked, flags)
-    if asked.json:
-        about = {"machine": device.name, "torch": torch.__version__, "threads": asked.threads, "flags": flags}
-        Path(asked.json).write_text(json.dumps(about | {"part": asked.part, "rows": rows}, indent=1) + "\n")
+    about = {"machine": device.name, "torch": torch.__version__, "threads": asked.threads, "flags": flags}
+    write_json(asked.json, about | {"part": asked.part, "rows": rows})
     return 0
 
 

@@ -22,12 +22,9 @@ Finished runs are kept in --folder and not repeated.
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
-import json
 import math
 import os
 import re
@@ -38,7 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from benchmarks.runs import ROOT, train_once
+from benchmarks.runs import ROOT, add_runs, flag_words, prepare_shards, train_once, write_json
 from pretrain.machine import hardware
 from pretrain.recipe import keys, reading
 
@@ -56,13 +53,12 @@ def schedule(steps: int) -> list[str]:
 
 def adamw_schedule(muon: Path) -> list[str]:
     """Return the flags that give AdamW the shape of Muon's schedule, which is better for both than the cosine."""
-    recipe = reading.load_recipe(muon)
-    return [
-        "--lr_scheduler_type",
-        recipe.schedule.lr_scheduler_type,
-        "--min_lr_ratio",
-        str(recipe.schedule.min_lr_ratio),
-    ]
+    shape = reading.load_recipe(muon).schedule
+    flags = {"lr_scheduler_type": shape.lr_scheduler_type}
+    for name in ("min_lr_ratio", "decay_ratio"):
+        if shape.lr_scheduler_type in keys.FIELDS[name].metadata["only"][1]:  # others would be refused as idle
+            flags[name] = getattr(shape, name)
+    return flag_words(flags)
 
 
 def ways(asked: argparse.Namespace) -> dict[str, tuple[Path, list[str]]]:
@@ -96,18 +92,14 @@ def compare_losses(asked: argparse.Namespace) -> dict:
         lengths = asked.muon_steps if way == "muon" else asked.adamw_steps
         for steps in sorted({*lengths, asked.same_steps}):
             for seed in asked.seeds:
-                seeds = ["--seed", str(seed), "--data_seed", str(seed)]
-                jobs.append((way, steps, seed, recipe, [*text, *flags, *schedule(steps), *seeds]))
-    folder = Path(asked.folder)
-    warm = [*text, *schedule(2)]
-    train_once(
-        folder, "warm-up", Path(asked.adamw_recipe).resolve(), warm, threads=asked.threads
-    )  # makes the shards, once
+                jobs.append((way, steps, seed, recipe, [*text, *flags, *schedule(steps)]))
+    prepare_shards(asked.folder, Path(asked.adamw_recipe).resolve(), text)
 
     def one(job: tuple) -> dict:
         way, steps, seed, recipe, flags = job
         name = f"{way.replace(' ', '-')}-{steps}-seed{seed}"
-        row = train_once(folder, name, recipe, flags, threads=asked.threads) | {"way": way, "seed": seed}
+        row = train_once(asked.folder, name, recipe, flags, threads=asked.threads, seed=seed)
+        row |= {"way": way, "seed": seed}
         print(f"{way:14} {steps:5} steps, seed {seed}: {row['loss']:.4f}", flush=True)
         return row
 
@@ -162,7 +154,7 @@ def compare_seconds(asked: argparse.Namespace) -> list[dict]:
         def turn(number: int, name=name, recipe=recipe, flags=flags) -> dict:
             run_name = f"timed-{name.replace(' ', '-').replace(',', '')}-{number}"
             argv = ["--data_files", str(text), *flags]
-            return train_once(Path(asked.folder), run_name, recipe, argv, threads=asked.threads)
+            return train_once(asked.folder, run_name, recipe, argv, threads=asked.threads)
 
         turns[name] = turn
     rows = []
@@ -186,7 +178,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--text", required=True, help="TinyShakespeare, 1,115,394 characters")
     parser.add_argument("--part", choices=("losses", "seconds"), required=True)
     parser.add_argument("--target", type=float, default=1.88, help="nats per character; nanoGPT's README says 1.88")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--same_steps", type=int, default=2000, help="a length that every way is run at too")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe keys of every run")
     parser.add_argument("--adamw_recipe", default=str(ADAMW))
@@ -197,18 +188,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--best_adamw", type=float, nargs=2, default=[6e-3, 1100], metavar=("RATE", "STEPS"))
     parser.add_argument("--best_muon", type=int, default=500, metavar="STEPS")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time (losses only)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each run")
     parser.add_argument("--nanogpt", help="folder of a checkout")
-    parser.add_argument("--folder", default="time_to_loss", help="for the runs")
-    parser.add_argument("--json", help="write the figures here too")
+    add_runs(parser, "time_to_loss", seeds=(1, 2, 3))
     asked = parser.parse_args(argv)
-    Path(asked.folder).mkdir(parents=True, exist_ok=True)
     about = {"machine": hardware.this_device().name, "torch": torch.__version__, "threads": asked.threads}
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     found = compare_losses(asked) if asked.part == "losses" else {"rows": compare_seconds(asked)}
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(about | found, indent=1) + "\n")
+    write_json(asked.json, about | found)
     return 0
 
 
