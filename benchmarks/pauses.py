@@ -10,28 +10,26 @@ validation's time is that of --eval_tokens tokens, as train.py does it, in fp32.
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 
 import torch
 
+from benchmarks import side_by_side
+from benchmarks.runs import write_json
 from pretrain.evaluation import validation
-from pretrain.machine import estimate, hardware
-from pretrain.model import model as models
+from pretrain.machine import hardware
+from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
-from pretrain.optim import optim
+from pretrain.optim import optimizers
+from pretrain.optim.schedule import set_lr
 from pretrain.run import checkpoint
 
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 128, "sequence_length": 64}
-STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0, "seed": 1}
-ADAMW = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 
 
 def timed(work) -> float:
@@ -43,17 +41,25 @@ def timed(work) -> float:
     return time.perf_counter() - begin
 
 
+def model_and_optimizer(device: torch.device, sizes: dict[str, int]):
+    """Return our model of these sizes and its AdamW."""
+    recipe = side_by_side.recipe_of(**sizes)
+    model = build(recipe.model, eos_token_id=0).to(device)
+    optimizer = optimizers.build(model, recipe.optimizer)
+    set_lr(optimizer, recipe.schedule.learning_rate)
+    return model, optimizer
+
+
 def small_update(device: torch.device):
     """Return a function that does one update of the small model."""
-    model = models.build(**SMALL, **STILL).to(device)
-    module, optimizer = NextTokenLoss(model), optim.adamw(model, **ADAMW)
+    model, optimizer = model_and_optimizer(device, SMALL)
+    module = NextTokenLoss(model)
     ids_BT = torch.randint(0, 128, (12, 64), device=device)
 
     def update() -> None:
         loss = module(ids_BT, ids_BT)
         loss.backward()
-        parameters = list(model.parameters())
-        optim.update(optimizer, parameters, loss.detach(), max_grad_norm=1.0, scaler=None, reduce_mean=lambda t: t)
+        side_by_side.apply_update(model, optimizer, loss)
 
     return update
 
@@ -61,18 +67,14 @@ def small_update(device: torch.device):
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, size in (("n_layer", 12), ("n_head", 12), ("n_embd", 768), ("vocab_size", 50304)):
-        parser.add_argument(f"--{name}", type=int, default=size)
-    parser.add_argument("--eval_tokens", type=int, default=8192, help="a multiple of 4,096")
+    side_by_side.add_sizes(parser)
+    parser.add_argument("--eval_tokens", type=int, default=8192, help="a multiple of 4 sequences")
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--folder", help="on the disk to be measured (default: the temporary one)")
-    parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
     device = hardware.this_device()
-    place = torch.device("cuda" if device.kind == "cuda" else "cpu")
-    shape = {name: getattr(asked, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    model = models.build(**shape, sequence_length=1024, **STILL).to(place)
-    optimizer = optim.adamw(model, **ADAMW)
+    place = side_by_side.device()
+    model, optimizer = model_and_optimizer(place, side_by_side.sizes_of(asked))
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.step()  # makes the moments
@@ -97,15 +99,15 @@ def main(argv: list[str] | None = None) -> int:
         if checkpoint.step_of(checkpoint.list_checkpoints(where / "beside")[0]) < asked.saves:
             sys.exit("a save failed (see above): no figures")
         waiting = [timed(lambda s=s: checkpoint.save(where / "waiting", s, model, optimizer, {})) for s in (1, 2)]
-    ids_BT = torch.randint(0, asked.vocab_size, (4, 1024))
-    batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // 4096)
+    ids_BT = torch.randint(0, asked.vocab_size, (4, asked.sequence_length))
+    batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // ids_BT.numel())
     how = {"device": place, "reduce_sum": lambda tensor: tensor, "bytes_per_token": None}
     looking = [timed(lambda: validation.validation_loss(NextTokenLoss(model), batches, **how)) for _ in range(3)]
     found = {
         "validation_tokens": asked.eval_tokens,
         "validation_seconds": looking,
         "machine": f"{device.name}, torch {torch.__version__}, {torch.get_num_threads()} threads",
-        "checkpoint_bytes": 12 * estimate.Shape(asked.n_layer, asked.n_embd, asked.vocab_size, 1024).parameters,
+        "checkpoint_bytes": 12 * side_by_side.shape_of(asked).parameters,
         "pause_seconds": pauses,
         "memory_ready_seconds": made_ready,
         "on_disk_seconds": writes,
@@ -122,8 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"validation          {statistics.median(looking):.2f} s for {asked.eval_tokens:,} tokens (median of 3)")
     print(f"a small update      {1000 * found['update_alone_seconds']:.1f} ms alone", end="")
     print(f", {1000 * found['update_beside_seconds']:.1f} ms while one is being written" if beside else "")
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(found, indent=1) + "\n")
+    write_json(asked.json, found)
     return 0
 
 

@@ -11,14 +11,11 @@ Beside exchanging (benchmarks/scaling.py), DDP costs something of its own, which
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import contextlib
 import importlib.util
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -27,21 +24,22 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from benchmarks import side_by_side
+from benchmarks.runs import write_json
 from pretrain.machine import hardware
-from pretrain.model import model as models
+from pretrain.model import attention
+from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
-from pretrain.optim import muon, optim
+from pretrain.optim import optimizers
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ADAMW = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
+DEVICE = side_by_side.device()
 Ways = Iterator[tuple[str, Callable[[], object]]]
 
 
-def build(asked: argparse.Namespace):
-    """Return our model."""
-    shape = {name: getattr(asked, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size", "sequence_length")}
-    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0, "seed": 1}
-    return models.build(**shape, **still).to(DEVICE).train()
+def our_model(asked: argparse.Namespace):
+    """Return our model, to train."""
+    model = side_by_side.recipe_of(**side_by_side.sizes_of(asked)).model
+    return build(model, eos_token_id=0).to(DEVICE).train()
 
 
 def pass_over(asked: argparse.Namespace, model, compute: Callable) -> Callable[[], object]:
@@ -61,8 +59,8 @@ def pass_over(asked: argparse.Namespace, model, compute: Callable) -> Callable[[
 
 def mask(asked: argparse.Namespace) -> Ways:
     """Yield attention with and without a mask tensor, compiled."""
-    for name, kind in (("Transformers' sdpa", "sdpa"), ("ours, causal without a mask *", models.CAUSAL)):
-        model = build(asked)
+    for name, kind in (("Transformers' sdpa", "sdpa"), ("ours, causal without a mask *", attention.CAUSAL)):
+        model = our_model(asked)
         model.set_attn_implementation(kind)
         yield name, pass_over(asked, model, torch.compile(NextTokenLoss(model)))
 
@@ -70,15 +68,15 @@ def mask(asked: argparse.Namespace) -> Ways:
 def loss(asked: argparse.Namespace) -> Ways:
     """Yield ways to the same loss, compiled."""
     most = asked.micro_batch * asked.sequence_length
-    model = build(asked)
+    model = our_model(asked)
     labels = torch.compile(lambda inputs, targets: model(inputs, labels=targets, shift_labels=targets).loss)
     yield "Transformers' labels=", pass_over(asked, model, labels)
     for name, rows in (("whole logits", most), ("a quarter at a time", -(-most // 4)), ("ours *", None)):
-        module = NextTokenLoss(build(asked))
+        module = NextTokenLoss(our_model(asked))
         module.rows = rows
         yield name, pass_over(asked, module.model, torch.compile(module))
     if hasattr(F, "linear_cross_entropy"):
-        other, options = build(asked), torch.nn.LinearCrossEntropyOptions()
+        other, options = our_model(asked), torch.nn.LinearCrossEntropyOptions()
 
         def fused(inputs, targets):
             hidden = other.transformer(inputs, use_cache=False).last_hidden_state.flatten(0, 1)
@@ -90,7 +88,7 @@ def loss(asked: argparse.Namespace) -> Ways:
     if DEVICE.type == "cuda" and importlib.util.find_spec("liger_kernel"):
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-        last, liger = build(asked), LigerFusedLinearCrossEntropyLoss()
+        last, liger = our_model(asked), LigerFusedLinearCrossEntropyLoss()
         body = torch.compile(lambda inputs: last.transformer(inputs, use_cache=False).last_hidden_state.flatten(0, 1))
         work = lambda inputs, targets: liger(last.lm_head.weight, body(inputs), targets.flatten())  # noqa: E731
         yield "Liger's fused loss", pass_over(asked, last, work)
@@ -100,15 +98,15 @@ def loss(asked: argparse.Namespace) -> Ways:
 
 def compiler(asked: argparse.Namespace) -> Ways:
     """Yield what is compiled."""
-    module = NextTokenLoss(build(asked))
+    module = NextTokenLoss(our_model(asked))
     yield "nothing", pass_over(asked, module.model, module)
-    blocks = NextTokenLoss(build(asked))
+    blocks = NextTokenLoss(our_model(asked))
     for block in blocks.model.transformer.h:
         block.compile()
     yield "each block", pass_over(asked, blocks.model, blocks)
     modes = ["default", "max-autotune-no-cudagraphs", *(["reduce-overhead"] if DEVICE.type == "cuda" else [])]
     for mode in modes:
-        whole = NextTokenLoss(build(asked))
+        whole = NextTokenLoss(our_model(asked))
         name = "model and loss *" if mode == "default" else f"the same, {mode}"
         yield name, pass_over(asked, whole.model, torch.compile(whole, mode=mode))
 
@@ -118,12 +116,12 @@ def qkv(asked: argparse.Namespace) -> Ways:
 
     def copied(module, query, key, value, *args, **kwargs):
         parts = (part.contiguous() for part in (query, key, value))
-        return models._causal_attention(module, *parts, *args, **kwargs)
+        return attention._causal_attention(module, *parts, *args, **kwargs)
 
     AttentionInterface.register("copied", copied)
-    AttentionMaskInterface.register("copied", models._causal_mask)
-    for name, kind in (("views *", models.CAUSAL), ("copied", "copied")):
-        model = build(asked)
+    AttentionMaskInterface.register("copied", attention._causal_mask)
+    for name, kind in (("views *", attention.CAUSAL), ("copied", "copied")):
+        model = our_model(asked)
         model.config._attn_implementation = kind
         yield name, pass_over(asked, model, torch.compile(NextTokenLoss(model)))
 
@@ -131,7 +129,7 @@ def qkv(asked: argparse.Namespace) -> Ways:
 def accumulate(asked: argparse.Namespace) -> Ways:
     """Yield a backward pass whose gradients are the first of an update, and one that adds them to those there are."""
     for name, kept in (("first micro-batch", False), ("a later one *", True)):
-        module = NextTokenLoss(build(asked))
+        module = NextTokenLoss(our_model(asked))
         work = pass_over(asked, module.model, torch.compile(module))
         if kept:
             module.model.zero_grad = lambda set_to_none: None
@@ -144,7 +142,7 @@ def weights(asked: argparse.Namespace) -> Ways:
         print("bf16 weights: needs --precision bf16")
         return
     for name, half in (("fp32 weights, autocast *", False), ("bf16 weights, fp32 masters", True)):
-        model = build(asked)
+        model = our_model(asked)
         masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
         optimizer = torch.optim.AdamW(masters if half else model.parameters(), lr=1e-4, fused=True)
         model.zero_grad = lambda set_to_none: None  # after the step, below
@@ -172,7 +170,7 @@ def ddp(asked: argparse.Namespace) -> Ways:
     if not torch.distributed.is_initialized():
         backend = "nccl" if DEVICE.type == "cuda" else "gloo"
         torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    bare = NextTokenLoss(build(asked))
+    bare = NextTokenLoss(our_model(asked))
     yield "one process, no DDP", pass_over(asked, bare.model, torch.compile(bare))
     for name, how in (
         ("DDP", {}),
@@ -180,14 +178,14 @@ def ddp(asked: argparse.Namespace) -> Ways:
         ("the same, static_graph", {"gradient_as_bucket_view": True, "static_graph": True}),
         ("the same, buckets of 100 MB", {"gradient_as_bucket_view": True, "bucket_cap_mb": 100}),
     ):
-        module = NextTokenLoss(build(asked))
+        module = NextTokenLoss(our_model(asked))
         wrapped = torch.nn.parallel.DistributedDataParallel(module, **how)
         yield name, pass_over(asked, module.model, torch.compile(wrapped))
 
 
 def stepper(asked: argparse.Namespace, make: Callable) -> Callable[[], object]:
     """Return a function that does one optimizer step over constant gradients."""
-    model = build(asked)
+    model = our_model(asked)
     optimizer = make(model)
     gradients = [torch.full_like(parameter, 1e-3) for parameter in model.parameters()]
 
@@ -203,13 +201,14 @@ def step(asked: argparse.Namespace) -> Ways:
     """Yield an optimizer's step."""
     for name, how in (("AdamW, a loop", {"foreach": False}), ("AdamW, foreach", {"foreach": True})):
         yield name, stepper(asked, lambda model, how=how: torch.optim.AdamW(model.parameters(), lr=1e-4, **how))
-    yield "AdamW, fused *", stepper(asked, lambda model: optim.adamw(model, **ADAMW))
-    yield "Muon", stepper(asked, lambda model: muon.muon(model, momentum=0.95, **ADAMW))
+    for name, optimizer in (("AdamW, fused *", "adamw"), ("Muon", "muon")):
+        settings = side_by_side.recipe_of(optimizer=optimizer).optimizer
+        yield name, stepper(asked, lambda model, settings=settings: optimizers.build(model, settings))
 
 
 def clip(asked: argparse.Namespace) -> Ways:
     """Yield the gradient's norm and clipping."""
-    parameters = list(build(asked).parameters())
+    parameters = list(our_model(asked).parameters())
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     for name, foreach in (("a loop", False), ("foreach *", None)):
@@ -223,17 +222,13 @@ PLACES |= {"ddp": ddp, "step": step, "clip": clip}
 def main(argv: list[str] | None = None) -> int:
     """Measure each place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = {"n_layer": 4, "n_head": 12, "n_embd": 768, "vocab_size": 50304, "sequence_length": 1024, "micro_batch": 1}
-    for name, size in (sizes | {"rounds": 5}).items():
-        parser.add_argument(f"--{name}", type=int, default=size)
+    side_by_side.add_sizes(parser, n_layer=4, micro_batch=1, rounds=5)
     parser.add_argument("--precision", choices=("bf16", "no"), default="bf16" if DEVICE.type == "cuda" else "no")
     parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES))
-    parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
     about = {"machine": hardware.this_device().name, "torch": torch.__version__, "threads": torch.get_num_threads()}
-    print(
-        ", ".join(f"{key} {value}" for key, value in (about | {name: getattr(asked, name) for name in sizes}).items())
-    )
+    sizes = side_by_side.sizes_of(asked) | {"micro_batch": asked.micro_batch}
+    print(", ".join(f"{key} {value}" for key, value in (about | sizes).items()))
     rows = []
     for place in asked.only:
         torch._dynamo.reset()
@@ -254,8 +249,7 @@ def main(argv: list[str] | None = None) -> int:
             spread = f"{min(found):.1f}..{max(found):.1f}"
             print(f"  {name:30} {statistics.median(found):9.1f}  {spread:18}  {ratio:15.3f}", flush=True)
             rows.append({"place": place, "way": name, "ms": found, "ratio": ratio})
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(about | vars(asked) | {"rows": rows}, indent=1) + "\n")
+    write_json(asked.json, about | vars(asked) | {"rows": rows})
     return 0
 
 

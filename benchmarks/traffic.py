@@ -11,8 +11,6 @@ does not enter, so that a card without arithmetic (the null card of issue 16) co
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
@@ -24,7 +22,9 @@ import torch
 from torch._inductor import config as inductor
 from torch._inductor import scheduler
 
-from pretrain.model import model as models
+from benchmarks import side_by_side
+from benchmarks.runs import write_json
+from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
 
 PRODUCTS, ATTENTION = "matrix products", "attention"
@@ -74,20 +74,17 @@ def forward_and_backward(module: torch.nn.Module, ids_BT: torch.Tensor) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Count one micro-batch; print the kinds of kernels, what lies beside the products, and the peak of memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50304, "sequence_length": 1024}
-    for name, size in (sizes | {"micro_batch": 64}).items():
-        parser.add_argument(f"--{name}", type=int, default=size, help="default: %(default)s")
+    side_by_side.add_sizes(parser, micro_batch=64)
     parser.add_argument("--detail", action="store_true", help="print every kernel too")
     today = datetime.datetime.now(datetime.UTC).date()
-    default = Path(__file__).parent / "results" / f"traffic-{today}.json"
-    parser.add_argument("--json", default=default, type=Path, help="write the figures here (default: %(default)s)")
+    parser.set_defaults(json=Path(__file__).parent / "results" / f"traffic-{today}.json")
     parser.add_argument("--name", default="now", help="of this row in the JSON, beside those there (default: now)")
     asked = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("traffic.py: torch.cuda.is_available() is False; kernels are counted on a CUDA device", file=sys.stderr)
         return 2
-    shape = {name: getattr(asked, name) for name in sizes}
-    model = models.build(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, eos_token_id=0, seed=1)
+    shape = side_by_side.sizes_of(asked)
+    model = build(side_by_side.recipe_of(**shape).model, eos_token_id=0)
     module = torch.compile(NextTokenLoss(model.to("cuda").train()))
     ids_BT = torch.zeros(asked.micro_batch, asked.sequence_length, dtype=torch.int64, device="cuda")
     kernels = count(module, ids_BT)
@@ -110,9 +107,10 @@ def main(argv: list[str] | None = None) -> int:
     found = {"name": asked.name, "card": card, "torch": torch.__version__, **shape, "micro_batch": asked.micro_batch}
     found |= {"kinds": {name: {"bytes": moved[name], "kernels": number[name]} for name in moved}}
     found |= {"beside_products_and_attention": beside, "peak_memory": peak}
-    rows = json.loads(asked.json.read_text())["rows"] if asked.json.exists() else []
+    written = Path(asked.json)
+    rows = json.loads(written.read_text())["rows"] if written.exists() else []
     rows = [row for row in rows if row["name"] != asked.name] + [found]
-    asked.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    write_json(written, {"rows": rows})
     return 0
 
 

@@ -17,6 +17,7 @@ from torch._inductor.utils import run_and_get_code
 
 from benchmarks import memory_card
 from pretrain.machine import hardware
+from pretrain.machine.accelerator import make_accelerator
 
 BUFFER = re.compile(r"empty_strided_cuda\(\(([\d, ]*)\), \([\d, ]*\), torch\.(\w+)\)")
 ATTENTION = re.compile(r"aten\.(_scaled_dot_product_\w+)\.default\(")
@@ -25,7 +26,7 @@ ATTENTION = re.compile(r"aten\.(_scaled_dot_product_\w+)\.default\(")
 def main() -> None:
     """Train, and print."""
     recipe, micro_batch = sys.argv[1], int(sys.argv[2])
-    accelerator = hardware.make_accelerator(hardware.this_device())
+    accelerator = make_accelerator(hardware.this_device())
     _, codes = run_and_get_code(memory_card.peaks, recipe, "none", micro_batch, accelerator)
     code = "\n".join(codes)
     buffers = {(tuple(map(int, filter(None, shape.split(", ")))), dtype) for shape, dtype in BUFFER.findall(code)}

@@ -279,11 +279,10 @@ def test_head_and_loss_at_64_x_1024_take_2_and_a_half_gib(tmp_path):
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from pretrain.model import model
+from benchmarks.side_by_side import recipe_of
+from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
-none = {{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
-size = {{"n_layer": 0, "n_head": 12, "n_embd": 768, "vocab_size": 50304, "sequence_length": 1024}}
-step = NextTokenLoss(model.build(**size, **none, eos_token_id=0, seed=1).to("cuda").train())
+step = NextTokenLoss(build(recipe_of(n_layer=0).model, eos_token_id=0).to("cuda").train())
 run = torch.compile(step)
 ids = torch.zeros(64, 1024, dtype=torch.int64, device="cuda")
 for _ in range(2):
