@@ -74,7 +74,7 @@ BREAKAGES = [
         "another card than there is",
     ),
     broken(
-        "pretrain/optim/optim.py",
+        "pretrain/optim/update.py",
         "applied = math.isfinite(mean_loss) and math.isfinite(grad_norm)",
         "applied = bool(loss.isfinite()) and math.isfinite(grad_norm)",
         "a second read of the card an update",
@@ -98,7 +98,7 @@ BREAKAGES = [
         "an argument that torch.cuda has not",
     ),
     broken(
-        "pretrain/model/model.py",
+        "pretrain/model/attention.py",
         "index_T = torch.arange(T, device=device)",
         "index_T = torch.arange(T)",
         "wrong side: the documents' mask",
@@ -117,8 +117,8 @@ BREAKAGES = [
     ),
     broken(
         "export_model.py",
-        "loaded = models.load(str(aside)).to(model.device)",
-        "loaded = models.load(str(aside))",
+        "loaded = pretrained.load(str(aside)).to(model.device)",
+        "loaded = pretrained.load(str(aside))",
         "the exported model is measured on the CPU",
     ),
     broken(

@@ -135,8 +135,8 @@ def test_a_bf16_run_is_trained_scored_and_sampled_on_the_card(whole):
 
 def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
     updates, waits = whole.card["updates"], whole.card["waits"]
-    assert updates.count({"read optim.update": 1}) == 4  # where nothing else was due
-    assert all(update["read optim.update"] == 1 for update in updates)
+    assert updates.count({"read update.update": 1}) == 4  # where nothing else was due
+    assert all(update["read update.update"] == 1 for update in updates)
     assert waits["read validation.validation_loss"] == 3  # one a look, however many batches
     assert not [wait for wait in waits if "windows." in wait]
 
@@ -170,7 +170,7 @@ def test_fp16_skips_an_overflow_and_muon_computes_in_what_the_card_has(whole):
         done.stderr.count("update skipped: fp16 overflow; the loss scale was lowered") == sum(lost)
         and 0 < sum(lost) < 4
     )
-    assert [update["read optim.update"] for update in done.card["updates"]] == [3 if each else 1 for each in lost]
+    assert [update["read update.update"] for update in done.card["updates"]] == [3 if each else 1 for each in lost]
     assert done.card["products"].keys() >= {"float16 muon.orthogonalize", "float16 loss.NextTokenLoss.forward"}
     assert not [key for key in done.card["products"] if "bfloat16" in key]
     state = json.loads(Path("runs/r/checkpoints/step-00000004/state.json").read_text())
@@ -182,7 +182,7 @@ def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(who
     done = train(A6000, *flags, "--max_steps", "14", "--tokens_per_step", "32", ROWS="5")
     assert "precision bf16, TF32, compile inductor, full gradient checkpointing" in done.stderr
     assert done.card["kernels"] == {"efficient model._causal_attention": 2 * 2 * 15}  # again; 14 steps and a try
-    assert done.card["updates"][1:] == [{"read optim.update": 1}] * 13
+    assert done.card["updates"][1:] == [{"read update.update": 1}] * 13
     assert done.card["waits"]["write windows.Resident.__init__"] == 1
     assert "attention" in Path("runs/r/profile/table.txt").read_text()
     plain = train(A6000, *flags[:2], "--max_steps", "3", "--tokens_per_step", "32", "--run_name", "p")
