@@ -316,17 +316,17 @@ def examine_disk(recipe: keys.Recipe, asked: argparse.Namespace, facts: dict, wo
 
 def shard_bytes(recipe: keys.Recipe) -> float:
     """Return the bytes of the token shards that a run makes, at most: those of the tokens that it trains on."""
-    sources = [source for source in keys.sources(recipe.data) if not source["data_dir"]]
+    sources = [source for source in keys.sources(recipe.data) if not source.data_dir]
     tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * recipe.schedule.max_steps)
     size = tokens * (2 if recipe.model.vocab_size <= 65_536 else 4)
-    own = all(source["find"]["dataset_name"] == "python_stdlib" for source in sources)
+    own = all(source.dataset_name == "python_stdlib" for source in sources)
     return 0.0 if not sources else min(size, PYTHON_SOURCE_BYTES) if own else float(size)
 
 
 def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    names = {source["find"]["dataset_name"] for source in keys.sources(recipe.data) if not source["data_dir"]}
+    names = {source.dataset_name for source in keys.sources(recipe.data) if not source.data_dir}
     wanted = {"hub": (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else look at HTTPS_PROXY")}
     for name in sorted(filter(None, names - {"python_stdlib"})):
         remedy = "look at dataset_name, or log in (hf auth login); offline: data_files"

@@ -209,8 +209,8 @@ def data_folders(recipe: keys.Recipe) -> list[tuple[Path, float]]:
     try:
         return [
             (
-                Path(asked["data_dir"]) if asked["data_dir"] else sources.find_source(**asked["find"]).folder,
-                asked["weight"],
+                Path(asked.data_dir) if asked.data_dir else sources.find_source(asked).folder,
+                asked.weight,
             )
             for asked in keys.sources(recipe.data)
         ]

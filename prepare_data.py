@@ -71,23 +71,23 @@ def main(argv: list[str] | None = None) -> int:
     found = keys.sources(recipe.data)
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
-    if all(asked["data_dir"] for asked in found):
+    if all(asked.data_dir for asked in found):
         raise BadInput(f"data_dir = {found[0]['data_dir']} is a folder of shards already: there is nothing to prepare")
     for index, asked in enumerate(found):
-        if asked["data_dir"] or extras.get("source", index) != index:
+        if asked.data_dir or extras.get("source", index) != index:
             continue
-        source = sources.find_source(**asked["find"])
+        source = sources.find_source(asked)
         if "dry_run" in extras:
             dry_run(source, recipe)
             continue
         folder = source.folder
         folder.mkdir(parents=True, exist_ok=True)
-        pace = Pace(recipe, asked["find"]["shard_tokens"]) if "follow" in extras else None
+        pace = Pace(recipe, asked.shard_tokens) if "follow" in extras else None
         with files.locked(folder / job.lock, f"{folder} is being prepared by process {{pid}}; wait for it", BUSY):
             if "merge" in extras:
                 merge(folder)
             elif not (shards.read_manifest(folder) or {"complete": False})["complete"]:
-                prepare(source, recipe, asked["find"], job, pace)
+                prepare(source, recipe, asked, job, pace)
         if pace is None:
             print(folder)
     return 0
@@ -119,7 +119,9 @@ class Document(NamedTuple):
     counts: dict[str, int]
 
 
-def prepare(source: sources.FoundSource, recipe: keys.Recipe, rules: dict, job: Job, pace: "Pace | None") -> None:
+def prepare(
+    source: sources.FoundSource, recipe: keys.Recipe, rules: keys.WantedSource, job: Job, pace: "Pace | None"
+) -> None:
     """Write a source's shards from where an earlier process stopped; the manifest is replaced after each.
 
     Args:
@@ -129,7 +131,7 @@ def prepare(source: sources.FoundSource, recipe: keys.Recipe, rules: dict, job: 
     folder = source.folder
     if job.count == 1 and (others := sorted(folder.glob("manifest.job-*.json"))):
         raise BadInput(f"{folder} is being prepared in jobs ({others[0].name}); when all are done, use --merge")
-    if job.count > 1 and rules["limit_tokens"]:
+    if job.count > 1 and rules.limit_tokens:
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     progress = Progress(pace)
     manifest = shards.read_manifest(folder, job.manifest)
@@ -148,10 +150,10 @@ def prepare(source: sources.FoundSource, recipe: keys.Recipe, rules: dict, job: 
         folder,
         vocab_size=len(tokenizer),
         bytes_per_token=encode.bytes_per_token,
-        shard_tokens=rules["shard_tokens"],
+        shard_tokens=rules.shard_tokens,
     )
     if manifest is None:
-        splits, counts, begin = held_out_splits(parts, encode, write, rules["validation_tokens"], keep=job.index == 0)
+        splits, counts, begin = held_out_splits(parts, encode, write, rules.validation_tokens, keep=job.index == 0)
         manifest = {
             "source": source.name,
             "identity": source.identity,
@@ -168,11 +170,9 @@ def prepare(source: sources.FoundSource, recipe: keys.Recipe, rules: dict, job: 
     elif not manifest["complete"]:
         shards.refuse_changed(folder, manifest["splits"]["train"])
         refuse_other_files(folder, manifest, parts["train"])
-    progress.begin(manifest, source, parts["train"], rules["limit_tokens"], job)
+    progress.begin(manifest, source, parts["train"], rules.limit_tokens, job)
     if not manifest["complete"]:
-        train_split(
-            manifest, folder / job.manifest, parts["train"], encode, write, rules["limit_tokens"], job, progress
-        )
+        train_split(manifest, folder / job.manifest, parts["train"], encode, write, rules.limit_tokens, job, progress)
     if job.count == 1:
         finish(folder, manifest)
     else:

@@ -55,10 +55,10 @@ def ours(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]:
     flags = {"data_files": [str(parquet)], "text_column": column, "tokenizer": str(cache / "gpt2")}
     recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags | {"validation_tokens": "1"})
     (asked,) = keys.sources(recipe.data)
-    source = sources.find_source(**asked["find"])
+    source = sources.find_source(asked)
     source.folder.mkdir(parents=True)
     yield "prepare_data.py; its proof that tiktoken gives the tokenizer's ids (about a second) is part of the time"
-    prepare_data.prepare(source, recipe, asked["find"], prepare_data.Job(0, 1), None)
+    prepare_data.prepare(source, recipe, asked, prepare_data.Job(0, 1), None)
     yield "the clock has stopped: the shards as one file, to be compared"
     splits = shards.read_manifest(source.folder)["splits"]
     with open(out, "wb") as file:

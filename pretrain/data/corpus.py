@@ -110,9 +110,9 @@ class Corpus:
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each shard is an open file
         asked = keys.sources(data)
-        found = [None if each["data_dir"] else find_source(**each["find"]) for each in asked]
-        folders = [one.folder if one else Path(each["data_dir"]) for one, each in zip(found, asked, strict=True)]
-        self._weights = tuple(each["weight"] for each in asked)
+        found = [None if each.data_dir else find_source(each) for each in asked]
+        folders = [one.folder if one else Path(each.data_dir) for one, each in zip(found, asked, strict=True)]
+        self._weights = tuple(each.weight for each in asked)
         if self._consumed:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
             most_windows = [_most_windows(source, model.sequence_length) for source in found]

@@ -27,6 +27,7 @@ from urllib.parse import unquote, urlparse, urlsplit
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import is_redacted, is_url, redact_url
+from pretrain.recipe.keys import WantedSource
 
 STDLIB = "python_stdlib"
 TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
@@ -61,68 +62,57 @@ class FoundSource:
         return Path("data") / f"{self.name}-{digest[:12]}"
 
 
-def find_source(
-    *,
-    dataset_name: str | None,
-    dataset_config_name: str | None,
-    dataset_revision: str | None,
-    text_column: str,
-    data_files: list[str] | None,
-    validation_files: list[str] | None,
-    validation_fraction: float,
-    validation_tokens: int,
-    limit_tokens: int,
-    shard_tokens: int,
-    tokenizer: dict,
-) -> FoundSource:
+def find_source(wanted: WantedSource) -> FoundSource:
     """Find a source without reading it as text, and without the network where it is not a text behind a URL.
-
-    Args:
-        tokenizer: what decides the ids (its name, or how it is made): part of the fingerprint.
 
     Raises BadInput when nothing is found.
     """
-    identity = {"format": FORMAT, "tokenizer": tokenizer, "shard_tokens": shard_tokens, "limit_tokens": limit_tokens}
-    if validation_files and not data_files:
+    identity = {
+        "format": FORMAT,
+        "tokenizer": wanted.tokenizer,
+        "shard_tokens": wanted.shard_tokens,
+        "limit_tokens": wanted.limit_tokens,
+    }
+    if wanted.validation_files and not wanted.data_files:
         raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
-    if data_files:
-        train = find_files("data_files", data_files)
-        held_out = find_files("validation_files", validation_files or [])
+    if wanted.data_files:
+        train = find_files("data_files", wanted.data_files)
+        held_out = find_files("validation_files", wanted.validation_files or [])
         if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
             raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
         kind = _kind_of([*train, *held_out])
         if kind is None:
-            if not held_out and not validation_fraction:
+            if not held_out and not wanted.validation_fraction:
                 raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
             paths = {"train": [*map(Path, train)]} | ({"validation": [*map(Path, held_out)]} if held_out else {})
             identity |= {
                 split: [[path.name, files.sha256(path)] for path in found] for split, found in paths.items()
-            } | ({} if held_out else {"validation": validation_fraction})
+            } | ({} if held_out else {"validation": wanted.validation_fraction})
             size = sum(path.stat().st_size for path in paths["train"]) + len(train)
-            parts = _text_parts(paths, validation_fraction)
+            parts = _text_parts(paths, wanted.validation_fraction)
             return FoundSource(Path(train[0]).stem, identity, parts, most_tokens=size)
-        identity |= {"train": _stamps(train), "text_column": text_column}
-        identity["validation"] = _stamps(held_out) or validation_tokens
+        identity |= {"train": _stamps(train), "text_column": wanted.text_column}
+        identity["validation"] = _stamps(held_out) or wanted.validation_tokens
         tables = {"dataset_name": kind, "data_files": {"train": train} | ({"validation": held_out} if held_out else {})}
-        return FoundSource(_stem(train[0]), identity, tables=tables | {"text_column": text_column})
-    if dataset_name == STDLIB:
-        if not validation_fraction:
+        return FoundSource(_stem(train[0]), identity, tables=tables | {"text_column": wanted.text_column})
+    if wanted.dataset_name == STDLIB:
+        if not wanted.validation_fraction:
             raise BadInput(NO_VALIDATION)
-        paths = stdlib_files(validation_fraction)
+        paths = stdlib_files(wanted.validation_fraction)
         identity["files"] = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
         size = sum(path.stat().st_size + 1 for path in paths["train"])
         parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
         return FoundSource(STDLIB, identity, parts, most_tokens=size)
-    if not dataset_name:
+    if not wanted.dataset_name:
         raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
     asked = {
-        "dataset_name": dataset_name,
-        "dataset_config_name": dataset_config_name,
-        "dataset_revision": dataset_revision,
-        "text_column": text_column,
+        "dataset_name": wanted.dataset_name,
+        "dataset_config_name": wanted.dataset_config_name,
+        "dataset_revision": wanted.dataset_revision,
+        "text_column": wanted.text_column,
     }
-    identity |= asked | {"validation": validation_tokens}
-    return FoundSource(re.sub(r"[^\w.-]", "_", dataset_name.split("/")[-1]), identity, tables=asked)
+    identity |= asked | {"validation": wanted.validation_tokens}
+    return FoundSource(re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=asked)
 
 
 def find_files(key: str, patterns: list[str]) -> list[str]:

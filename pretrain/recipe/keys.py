@@ -408,18 +408,42 @@ def science(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in flat(recipe).items() if FIELDS[name].metadata["kind"] == "science"}
 
 
-def sources(data: Data) -> list[dict[str, Any]]:
-    """Return what the run reads, one dict a source: ``weight``, ``data_dir``, and the arguments of ``find_source``."""
+@dataclass(frozen=True, kw_only=True)
+class WantedSource:
+    """A source that a run reads: its own keys, and the recipe's where it states none.
+
+    Attributes:
+        weight: its share of the windows, relative to the others'.
+        data_dir: a folder of shards; None: its text is found by the other keys.
+        tokenizer: what decides the ids: its name and, where it is trained on the text, its size.
+    """
+
+    weight: float
+    data_dir: str | None
+    data_files: list[str] | None
+    validation_files: list[str] | None
+    dataset_name: str | None
+    dataset_config_name: str | None
+    dataset_revision: str | None
+    text_column: str
+    validation_fraction: float
+    validation_tokens: int
+    limit_tokens: int
+    shard_tokens: int
+    tokenizer: dict[str, Any]
+
+
+def sources(data: Data) -> list[WantedSource]:
+    """Return what the run reads: one source, or those of a mixture."""
     mixture = [{"weight": 1.0, **{name: getattr(data, name) for name in SOURCE_NAMES}}]
     if data.sources and not data.data_dir and not data.data_files:
         mixture = data.sources
-    size = data.tokenizer_vocab_size if data.tokenizer == "bpe" else None
+    tokenizer = {"tokenizer": data.tokenizer, "size": data.tokenizer_vocab_size if data.tokenizer == "bpe" else None}
     found = []
     for given in mixture:
         rules = {name: given.get(name, getattr(data, name)) for name in SOURCE_RULES}
         names = {name: given.get(name) for name in SOURCE_NAMES}
-        find = rules | names | {"tokenizer": {"tokenizer": data.tokenizer, "size": size}}
-        found.append({"weight": float(given["weight"]), "data_dir": find.pop("data_dir"), "find": find})
+        found.append(WantedSource(weight=float(given["weight"]), tokenizer=tokenizer, **names, **rules))
     return found
 
 

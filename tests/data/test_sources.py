@@ -15,6 +15,7 @@ import pytest
 
 from pretrain.base.errors import BadInput
 from pretrain.data import sources, tokenization
+from pretrain.recipe.keys import WantedSource
 
 ODD = "a\r\nb\rc\n\n\x00\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
 FRAGMENTS = [  # where pieces could be cut wrongly
@@ -23,6 +24,8 @@ FRAGMENTS = [  # where pieces could be cut wrongly
     *("é", "e\u0301", "中文", "漢", "हि", "\u200b", "\u200d", "\ufeff", "\x00", "\U0001f600", "\U0010ffff", "\ufffd"),
 ]
 PLAIN = {
+    "weight": 1.0,
+    "data_dir": None,
     "dataset_name": None,
     "dataset_config_name": None,
     "dataset_revision": None,
@@ -106,7 +109,7 @@ def bpe():
 
 
 def find(**changes):
-    return sources.find_source(**(PLAIN | changes))
+    return sources.find_source(WantedSource(**PLAIN | changes))
 
 
 def text(folder, name, content):

@@ -1,6 +1,5 @@
 """The recipe: what it accepts, what it refuses, and that each remedy it prints works."""
 
-import inspect
 import os
 import re
 import subprocess
@@ -13,7 +12,6 @@ from conftest import ROOT
 
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact_url
-from pretrain.data import sources
 from pretrain.recipe import keys, reading, rules
 from pretrain.recipe.plan import Plan, make_plan
 
@@ -474,44 +472,38 @@ def test_the_micro_batch_is_the_largest_at_or_below_the_ceiling_that_divides_the
 # What a run reads.
 
 
-def test_a_source_is_asked_for_in_the_words_of_find_source(tmp_path):
-    wanted = set(inspect.signature(sources.find_source).parameters)
-    for source in [*keys.sources(recipe(tmp_path).data), *read(tmp_path, HUB, OWN)]:
-        assert source.keys() == {"weight", "data_dir", "find"} and source["find"].keys() == wanted
-
-
 def test_without_a_mixture_the_recipe_is_the_only_source(tmp_path):
     (source,) = keys.sources(recipe(tmp_path, validation_files=["v"], limit_tokens=9, text_column="c").data)
-    assert source["weight"] == 1.0 and source["data_dir"] is None
+    assert source.weight == 1.0 and source.data_dir is None
     wanted = {"data_files": ["a.txt"], "validation_files": ["v"], "limit_tokens": 9, "text_column": "c"}
-    assert source["find"].items() >= (wanted | {"dataset_name": None, "validation_fraction": 0.1}).items()
+    assert vars(source).items() >= (wanted | {"dataset_name": None, "validation_fraction": 0.1}).items()
     (source,) = keys.sources(recipe(tmp_path, data_files=None, data_dir="shards").data)
-    assert source["data_dir"] == "shards"
+    assert source.data_dir == "shards"
 
 
 def test_each_source_of_a_mixture_has_its_own_name_and_weight(tmp_path):
     hub, own, shards = read(tmp_path, HUB, OWN, {"weight": 0.5, "data_dir": "shards"})
-    assert [source["weight"] for source in (hub, own, shards)] == [1.0, 2.0, 0.5]
-    assert all(isinstance(source["weight"], float) for source in (hub, own, shards))
-    assert [source["find"]["dataset_name"] for source in (hub, own, shards)] == ["owner/name", None, None]
-    assert [source["find"]["data_files"] for source in (hub, own, shards)] == [None, OWN["data_files"], None]
-    assert [source["data_dir"] for source in (hub, own, shards)] == [None, None, "shards"]
+    assert [source.weight for source in (hub, own, shards)] == [1.0, 2.0, 0.5]
+    assert all(isinstance(source.weight, float) for source in (hub, own, shards))
+    assert [source.dataset_name for source in (hub, own, shards)] == ["owner/name", None, None]
+    assert [source.data_files for source in (hub, own, shards)] == [None, OWN["data_files"], None]
+    assert [source.data_dir for source in (hub, own, shards)] == [None, None, "shards"]
 
 
 def test_a_source_has_the_recipes_rules_where_it_states_none(tmp_path):
     rules = {"text_column": "t", "validation_fraction": 0.3, "validation_tokens": 5, "limit_tokens": 6}
     rules["shard_tokens"] = 77
     hub, own = read(tmp_path, HUB, OWN, **rules)
-    assert hub["find"].items() >= rules.items()
-    assert own["find"].items() >= (rules | {"text_column": "content", "validation_tokens": 7}).items()
+    assert vars(hub).items() >= rules.items()
+    assert vars(own).items() >= (rules | {"text_column": "content", "validation_tokens": 7}).items()
 
 
 def test_a_source_has_none_of_the_recipes_names(tmp_path):
     names = {"dataset_name": "x", "dataset_config_name": "c", "dataset_revision": "r", "validation_files": ["v"]}
     (own,) = read(tmp_path, OWN, **names)
-    assert all(own["find"][name] is None for name in names)
+    assert all(getattr(own, name) is None for name in names)
     (hub,) = read(tmp_path, HUB, **names)
-    assert hub["find"]["dataset_name"] == "owner/name" and hub["find"]["dataset_config_name"] is None
+    assert hub.dataset_name == "owner/name" and hub.dataset_config_name is None
 
 
 @pytest.mark.parametrize(
@@ -528,7 +520,7 @@ def test_a_source_has_none_of_the_recipes_names(tmp_path):
 def test_data_dir_goes_before_data_files_before_sources_before_dataset_name(tmp_path, changes, wanted):
     given = {"data_files": None, "tokenizer": "owner/tokenizer"} | changes
     (source,) = keys.sources(recipe(tmp_path, **given).data)
-    assert (source["data_dir"] or source["find"]["data_files"] or source["find"]["dataset_name"]) == wanted
+    assert (source.data_dir or source.data_files or source.dataset_name) == wanted
 
 
 def test_a_flag_that_names_data_goes_before_the_files_mixture(tmp_path):
@@ -604,7 +596,7 @@ def test_each_fault_of_a_source_is_said_once_with_its_number(tmp_path, source, w
 
 def test_a_source_may_take_an_optional_name_away(tmp_path):
     (source,) = read(tmp_path, HUB | {"dataset_revision": None, "data_dir": None})
-    assert source["find"]["dataset_revision"] is None and source["data_dir"] is None
+    assert source.dataset_revision is None and source.data_dir is None
 
 
 def test_all_faults_of_a_mixture_come_at_once(tmp_path):
@@ -652,7 +644,7 @@ def test_prepared_shards_may_be_deleted_once_they_are_consumed(tmp_path):
 def test_tokenizer_identity_holds_the_size_only_where_it_counts(tmp_path):
     def identities(tokenizer):
         given = [recipe(tmp_path, tokenizer=tokenizer, tokenizer_vocab_size=size) for size in (300, 400)]
-        return [keys.sources(one.data)[0]["find"]["tokenizer"] for one in given]
+        return [keys.sources(one.data)[0].tokenizer for one in given]
 
     assert identities("bpe") == [{"tokenizer": "bpe", "size": 300}, {"tokenizer": "bpe", "size": 400}]
     assert identities("characters") == [{"tokenizer": "characters", "size": None}] * 2
