@@ -65,9 +65,10 @@ test-slow: $(VENV)/.installed-slow ## campaigns of kills and parities
 test-null-card: $(if $(NULL_CARD_PYTHON),,$(NULL_CARD_VENV)/.installed) ## code for cards, compiled too, without a card (an hour, 6 GB)
 	$(or $(NULL_CARD_PYTHON),$(NULL_CARD_VENV)/bin/python) -m pytest -m null_card tests/card/null
 
-check: $(VENV)/.installed-dev ## format, lint, layout rules
+check: $(VENV)/.installed-dev ## format, lint, types, layout rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layout.py
 
 format: $(VENV)/.installed-dev ## rewrite the files as `make check` wants them

@@ -289,14 +289,14 @@ def tiny_model():
 
 def examine_disk(recipe: keys.Recipe, asked: argparse.Namespace, facts: dict, works: bool) -> Iterator[Check]:
     """Yield verdicts on the folder that the run will be written to; ``works``: torch can be imported."""
-    wanted = Path(recipe.saving.output_dir).absolute()
+    wanted = recipe.saving.run_dir.absolute()
     folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
     size, shards = 12.0 * estimate.shape_of(recipe.model).parameters, shard_bytes(recipe)
     every, saving = recipe.saving.save_steps, recipe.saving
     kept = saving.save_total_limit or (recipe.schedule.max_steps // every if every else 0)
     free = shutil.disk_usage(folder).free
     facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
-    yield verdicts.disk(free, size * (kept + 1), shards, str(folder), recipe.saving.run_name)
+    yield verdicts.disk(free, size * (kept + 1), shards, str(folder), recipe.saving.name)
     yield from verdicts.mount(files.network_mount(folder), str(folder))
     if asked.quick or free < 2**30 or not works:
         return
@@ -485,7 +485,7 @@ def measured(recipe: keys.Recipe, card: cards.Card, count: int) -> float | None:
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"), reverse=True):
         with contextlib.suppress(ValueError, OSError):
             result = json.loads(path.read_text(encoding="utf-8"))
-            wanted = {"recipe": recipe.saving.run_name, "card": card.name, "count": count}
+            wanted = {"recipe": recipe.saving.name, "card": card.name, "count": count}
             if isinstance(result, dict) and wanted.items() <= result.items():
                 return result["tokens_per_second"]
     return None
@@ -494,7 +494,7 @@ def measured(recipe: keys.Recipe, card: cards.Card, count: int) -> float | None:
 def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     """Return an estimate as lines to read."""
     lines = [
-        f"{recipe.saving.run_name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
+        f"{recipe.saving.name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
         f"{card.gigabytes_per_second:g} GB/s, {card.watts} W: {card.source})",
         "",
         f"products     {products(card)}",
@@ -582,7 +582,7 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     ]
     return "\n".join(
         [
-            f"{recipe.saving.run_name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
+            f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
             f"{first['count']} card{'s' if first['count'] > 1 else ''}",
             "",
             *lines,

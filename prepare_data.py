@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
     if all(asked.data_dir for asked in found):
-        raise BadInput(f"data_dir = {found[0]['data_dir']} is a folder of shards already: there is nothing to prepare")
+        raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")
     for index, asked in enumerate(found):
         if asked.data_dir or extras.get("source", index) != index:
             continue

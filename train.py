@@ -119,7 +119,7 @@ def train(
         profiled: record a few updates into the run folder.
     """
     device, rank, is_main = accelerator.device, accelerator.process_index, accelerator.is_main_process
-    run_dir, tokenizer, evaluation = Path(recipe.saving.output_dir), corpus.tokenizer, recipe.evaluation
+    run_dir, tokenizer, evaluation = recipe.saving.run_dir, corpus.tokenizer, recipe.evaluation
     stop = StopRequest(recipe.machine.ddp_timeout)
 
     # Accelerate moves, wraps (DDP, FSDP2), compiles and autocasts the module that returns the loss. `model` stays the

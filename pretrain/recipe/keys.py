@@ -8,6 +8,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -294,6 +295,16 @@ class Saving:
         default="auto",
         kind="run",
     )
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return Path(self.output_dir or f"runs/{self.name}")
+
+    @property
+    def name(self) -> str:
+        """The run's name, which a loaded recipe always has."""
+        return self.run_name or ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ CONTENTS = {
 
 def refuse_foreign_run(recipe: keys.Recipe) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is no run folder."""
-    run_dir, asked = Path(recipe.saving.output_dir), recipe.saving.resume_from_checkpoint
+    run_dir, asked = recipe.saving.run_dir, recipe.saving.resume_from_checkpoint
     old = run_dir / "recipe.yaml"
     if asked not in ("auto", "none") and not hub.is_address(asked):
         checkpoint.read_state(Path(asked))
@@ -46,7 +46,7 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         accelerator.wait_for_everyone()
         yield
         return
-    run_dir = Path(recipe.saving.output_dir)
+    run_dir = recipe.saving.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
     with files.locked(run_dir / LOCK, busy):

@@ -24,7 +24,7 @@ def header(
 ) -> Iterator[str]:
     """Yield what is trained, on what, in which steps and where."""
     flops, tokens = facts.flops_per_token, recipe.schedule.max_steps * recipe.batch.tokens_per_step
-    yield f"run      {recipe.saving.run_name} in {recipe.saving.output_dir}"
+    yield f"run      {recipe.saving.name} in {recipe.saving.output_dir}"
     yield _model(recipe.model, facts)
     yield from corpus.describe(corpus.order(plan))
     yield (

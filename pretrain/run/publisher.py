@@ -50,7 +50,7 @@ class Publisher:
     ):
         self._recipe, self._repo_id, self._state = recipe, repo_id, state
         self._facts, self._description, self._pushes = facts, description, 0
-        self._run_dir = Path(recipe.saving.output_dir)
+        self._run_dir = recipe.saving.run_dir
         self._pusher = hub.Pusher(self._run_dir / PENDING) if repo_id else None
 
     def saved(self, path: Path) -> None:
@@ -111,7 +111,7 @@ class Publisher:
             step,
             repo_id=self._repo_id,
             private=recipe.hub.hub_private_repo,
-            title=f"{recipe.saving.run_name}, step {step}: {words}",
+            title=f"{recipe.saving.name}, step {step}: {words}",
             tag=f"step-{step:08d}",
             files=files,
         )
@@ -161,9 +161,9 @@ def check(recipe: keys.Recipe) -> str | None:
     """
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
-    begun = checkpoint.list_checkpoints(Path(recipe.saving.output_dir) / "checkpoints")
+    begun = checkpoint.list_checkpoints(recipe.saving.run_dir / "checkpoints")
     repo_id, notes = hub.check(
-        recipe.hub.hub_model_id or recipe.saving.run_name,
+        recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
         fresh=not begun and not hub.is_address(recipe.saving.resume_from_checkpoint),
         card=model_card.metadata(keys.public(recipe)),

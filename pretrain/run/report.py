@@ -49,7 +49,7 @@ class Report:
         self._hinted = self._expected = False
         if not is_main:
             return
-        run_dir = Path(recipe.saving.output_dir)
+        run_dir = recipe.saving.run_dir
         self.metrics_path, self._samples_path = run_dir / "metrics.jsonl", run_dir / "samples.txt"
         rows = [row for row in read_metrics(self.metrics_path) if _is_past(row, state.step)]
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
@@ -59,7 +59,7 @@ class Report:
             names_of(recipe.tracking),
             run_dir=run_dir,
             project_name=recipe.tracking.project_name,
-            run_name=recipe.saving.run_name,
+            run_name=recipe.saving.name,
             tags=tuple(recipe.tracking.tags),
             config=keys.public(recipe),
             ids=state.trackers,
@@ -119,7 +119,7 @@ class Report:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
         if self._is_main and self._draws and time.monotonic() - self._drawn >= at_least:
             published = model_card.published(keys.public(self._recipe))
-            rows, name = read_metrics(self.metrics_path), self._recipe.saving.run_name
+            rows, name = read_metrics(self.metrics_path), self._recipe.saving.name
             curves.draw_curves(rows, self._picture, name, published=published)
             self._drawn = time.monotonic()
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
     """Return the checkpoint to go on from, the same on all processes, and a line for each newer one that is damaged."""
-    asked, run_dir = recipe.saving.resume_from_checkpoint, Path(recipe.saving.output_dir)
+    asked, run_dir = recipe.saving.resume_from_checkpoint, recipe.saving.run_dir
     if asked == "none":
         return None, []
     if asked != "auto" and not hub.is_address(asked):
@@ -88,7 +88,7 @@ class Checkpoints:
     ):
         self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
         self._tensors = model, optimizer
-        self.folder = Path(recipe.saving.output_dir) / "checkpoints"
+        self.folder = recipe.saving.run_dir / "checkpoints"
         self._saver = checkpoint.Saver(
             self.folder, is_main=accelerator.is_main_process, keep=recipe.saving.save_total_limit, saved=saved
         )

@@ -1,7 +1,6 @@
 """``--eval_only``: score a checkpoint, or the model that a recipe begins from, and write nothing."""
 
 import json
-from pathlib import Path
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
@@ -23,7 +22,7 @@ def score(
     recipe: keys.Recipe, corpus: Corpus, test: HellaSwag | None, model: PreTrainedModel, accelerator: Accelerator
 ) -> str:
     """Return the validation loss and HellaSwag of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
-    begun_from, run_dir = recipe.model.init_from, Path(recipe.saving.output_dir)
+    begun_from, run_dir = recipe.model.init_from, recipe.saving.run_dir
     path = None if begun_from else find_checkpoint(recipe, accelerator)[0]
     if path is None and not begun_from:
         raise BadInput(f"eval_only: {run_dir} holds no checkpoint; train first, or give --init_from MODEL")
