@@ -23,7 +23,7 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag, likelihood
-from pretrain.hub import hub
+from pretrain.hub import client
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator
 from pretrain.model import pretrained
@@ -36,7 +36,7 @@ PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16"
 def main(argv: list[str] | None = None) -> int:
     """Score, print the table and the JSON line, write and push what was asked for."""
     asked = parse(sys.argv[1:] if argv is None else argv)
-    hub.bound_client()
+    client.bound_client()
     disable_progress_bar()  # Transformers' own bars, over loading one file
     if asked.push_to_hub:
         refuse_push(asked)

@@ -57,10 +57,10 @@ def print_samples(asked: argparse.Namespace) -> None:
 
     from pretrain.data import tokenization
     from pretrain.evaluation import sampling
-    from pretrain.hub import hub
+    from pretrain.hub import client
     from pretrain.model import pretrained
 
-    hub.bound_client()
+    client.bound_client()
 
     disable_progress_bar()
     name = pretrained.find(asked.model)

@@ -31,7 +31,7 @@ from pretrain.base import console, files
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.data import shards, sources, tokenization
 from pretrain.data.windows import Windows
-from pretrain.hub import hub
+from pretrain.hub import client
 from pretrain.recipe import keys, reading
 
 log = logging.getLogger("pretrain.prepare_data")
@@ -56,7 +56,7 @@ EXTRAS = {
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print where it lies."""
-    hub.bound_client()
+    client.bound_client()
     recipe, extras = reading.parse_command(
         sys.argv[1:] if argv is None else argv, "Turn text into folders of token shards.", EXTRAS
     )

@@ -30,7 +30,7 @@ from pretrain.base.stopping import StopRequest, end_with_launcher, peers
 from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items
 from pretrain.evaluation.hellaswag import HellaSwag
-from pretrain.hub import hub
+from pretrain.hub import client
 from pretrain.machine import cards, hardware
 from pretrain.machine.accelerator import gradient_exchange, make_accelerator, prepare, refuse_missing_kernels
 from pretrain.machine.fit import fit_micro_batch, saved_when_out_of_memory
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     end_with_launcher(parent or os.getppid())
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     argv = sys.argv[1:] if argv is None else argv
-    hub.bound_client()
+    client.bound_client()
     if argv[:1] == ["--push_pending"] and len(argv) == 2:  # needs no recipe, so it works in any folder
         return publisher.push_pending(Path(argv[1]))
     recipe, modes = reading.parse_command(argv, reading.TRAINS, reading.TRAIN_MODES)

@@ -21,6 +21,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+pytest.register_assert_rewrite("pushes")
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = """
 validation_fraction: 0.1

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 ID = r"(?P<id>[^/]+/[^/]+)"
 LFS = (".safetensors", ".png")
-ZERO = "2026-01-01T00:00:00.000Z"
+IN_XET = b"in Xet: "
 
 
 @dataclass
@@ -278,7 +278,7 @@ class Handler(BaseHTTPRequestHandler):
         for file in json.loads(body)["files"]:
             name, old = file["path"], commit.files.get(file["path"])
             lfs = name.endswith(LFS)
-            oid = None if old is None else sha256(old) if lfs else blob_id(old)
+            oid = None if old is None else lfs_oid(old) if lfs else blob_id(old)
             mode = "lfs" if lfs else "regular"
             answers.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self.answer({"files": answers})
@@ -317,7 +317,7 @@ class Handler(BaseHTTPRequestHandler):
             elif line["key"] == "lfsFile" and value["oid"] in self.server.objects:
                 tree[value["path"]] = self.server.objects[value["oid"]]
             elif line["key"] == "lfsFile" and self.server.xet:
-                tree[value["path"]] = f"in Xet: {value['oid']}".encode()
+                tree[value["path"]] = IN_XET + value["oid"].encode()
             elif line["key"] == "deletedFile" and value["path"] in tree:
                 del tree[value["path"]]
             else:
@@ -341,11 +341,6 @@ class Handler(BaseHTTPRequestHandler):
         head = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit.oid}
         tags = [{"name": t, "ref": f"refs/tags/{t}", "targetCommit": oid} for t, oid in repository.tags.items()]
         self.answer({"converts": [], "branches": [head], "tags": tags})
-
-    def commits(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """List commits, newest first."""
-        rest = {"message": "", "date": ZERO, "authors": [{"user": "me"}]}
-        self.answer([{"id": c.oid, "title": c.title, **rest} for c in reversed(repository.commits)])
 
     def may_write(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
         """Say yes; ``route`` has said no."""
@@ -392,7 +387,6 @@ ROUTES = [
     ("POST", f"{MODEL}/commit/{REVISION}", Handler.make_commit),
     ("POST", f"{MODEL}/tag/{REVISION}", Handler.tag),
     ("GET", f"{MODEL}/refs", Handler.refs),
-    ("GET", f"{MODEL}/commits/{REVISION}", Handler.commits),
     ("GET", f"{MODEL}/auth-check(/write)?", Handler.may_write),
     ("GET", f"{MODEL}/tree/(?P<revision>[^/]+)(/.*)?", Handler.tree),
     ("GET", f"{MODEL}(/revision/{REVISION})?", Handler.info),
@@ -403,6 +397,11 @@ ROUTES = [
 def sha256(data: bytes) -> str:
     """Return the SHA-256, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def lfs_oid(data: bytes) -> str:
+    """Return the SHA-256 that an LFS object or a file in Xet is known by."""
+    return data.removeprefix(IN_XET).decode() if data.startswith(IN_XET) else sha256(data)
 
 
 def blob_id(data: bytes) -> str:

@@ -10,7 +10,6 @@ There is no generator state to save: order and dropout are functions of (seed, s
 
 import json
 import logging
-import re
 import shutil
 import uuid
 from collections.abc import Callable
@@ -33,12 +32,9 @@ from torch.distributed.tensor import DTensor
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
+from pretrain.base.layout import MANIFEST, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
 
 log = logging.getLogger(__name__)
-
-NAME = re.compile(r"step-(\d{8})")
-PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 
 
 class Saver:
@@ -84,7 +80,7 @@ class Saver:
         self.finish()
         self.ready()
         weights, moments = _gather(model, optimizer, alone)
-        if not (self.is_main or alone) or find_fault(self.folder / f"step-{step:08d}") is None:
+        if not (self.is_main or alone) or find_fault(self.folder / step_name(step)) is None:
             return
         weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
         write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep))  # noqa: E731
@@ -138,9 +134,9 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int) -> Path:
-    path = folder / f"step-{step:08d}"
+    path = folder / step_name(step)
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".step-{step:08d}.tmp-{uuid.uuid4().hex[:8]}"
+    aside = folder / f".{path.name}.tmp-{uuid.uuid4().hex[:8]}"
     aside.mkdir()
     try:
         _write_tensors(weights, aside / MODEL)
@@ -223,12 +219,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint folders by name, newest first, whether they verify or not."""
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir()), reverse=True)
+    return sorted((p for p in folder.iterdir() if STEP.fullmatch(p.name) and p.is_dir()), reverse=True)
 
 
 def step_of(path: Path) -> int:
     """Return how many updates a checkpoint folder stands for."""
-    return int(NAME.fullmatch(path.name)[1])
+    return int(STEP.fullmatch(path.name)[1])
 
 
 def find_fault(path: Path) -> str | None:
@@ -241,7 +237,7 @@ def find_fault(path: Path) -> str | None:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__})"
-    if path.name != f"step-{step:08d}":
+    if path.name != step_name(step):
         return f"{MANIFEST} is of step {step}"
     for name in (MODEL, OPTIMIZER, STATE):
         if name not in expected:
@@ -271,13 +267,6 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
     if skipped:
         raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
     return None, []
-
-
-def clear_partial(folder: Path) -> None:
-    """Remove what killed saves left behind. Only for the holder of the run folder's lock."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if PARTIAL.fullmatch(path.name) and not path.is_symlink():
-            shutil.rmtree(path)
 
 
 def read_state(path: Path) -> dict:

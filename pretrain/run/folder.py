@@ -8,7 +8,8 @@ from accelerate import Accelerator
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.hub import hub
+from pretrain.base.layout import clear_partial
+from pretrain.hub import fetch
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 
@@ -26,7 +27,7 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is no run folder."""
     run_dir, asked = recipe.saving.run_dir, recipe.saving.resume_from_checkpoint
     old = run_dir / "recipe.yaml"
-    if asked not in ("auto", "none") and not hub.is_address(asked):
+    if asked not in ("auto", "none") and not fetch.is_address(asked):
         checkpoint.read_state(Path(asked))
     if run_dir.exists() and not run_dir.is_dir():
         raise BadInput(f"output_dir = {run_dir}: is a file; give another --run_name or --output_dir")
@@ -50,7 +51,7 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
     with files.locked(run_dir / LOCK, busy):
-        checkpoint.clear_partial(run_dir / "checkpoints")
+        clear_partial(run_dir / "checkpoints")
         files.write_text(run_dir / "recipe.yaml", keys.as_yaml(recipe))
         accelerator.wait_for_everyone()
         yield

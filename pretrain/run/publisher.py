@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact
-from pretrain.hub import hub, model_card
+from pretrain.hub import fetch, model_card, push
 from pretrain.machine import estimate, hardware
 from pretrain.machine.accelerator import precision_of
 from pretrain.model import export
@@ -51,7 +51,7 @@ class Publisher:
         self._recipe, self._repo_id, self._state = recipe, repo_id, state
         self._facts, self._description, self._pushes = facts, description, 0
         self._run_dir = recipe.saving.run_dir
-        self._pusher = hub.Pusher(self._run_dir / PENDING) if repo_id else None
+        self._pusher = push.Pusher(self._run_dir / PENDING) if repo_id else None
 
     def saved(self, path: Path) -> None:
         """Stage a checkpoint's push; called beside training."""
@@ -89,7 +89,7 @@ class Publisher:
     def _stage(self, step: int, files: dict[str, Path | str]) -> None:
         """Stage a push: the model's ``files``, what describes it and, as hub_strategy says, its checkpoint."""
         recipe, run_dir = self._recipe, self._run_dir
-        files = {name: file for name, file in files.items() if hub.ALLOWED.fullmatch(name)}
+        files = {name: file for name, file in files.items() if push.ALLOWED.fullmatch(name)}
         rows = [row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= step]
         files["README.md"] = model_card.model_card(self._repo_id, step, rows, keys.public(recipe), self._facts)
         files["metrics.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
@@ -106,15 +106,14 @@ class Publisher:
             for name, words in (("train/loss", "train loss"), ("eval/loss", "validation loss"))
             if name in now
         )
-        self._pushes += 1
         self._pusher.add(
             step,
             repo_id=self._repo_id,
             private=recipe.hub.hub_private_repo,
             title=f"{recipe.saving.name}, step {step}: {words}",
-            tag=f"step-{step:08d}",
             files=files,
         )
+        self._pushes += 1
 
 
 def facts_of(
@@ -162,10 +161,10 @@ def check(recipe: keys.Recipe) -> str | None:
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
     begun = checkpoint.list_checkpoints(recipe.saving.run_dir / "checkpoints")
-    repo_id, notes = hub.check(
+    repo_id, notes = push.check(
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
-        fresh=not begun and not hub.is_address(recipe.saving.resume_from_checkpoint),
+        fresh=not begun and not fetch.is_address(recipe.saving.resume_from_checkpoint),
         card=model_card.metadata(keys.public(recipe)),
     )
     for note in notes:
@@ -177,4 +176,4 @@ def push_pending(run_dir: Path) -> int:
     """Send what waits in a run folder; return 0 when nothing is left, else 1."""
     if not run_dir.is_dir():
         raise BadInput(f"--push_pending {run_dir}: no such run folder")
-    return 1 if hub.push_pending(run_dir / PENDING) else 0
+    return 1 if push.push_pending(run_dir / PENDING) else 0

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
-from pretrain.hub import hub
+from pretrain.hub import fetch
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 from pretrain.run.state import RunState
@@ -25,15 +25,15 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     asked, run_dir = recipe.saving.resume_from_checkpoint, recipe.saving.run_dir
     if asked == "none":
         return None, []
-    if asked != "auto" and not hub.is_address(asked):
+    if asked != "auto" and not fetch.is_address(asked):
         return Path(asked), []
     found: list = [None, [], None]
     if accelerator.is_main_process:
         try:
             found[:2] = checkpoint.find_newest(run_dir / "checkpoints")
-            if found[0] is None and hub.is_address(asked):  # later starts of the same command go on from this folder
+            if found[0] is None and fetch.is_address(asked):  # later starts of the same command go on from this folder
                 log.info(f"hub      fetching {asked}")
-                found[0] = hub.fetch_checkpoint(asked, run_dir / "checkpoints", run_dir)
+                found[0] = fetch.fetch_checkpoint(asked, run_dir / "checkpoints", run_dir)
         except BadInput as error:
             found[2] = error.lines
     broadcast_object_list(found)

@@ -655,10 +655,10 @@ class Hub:
 
         from pretrain.base.errors import BadInput, TrainingStopped
         from pretrain.data import stream
-        from pretrain.hub import hub
+        from pretrain.hub import client
 
-        hub.bound_client()
-        hub.TIMEOUT_SECONDS["read"] = 0.3
+        client.bound_client()
+        client.TIMEOUT_SECONDS["read"] = 0.3
         self.server, self.folder, self.stream, self.waits, self.said = server, folder, stream, [], []
         self.stops, self.filesystem = (BadInput, TrainingStopped), huggingface_hub.HfFileSystem
         stream.time.sleep = self.waits.append

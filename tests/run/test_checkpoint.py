@@ -17,6 +17,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from pretrain.base import layout
 from pretrain.base.errors import BadInput
 from pretrain.optim import muon, optim
 from pretrain.run import checkpoint
@@ -292,7 +293,7 @@ def test_what_a_killed_save_left_is_cleared_and_nothing_else(tmp_path):
     save(tmp_path, 1)
     (tmp_path / ".step-00000002.tmp-0123abcd").mkdir()
     (tmp_path / ".step-mine").mkdir()
-    checkpoint.clear_partial(tmp_path)
+    layout.clear_partial(tmp_path)
     assert sorted(os.listdir(tmp_path)) == [".step-mine", "step-00000001"]
 
 

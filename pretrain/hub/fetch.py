@@ -1,0 +1,110 @@
+"""A full checkpoint that a run pushed, fetched onto a fresh machine."""
+
+import functools
+import json
+import re
+import shutil
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
+
+from pretrain.base import files, layout
+from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.hub import client
+
+PARTS = (layout.MODEL, layout.OPTIMIZER, layout.STATE)
+NEWEST = "last-checkpoint/"
+CHECKPOINT = rf"({NEWEST}|checkpoints/step-\d{{8}}/)"
+ADDRESS = re.compile(r"hub://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+
+
+def is_address(source: str) -> bool:
+    """Whether a checkpoint is one of the Hub (hub://...)."""
+    return source.startswith("hub://")
+
+
+def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path) -> Path:
+    """Fetch a full checkpoint that was pushed into ``checkpoints``, and return its folder.
+
+    It also fetches metrics.jsonl where ``run_dir`` has none. What is there and whole is not fetched again.
+
+    Args:
+        source: hub://OWNER/NAME or hub://OWNER/NAME@REVISION: a tag, a branch or a commit.
+
+    Raises BadInput where it does not exist, may not be read or is damaged, TrainingStopped where the Hub is down.
+    """
+    where = f"resume_from_checkpoint = {source}"
+    address = ADDRESS.fullmatch(source)
+    try:
+        if not address:
+            raise HFValidationError("is no address of the Hub.")
+        return _fetch(client.api(), *address.groups(), where, checkpoints, run_dir)
+    except BadInput:
+        raise
+    except HFValidationError as error:
+        raise BadInput(f"{where}: {error} Give hub://OWNER/NAME or hub://OWNER/NAME@step-00005000") from None
+    except OfflineModeIsEnabled:
+        raise BadInput(f"{where}: HF_HUB_OFFLINE is set; unset it, or give a checkpoint of this machine") from None
+    except Exception as error:  # each layer of the client has kinds of its own
+        if not client.is_refusal(error):
+            raise TrainingStopped(
+                f"{where}: {client.describe(error)}. The same command goes on from what was fetched"
+            ) from None
+        remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
+        raise BadInput(f"{where}: {client.describe(error)}. {remedy}") from None
+
+
+def _fetch(api: HfApi, repo_id: str, revision: str | None, where: str, checkpoints: Path, run_dir: Path) -> Path:
+    found = client.patiently(client.DEADLINE_SECONDS, api.model_info, repo_id, revision=revision)
+    names = {sibling.rfilename for sibling in found.siblings}
+    within = sorted(
+        name.removesuffix(layout.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + layout.MANIFEST, name)
+    )
+    if not within:
+        raise BadInput(f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one")
+    aside = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed goes on
+    aside.mkdir(parents=True, exist_ok=True)
+
+    def fetched(name: str) -> Path:
+        download = functools.partial(api.hf_hub_download, revision=found.sha, local_dir=aside)
+        return Path(client.patiently(client.DEADLINE_SECONDS, download, repo_id, name))
+
+    try:
+        manifest = json.loads(fetched(within[-1] + layout.MANIFEST).read_text(encoding="utf-8"))
+        path = checkpoints / layout.step_name(manifest["step"])
+        rows = {name: {key: manifest["files"][name][key] for key in ("size", "sha256")} for name in PARTS}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{where}: {within[-1]}{layout.MANIFEST} cannot be read ({type(error).__name__})") from None
+    if path.exists():
+        refuse_damaged(path, rows, f"or it is not the one that {where} names: move {path} away")
+    else:
+        for name in PARTS:
+            fetched(within[-1] + name)
+        try:
+            refuse_damaged(aside / within[-1], rows, f"try again, or another revision than {where}")
+        except BadInput:
+            shutil.rmtree(aside)
+            raise
+        for file in [*(aside / within[-1]).iterdir(), aside / within[-1]]:
+            files.fsync(file)
+        (aside / within[-1]).rename(path)
+        files.fsync(checkpoints)
+    if layout.METRICS in names and not (run_dir / layout.METRICS).exists():
+        with files.replacing(run_dir / layout.METRICS) as temporary:
+            shutil.copyfile(fetched(layout.METRICS), temporary)
+    for old in checkpoints.glob(".hub-*"):
+        shutil.rmtree(old)
+    return path
+
+
+def refuse_damaged(folder: Path, rows: dict[str, dict], remedy: str) -> dict[str, str]:
+    """Return each file's SHA-256. Raises BadInput where one has not the size, or the SHA-256, of its row."""
+    sums = {}
+    for name, row in rows.items():
+        path = folder / name
+        if path.is_file() and not path.is_symlink() and path.stat().st_size == row["size"]:
+            sums[name] = files.sha256(path)
+        if name not in sums or row.get("sha256", sums[name]) != sums[name]:
+            raise BadInput(f"{path}: is damaged; {remedy}")
+    return sums

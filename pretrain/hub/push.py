@@ -1,0 +1,289 @@
+"""What a run pushes to the Hub: checked before step 0, staged on disk, sent beside training.
+
+Training never waits for the Hub. Pushes are sent oldest first, one commit and one tag each. What cannot be sent stays
+staged for the next push, the next start or ``push_pending``. Where an answer was lost, the next attempt finds the files
+on the Hub as they are here, and the client makes no second commit.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+import uuid
+from pathlib import Path
+from queue import SimpleQueue
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from pretrain.base import files, layout
+from pretrain.base.errors import BadInput
+from pretrain.hub import client
+from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
+
+log = logging.getLogger(__name__)
+
+PUSH = "push.json"
+TOKENS = "https://huggingface.co/settings/tokens"
+ALLOWED = re.compile(
+    r"(generation_)?config\.json|model[\w-]*\.safetensors(\.index\.json)?|README\.md|recipe\.yaml|curves\.png"
+    r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt|metrics\.jsonl"
+    rf"|{CHECKPOINT}({'|'.join(map(re.escape, (*PARTS, layout.MANIFEST)))})"
+)
+
+
+def check(repo_id: str, *, private: bool, fresh: bool, card: str = "") -> tuple[str, list[str]]:
+    """Find before step 0 what cannot work. Nothing is made on the Hub.
+
+    Args:
+        repo_id: hub_model_id, or the run's name; without an owner it is the login's.
+        fresh: whether the run starts at step 0.
+        card: a README.md with what the user chose of its metadata.
+
+    Returns: the full id (as it was given where the Hub cannot be asked), and what the user should know, a line each.
+    Raises BadInput for a malformed id, no login, no right to write, another run's repository, and metadata that the Hub
+    refuses.
+    """
+    where = f"hub_model_id = {repo_id}"
+    try:
+        validate_repo_id(repo_id)
+        if get_token() is None:
+            raise BadInput("push_to_hub = true: no login was found on this machine: hf auth login, or set HF_TOKEN")
+        return _check(client.api(), repo_id, private, fresh, card)
+    except BadInput:
+        raise
+    except HFValidationError as error:
+        raise BadInput(f"{where}: {error} Give NAME or OWNER/NAME") from None
+    except Exception as error:  # each layer of the client has kinds of its own
+        if client.is_refusal(error):
+            raise BadInput(
+                f"{where}: {client.describe(error)}. Check the id, and what the token may do: {TOKENS}"
+            ) from None
+        return repo_id, [
+            f"the Hub cannot be asked now ({client.describe(error)}); training starts, and pushes wait on disk"
+        ]
+
+
+def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> tuple[str, list[str]]:
+    try:
+        login = api.whoami()
+    except OSError as error:
+        if not client.is_refusal(error):
+            raise
+        words = f"the Hub does not take the token ({client.describe(error)})"
+        raise BadInput(f"push_to_hub = true: {words}: hf auth login --force, or another HF_TOKEN") from None
+    try:
+        if card:
+            ModelCard(card).validate()
+    except ValueError as error:
+        raise BadInput(f"license, language, tags: the Hub refuses them: {client.describe(error)}") from None
+    name, token = login["name"], login.get("auth", {}).get("accessToken", {})
+    repo_id = repo_id if "/" in repo_id else f"{name}/{repo_id}"
+    owner, where, notes = repo_id.split("/")[0], f"hub_model_id = {repo_id}", []
+    fine = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
+    if token.get("role") == "read":
+        raise BadInput(f"push_to_hub = true: the token may only read; {fine}")
+    if token.get("role") in ("write", "admin"):
+        notes.append(f"this token may write to all that {name} may write to; safer: {fine}")
+    try:
+        found = api.model_info(repo_id)
+    except RepositoryNotFoundError:
+        if not _may_create(login, token, owner):
+            raise BadInput(f"{where}: {name} has no right to make it; give another owner, or {fine}") from None
+        return repo_id, notes
+    try:
+        api.auth_check(repo_id, write=True)
+    except OSError as error:
+        if client.status_of(error) != 404:  # some mirrors of the Hub have no such route
+            raise
+    if private and found.private is False:
+        notes.append(f"{repo_id} is there and is public; hub_private_repo = true is for repositories that are made")
+    steps = sorted(ref.name for ref in api.list_repo_refs(repo_id).tags if layout.STEP.fullmatch(ref.name))
+    if fresh and steps:
+        raise BadInput(
+            f"{where}: holds another run's {steps[-1]}, and this run starts at step 0; give another hub_model_id, or go "
+            f"on from there (hub_strategy checkpoint, all_checkpoints) with --resume_from_checkpoint hub://{repo_id}"
+        )
+    return repo_id, notes
+
+
+def _may_create(login: dict, token: dict, owner: str) -> bool:
+    scopes = token.get("fineGrained", {}).get("scoped")
+    if scopes is not None:
+        return owner in {scope["entity"].get("name") for scope in scopes if "repo.write" in scope["permissions"]}
+    roles = {group["name"]: group.get("roleInOrg") for group in login.get("orgs", ())}
+    return owner == login["name"] or roles.get(owner, "read") != "read"
+
+
+class Pusher:
+    """Keeps pushes in ``pending``, a folder within the run's, and sends them in the background.
+
+    What an earlier process left there is sent first. A reason why nothing can be sent is logged once.
+
+    Args:
+        deadline: seconds of trying from a push's first failure on; then it waits for the next ``add``.
+    """
+
+    def __init__(self, pending: Path, deadline: float = client.DEADLINE_SECONDS):
+        self.pending, self.deadline = pending, deadline
+        pending.mkdir(parents=True, exist_ok=True)
+        layout.clear_partial(pending)
+        self._due: SimpleQueue[bool] = SimpleQueue()
+        self._due.put(True)
+        self._thread = threading.Thread(target=self._work, name="hub", daemon=True)
+        self._thread.start()
+
+    def add(self, step: int, *, repo_id: str, private: bool, title: str, files: dict[str, Path | str]) -> None:
+        """Stage the push of a step: weights by a hard link, all else by a copy. One that is there already stays.
+
+        Args:
+            private: if the repository has to be made.
+            title: of the commit, one line.
+            files: by their names in the repository: a file, or its text.
+
+        Raises ValueError for a name that is not on the list, a link, and what is no regular file; OSError for a full
+        disk. Nothing half-made is left.
+        """
+        for name, source in files.items():
+            if not ALLOWED.fullmatch(name):
+                raise ValueError(f"{name}: is not on the list of what may be pushed")
+            if isinstance(source, Path) and (source.is_symlink() or not source.is_file()):
+                raise ValueError(f"{source}: is no regular file, so it is not pushed")
+        push = {"repo_id": repo_id, "private": private, "title": " ".join(title.split())}
+        _stage(self.pending / layout.step_name(step), push, files)
+        self._due.put(True)
+
+    def close(self, seconds: float) -> int:
+        """Wait so many seconds at most for what is staged; return how many pushes are left. May be called again."""
+        self._due.put(False)
+        self._thread.join(seconds)
+        return len(_staged(self.pending))
+
+    @property
+    def sending(self) -> bool:
+        """Whether, after ``close``, something is still being tried."""
+        return self._thread.is_alive()
+
+    def _work(self) -> None:
+        logged = None
+        while self._due.get():
+            try:
+                with _sending(self.pending):
+                    fault = _send_all(self.pending, self.deadline)
+            except BadInput:  # another process sends them
+                continue
+            except Exception as error:  # the folder is gone, for example: training goes on
+                fault = "a push", client.describe(error)
+            # Once the main thread has ended, writing from another one can bring the interpreter down.
+            if fault and fault[1] != logged and threading.main_thread().is_alive():
+                log.warning(_waits(self.pending, *fault))
+            logged = fault and fault[1]
+
+
+def push_pending(pending: Path, deadline: float = client.DEADLINE_SECONDS) -> int:
+    """Send all that is staged, and return how many pushes are left.
+
+    Raises BadInput (status 4) when another process is sending them.
+    """
+    if not pending.is_dir():
+        return 0
+    with _sending(pending):
+        if fault := _send_all(pending, deadline, sent=logging.INFO):
+            log.warning(_waits(pending, *fault))
+        return len(_staged(pending))
+
+
+def _sending(pending: Path) -> contextlib.AbstractContextManager:
+    return files.locked(pending / ".lock", f"{pending}: process {{pid}} is sending it; wait until it has", 4)
+
+
+def _waits(pending: Path, name: str, reason: str) -> str:
+    command = f"python train.py --push_pending {pending.parent}"
+    return f"hub: {name} is not on the Hub: {reason}. It waits in {pending}; to send it later: {command}"
+
+
+def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
+    if (folder / PUSH).is_file():
+        return
+    with files.making(folder) as aside:
+        rows = {}
+        for name, source in sources.items():
+            path = aside / "files" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _place(source, path)
+            rows[name] = {"size": path.stat().st_size, "sha256": files.sha256(path)}
+        files.write_json(aside / PUSH, push | {"files": rows})
+
+
+def _place(source: Path | str, path: Path) -> None:
+    if isinstance(source, str):
+        path.write_bytes(source.encode())
+        return
+    if path.suffix == ".safetensors":  # big, and never changed once written; a log grows, so it must be copied
+        with contextlib.suppress(OSError):  # another file system, or one without links
+            os.link(source, path)
+            return
+    shutil.copyfile(source, path)
+
+
+def _staged(pending: Path) -> list[Path]:
+    """Return the staged pushes, oldest first."""
+    return sorted(path for path in pending.iterdir() if layout.STEP.fullmatch(path.name) and (path / PUSH).is_file())
+
+
+def _send_all(pending: Path, deadline: float, sent: int = logging.DEBUG) -> tuple[str, str] | None:
+    """Send what is staged, also what is added meanwhile; return which push could not be sent, and why.
+
+    ``sent``: the level at which a push that was sent is logged.
+    """
+    fault, seen = None, set()
+    while left := [folder for folder in _staged(pending) if folder not in seen]:
+        folder = left[0]
+        seen.add(folder)
+        try:
+            push = json.loads((folder / PUSH).read_text(encoding="utf-8"))
+            if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
+                raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
+            sums = refuse_damaged(folder / "files", push["files"], f"to give this push up, remove {folder}")
+            repo_id = client.patiently(deadline, _send, client.api(), folder, push, sums)
+            log.log(sent, f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
+            aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+            folder.rename(aside)  # a kill meanwhile must not leave half of it in the queue
+            shutil.rmtree(aside)
+        except BadInput as error:  # it is damaged; the others are not
+            fault = folder.name, str(error)
+        except Exception as error:  # whatever is wrong with the Hub: the next one would meet it, or overtake this one
+            return folder.name, client.describe(error)
+    return fault
+
+
+def _send(api: HfApi, folder: Path, push: dict, sums: dict[str, str]) -> str:
+    """Bring a push to the Hub, from where the last attempt ended; return the repository's full id."""
+    repo_id = push["repo_id"]
+    if "/" not in repo_id:  # the Hub could not be asked for the login's name
+        repo_id = f"{api.whoami()['name']}/{repo_id}"
+    try:
+        refs = api.list_repo_refs(repo_id)
+    except RepositoryNotFoundError:
+        api.create_repo(repo_id, private=push["private"], exist_ok=True)
+        refs = api.list_repo_refs(repo_id)
+    if folder.name in {ref.name for ref in refs.tags}:
+        return repo_id
+    found = api.model_info(repo_id)
+    operations = []
+    if any(re.match(CHECKPOINT, name) for name in sums):  # no older one stays behind as the last
+        there = {sibling.rfilename for sibling in found.siblings if sibling.rfilename.startswith(NEWEST)}
+        operations = [CommitOperationDelete(name) for name in sorted(there - set(sums))]
+    for name, digest in sums.items():
+        operation = CommitOperationAdd(name, folder / "files" / name)
+        operation.upload_info.sha256 = bytes.fromhex(digest)  # spares the client reading all of it once more
+        operations.append(operation)
+    # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
+    # makes the Hub refuse one that comes while that attempt is still at work.
+    commit = api.create_commit(repo_id, operations, commit_message=push["title"], parent_commit=found.sha)
+    api.create_tag(repo_id, tag=folder.name, revision=commit.oid, exist_ok=True)
+    return repo_id

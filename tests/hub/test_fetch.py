@@ -1,0 +1,158 @@
+"""A fresh machine gets a whole checkpoint from the Hub, or a reason."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hub_server import Fault
+from huggingface_hub import constants
+from pushes import ENDPOINTS, ID, content, parts, stage, tag
+
+from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.hub import fetch as fetching
+from pretrain.hub import push
+
+pytest_plugins = ["pushes"]
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
+
+
+@pytest.fixture
+def pushed(server, pending):
+    """A repository with steps 5 and 12, each with its checkpoint as the last one."""
+    stage(pending, 5, 12)
+    push.push_pending(pending)
+    server.requests.clear()
+    return server
+
+
+@pytest.fixture
+def new(tmp_path) -> Path:
+    """The run folder of a fresh machine."""
+    return tmp_path / "new"
+
+
+def fetch(new: Path, source: str = f"hub://{ID}") -> Path:
+    return fetching.fetch_checkpoint(source, new / "checkpoints", new)
+
+
+def held(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def test_newest_checkpoint_is_fetched_whole_with_its_log(pushed, new):
+    path = fetch(new)
+    assert path == new / "checkpoints" / tag(12) and held(path) == parts(12)
+    assert (new / "metrics.jsonl").read_bytes() == content(12)["metrics.jsonl"]
+    assert os.listdir(new / "checkpoints") == [tag(12)]
+    assert stat.S_ISREG((path / "state.json").lstat().st_mode)
+
+
+def test_checkpoint_of_a_tag_or_a_commit_is_fetched(pushed, new, tmp_path):
+    assert held(fetch(new, f"hub://{ID}@{tag(5)}")) == parts(5)
+    oid = pushed.repositories[ID].tags[tag(5)]
+    assert held(fetch(tmp_path / "other", f"hub://{ID}@{oid}")) == parts(5)
+
+
+def test_newest_of_all_checkpoints_is_fetched(server, pending, new):
+    stage(pending, 5, within=f"checkpoints/{tag(5)}")
+    stage(pending, 12, within=f"checkpoints/{tag(12)}")
+    push.push_pending(pending)
+    assert held(fetch(new)) == parts(12)
+    assert held(fetch(new, f"hub://{ID}@{tag(5)}")) == parts(5)
+
+
+def test_what_is_here_and_whole_is_not_fetched_again(pushed, new):
+    fetch(new)
+    (new / "metrics.jsonl").write_text("mine")
+    pushed.requests.clear()
+    assert held(fetch(new)) == parts(12)
+    assert not pushed.count("safetensors") and (new / "metrics.jsonl").read_text() == "mine"
+
+
+def test_other_checkpoint_under_the_same_name_is_left_alone(pushed, new):
+    path = fetch(new)
+    (path / "model.safetensors").write_bytes(b"another run's")
+    with pytest.raises(BadInput, match=f"{tag(12)}/model.safetensors: is damaged; or it is not the one.*move"):
+        fetch(new)
+    assert (path / "model.safetensors").read_bytes() == b"another run's"
+
+
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "state.json"])
+def test_damaged_file_is_found_and_nothing_of_it_is_kept(pushed, new, name):
+    tree = pushed.repositories[ID].commits[-1].files
+    good = tree[f"last-checkpoint/{name}"]
+    tree[f"last-checkpoint/{name}"] = good[:-1] + bytes([good[-1] ^ 1])
+    with pytest.raises(BadInput, match=f"{name}: is damaged; try again, or another revision"):
+        fetch(new)
+    assert not os.listdir(new / "checkpoints")
+    tree[f"last-checkpoint/{name}"] = good
+    assert held(fetch(new)) == parts(12)
+
+
+def test_manifest_that_is_none_is_refused(pushed, new):
+    for manifest in (b"", b"{}", b"[]", b'{"step": "x", "files": {}}', b'{"step": 1, "files": {}}'):
+        pushed.repositories[ID].commits[-1].files["last-checkpoint/manifest.json"] = manifest
+        with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
+            fetch(new)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("hub://me/nothing", "HTTP status 404: Repository not found.*hf auth login"),
+        (f"hub://{ID}@step-00000009", "HTTP status 404: Invalid rev id.*the revision"),
+        ("hub://run", "is no address of the Hub. Give hub://OWNER/NAME"),
+        (f"hub://{ID}/last-checkpoint", "is no address of the Hub"),
+        ("hub://me/a..b", "Give hub://OWNER/NAME"),
+        (f"hub://{ID}@", "is no address of the Hub"),
+    ],
+)
+def test_address_without_a_checkpoint_is_refused_with_a_remedy(pushed, new, source, words):
+    with pytest.raises(BadInput, match=f"^resume_from_checkpoint = {source}: .*{words}"):
+        fetch(new, source)
+    assert not new.exists()
+
+
+def test_repository_without_a_full_checkpoint_is_refused(server, pending, new):
+    stage(pending, 5, within=None)
+    push.push_pending(pending)
+    with pytest.raises(BadInput, match="has no full checkpoint; only hub_strategy = checkpoint"):
+        fetch(new)
+
+
+def test_private_repository_needs_a_token(pushed, new, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(BadInput, match="HTTP status 401.*hf auth login, or HF_TOKEN"):
+        fetch(new)
+
+
+def test_offline_is_refused_with_its_name(pushed, new, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(BadInput, match="HF_HUB_OFFLINE is set"):
+        fetch(new)
+
+
+@pytest.mark.parametrize(
+    "match, kind",
+    [(ENDPOINTS["info"], "status"), ("HEAD .*optimizer", "status"), ("GET .*optimizer", "status")]
+    + [("GET .*metrics", "status"), ("GET .*optimizer", "drop"), ("GET .*optimizer", "lose")],
+)
+def test_fetch_survives_a_hub_that_is_down_for_a_while(pushed, new, clock, match, kind):
+    pushed.faults = [Fault(match, 6, kind)]
+    assert held(fetch(new)) == parts(12)
+    assert pushed.faults[0].times == 0 and (new / "metrics.jsonl").is_file()
+
+
+def test_fetch_that_gave_up_goes_on_from_what_it_has(pushed, new):
+    pushed.faults = [Fault("GET .*optimizer", 10**6)]
+    with pytest.raises(TrainingStopped, match=r"HTTP status 503.*\. The same command goes on"):
+        fetch(new)
+    pushed.faults.clear()
+    pushed.requests.clear()
+    assert held(fetch(new)) == parts(12)
+    assert not pushed.count("GET .*last-checkpoint/model.safetensors") and os.listdir(new / "checkpoints") == [tag(12)]
+
+
+def test_addresses_of_the_hub_are_told_from_paths():
+    assert fetching.is_address("hub://me/run") and not fetching.is_address("runs/hub/checkpoints/step-00000005")

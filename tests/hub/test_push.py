@@ -1,0 +1,555 @@
+"""The Hub gets each push once and whole, whatever happens on the way; and training does not notice."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+from hub_server import Fault
+from huggingface_hub import HfApi, constants
+from pushes import ENDPOINTS, ID, add, assert_arrived, content, stage, tag, title, wait_until, waiting
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.hub import client, push
+
+pytest_plugins = ["pushes"]
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
+PUSH = "import sys, pathlib; from pretrain.hub import push; push.push_pending(pathlib.Path(sys.argv[1]))"
+
+
+# A push.
+
+
+def test_push_is_one_commit_and_one_tag_in_a_private_repository(server, pending, caplog):
+    stage(pending, 3)
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 3)
+    assert server.repositories[ID].private and caplog.messages == [f"hub: {tag(3)} is on the Hub: {ID}@{tag(3)}"]
+    assert server.count("POST .*/commit/") == 1
+
+
+def test_pushes_arrive_in_order_and_once_each(server, pending, tmp_path):
+    stage(pending, 9, 100, 5)
+    pusher = push.Pusher(pending)
+    add(pusher, tmp_path, 200)
+    assert pusher.close(20) == 0
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 5, 9, 100, 200)
+
+
+def test_step_that_is_on_the_hub_already_is_not_sent_again(server, pending):
+    stage(pending, 1, 2)
+    push.push_pending(pending)
+    sent = server.count("PUT /lfs/")
+    stage(pending, 1)  # by a run that went on from before it
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1, 2)
+    assert server.count("PUT /lfs/") == sent and server.count("POST .*/commit/") == 2
+
+
+def test_repository_that_is_public_stays_public(server, pending):
+    server.make(ID, private=False)
+    stage(pending, 1)
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1)
+    assert not server.repositories[ID].private and not server.count("repos/create")
+
+
+def test_id_without_owner_becomes_the_logins_when_the_hub_is_there(server, pending):
+    stage(pending, 1, repo_id="run")
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1)
+
+
+def test_last_checkpoint_goes_when_another_kind_comes_and_stays_when_none_does(server, pending):
+    stage(pending, 1)
+    stage(pending, 2, within=None)
+    stage(pending, 3, within=f"checkpoints/{tag(3)}")
+    stage(pending, 4, within=f"checkpoints/{tag(4)}")
+    assert push.push_pending(pending) == 0
+    last = {name: data for name, data in content(1).items() if name.startswith("last-checkpoint/")}
+    assert server.files(ID, tag(2)) == content(2, None) | last
+    third = content(3, f"checkpoints/{tag(3)}")
+    assert server.files(ID, tag(3)) == third
+    assert server.files(ID, tag(4)) == third | content(4, f"checkpoints/{tag(4)}")
+
+
+# What is laid ready.
+
+
+def test_other_names_are_refused(server, pending, tmp_path):
+    (tmp_path / "file").write_text("secret")
+    pusher = push.Pusher(pending)
+    names = [".env", "secrets.json", "a/config.json", "../config.json", "config.json\n", "last-checkpoint/.env"]
+    names += ["model.bin", "checkpoints/step-1/state.json", "checkpoints/../state.json"]
+    for name in [*names, "last-checkpoint/model-2.safetensors"]:
+        with pytest.raises(ValueError, match="not on the list"):
+            pusher.add(1, repo_id=ID, private=True, title="t", files={name: tmp_path / "file"})
+    assert pusher.close(5) == 0 and not server.requests
+
+
+def test_links_directories_and_missing_files_are_refused(server, pending, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    pusher = push.Pusher(pending)
+    for source in (tmp_path / "link", tmp_path, tmp_path / "nothing"):
+        with pytest.raises(ValueError, match="no regular file"):
+            pusher.add(1, repo_id=ID, private=True, title="t", files={"config.json": source})
+    assert pusher.close(5) == 0 and not server.requests
+
+
+def test_names_of_a_run_are_on_the_list():
+    names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
+    names += ["merges.txt", "README.md", "recipe.yaml", "curves.png", "metrics.jsonl", "model.safetensors"]
+    names += ["model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    assert all(map(push.ALLOWED.fullmatch, names))
+
+
+def test_staged_push_is_whole_after_its_checkpoint_is_rotated_away_and_its_log_has_grown(server, pending, tmp_path):
+    stage(pending, 3)
+    staged = pending / tag(3) / "files"
+    made = tmp_path / "made" / "3"
+    for name in ("model.safetensors", "last-checkpoint/optimizer.safetensors"):
+        assert os.path.samefile(staged / name, made / name)  # no second copy of what is big
+    with open(made / "metrics.jsonl", "a") as log:
+        log.write("{}\n")
+    shutil.rmtree(made)
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 3)
+
+
+def test_without_hard_links_it_is_a_copy(server, pending, monkeypatch):
+    def no_link(*_):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", no_link)
+    stage(pending, 1)
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1)
+
+
+def test_a_full_disk_leaves_nothing_behind(server, pending, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    pusher = push.Pusher(pending)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", full)
+        with pytest.raises(OSError, match="No space left"):
+            add(pusher, tmp_path, 1)
+    assert pusher.close(5) == 0
+    assert os.listdir(pending) == [".lock"] and not server.requests
+
+
+@pytest.mark.parametrize("change", [lambda data: data + b" ", lambda data: data.replace(b"2", b"3")])
+def test_staged_file_that_was_changed_is_never_sent_and_holds_up_no_other(server, pending, caplog, change):
+    stage(pending, 1, 2)
+    path = pending / tag(1) / "files" / "config.json"
+    path.write_bytes(change(path.read_bytes()))
+    assert push.push_pending(pending) == 1
+    assert server.titles(ID) == [title(2)] and waiting(pending) == [tag(1)]
+    assert f"{path}: is damaged; to give this push up, remove {pending / tag(1)}" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("name", ["../../../secret", ".env"])
+def test_name_that_was_put_into_push_json_is_not_sent(server, pending, tmp_path, name, caplog):
+    (tmp_path / "secret").write_text("secret")
+    stage(pending, 1)
+    path = pending / tag(1) / "push.json"
+    made = json.loads(path.read_text())
+    made["files"][name] = {"size": 6}
+    path.write_text(json.dumps(made))
+    assert push.push_pending(pending) == 1
+    assert "not on the list" in caplog.messages[0] and not server.requests
+
+
+def test_link_that_was_put_into_a_staged_push_is_not_sent(server, pending, tmp_path):
+    stage(pending, 1)
+    path = pending / tag(1) / "files" / "config.json"
+    (tmp_path / "secret").write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(tmp_path / "secret")
+    assert push.push_pending(pending) == 1
+    assert not server.requests
+
+
+def test_what_a_killed_process_left_half_made_goes_and_what_it_left_whole_is_sent(server, pending):
+    stage(pending, 1)
+    shutil.copytree(pending / tag(1), pending / f".{tag(2)}.tmp-0123abcd")
+    assert push.Pusher(pending).close(10) == 0
+    assert_arrived(server, pending, 1)
+
+
+def test_push_of_a_process_that_was_killed_before_it_was_cleared_away_is_not_sent_again(server, pending, monkeypatch):
+    stage(pending, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda path: (path / "files" / "config.json").unlink() or 1 / 0)
+        assert push.push_pending(pending) == 0  # what is half removed is not in the queue
+    assert len(os.listdir(pending)) == 2 and push.Pusher(pending).close(10) == 0
+    stage(pending, 1)
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1)
+
+
+# Faults of the Hub.
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_push_survives_a_hub_that_is_down_for_longer_than_its_client_tries(server, pending, clock, endpoint):
+    stage(pending, 1, 2)
+    server.faults = [Fault(ENDPOINTS[endpoint], 6)]
+    assert push.push_pending(pending) == 0
+    assert server.faults[0].times == 0 and sum(clock.waits) >= 6
+    assert_arrived(server, pending, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "endpoint, kind", [("commit", "drop"), ("create", "lose"), ("put", "lose"), ("commit", "lose"), ("tag", "lose")]
+)
+def test_push_survives_lost_connections_and_lost_answers(server, pending, endpoint, kind):
+    stage(pending, 1, 2)
+    server.faults = [Fault(ENDPOINTS[endpoint], 2, kind)]
+    assert push.push_pending(pending) == 0
+    assert server.faults[0].times < 2
+    assert_arrived(server, pending, 1, 2)
+
+
+@pytest.mark.parametrize("endpoint", ["commit", "tag"])
+def test_what_a_lost_answer_has_made_is_found_by_the_next_process_too(server, pending, endpoint):
+    stage(pending, 1, 2)
+    server.faults = [Fault(ENDPOINTS[endpoint], kind="lose")]
+    assert push.push_pending(pending, deadline=0) == 2
+    assert server.titles(ID) == [title(1)]
+    others = {**server.repositories[ID].commits[-1].files, "NOTES.md": b"by hand"}
+    server.repositories[ID].commit("by hand", others)
+    assert push.push_pending(pending) == 0
+    assert server.titles(ID) == [title(2), "by hand", title(1)]
+    assert {name: data for name, data in server.files(ID, tag(1)).items() if name != "NOTES.md"} == content(1)
+    assert server.files(ID) == server.files(ID, tag(2)) == content(2) | {"NOTES.md": b"by hand"}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_silent_hub_holds_a_push_up_no_longer_than_its_deadline(server, pending, clock, monkeypatch, endpoint, caplog):
+    stage(pending, 1)
+    server.faults = [Fault(ENDPOINTS[endpoint], 1000, "hang")]
+    begun = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setitem(client.TIMEOUT_SECONDS, "read", 0.1)
+        assert push.push_pending(pending, deadline=0.5) == 1
+    assert time.monotonic() - begun < 5
+    assert len(caplog.messages) == 1 and "Timeout" in caplog.messages[0]
+    server.faults.clear()
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1)
+
+
+def test_closed_port_is_tried_until_the_deadline_with_longer_and_longer_waits(
+    server, pending, clock, monkeypatch, caplog
+):
+    stage(pending, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        assert push.push_pending(pending) == 1
+    assert clock.waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60] and 14 * 60 < sum(clock.waits) <= 15 * 60
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"hub: {tag(1)} is not on the Hub: ConnectError")
+    assert caplog.messages[0].endswith(
+        f"waits in {pending}; to send it later: python train.py --push_pending {pending.parent}"
+    )
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1)
+
+
+@pytest.mark.parametrize(
+    "endpoint, status", [("commit", s) for s in (400, 401, 403, 404, 413)] + [("preupload", 403), ("tag", 403)]
+)
+def test_refusal_is_logged_once_and_not_tried_again(server, pending, clock, endpoint, status, caplog):
+    server.make(ID)
+    stage(pending, 1, 2)
+    server.faults = [Fault(ENDPOINTS[endpoint], 1000, status=status, message="no, because")]
+    assert push.push_pending(pending) == 2
+    assert server.count(ENDPOINTS[endpoint]) == 1 and not clock.waits
+    assert len(caplog.messages) == 1 and f"HTTP status {status}: no, because" in caplog.messages[0]
+    server.faults.clear()
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1, 2)
+
+
+def test_refused_upload_is_a_refusal_though_the_client_wraps_it(server, pending, clock, caplog):
+    stage(pending, 1)
+    server.faults = [Fault(ENDPOINTS["put"], 1000, status=403)]
+    assert push.push_pending(pending) == 1
+    assert "HTTP status 403" in caplog.messages[0] and not clock.waits
+
+
+def test_owner_that_is_not_ours_is_a_refusal(server, pending, clock, caplog):
+    stage(pending, 1, repo_id="them/run")
+    assert push.push_pending(pending) == 1
+    assert "HTTP status 403: You don't have the rights" in caplog.messages[0] and not clock.waits
+
+
+def test_statuses_that_pass_are_tried_again(server, pending, clock):
+    stage(pending, 1)
+    statuses = [408, 409, 412, 423, 425, 429, 500, 502, 504]
+    server.faults = [Fault(ENDPOINTS["commit"], 1, status=status) for status in statuses]
+    assert push.push_pending(pending) == 0
+    assert clock.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert_arrived(server, pending, 1)
+
+
+def test_commit_that_someone_else_was_faster_than_is_made_on_top(server, pending, monkeypatch):
+    stage(pending, 1)
+    server.make(ID)
+    real = HfApi.create_commit
+
+    def slow(*args, **kwargs):
+        if "by hand" not in server.titles(ID):
+            server.repositories[ID].commit("by hand", {"NOTES.md": b"by hand"})
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(HfApi, "create_commit", slow)
+    assert push.push_pending(pending) == 0
+    assert server.count("POST .*/commit/") == 2  # the first one met 412
+    assert server.titles(ID) == [title(1), "by hand"]
+    assert server.files(ID, tag(1)) == content(1) | {"NOTES.md": b"by hand"}
+
+
+@pytest.mark.parametrize("endpoint", ["refs", "commit", "tag"])
+def test_retry_after_is_kept_to(server, pending, clock, endpoint):
+    stage(pending, 1)
+    server.faults = [Fault(ENDPOINTS[endpoint], 1, status=429, headers={"Retry-After": "77"})]
+    assert push.push_pending(pending) == 0
+    assert clock.waits == [77]
+    assert_arrived(server, pending, 1)
+
+
+def test_retry_after_past_the_deadline_ends_the_attempts(server, pending, clock):
+    stage(pending, 1)
+    server.faults = [Fault(ENDPOINTS["refs"], 1, status=429, headers={"Retry-After": "3600"})]
+    assert push.push_pending(pending) == 1
+    assert not clock.waits and server.count("refs") == 1
+
+
+def test_files_are_read_for_their_checksums_once_however_often_it_is_tried(server, pending, monkeypatch):
+    stage(pending, 1)
+    read, real = [], files.sha256
+    monkeypatch.setattr(files, "sha256", lambda path: read.append(path) or real(path))
+    monkeypatch.setattr("huggingface_hub.lfs.sha_fileobj", lambda *_: pytest.fail("the client read all of it, too"))
+    server.faults = [Fault(ENDPOINTS["commit"], 4)]
+    assert push.push_pending(pending) == 0
+    assert len(read) == len(content(1))
+
+
+# Beside training.
+
+
+def test_background_logs_a_fault_once_and_goes_on_when_the_hub_is_back(server, pending, tmp_path, caplog):
+    server.faults = [Fault("GET .*/refs", 10**6)]
+    pusher = push.Pusher(pending, deadline=10)
+    for step in (1, 2, 3):
+        add(pusher, tmp_path, step)
+    wait_until(lambda: server.count("refs") >= 12)  # several rounds of attempts
+    server.faults.clear()
+    add(pusher, tmp_path, 4)
+    assert pusher.close(20) == 0
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(
+        f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected."
+    )
+    assert_arrived(server, pending, 1, 2, 3, 4)
+
+
+def test_waiting_for_a_silent_hub_ends_in_time_and_can_go_on(server, pending, tmp_path):
+    server.faults = [Fault("GET .*/refs", 1000, "hang")]
+    pusher = push.Pusher(pending)
+    add(pusher, tmp_path, 1)
+    wait_until(lambda: server.count("refs"))
+    begun = time.monotonic()
+    assert pusher.close(0.1) == 1 and pusher.close(0.1) == 1
+    assert time.monotonic() - begun < 2
+    server.faults.clear()
+    server.ending.set()  # the silent answers end
+    assert pusher.close(20) == 0
+
+
+def test_adding_a_push_waits_for_nothing(server, pending, tmp_path):
+    server.faults = [Fault(".*", 1000, "hang")]
+    pusher = push.Pusher(pending)
+    begun = time.monotonic()
+    for step in range(1, 6):
+        add(pusher, tmp_path, step)
+    assert time.monotonic() - begun < 2
+    assert waiting(pending) == [tag(step) for step in range(1, 6)]
+    server.faults.clear()
+    server.ending.set()  # the silent answers end
+    assert pusher.close(20) == 0
+    assert_arrived(server, pending, 1, 2, 3, 4, 5)
+
+
+def test_two_processes_do_not_send_the_same_pushes(server, pending):
+    stage(pending, 1)
+    with files.locked(pending / ".lock", "busy"):
+        with pytest.raises(BadInput, match=f"process {os.getpid()} is sending it") as caught:
+            push.push_pending(pending)
+        assert caught.value.status == 4
+        assert push.Pusher(pending).close(5) == 1
+    assert not server.requests
+
+
+@pytest.mark.parametrize("kind", ["hang", "lose"])
+def test_kill_in_the_middle_of_a_commit_neither_loses_nor_doubles_it(server, pending, tmp_path, kind):
+    stage(pending, 1, 2)
+    server.faults = [Fault(ENDPOINTS["commit"], 1, kind)]
+    command = [sys.executable, "-c", PUSH, str(pending)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    child = subprocess.Popen(command, cwd=ROOT, env=clean | server.environment(tmp_path / "home"))
+    wait_until(lambda: server.count(ENDPOINTS["commit"]))
+    child.kill()
+    child.wait()
+    assert server.titles(ID) == ([title(1)] if kind == "lose" else [])
+    assert push.push_pending(pending) == 0
+    assert_arrived(server, pending, 1, 2)
+
+
+def test_nothing_pending_needs_no_hub(server, tmp_path, pending):
+    assert push.push_pending(tmp_path / "nothing") == 0
+    assert push.Pusher(pending).close(5) == 0
+    assert push.push_pending(pending) == 0
+    assert not server.requests
+
+
+def test_push_goes_through_xet_where_the_client_uses_it(server, pending, tmp_path, monkeypatch):
+    pytest.importorskip("hf_xet")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    server.xet = tmp_path / "xet"
+    stage(pending, 1)
+    server.faults = [Fault(ENDPOINTS["commit"], 1), Fault(ENDPOINTS["commit"], 1, "lose")]
+    assert push.push_pending(pending) == 0
+    assert server.titles(ID) == [title(1)] and server.tags(ID) == {tag(1): title(1)}
+    stored = {name: hashlib.sha256(data).hexdigest() for name, data in content(1).items() if "safetensors" in name}
+    assert {name: data.decode() for name, data in server.files(ID).items() if name in stored} == {
+        name: f"in Xet: {digest}" for name, digest in stored.items()
+    }
+    assert not server.count("objects/batch") and any(server.xet.rglob("*"))
+
+
+# Before step 0.
+
+
+def check(repo_id: str = "run", private: bool = True, fresh: bool = True):
+    return push.check(repo_id, private=private, fresh=fresh)
+
+
+FINE = {"role": "fineGrained", "fineGrained": {"scoped": []}}
+
+
+def scope(name: str, *permissions: str) -> dict:
+    scoped = [{"entity": {"type": "user", "name": name}, "permissions": list(permissions)}]
+    return {"role": "fineGrained", "fineGrained": {"scoped": scoped}}
+
+
+def test_check_makes_nothing_and_finds_the_owner(server):
+    server.login["auth"]["accessToken"] = scope("me", "repo.content.read", "repo.write")
+    assert check("run") == ("me/run", []) == check("me/run")
+    assert not server.repositories and not server.count("POST")
+
+
+def test_check_refuses_a_license_that_the_hub_does_not_know(server):
+    server.faults = [Fault("validate-yaml", 1, status=400, message='"license" must be one of [mit, ...]')]
+    with pytest.raises(BadInput, match="license, language, tags: the Hub refuses them") as caught:
+        push.check("run", private=True, fresh=True, card="---\nlicense: MTI\n---\n")
+    assert "must be one of" in str(caught.value) and not server.repositories
+    assert push.check("run", private=True, fresh=True, card="---\nlicense: mit\n---\n")[0] == ID
+
+
+def test_check_refuses_a_malformed_id_before_any_request(server):
+    for name in ("a b", "a/b/c", "--x", "x.git", "a..b", "x" * 97, "", "-x"):
+        with pytest.raises(BadInput, match="^hub_model_id = "):
+            check(name)
+    assert not server.requests
+
+
+def test_check_refuses_without_a_login(server, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(BadInput, match="^push_to_hub = true: no login.*hf auth login, or set HF_TOKEN"):
+        check()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_check_refuses_a_token_that_the_hub_does_not_take(server, status):
+    server.faults = [Fault("whoami", status=status)]
+    with pytest.raises(BadInput, match=f"^push_to_hub = true: .*HTTP status {status}"):
+        check()
+
+
+@pytest.mark.parametrize(
+    "token", [{"role": "read"}, scope("me", "repo.content.read"), scope("you", "repo.write"), FINE]
+)
+def test_check_refuses_a_token_that_may_not_write(server, token):
+    server.login["auth"]["accessToken"] = token
+    with pytest.raises(BadInput, match="make a fine-grained one that may write to me's repositories"):
+        check()
+
+
+def test_check_refuses_an_owner_that_is_not_the_logins(server):
+    server.login["orgs"] = [{"name": "readers", "roleInOrg": "read"}, {"name": "writers", "roleInOrg": "write"}]
+    for owner in ("them", "readers"):
+        with pytest.raises(BadInput, match=f"^hub_model_id = {owner}/run: me has no right to make it"):
+            check(f"{owner}/run")
+    assert check("writers/run")[0] == "writers/run"
+
+
+def test_check_refuses_a_repository_without_the_right_to_write(server):
+    server.make("them/run", private=False)
+    server.read_only.add("them/run")
+    with pytest.raises(BadInput, match="^hub_model_id = them/run: HTTP status 403: You don't have the rights"):
+        check("them/run")
+
+
+def test_check_does_without_a_route_that_a_mirror_lacks(server):
+    server.make(ID)
+    server.faults = [Fault("auth-check", status=404)]
+    assert check()[0] == ID
+
+
+def test_check_refuses_another_runs_repository_only_to_a_new_run(server, pending):
+    stage(pending, 5, 12)
+    push.push_pending(pending)
+    with pytest.raises(BadInput, match="holds another run's step-00000012.*another hub_model_id"):
+        check()
+    assert check(fresh=False)[0] == ID
+    server.repositories[ID].tags = {"v1.0": server.repositories[ID].commits[-1].oid}
+    assert check()[0] == ID
+
+
+def test_check_tells_of_a_token_that_may_too_much_and_of_a_public_repository(server):
+    server.make(ID, private=False)
+    notes = check()[1]
+    assert len(notes) == 2 and "fine-grained" in notes[0] and "is public" in notes[1]
+    assert len(check(private=False)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    "endpoint, fault",
+    [(endpoint, Fault("", 100)) for endpoint in ("whoami", ENDPOINTS["info"], "auth-check", "refs")]
+    + [("whoami", Fault("", 100, status=429)), ("whoami", Fault("", 100, "hang"))],
+)
+def test_check_lets_a_run_start_when_the_hub_is_down(server, monkeypatch, endpoint, fault):
+    monkeypatch.setitem(client.TIMEOUT_SECONDS, "read", 0.1)
+    server.make(ID)
+    server.faults = [Fault(endpoint, fault.times, fault.kind, fault.status)]
+    repo_id, (note,) = check()
+    assert repo_id == "run" and note.startswith("the Hub cannot be asked now (")
+
+
+def test_check_lets_a_run_start_without_network(server, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "OfflineModeIsEnabled" in check()[1][0]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "ConnectError" in check(ID)[1][0]
