@@ -5,20 +5,27 @@ import importlib
 import importlib.util
 import logging
 import os
+import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
 
+import huggingface_hub.constants  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+from pretrain.data import reader  # noqa: E402
 
 torch.set_num_threads(1)
 pytest.register_assert_rewrite("pushes")
@@ -136,8 +143,7 @@ def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **
 
 def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
     """Start ``main(flags)`` of a script in a fork; return its pid and the files that hold what it prints."""
-    import train  # noqa: F401  (before the fork, once)
-
+    import_what_runs_need()
     out, err = (tempfile.mkstemp(dir=".", prefix=".out-")[1] for _ in range(2))
     pid = os.fork()
     if pid:
@@ -147,6 +153,9 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
         os.environ.update(environment)
         if "PICTURES" not in environment:
             sys.modules["matplotlib"] = None
+        if any(name.startswith("HF_") for name in environment):
+            importlib.reload(huggingface_hub.constants)  # which hold what the environment was at the import
+        reader.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
         for number, name in ((1, out), (2, err)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
@@ -158,3 +167,72 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+@functools.cache
+def import_what_runs_need() -> None:
+    """Import once, before the forks, what a run would import in each of them."""
+    from transformers import GenerationMixin, GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401
+
+    import prepare_data  # noqa: F401
+    import train  # noqa: F401
+
+
+def start_reader(command: list[str], **how) -> "ForkedReader | subprocess.Popen":
+    """Start the process that prepares a run's data: a fork too, where no other thread might hold a lock meanwhile.
+
+    With SLOW_READER set it is a process that imports for seconds, in which the run trains on what there is.
+    """
+    alone = threading.active_count() == 1 and "SLOW_READER" not in os.environ
+    return ForkedReader(command, **how) if alone else subprocess.Popen(command, **how)
+
+
+class ForkedReader:
+    """A fork that runs the script of a command, with standard input and output in pipes, as subprocess.Popen has it."""
+
+    def __init__(self, command: list[str], *, env: dict[str, str], errors: str, **_):
+        (its_input, told), (heard, its_output) = os.pipe(), os.pipe()
+        self.returncode = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(command[1:], env, its_input, its_output)
+        os.close(its_input)
+        os.close(its_output)
+        self.stdin, self.stdout = os.fdopen(told, "w"), os.fdopen(heard, errors=errors)
+
+    def poll(self) -> int | None:
+        """Return how it ended, or None."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait for its end."""
+        return self._reap(0)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None and (found := os.waitpid(self.pid, options))[0]:
+            self.returncode = os.waitstatus_to_exitcode(found[1])
+        return self.returncode
+
+    def _run(self, argv: list[str], environment: dict[str, str], its_input: int, its_output: int) -> None:
+        code = 70
+        try:
+            os.setsid()
+            os.dup2(its_input, 0)
+            os.dup2(its_output, 1)
+            os.closerange(3, 1024)  # the lock of the run's folder, the other ends of these pipes
+            os.environ.clear()
+            os.environ.update(environment)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.stdin = os.fdopen(0)  # standard output and error are those of ``fork``
+            sys.argv = argv
+            runpy.run_path(argv[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
