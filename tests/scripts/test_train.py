@@ -20,8 +20,9 @@ from conftest import RECIPE, ROOT, WORDS, fork, run
 from runs import TIMES, TINY, final_state, ledger, losses, rows
 from safetensors.torch import load_file
 
-import train
+from pretrain.base import files
 from pretrain.data import shards, tokenization
+from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import reading
 from pretrain.run import checkpoint
 
@@ -85,7 +86,7 @@ GOLDEN = {
 def test_the_loss_curve_moves_only_when_the_changelog_says_so(workplace, monkeypatch, optimizer, rows):
     """Also where the loss is computed a few rows at a time, as it is for large micro-batches."""
     if rows:
-        monkeypatch.setattr(train.NextTokenLoss, "rows", rows)
+        monkeypatch.setattr(NextTokenLoss, "rows", rows)
     curve, tolerance = GOLDEN[optimizer]
     still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]
     run("train.py", *TINY, *still, *UNSEEN, "--save_steps", "0", "--optimizer", optimizer, "--run_name", "r")
@@ -287,7 +288,7 @@ def test_no_checkpoint_verifies_is_an_error_that_loses_nothing(uninterrupted):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(workplace, monkeypatch, bad):
-    real = train.NextTokenLoss.forward
+    real = NextTokenLoss.forward
     calls = []
 
     def poisoned(self, inputs_BT, targets_BT):
@@ -295,7 +296,7 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
         calls.append(torch.is_grad_enabled())
         return loss * bad if sum(calls) in (3, 19, 23, 27) and torch.is_grad_enabled() else loss
 
-    monkeypatch.setattr(train.NextTokenLoss, "forward", poisoned)
+    monkeypatch.setattr(NextTokenLoss, "forward", poisoned)
     # The rehearsal takes 2 micro-batches, then each step 4: 3 is in step 1 (skipped alone), 19, 23 and 27 in 5, 6 and 7.
     run("train.py", *TINY, "--run_name", "n", "--eval_steps", "0", "--sample_steps", "0", expect=1)
     skipped = {row["step"]: row["skipped_updates"] for row in rows("n")}
@@ -311,7 +312,7 @@ def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(wor
 
 
 def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
-    real = train.NextTokenLoss.forward
+    real = NextTokenLoss.forward
     calls = []  # the first two with gradients are the rehearsal's; then two a step
 
     def poisoned(self, inputs_BT, targets_BT):
@@ -320,7 +321,7 @@ def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
         bad = sum(calls) == 7 and torch.is_grad_enabled() and os.environ["RANK"] == "1"
         return loss * float("inf") if bad else loss
 
-    monkeypatch.setattr(train.NextTokenLoss, "forward", poisoned)
+    monkeypatch.setattr(NextTokenLoss, "forward", poisoned)
     run("train.py", *TINY, "--run_name", "p", processes=2)
     assert [row["skipped_updates"] for row in rows("p") if "skipped_updates" in row] == [0, 0] + [1] * 10
 
@@ -425,7 +426,7 @@ def test_folder_that_is_no_run_folder_is_refused(workplace):
 
 def test_second_trainer_in_a_run_folder_is_refused_with_the_pid_of_the_first(workplace):
     Path("runs/r").mkdir(parents=True)
-    with train.files.locked(Path("runs/r/.lock"), ""):
+    with files.locked(Path("runs/r/.lock"), ""):
         done = run("train.py", *TINY, "--run_name", "r", expect=2)
     assert f"process {os.getpid()} is training there" in done.stderr
 
