@@ -43,7 +43,9 @@ class Shape:
     @property
     def key_width(self) -> int:
         """K: the width of all heads of the keys, and of the values."""
-        return self.n_embd * self.num_key_value_heads // self.n_head if self.num_key_value_heads else self.n_embd
+        if self.num_key_value_heads is None or self.n_head is None:
+            return self.n_embd
+        return self.n_embd * self.num_key_value_heads // self.n_head
 
     @property
     def mlp_width(self) -> int:

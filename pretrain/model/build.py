@@ -20,9 +20,10 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
     """
     register_causal_attention()
     torch.manual_seed(model.seed)
+    assert model.architecture is not None, "pretrained.complete states it"
     record = ARCHITECTURES[model.architecture]
     if model.init_from is not None:
-        made = pretrained.load_to_train(model)
+        made = pretrained.load_to_train(model.init_from, model)
     else:
         ids = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id}
         config = AutoConfig.for_model(record.name, **record.config(model), **record.training_config(model), **ids)
@@ -31,8 +32,9 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
     if model.gradient_checkpointing == "mlp":
         _recompute_activations(made, record.mlp)
     elif model.gradient_checkpointing == "full":
-        older = getattr(made, "gradient_checkpointing_enable", None)  # until Transformers 5.17 or so
-        getattr(made, "activation_checkpointing_enable", older)({"use_reentrant": False})
+        enable = getattr(made, "activation_checkpointing_enable", None)
+        enable = enable or made.gradient_checkpointing_enable  # its name until Transformers 5.17 or so
+        enable({"use_reentrant": False})
     return made
 
 

@@ -87,7 +87,8 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
         head, vocabulary = weight_VE.to(dtype), torch.arange(len(weight_VE), device=hidden_NE.device)
         loss = torch.zeros((), device=hidden_NE.device)
-        by_hidden, by_head = [], torch.zeros_like(weight_VE)
+        by_hidden: list[torch.Tensor] = []
+        by_head = torch.zeros_like(weight_VE)
         for part, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
             if by_hidden:
                 # Nothing is above infinity: a zero that is known only when the part before is done. Without it a compiler

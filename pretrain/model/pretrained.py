@@ -21,17 +21,17 @@ def complete(recipe: keys.Recipe) -> keys.Recipe:
     """
     if recipe.model.init_from is None:
         return recipe
-    config = _config(recipe.model)
+    config = _config(recipe.model.init_from, recipe.model)
     found = ARCHITECTURES[config.model_type].model_keys(config)
     return keys.replace(recipe, **{key: value for key, value in found.items() if getattr(recipe.model, key) is None})
 
 
-def load_to_train(model: keys.Model) -> PreTrainedModel:
-    """Load ``init_from`` in fp32; its config is kept but for dropout, context and rows of the vocabulary.
+def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
+    """Load ``init_from`` (``name``) in fp32; its config is kept but for dropout, context and rows of the vocabulary.
 
     New rows begin at the mean of its own. Raises BadInput as ``complete`` does, and for weights that are not whole.
     """
-    config, name = _config(model), model.init_from
+    config = _config(name, model)
     record = ARCHITECTURES[config.model_type]
     rows, context = config.vocab_size, config.max_position_embeddings
     for key, value in record.training_config(model).items():
@@ -65,9 +65,8 @@ def load_to_train(model: keys.Model) -> PreTrainedModel:
     return made.train()
 
 
-def _config(model: keys.Model) -> PreTrainedConfig:
-    """Return the config of ``init_from``; BadInput where training would silently make another model of it."""
-    name = model.init_from
+def _config(name: str, model: keys.Model) -> PreTrainedConfig:
+    """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
     try:
         config = AutoConfig.from_pretrained(find(name, "init_from ="), trust_remote_code=False)
     except BadInput:

@@ -24,7 +24,8 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[
     Weight decay acts on tensors of two or more dimensions only.
     """
     hidden: dict[tuple, list[nn.Parameter]] = {}
-    matrices, vectors = [], []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.dim() != 2 or not is_hidden(name, record):
             (matrices if parameter.dim() >= 2 else vectors).append(parameter)

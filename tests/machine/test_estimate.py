@@ -300,9 +300,10 @@ def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) ->
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("checkpointing", ["none", "mlp", "full"])
-@pytest.mark.parametrize("sizes", [{}, {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 320}])
-def test_a_block_keeps_what_the_real_one_does(sizes, checkpointing, half):
-    one, two = (estimate.Shape(n, 128, 512, 100, n_head=4, **sizes) for n in (1, 2))
+@pytest.mark.parametrize("architecture", keys.ARCHITECTURES)
+def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half):
+    grouped = {"num_key_value_heads": 2, "intermediate_size": 320} if keys.ARCHITECTURES[architecture] else {}
+    one, two = (estimate.Shape(n, 128, 512, 100, architecture, n_head=4, **grouped) for n in (1, 2))
     block, again = estimate.block_bytes(one, half=half, compiled=False)
     said = {"none": block, "mlp": block - again, "full": 4 * one.n_embd}[checkpointing]
     held = held_after_forward(two, checkpointing, half) - held_after_forward(one, checkpointing, half)
