@@ -115,7 +115,7 @@ def in_turn(asked: argparse.Namespace, knobs: list[str], given: list[str]) -> di
     return rows
 
 
-def tell(knobs: list[str], losses: dict[str, list[float]], rows: dict[str, dict]) -> None:
+def report(knobs: list[str], losses: dict[str, list[float]], rows: dict[str, dict]) -> None:
     """Print a row a knob."""
     print(f"\n{'knob':48} loss (mean)  difference  ms an update  of the base's         peak MiB  each seed's loss")
     for knob in knobs:
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     rows = in_turn(asked, knobs, given)
     learned = [knob for knob in knobs if knob == BASE or changes_learning(knob)]
     losses = final_losses(asked, learned, given) if len(learned) > 1 else {}
-    tell(knobs, losses, rows)
+    report(knobs, losses, rows)
     result = about | {"knobs": {knob: rows[knob] | {"losses": losses.get(knob)} for knob in knobs}}
     write_json(Path(asked.out) / "knobs.json", result)
     return 0

@@ -79,7 +79,7 @@ def climb(asked: argparse.Namespace, micro_batch: int, folder: Path, how: dict, 
     side_by_side.plain_loop(turns, loss_of, optimizer, batches, asked)
 
 
-def tell(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> list[dict]:
+def report(ladder: list[tuple[str, dict, str]], found: dict, tokens: int) -> list[dict]:
     """Print the table of a micro-batch; return its rows for the JSON."""
     print(
         "rung                              ms/update   tokens/s (slowest .. fastest)      before   first   peak MiB    loss"
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
             f"micro-batch  {micro_batch}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
             f"{'in turns' if together else 'one rung after the other: all at once do not fit into the memory'}"
         )
-        rows = tell(ladder, found, micro_batch * asked.sequence_length)
+        rows = report(ladder, found, micro_batch * asked.sequence_length)
         record["micro_batches"].append({"micro_batch": micro_batch, "in_turns": together, "rungs": rows})
     write_json(asked.json, record)
     return 0

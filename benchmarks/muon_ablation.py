@@ -37,7 +37,7 @@ def orthogonalize(matrices):
 muon.orthogonalize = orthogonalize
 """
 RECIPE = ROOT / "recipes" / "shakespeare_char_muon.yaml"
-# What is changed: recipe flags, and Python that changes `muon`, the leaf, in the run's process.
+# What is changed: recipe flags, and Python that changes the module `muon` in the run's process.
 CHANGES = {
     "as it is": ([], ""),
     "momentum 0.90": (["--muon_momentum", "0.9"], ""),

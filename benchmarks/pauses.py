@@ -102,10 +102,10 @@ def main(argv: list[str] | None = None) -> int:
     ids_BT = torch.randint(0, asked.vocab_size, (4, asked.sequence_length))
     batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // ids_BT.numel())
     how = {"device": place, "reduce_sum": lambda tensor: tensor, "bytes_per_token": None}
-    looking = [timed(lambda: validation.validation_loss(NextTokenLoss(model), batches, **how)) for _ in range(3)]
+    validating = [timed(lambda: validation.validation_loss(NextTokenLoss(model), batches, **how)) for _ in range(3)]
     found = {
         "validation_tokens": asked.eval_tokens,
-        "validation_seconds": looking,
+        "validation_seconds": validating,
         "machine": f"{device.name}, torch {torch.__version__}, {torch.get_num_threads()} threads",
         "checkpoint_bytes": 12 * side_by_side.shape_of(asked).parameters,
         "pause_seconds": pauses,
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"memory made ready   {made_ready:.2f} s, once, beside training")
     print(f"on disk after       {', '.join(f'{s:.2f}' for s in writes)} s, hashed, read back, beside training")
     print(f"if training waited  {', '.join(f'{s:.2f}' for s in waiting)} s")
-    print(f"validation          {statistics.median(looking):.2f} s for {asked.eval_tokens:,} tokens (median of 3)")
+    print(f"validation          {statistics.median(validating):.2f} s for {asked.eval_tokens:,} tokens (median of 3)")
     print(f"a small update      {1000 * found['update_alone_seconds']:.1f} ms alone", end="")
     print(f", {1000 * found['update_beside_seconds']:.1f} ms while one is being written" if beside else "")
     write_json(asked.json, found)

@@ -3,7 +3,7 @@
     python benchmarks/plot_runs.py runs/adamw runs/muon
     python benchmarks/plot_runs.py runs/a runs/b c/metrics.jsonl --x hours --labels AdamW Muon theirs --out docs/abc.png
 
-A run is its folder or its metrics.jsonl. Hours are hours of training: looking and saving not counted.
+A run is its folder or its metrics.jsonl. Hours are hours of training: evaluating and saving not counted.
 """
 
 import sys

@@ -50,7 +50,7 @@ def train_once(
         folder: where the run (``runs/name``) and its data lie; a run that is finished there is only read.
         flags: recipe keys over the recipe's, as train.py takes them.
         seed: of weights and order; None: the recipe's.
-        change: Python that changes ``muon``, the leaf, before the run starts.
+        change: Python that changes the module ``muon`` before the run starts.
     """
     own = {"run_name": name, "eval_steps": 10**9, "sample_steps": 0, "save_steps": 0, "logging_steps": 100}
     own |= {"seed": seed, "data_seed": seed} if seed is not None else {}

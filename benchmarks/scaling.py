@@ -101,7 +101,7 @@ def efficiencies(alone: float, exchange: float) -> tuple[float, float]:
     return alone / (alone + exchange), alone / max(alone, exchange)
 
 
-def tell(asked: argparse.Namespace, found: dict[int, list[dict]]) -> list[dict]:
+def report(asked: argparse.Namespace, found: dict[int, list[dict]]) -> list[dict]:
     """Print the table; return its rows for the JSON."""
     shape, tokens, rows = (
         side_by_side.shape_of(asked),
@@ -180,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
             middle = 1000 * statistics.median(found[count][-1]["seconds"])
             print(f"launch {number + 1}, {count} process(es): {middle:,.1f} ms an update", file=sys.stderr, flush=True)
     record |= {"micro_batch": asked.micro_batch, "accumulation": asked.accumulation, "compiled": asked.compile}
-    record["rows"] = tell(asked, found)
+    record["rows"] = report(asked, found)
     write_json(asked.json, record)
     return 0
 

@@ -230,7 +230,7 @@ VARIANTS = {"ours": ours, "hf": hf, "trainer": trainer, "plain": plain, "nanogpt
 # The command line.
 
 
-def tell(found: dict, asked: argparse.Namespace, micro_batch: int) -> dict:
+def report(found: dict, asked: argparse.Namespace, micro_batch: int) -> dict:
     """Print the table and the ratios of a micro-batch; return them for the JSON."""
     tokens, flops = micro_batch * asked.accumulation * asked.sequence_length, shape_of(asked).flops_per_token
     peak = cards.peak_flops(hardware.this_device().name, asked.precision)
@@ -302,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
             f"{'compiled' if asked.compile else 'eager'}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
             f"{'in turns' if together else 'one variant after the other: all at once do not fit into the memory'}"
         )
-        record["micro_batches"].append(tell(results, asked, micro_batch) | {"in_turns": together})
+        record["micro_batches"].append(report(results, asked, micro_batch) | {"in_turns": together})
     write_json(asked.json, record)
     return 0
 

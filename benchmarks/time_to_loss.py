@@ -7,7 +7,7 @@
 the logarithm of the length) which length ends at --target: for AdamW at several learning rates (its best counts) and for
 recipes/shakespeare_char_muon.yaml. Losses are over the whole validation split. Runs may go side by side: they say nothing
 about time. ``seconds`` trains those lengths and nanoGPT's own command in turn, alone on the machine, with all threads;
-seconds are of training, looking left out.
+seconds are of training, evaluation left out.
 
 The same question for the unchanged GPT-2 124M, on a card (not run yet):
 
