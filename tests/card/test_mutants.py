@@ -116,7 +116,7 @@ BREAKAGES = [
         "missing sync: what is timed is not done",
     ),
     broken(
-        "export_model.py",
+        "pretrain/run/conversion.py",
         "loaded = pretrained.load(str(aside)).to(model.device)",
         "loaded = pretrained.load(str(aside))",
         "the exported model is measured on the CPU",

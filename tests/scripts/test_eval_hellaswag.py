@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import evaluate  # here once: each run below is a fork of this process
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,10 +19,10 @@ from conftest import ROOT, TEXT, WORDS, run
 from data_server import DataServer
 from safetensors.torch import load_file
 
-import eval_hellaswag
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag
 from pretrain.evaluation.evaluator import Evaluator
+from pretrain.hub import scores
 from pretrain.model import export
 from pretrain.model.build import build
 from pretrain.recipe import keys
@@ -135,15 +134,6 @@ def test_scores_are_the_same_for_any_batch_size_order_and_number_of_processes(pl
         assert one["raw_sum_logprob"] == pytest.approx(other["raw_sum_logprob"], abs=1e-4)
     write_items(Path("items.jsonl"), items()[::-1])
     assert [score()[name] for name in SCORES] == [wanted[name] for name in SCORES]
-
-
-def test_scores_are_the_same_where_the_library_evaluate_is_not_installed(place, monkeypatch):
-    test = hellaswag.HellaSwag(hellaswag.read_items(["items.jsonl"], 0), tokenization.load("runs/r/model"))
-    likelihoods = np.random.default_rng(0).normal(-20, 5, (len(test.questions), hellaswag.ENDINGS))
-    predictions = test.predictions(likelihoods)
-    whole = eval_hellaswag.report(test, predictions)
-    monkeypatch.setitem(sys.modules, "evaluate", None)  # Python's own way of "not installed"
-    assert eval_hellaswag.report(test, predictions) == whole and set(whole) == set(SCORES)
 
 
 def test_limit_takes_the_first_items(place):
@@ -268,9 +258,11 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(pl
 
 
 def test_scores_are_not_lost_when_the_card_cannot_be_written(place, monkeypatch):
-    monkeypatch.setattr(eval_hellaswag, "refuse_push", lambda asked: None)
+    here = hellaswag.read_items(["items.jsonl"])
+    monkeypatch.setattr(hellaswag, "read_items", lambda data_files, limit: here)
+    monkeypatch.setattr(scores, "refuse_unknown", lambda model_id: None)
     monkeypatch.setattr(evaluate, "push_to_hub", lambda **_: (_ for _ in ()).throw(ConnectionError("gone")))
-    flags = ("--model", "runs/r", "--data_files", "items.jsonl", "--push_to_hub", "me/model")
+    flags = ("--model", "runs/r", "--push_to_hub", "me/model")
     done = run("eval_hellaswag.py", *flags, expect=1)
     assert "error: --push_to_hub me/model: gone" in done.stderr
     assert json.loads(done.stdout)["items"] == 40

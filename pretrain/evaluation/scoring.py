@@ -1,0 +1,88 @@
+"""HellaSwag for people: scored with a bar, a table beside others' scores, what is known of each item."""
+
+import sys
+
+import numpy as np
+from accelerate import Accelerator
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from pretrain.evaluation import hellaswag, likelihood
+
+
+def score(
+    test: hellaswag.HellaSwag,
+    model: PreTrainedModel,
+    limit: int | None,
+    batch_size: int | None,
+    accelerator: Accelerator,
+) -> np.ndarray:
+    """Return the log-likelihoods of all endings, (Q, 4), with a bar that shows the scores so far."""
+    shown = accelerator.is_main_process
+    mine, done = len(test.questions) // accelerator.num_processes, []
+    interval = 0.2 if sys.stderr.isatty() else 30  # seconds: a log file gets a line now and then
+    with tqdm(total=mine, unit="text", disable=not shown, mininterval=interval, dynamic_ncols=True) as bar:
+
+        def progress(batch: np.ndarray, likelihoods: np.ndarray) -> None:
+            done.extend(batch)
+            bar.update(len(batch))
+            if shown:
+                scores = test.scores(test.predictions(likelihoods), done)
+                bar.set_postfix({name: per_cent(scores, name) for name in test.wanted if name in scores}, refresh=False)
+
+        with accelerator.autocast():
+            return likelihood.log_likelihoods(
+                model,
+                test.questions,
+                context_length=limit,
+                reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
+                rank=accelerator.process_index,
+                num_processes=accelerator.num_processes,
+                batch_size=batch_size,
+                progress=progress,
+            )
+
+
+def rows(test: hellaswag.HellaSwag, likelihoods: np.ndarray) -> list[dict]:
+    """Return what is known of each item: sums in nats, tokens and characters of each ending, predictions, label."""
+    number, predictions = len(test.items), test.predictions(likelihoods)
+    return [
+        {
+            "item": item.where,
+            "label": item.label,
+            "sum_logprob": likelihoods[i].tolist(),
+            "tokens": test.tokens[i].tolist(),
+            "characters": test.characters[i].tolist(),
+            "raw_sum_logprob": likelihoods[number + i].tolist(),
+            "raw_tokens": test.tokens[number + i].tolist(),
+            **{f"{name}_prediction": int(predictions[name][i]) for name in test.wanted},
+        }
+        for i, item in enumerate(test.items)
+    ]
+
+
+def per_cent(scores: dict[str, float], name: str) -> str:
+    """Return a score and its error in per cent."""
+    return f"{100 * scores[name]:.2f} ± {100 * scores[f'{name}_stderr']:.2f}"
+
+
+def table(line: dict, limit: int | None, device: str) -> str:
+    """Return the scores beside those of others."""
+    known = {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in hellaswag.PUBLISHED.items()}
+    ours = [per_cent(line, name) for name in hellaswag.SCORES]
+    body = {"": hellaswag.SCORES, line["model"][-40:]: ours, **known, "chance": ["25.00"] * len(ours)}
+    width = max(map(len, body))
+    cut = f", {line['cut']:,} texts cut from the left to {limit} tokens" if line["cut"] else ""
+    return "\n".join(
+        [
+            "",
+            f"HellaSwag, {line['items']:,} items of {line['dataset']}{cut}; {line['precision']} on {device}, "
+            f"{line['items'] / line['seconds']:,.1f} items/s",
+            "",
+            *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
+            "",
+            "per cent ± standard error",
+            "acc, acc_norm: lm-evaluation-harness's text and rule; acc_token_norm: build-nanogpt's and llm.c's",
+            *hellaswag.CITATIONS,
+        ]
+    )

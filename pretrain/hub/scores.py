@@ -1,0 +1,46 @@
+"""HellaSwag's scores in the card of a model on the Hub."""
+
+import logging
+
+from pretrain.base.errors import BadInput
+from pretrain.evaluation import hellaswag
+
+log = logging.getLogger(__name__)
+
+
+def refuse_unknown(model_id: str) -> None:
+    """Raise BadInput unless the card can be found."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(model_id, timeout=30)
+    except Exception as error:
+        raise BadInput(f"--push_to_hub {model_id}: cannot be found: {str(error).splitlines()[0]}") from None
+
+
+def push(model_id: str, scores: dict[str, float]) -> bool:
+    """Put the scores, in per cent, into the model card's metadata; return whether that worked."""
+    import evaluate
+
+    rules = {"acc": "accuracy", "acc_norm": "accuracy, per character", "acc_token_norm": "accuracy, per token"}
+    try:
+        for name, rule in rules.items():
+            evaluate.push_to_hub(
+                model_id=model_id,
+                task_type="text-generation",
+                task_name="Text Generation",
+                dataset_type=hellaswag.DATASET,
+                dataset_name="HellaSwag",
+                dataset_split="validation",
+                dataset_revision=hellaswag.REVISION,
+                metric_type=name,
+                metric_name=rule,
+                metric_value=round(100 * scores[name], 2),
+                overwrite=True,
+            )
+    except Exception as error:  # the scores stand whatever the Hub says
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        log.error(f"--push_to_hub {model_id}: {reason}. The scores are below; push again")
+        return False
+    log.info(f"scores pushed into the card of {model_id}")
+    return True

@@ -1,0 +1,318 @@
+"""A run or a model made into another: read back as a user will load it, and its loss measured before and after."""
+
+import argparse
+import json
+import logging
+import math
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.data import shards, sources, tokenization, windows
+from pretrain.evaluation import likelihood, validation
+from pretrain.model import compression, export, pretrained
+from pretrain.model.build import build
+from pretrain.recipe import keys, reading
+from pretrain.run import checkpoint
+
+log = logging.getLogger(__name__)
+
+# int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float16}
+RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
+LONGEST = 2048  # tokens of a window, for models that read more
+BATCH_TOKENS, FEW = 2048, 16  # tokens computed at once; tokens that show whether a precision is too narrow
+
+
+class Text(NamedTuple):
+    """What the loss is measured on: windows of ids, and which of them."""
+
+    name: str
+    opened: list[windows.Windows]
+    draws: np.ndarray
+
+
+def convert(asked: argparse.Namespace) -> str:
+    """Export as export_model.py's flags ask, read back, measure; return the table.
+
+    Raises BadInput for what cannot be exported, or would not compute; nothing is written then.
+    """
+    disable_progress_bar()  # Transformers' own bars, over loading and saving one file
+    if asked.dtype == "int8":
+        compression.require_int8()
+    out = Path(asked.out).resolve()
+    refuse_taken(out, asked)
+    model, tokenizer = open_model(asked.model)
+    text, why_not = find_text(asked, model, tokenizer)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    before = describe(model) | measure(model, text)
+
+    if asked.prune:
+        compression.prune(model, asked.prune)
+    stock = export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
+    if asked.dtype == "int8":
+        stock = compression.quantize(stock)
+    try:
+        with export.replacing(out) as aside:
+            export.save(stock, aside, tokenizer)
+            loaded = pretrained.load(str(aside)).to(model.device)  # as a user will load it
+            after = describe(loaded)
+            computed = computes(loaded)
+            if slow := loaded.device.type == "cpu" and loaded.dtype != torch.float32:
+                compression.widen(loaded)
+            after |= measure(loaded, text)
+            if not computed or not math.isfinite(after.get("loss", 0.0)):
+                raise BadInput(
+                    f"--dtype {asked.dtype}: the model computes no number any more, {asked.dtype} is too narrow for what "
+                    f"it adds up. Nothing was written; use --dtype bf16"
+                )
+            write_record(aside, asked, text, before, after)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"--out {asked.out}: cannot be written: {error}") from None
+    if not text:
+        measured = f"nothing was measured: {why_not}. Give --text FILE to have the loss before and after"
+    else:
+        measured = f"measured on {tokens_of(text):,} tokens of {text.name}"
+        measured += ", half precision computed as fp32, for this is a CPU" if slow else ""
+    return f"{asked.model} -> {asked.out}\n\n{table(asked, before, after)}\n\n{measured}"
+
+
+def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
+    """Raise BadInput unless ``out`` is free, or holds an export, as it was written, that may be replaced."""
+    parent = next(path for path in out.parents if path.exists())
+    if not parent.is_dir():
+        raise BadInput(f"--out {asked.out}: {parent} is a file; give another folder")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / RECORD).is_file():
+        raise BadInput(f"--out {asked.out}: exists and is no export of this script; give another folder")
+    if not asked.overwrite:
+        raise BadInput(f"--out {asked.out}: exists; give another folder, or --overwrite to replace this export")
+    if out == Path(asked.model).resolve():
+        raise BadInput(f"--out {asked.out}: is the model that is to be exported; give another folder")
+    try:
+        written = json.loads((out / RECORD).read_text(encoding="utf-8"))["files"]
+        changed = [path.name for path in out.iterdir() if path.name != RECORD and not is_as_written(path, written)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"--out {asked.out}: {RECORD} cannot be read ({error}); give another folder") from None
+    if changed:
+        raise BadInput(
+            f"--out {asked.out}: {', '.join(sorted(changed))} was changed or added since that export, and would be lost; "
+            f"move it away, or give another folder"
+        )
+
+
+def is_as_written(path: Path, written: dict[str, str]) -> bool:
+    """Return whether a file of an earlier export is what that export wrote."""
+    return path.is_file() and not path.is_symlink() and written.get(path.name) == files.sha256(path)
+
+
+def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Return a run's model (model/, else its newest checkpoint), a folder's, or the Hub's, and its tokenizer."""
+    run_dir = run_of(name)
+    if run_dir and not (run_dir / "model").is_dir():
+        return open_checkpoint(run_dir)
+    try:
+        found = pretrained.find(name)
+        tokenizer = tokenization.load(found, of_model=True)
+        model = pretrained.load(found)
+    except BadInput as error:
+        raise BadInput(line.removeprefix("--model ") for line in error.lines) from None
+    if getattr(model.config, "quantization_config", None):
+        raise BadInput(f"{name}: is quantized already; export the model that it was made from")
+    return model, tokenizer
+
+
+def run_of(name: str) -> Path | None:
+    """Return the run folder that ``name`` is, or whose model/ it is."""
+    path = Path(name)
+    return next((p for p in (path, path.parent) if (p / "recipe.yaml").is_file() and path in (p, p / "model")), None)
+
+
+def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Return the model of a run's newest checkpoint, and the tokenizer of its data."""
+    path, damaged = checkpoint.find_newest(run_dir / "checkpoints")
+    for line in damaged:
+        log.warning(f"skipped a damaged checkpoint: {line}")
+    if path is None:
+        raise BadInput(f"{run_dir}: has neither model/ nor a checkpoint yet")
+    recipe = reading.load_recipe(run_dir / "recipe.yaml")
+    own = [folder / "tokenizer" for folder, _ in data_folders(recipe) if (folder / "tokenizer").is_dir()]
+    if not own and recipe.data.tokenizer in keys.TRAINED_TOKENIZERS:
+        raise BadInput(
+            f"{run_dir}: its tokenizer lies with its data, which is not here; start this where the run was started, or "
+            f"let the run end, which writes model/"
+        )
+    tokenizer = tokenization.load(str(own[0]) if own else recipe.data.tokenizer)
+    model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
+    checkpoint.load(path, model, None)
+    log.info(f"from {path}")
+    return model.eval(), tokenizer
+
+
+def data_folders(recipe: keys.Recipe) -> list[tuple[Path, float]]:
+    """Return the folders of a recipe's shards, and their weights; none where its text is not here to name them."""
+    try:
+        return [
+            (
+                Path(asked.data_dir) if asked.data_dir else sources.find_source(asked).folder,
+                asked.weight,
+            )
+            for asked in keys.sources(recipe.data)
+        ]
+    except BadInput:
+        return []
+
+
+def find_text(
+    asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> tuple[Text | None, str]:
+    """Return what to measure on, or why there is nothing: --text, else the validation split of the run."""
+    window = min(likelihood.context_length(model.config) or LONGEST, LONGEST)
+    vocab_size = model.config.vocab_size
+    if asked.text:
+        ids = read_text(asked.text, tokenizer, asked.eval_tokens)
+        window = min(window, len(ids) - 1)
+        opened = windows.Windows(window, vocab_size)
+        opened.append(Path(asked.text[0]), len(ids), ids, 0)
+        name, found, weights = " ".join(asked.text), [opened], [1.0]
+    elif run_dir := run_of(asked.model):
+        try:
+            folders = data_folders(reading.load_recipe(run_dir / "recipe.yaml"))
+            found = [validation_split(folder, tokenizer, window, vocab_size) for folder, _ in folders]
+        except BadInput as error:
+            return None, error.lines[0]
+        if not found:
+            return None, "the run's text is not here"
+        name, weights = ", ".join(f"{folder}, validation" for folder, _ in folders), [weight for _, weight in folders]
+    else:
+        return None, f"{asked.model} is no run folder, whose validation split would serve"
+    most = max(1, asked.eval_tokens // window) if asked.eval_tokens else 0
+    return Text(name, found, windows.eval_draws([o.num_windows for o in found], weights, max_windows=most)), ""
+
+
+def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -> np.ndarray:
+    """Return the ids of text files, each a document, up to ``most`` of them (0 = all) and one more to predict."""
+    encode, parts = tokenization.Encoder(tokenizer), []
+    for path in sources.find_files("--text", names):
+        parts.append(np.array([tokenizer.eos_token_id], dtype=np.uint32))
+        for piece in sources.text_pieces(Path(path)):
+            parts += encode([piece])
+            if most and sum(map(len, parts)) > most:
+                return np.concatenate(parts)[: most + 1]
+    return np.concatenate(parts)
+
+
+def validation_split(folder: Path, tokenizer: PreTrainedTokenizerFast, window: int, vocab_size: int) -> windows.Windows:
+    """Return the validation windows of a folder of shards. Raises BadInput where it is not there, or not the model's."""
+    if not folder.is_dir():
+        raise BadInput(f"the run's data, {folder}, is not here")
+    manifest = shards.describe_folder(folder)
+    if manifest["tokenizer"] and manifest["tokenizer"]["fingerprint"] != tokenization.fingerprint(tokenizer):
+        raise BadInput(f"{folder} was made with another tokenizer than the model's")
+    opened, rows = windows.Windows(window, vocab_size), manifest["splits"].get("validation", [])
+    shards.refuse_changed(folder, rows)
+    for row in rows:
+        opened.append(folder / row["file"], row["tokens"], *shards.open_ids(folder / row["file"], row["tokens"]))
+    if not opened.num_windows:
+        raise BadInput(f"{folder} has no validation text of {window + 1} tokens")
+    return opened
+
+
+class LogitsLoss(nn.Module):
+    """Any causal language model, and its mean loss in nats per token."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss, a fp32 scalar; inputs and targets are (B, T) int64."""
+        logits_BTV = self.model(inputs_BT, use_cache=False).logits
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+
+
+def describe(model: PreTrainedModel) -> dict:
+    """Return what the table says of a model: precision, vocabulary, bytes, share of zeros."""
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return {
+        "precision": names.get(model.dtype, str(model.dtype)),
+        "vocabulary": model.config.vocab_size,
+        "bytes": compression.weight_bytes(model),
+        "zeros": compression.share_of_zeros(model),
+    }
+
+
+@torch.inference_mode()
+def computes(model: PreTrainedModel) -> bool:
+    """Return whether a few ids give finite logits in the model's own precision."""
+    ids = torch.arange(min(FEW, model.config.vocab_size), device=model.device)
+    return bool(model(ids[None], use_cache=False).logits.isfinite().all())
+
+
+def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
+    """Return the loss on a text, in nats per token; nothing where there is no text."""
+    if text is None:
+        return {}
+    batches = windows.eval_batches(
+        windows.Mapped(text.opened, model.device),
+        text.draws,
+        batch_size=max(1, BATCH_TOKENS // text.opened[0].sequence_length),
+        rank=0,
+        num_processes=1,
+    )
+    return validation.validation_loss(
+        LogitsLoss(model), batches, device=model.device, reduce_sum=lambda tensor: tensor, bytes_per_token=None
+    )
+
+
+def write_record(folder: Path, asked: argparse.Namespace, text: Text | None, before: dict, after: dict) -> None:
+    """Write what was done, what it cost, and the SHA-256 of every file of the export."""
+    packages = ["torch", "transformers"] + ([compression.PACKAGE] if asked.dtype == "int8" else [])
+    record = {
+        "model": asked.model,
+        "dtype": asked.dtype,
+        "trim_vocab": asked.trim_vocab,
+        "prune": asked.prune,
+        "measured_on": text and f"{tokens_of(text)} tokens of {text.name}",
+        "before": before,
+        "after": after,
+        "versions": {name: version(name) for name in packages},
+        "files": {path.name: files.sha256(path) for path in sorted(folder.iterdir())},
+    }
+    files.write_json(folder / RECORD, record)
+
+
+def tokens_of(text: Text) -> int:
+    """Return how many tokens are predicted."""
+    return len(text.draws) * text.opened[0].sequence_length
+
+
+def table(asked: argparse.Namespace, before: dict, after: dict) -> str:
+    """Return what the export is beside what it was made from."""
+    both, ratio = (before, after), after["bytes"] / before["bytes"]
+    precision = "int8, rest fp16" if asked.dtype == "int8" else after["precision"]
+    rows = [
+        ("", "before", "after", ""),
+        ("precision", before["precision"], precision, ""),
+        ("vocabulary", *(f"{x['vocabulary']:,}" for x in both), ""),
+        ("weights, MB", *(f"{x['bytes'] / 1e6:,.2f}" for x in both), f"{ratio:.2f} x"),
+        ("zeros in the blocks' matrices", *(f"{x['zeros']:.1%}" for x in both), ""),
+    ]
+    if "loss" in before:
+        change = after["loss"] - before["loss"]
+        rows += [
+            ("loss, nats per token", *(f"{x['loss']:.4f}" for x in both), f"{change:+z.4f}"),
+            ("perplexity", *(f"{math.exp(x['loss']):,.3f}" for x in both), f"{math.expm1(change):+z.2%}"),
+        ]
+    return "\n".join(f"{name:30} {old:>12} {new:>16} {change:>9}".rstrip() for name, old, new, change in rows)
