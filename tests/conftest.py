@@ -160,6 +160,7 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
             os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         path = Path(script) if os.path.isabs(script) else ROOT / script
+        sys.argv = [str(path), *flags]
         code = importlib.import_module(path.stem).main(list(flags))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,15 +1,12 @@
 """train.py and the Hub, end to end: the real client against a server on this machine."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, run
+from conftest import run
 from hub_server import Fault, HubServer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -21,13 +18,10 @@ PUSHED = ("--recipe", "tiny.yaml", *STEPS, "--push_to_hub", "true")
 CANARY = "hf_" + "canary" * 6
 
 
-def train(server: HubServer, *flags: str, expect: int = 0) -> str:
-    """Run train.py in a process that knows this Hub from its start; return what it printed."""
-    environment = os.environ | server.environment(Path("home").resolve())
-    environment |= {"HF_TOKEN": CANARY, "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, str(ROOT / "train.py"), *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == expect, done.stdout + done.stderr
+def train(server: HubServer, *flags: str, expect: int = 0, **environment: str) -> str:
+    """Run train.py where it knows this Hub; return what it printed."""
+    environment |= server.environment(Path("home").resolve()) | {"HF_TOKEN": CANARY}
+    done = run("train.py", *flags, expect=expect, **environment)
     return done.stdout + done.stderr
 
 
@@ -63,8 +57,9 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
 
 def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace, tmp_path):
     (workplace / ".env").write_text("SECRET=1")
+    named = ("--hub_model_id", "me/named", "--hub_private_repo", "false")
     with HubServer() as server:
-        train(server, *PUSHED, "--run_name", "p", "--hub_model_id", "me/named", "--hub_private_repo", "false")
+        train(server, *PUSHED, "--run_name", "p", *named, PICTURES="1")
         tree = server.files("me/named", "step-00000006")
         last = server.files("me/named")
         assert not server.repositories["me/named"].private
