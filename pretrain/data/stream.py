@@ -34,6 +34,7 @@ from fsspec.utils import infer_compression
 from pyarrow.dataset import ParquetFragmentScanOptions
 
 from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.network import answer_of
 from pretrain.base.redaction import is_redacted, redact
 
 log = logging.getLogger(__name__)
@@ -247,7 +248,7 @@ class _Patience:
             raise error
         self.failures = self.failures + 1 if place == self.place else 1
         self.place = place
-        status, asked = _answer_of(error)
+        status, asked = answer_of(error, contexts=True)
         where = self.what if place is None else f"{self.what}: row {place}"
         reason = f"{type(error).__name__}: {redact(' '.join(str(error).split()))[:300]}"
         if status is not None:
@@ -264,8 +265,7 @@ class _Patience:
                 f"command goes on from there"
             ) from None
         wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
-        if asked is not None:
-            wait = min(LONGEST_RETRY_AFTER_SECONDS, max(wait, asked))
+        wait = min(LONGEST_RETRY_AFTER_SECONDS, max(wait, asked))
         log.warning(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
         time.sleep(wait)
 
@@ -280,24 +280,9 @@ def _patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] 
             patience.failed(_behind(error, named[0]) if named else error)
 
 
-def _answer_of(error: BaseException | None) -> tuple[int | None, float | None]:
-    """Return the HTTP status behind an error, and how many seconds its Retry-After asks to wait."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        answer = getattr(error, "response", None)
-        status = getattr(error, "status", None) or getattr(answer, "status_code", None)
-        if isinstance(status, int):
-            headers = getattr(error, "headers", None) or getattr(answer, "headers", None) or {}
-            asked = headers.get("Retry-After", "")
-            return status, float(asked) if str(asked).isdigit() else None
-        error = error.__cause__ or error.__context__
-    return None, None
-
-
 def _behind(error: Exception, name: str) -> Exception:
     """Return what really happened to a remote file: ``datasets`` takes a failed look at one for a missing file."""
-    if "://" not in name or _answer_of(error)[0] is not None or isinstance(error, BadInput):
+    if "://" not in name or answer_of(error, contexts=True)[0] is not None or isinstance(error, BadInput):
         return error
     filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
     try:
@@ -317,7 +302,7 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
     except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
         if arguments["data_files"]:  # they were found and have a kind: what fails is the way to them
             raise
-        if isinstance(error.__cause__ or error.__context__, OSError) and _answer_of(error)[0] is None:
+        if isinstance(error.__cause__ or error.__context__, OSError) and answer_of(error, contexts=True)[0] is None:
             raise
         reason = redact(" ".join(str(error).split()))[:400]
         raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None

@@ -21,6 +21,7 @@ from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base.errors import BadInput
+from pretrain.base.network import answer_of
 from pretrain.base.redaction import redact
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
@@ -66,7 +67,7 @@ def patiently(deadline: float, call: Callable[..., Any], *args, **kwargs) -> Any
             return call(*args, **kwargs)
         except Exception as error:
             until = min(until, time.monotonic() + deadline)
-            wait = max(next(waits), _answer(error)[1])
+            wait = max(next(waits), answer_of(error)[1])
             if _is_final(error) or time.monotonic() + wait > until:
                 raise
         time.sleep(wait)
@@ -80,7 +81,7 @@ def is_refusal(error: BaseException) -> bool:
 
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status behind an error."""
-    return _answer(error)[0]
+    return answer_of(error)[0]
 
 
 def describe(error: BaseException) -> str:
@@ -98,14 +99,3 @@ def _is_final(error: BaseException) -> bool:
     """Whether another attempt would end in the same way."""
     here = isinstance(error, (BadInput, HFValidationError, OfflineModeIsEnabled))
     return here or is_refusal(error) or getattr(error, "errno", None) in LOCAL
-
-
-def _answer(error: BaseException | None) -> tuple[int | None, float]:
-    """Return the HTTP status behind an error, and how many seconds its Retry-After asks to wait."""
-    while error is not None:
-        answer = getattr(error, "response", None)
-        if answer is not None:
-            asked = answer.headers.get("Retry-After", "")
-            return answer.status_code, float(asked) if asked.isdigit() else 0.0
-        error = error.__cause__
-    return None, 0.0
