@@ -55,6 +55,7 @@ class OpenedSource:
 
     def open(self, split: str) -> windows.Windows:
         """Return the windows of a split's shards."""
+        assert self._model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
         opened = windows.Windows(self._model.sequence_length, self._model.vocab_size)
         self._append(opened, split, 0)
         return opened
@@ -111,7 +112,7 @@ class Corpus:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each shard is an open file
         asked = keys.sources(data)
         found = [None if each.data_dir else find_source(each) for each in asked]
-        folders = [one.folder if one else Path(each.data_dir) for one, each in zip(found, asked, strict=True)]
+        folders = [one.folder if one else Path(str(each.data_dir)) for one, each in zip(found, asked, strict=True)]
         self._weights = tuple(each.weight for each in asked)
         if self._consumed:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
@@ -126,6 +127,7 @@ class Corpus:
         )
         manifests = [shards.describe_folder(folder) for folder in folders]
         self.tokenizer = open_tokenizer(recipe, dict(zip(folders, manifests, strict=True)))
+        assert model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
         self.bytes_per_token = np.zeros(model.vocab_size, dtype=np.int64)
         self.bytes_per_token[: len(self.tokenizer)] = tokenization.token_bytes(self.tokenizer)
         self.sources = [
@@ -189,7 +191,10 @@ class Corpus:
             split: validation or test.
             max_tokens: about so many of the split, spread evenly; 0 = all.
         """
-        found = [self.test] if split == "test" else [source.validation for source in self.sources]
+        found = [source.validation for source in self.sources]
+        if split == "test":
+            assert self.test is not None  # who asks for it has seen that it is there
+            found = [self.test]
         draws = windows.eval_draws(
             [opened.num_windows for opened in found],
             self._weights,
@@ -299,6 +304,7 @@ def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrain
         if otherwise_named and tokenization.fingerprint(tokenization.load(wanted)) != fingerprint:
             raise BadInput(f"tokenizer = {wanted}: the shards in {folder} were made with another one")
     _refuse_foreign_tokenizer(recipe, name, fingerprint)
+    assert recipe.model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
     if len(tokenizer) > recipe.model.vocab_size:
         raise BadInput(
             f"vocab_size = {recipe.model.vocab_size}: the tokenizer has {len(tokenizer)} ids; use --vocab_size "

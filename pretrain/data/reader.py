@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import IO
 
 from pretrain.base.errors import BadInput, TrainingStopped
 
@@ -35,6 +36,7 @@ class Reader:
     def __init__(self, command: Sequence[str]):
         self.command = list(command)
         self.done = False
+        self._process: subprocess.Popen[str] | None = None
         self._failures, self._wanted, self._not_before, self._started = 0, 0, 0.0, 0.0
         self._start()
 
@@ -96,11 +98,13 @@ class Reader:
             env=environment,
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
         )
+        assert self._process.stdin and self._process.stdout  # both are pipes
+        self._input = self._process.stdin
         self._hearing = threading.Thread(target=self._hear, args=(self._process.stdout,), daemon=True)
         self._hearing.start()
         self._tell()
 
-    def _hear(self, lines) -> None:
+    def _hear(self, lines: IO[str]) -> None:
         with lines:
             for line in lines:
                 log.info(f"data     {line.rstrip()}")
@@ -108,12 +112,12 @@ class Reader:
     def _tell(self) -> None:
         if self._process is not None:
             with contextlib.suppress(OSError):  # it has died: check() will see that
-                self._process.stdin.write(f"{self._wanted}\n")
-                self._process.stdin.flush()
+                self._input.write(f"{self._wanted}\n")
+                self._input.flush()
 
     def _close_input(self) -> None:
         with contextlib.suppress(OSError):  # what it has not read goes with it
-            self._process.stdin.close()
+            self._input.close()
 
 
 class Supply:
@@ -130,7 +134,8 @@ class Supply:
     def __init__(self, readers: Sequence[Reader | None], refresh: Callable[[], bool]):
         self.readers, self.refresh = list(readers), refresh
         self.waited_seconds = 0.0
-        self._growing, self._complete, self._failure = True, False, None
+        self._growing, self._complete = True, False
+        self._failure: str | None = None
         self._logged, self._refreshed = time.monotonic(), -math.inf
 
     def until(self, there: Callable[[], bool], what: str) -> None:

@@ -13,7 +13,7 @@ import re
 import struct
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 # llm.c, dev/data/data_common.py: 256 int32 of header: magic, version, number of tokens, zeros; then the ids.
 HEADER_BYTES = 1024
-FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 VERSIONS = dict(FORMATS.keys())  # of each magic
 MANIFEST = "manifest.json"
 # nanoGPT, data/*/prepare.py: uint16 ids and nothing else, so that only the name tells what they are.
 HEADERLESS = ("train.bin", "val.bin")
 # build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that is beyond every
 # vocabulary, and is refused as such.
-NPY_DTYPES = {"<u2": np.dtype("<u2"), "<u4": np.dtype("<u4"), "<i4": np.dtype("<u4")}
+NPY_DTYPES: dict[str, np.dtype] = {"<u2": np.dtype("<u2"), "<u4": np.dtype("<u4"), "<i4": np.dtype("<u4")}
 SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
 RESTORE = "put the old file back or prepare the folder again"
@@ -152,7 +152,8 @@ class ShardWriter:
         self.folder, self.prefix, self.number = folder, _prefix(split, part), first_number
         self.bytes_per_token, self.shard_tokens = bytes_per_token, shard_tokens
         self.format, self.dtype = list(FORMATS.items())[vocab_size > 2**16]
-        self._file, self._tokens, self._text_bytes = None, 0, 0
+        self._file: BinaryIO | None = None
+        self._tokens, self._text_bytes = 0, 0
 
     @property
     def full(self) -> bool:
@@ -171,7 +172,7 @@ class ShardWriter:
 
     def finish(self) -> dict | None:
         """Make the current shard durable; return its row: file, tokens, text_bytes, sha256. None if it is empty."""
-        if not self._tokens:
+        if self._file is None or not self._tokens:
             return None
         self._file.seek(0)
         self._file.write(struct.pack("<3i", *self.format, self._tokens))
@@ -209,7 +210,7 @@ class ShardWriter:
         if self._file is None:
             self._file = open(self._temporary, "wb")
             self._file.write(bytes(HEADER_BYTES))
-        self._file.write(ids.astype(self.dtype))
+        self._file.write(ids.astype(self.dtype).data)
         self._tokens += len(ids)
         self._text_bytes += int(self.bytes_per_token[ids].sum())
 
@@ -353,7 +354,7 @@ def _changes(path: Path, row: dict) -> list[str]:
         size, found = path.stat().st_size, files.sha256(path) if row.get("sha256") else None
     except OSError as error:
         return _fault(path, 0, f"cannot be read: {error.strerror}; {RESTORE}").lines
-    if found == row.get("sha256"):
+    if found is None or found == row["sha256"]:
         return []
     differ = f"its sha256 is {found[:12]}..., was {row['sha256'][:12]}..."
     return _fault(path, f"0 to {size}", f"changed since {MANIFEST}: {differ}; {RESTORE}").lines

@@ -275,7 +275,7 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
     return {"train": [(name, _reading(train))], "validation": [(name, _reading(validation))]}
 
 
-def _text_rows(paths: list[Path]) -> Iterator[Row]:
+def _text_rows(paths: list[Path]) -> Iterator[tuple[str, bool]]:
     for path in paths:
         begins = True
         for text in text_pieces(path):

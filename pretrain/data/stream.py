@@ -78,7 +78,7 @@ def open_tables(
     asked = {split: _named_files(dataset_name, found) for split, found in (data_files or {}).items()}
     if not asked:
         pinned = pinned or _patiently(dataset_name, _commit, dataset_name, dataset_revision)
-    arguments = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
+    arguments: dict[str, Any] = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
     # A plain list would be expanded: a name's [ ] * ? a second time, and what then is not found left out.
     arguments["data_files"] = {split: DataFilesList(found, []) for split, found in asked.items()} or None
     arguments["storage_options"] = STORAGE if asked else None
@@ -240,7 +240,8 @@ class _Patience:
     """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged."""
 
     def __init__(self, what: str):
-        self.what, self.failures, self.place = redact(what), 0, -1
+        self.what, self.failures = redact(what), 0
+        self.place: int | None = -1
 
     def failed(self, error: Exception, place: int | None = None) -> None:
         """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
@@ -381,7 +382,7 @@ def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
     """
     number = -1
     with _whole(name) as file:
-        lines = enumerate(_lines(file))
+        lines: Iterator[tuple[int, bytes]] = enumerate(_lines(file))
         if not start:
             head = list(islice(lines, ROWS))
             _refuse_no_column(name, text_column, [line for _, line in head])

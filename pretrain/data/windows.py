@@ -94,8 +94,9 @@ class Windows:
     def check_ids(self) -> None:
         """Look at every id of every shard that is there. Raises BadInput for the first one out of the vocabulary."""
         for shard in self._shards:
-            for start in range(0, 0 if shard.ids is None else len(shard.ids), CHECK_TOKENS):
-                self._refuse_bad_ids(shard, start, shard.ids[start : start + CHECK_TOKENS])
+            if shard.ids is not None:
+                for start in range(0, len(shard.ids), CHECK_TOKENS):
+                    self._refuse_bad_ids(shard, start, shard.ids[start : start + CHECK_TOKENS])
 
     def paths_before(self, window: int) -> list[Path]:
         """Return the shards that are still there and whose windows all lie below ``window``: those to delete."""
@@ -113,8 +114,9 @@ class Windows:
             return
         place = int(np.argmax(ids >= self.vocab_size))
         token = start + place
+        offset = shard.offset + token * _present(shard).itemsize
         raise BadInput(
-            f"{shard.path}: offset {shard.offset + token * shard.ids.itemsize}: token {token} is id {int(ids[place])}, "
+            f"{shard.path}: offset {offset}: token {token} is id {int(ids[place])}, "
             f"vocab_size = {self.vocab_size} ends at {self.vocab_size - 1}: "
             f"these shards belong to another tokenizer, or vocab_size is too small"
         )
