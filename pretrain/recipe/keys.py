@@ -446,14 +446,14 @@ class WantedSource:
 
 def sources(data: Data) -> list[WantedSource]:
     """Return what the run reads: one source, or those of a mixture."""
-    mixture = [{"weight": 1.0, **{name: getattr(data, name) for name in SOURCE_NAMES}}]
+    mixture: list[dict[str, Any]] = [{"weight": 1.0, **{name: getattr(data, name) for name in SOURCE_NAMES}}]
     if data.sources and not data.data_dir and not data.data_files:
         mixture = data.sources
     tokenizer = {"tokenizer": data.tokenizer, "size": data.tokenizer_vocab_size if data.tokenizer == "bpe" else None}
     found = []
     for given in mixture:
         rules = {name: given.get(name, getattr(data, name)) for name in SOURCE_RULES}
-        names = {name: given.get(name) for name in SOURCE_NAMES}
+        names: dict[str, Any] = {name: given.get(name) for name in SOURCE_NAMES}
         found.append(WantedSource(weight=float(given["weight"]), tokenizer=tokenizer, **names, **rules))
     return found
 

@@ -112,9 +112,9 @@ def parse_command(
     usual.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
     for name in USUAL:
         _add_flag(usual, name)
-    modes = parser.add_argument_group("instead, or beside") if extras else None
+    modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
     for name, (wanted, help) in extras.items():
-        value = {"action": "store_true"} if wanted is bool else {"metavar": type_name(wanted).upper()}
+        value: dict[str, Any] = {"action": "store_true"} if wanted is bool else {"metavar": type_name(wanted).upper()}
         modes.add_argument(f"--{name}", help=help, **value)
     for title, part in SLICES.items():
         group = parser.add_argument_group(title, part.__doc__)
@@ -137,13 +137,13 @@ def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, wanted = FIELDS[name], TYPES[name]
     words = "|".join(field.metadata["choices"] or ()) or METAVARS.get(type_name(wanted), "TEXT")
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
-    many = {"nargs": "+"} if is_list(wanted) else {}
+    many: dict[str, Any] = {"nargs": "+"} if is_list(wanted) else {}
     group.add_argument(f"--{name}", metavar=words, help=(field.metadata["help"] + default).replace("%", "%%"), **many)
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Return what ``argv`` gives; raises BadInput for a flag that the parser does not know, naming the nearest one."""
-    parser.error = _refuse
+    parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         names = [flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
@@ -215,8 +215,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
+        where = str(error)
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            where = f"line {error.problem_mark.line + 1}: {error.problem}"
         raise BadInput(f"{path}: not a recipe: {where}") from None
     if not isinstance(values, dict):
         raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")
