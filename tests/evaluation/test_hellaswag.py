@@ -23,7 +23,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag, likelihood
-from pretrain.model import model as ours
+from pretrain.model.build import build
+from pretrain.model.loss import NextTokenLoss
+from pretrain.recipe import keys
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 ROW = {
@@ -426,13 +428,14 @@ def tiny_llama(folder):
 def trained_gpt2(folder):
     """A small one after 100 steps, with a context that cuts some of the items."""
     tokenizer = own_bpe()
-    shape = {"n_layer": 2, "n_head": 4, "n_embd": 128, "vocab_size": 2048, "sequence_length": 192, "eos_token_id": 0}
-    model = ours.build(**shape, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, seed=1)
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 128, "vocab_size": 2048, "sequence_length": 192, "seed": 1}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1)
+    model = build(keys.Model(**shape, **dropout), eos_token_id=0)
     if not (pid := os.fork()):  # this process must not train itself: see run() of conftest.py
         status = 1
         try:
             ids = torch.tensor(tokenizer((SHARED / "tinyshakespeare.txt").read_text(), verbose=False)["input_ids"])
-            loss, optimizer = ours.NextTokenLoss(model.train()), torch.optim.AdamW(model.parameters(), lr=3e-3)
+            loss, optimizer = NextTokenLoss(model.train()), torch.optim.AdamW(model.parameters(), lr=3e-3)
             for step in range(100):
                 rows = ids[step * 8 * 192 : (step + 1) * 8 * 192 + 1]
                 loss(rows[:-1].view(8, 192), rows[1:].view(8, 192)).backward()

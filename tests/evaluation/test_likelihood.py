@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from pretrain.evaluation import likelihood
-from pretrain.model import model as ours
+from pretrain.model.build import build
+from pretrain.recipe import keys
 
 VOCAB, IDS = 64, 60  # rows of the embedding, of which the last are padding
 CONTEXT = 24
@@ -36,13 +37,13 @@ LLAMA |= {"num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embedding
 NEO = NO_END | {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "vocab_size": VOCAB}
 NEO |= {"max_position_embeddings": CONTEXT}
 LOCAL, GLOBAL = [[["global", "local"], 1]], [[["global"], 2]]
-OURS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB, "sequence_length": CONTEXT, "eos_token_id": 0}
+OURS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB, "sequence_length": CONTEXT}
 OURS |= {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5, "seed": 1}
 GEMMA2 = {"head_dim": 8, "sliding_window": 10 * CONTEXT, "final_logit_softcapping": 0.5}
 SHARING = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, attn_implementation="sdpa")),
     "gpt2_eager": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, attn_implementation="eager")),
-    "ours": lambda: ours.build(**OURS),
+    "ours": lambda: build(keys.Model(**OURS), eos_token_id=0),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),
     "gemma2_capped": lambda: Gemma2ForCausalLM(Gemma2Config(**LLAMA, **GEMMA2)),
 }

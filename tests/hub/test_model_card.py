@@ -15,7 +15,8 @@ from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag
 from pretrain.hub import model_card
 from pretrain.model import export
-from pretrain.model import model as models
+from pretrain.model.build import build
+from pretrain.recipe import keys
 from pretrain.recipe.keys import as_yaml
 from pretrain.recipe.reading import load_recipe
 
@@ -151,12 +152,12 @@ def test_gpt2_stands_beside_it_only_where_the_comparison_is_fair():
 
 
 def test_published_figures_have_the_rows_own_names_and_units():
-    found = model_card.published(RECIPE, hellaswag.PUBLISHED)
+    found = model_card.published(RECIPE)
     assert set(found) == {"eval/loss", *(f"hellaswag/{score}" for score in hellaswag.SCORES)}
     assert found["hellaswag/acc"] == {"GPT-2 124M": pytest.approx(0.2892)}
     assert [name.rpartition("/")[2] for name in model_card.SCORES] == list(hellaswag.SCORES)
     assert set(model_card.SIZES.values()) <= set(hellaswag.PUBLISHED)
-    assert "eval/loss" not in model_card.published(OWN, hellaswag.PUBLISHED)
+    assert "eval/loss" not in model_card.published(OWN)
 
 
 def test_only_ids_of_the_hub_are_data_sets_of_the_metadata():
@@ -232,7 +233,7 @@ def test_no_name_breaks_the_card(name):
 
 def test_the_recipe_in_it_is_the_runs():
     recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml")
-    text = make(recipe=vars(recipe))
+    text = make(recipe=keys.flat(recipe))
     shown = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
     assert shown == {name: value for name, value in yaml.safe_load(as_yaml(recipe)).items() if name in shown}
     assert shown["learning_rate"] == recipe.schedule.learning_rate and shown["n_embd"] == recipe.model.n_embd
@@ -241,7 +242,8 @@ def test_the_recipe_in_it_is_the_runs():
 def test_its_lines_load_the_model_as_they_stand(tmp_path, monkeypatch, capsys):
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-    model = models.build(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, eos_token_id=tokenizer.eos_token_id)
+    shape |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model = build(keys.Model(**shape), eos_token_id=tokenizer.eos_token_id)
     (tmp_path / "me").mkdir()
     export.write(model, tmp_path / "me" / "a_run", tokenizer)  # a folder of this name stands for the Hub
     text = make(recipe=OWN | {"sequence_length": 16, "sample_prompts": ["abc"]})

@@ -1,5 +1,6 @@
 """A checkpoint is whole, or it is not taken."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -19,7 +20,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from pretrain.base import layout
 from pretrain.base.errors import BadInput
-from pretrain.optim import muon, optim
+from pretrain.optim import optimizers, schedule
+from pretrain.recipe import keys
 from pretrain.run import checkpoint
 
 # Moments are made by hand: nothing here runs a backward pass, which the forks of test_train.py would not survive.
@@ -117,13 +119,14 @@ def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_eithe
         assert all(torch.equal(tensor, copy.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
-ADAMW = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
-OPTIMIZERS = {
-    "adamw": lambda model: optim.adamw(model, **ADAMW),
-    "muon": lambda model: muon.muon(model, momentum=0.95, **ADAMW),
-}
-if importlib.util.find_spec("bitsandbytes"):
-    OPTIMIZERS["adamw_8bit"] = lambda model: optim.adamw_8bit(model, **ADAMW)
+ADAMW = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)
+OPTIMIZERS = ["adamw", "muon"] + ["adamw_8bit"] * bool(importlib.util.find_spec("bitsandbytes"))
+
+
+def built(model, name: str = "adamw") -> torch.optim.Optimizer:
+    optimizer = optimizers.build(model, dataclasses.replace(ADAMW, optimizer=name))
+    schedule.set_lr(optimizer, 0.01)
+    return optimizer
 
 
 @pytest.mark.parametrize("beside_training", [True, False])
@@ -131,7 +134,7 @@ if importlib.util.find_spec("bitsandbytes"):
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name, beside_training):
     model = build(0, n_embd=64, tied=False)
-    optimizer = OPTIMIZERS[name](model)
+    optimizer = built(model, name)
     sizes = [parameter.numel() for parameter in model.parameters()]
     assert min(sizes) < 4096 < max(sizes)  # adamw_8bit has moments of both kinds
     with checkpoint.Saver(tmp_path, is_main=True, keep=0) as saver:
@@ -144,7 +147,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, 
             save(tmp_path, 2, (model, optimizer))
         update(model, optimizer, 3)
     resumed = build(1, n_embd=64, tied=False)
-    again = OPTIMIZERS[name](resumed)
+    again = built(resumed, name)
     checkpoint.load(tmp_path / "step-00000002", resumed, again)
     update(resumed, again, 3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
@@ -351,13 +354,13 @@ def fsdp(rank, place, folder, build):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
     whole = build(0)
-    plain = optim.adamw(whole, **ADAMW)
+    plain = built(whole)
     update(whole, plain, 0)
     if rank == 0:
         save(folder / "plain", 1, (whole, plain))
     dist.barrier()
     model = fully_shard(build(1), mesh=init_device_mesh("cpu", (2,)))
-    sharded = optim.adamw(model, **ADAMW)
+    sharded = built(model)
     checkpoint.load(folder / "plain" / "step-00000001", model, sharded)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     with checkpoint.Saver(folder / "fsdp", is_main=rank == 0, keep=0) as saver:
