@@ -518,7 +518,7 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     lines += [
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU",
         *([f"others       {others(card.training)}"] if "measured_by_others" in row else []),
-        f"time         {rounded(row['hours'])} h, looking and saving not counted",
+        f"time         {rounded(row['hours'])} h, evaluating and saving not counted",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]
     if "cost" in row:

@@ -217,7 +217,7 @@ def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, flops_per_t
     seconds, when = newest.get("elapsed_seconds", (None, None))
     if seconds is not None:
         shown = timedelta(seconds=round(seconds))
-        lines.append(("training time", f"{shown} (h:mm:ss) to step {when:,}; looking and saving not counted"))
+        lines.append(("training time", f"{shown} (h:mm:ss) to step {when:,}; evaluating and saving not counted"))
     if speeds := [row["tokens_per_second"] for row in rows if _is_number(row.get("tokens_per_second"))]:
         lines.append(("speed", f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"))
     work = f"{flops_per_token * tokens:.3g} FLOP, computed: {flops_per_token / 1e6:,.1f} MFLOP a token (6 N + 12 L d T)"

@@ -49,7 +49,7 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping]], path: Path, *, x: str = "to
     """Draw several runs, label -> rows, into ``path`` (PNG); return whether there was anything to draw.
 
     Args:
-        x: tokens, steps or hours (of training: looking and saving not counted).
+        x: tokens, steps or hours (of training: evaluating and saving not counted).
         score: which of HellaSwag's.
     """
     names = {"train/loss": 2.6, "eval/loss": 3.2, f"hellaswag/{score}": 2.4}

@@ -344,7 +344,7 @@ def test_starting_from_an_export_begins_at_its_loss(uninterrupted):
     assert "n_embd = 64, the model's is 32; leave n_embd out (--n_embd none)" in wider.stderr
 
 
-def test_looking_never_changes_training(workplace):
+def test_evaluating_never_changes_training(workplace):
     run("train.py", *TINY, "--run_name", "looks")
     run("train.py", *TINY, "--run_name", "blind", "--eval_steps", "0", "--sample_steps", "0", "--save_steps", "12")
     assert losses("looks") == losses("blind")

@@ -169,9 +169,9 @@ def test_a_llama_type_model_on_two_processes_and_under_fsdp2_learns_what_one_lea
 
 @pytest.mark.parametrize("flags", [("--label_smoothing", "0.1"), ("--z_loss", "0.01")], ids=["smoothing", "z_loss"])
 def test_what_is_added_to_the_loss_is_learned_from_and_not_reported_as_validation(workplace, flags):
-    looking = ("--eval_steps", "4")
-    run("train.py", *SHORT, *looking, "--run_name", "plain")
-    run("train.py", *SHORT, *looking, *flags, "--run_name", "more")
+    evaluating = ("--eval_steps", "4")
+    run("train.py", *SHORT, *evaluating, "--run_name", "plain")
+    run("train.py", *SHORT, *evaluating, *flags, "--run_name", "more")
     plain, more = (losses(name, "eval/loss") for name in ("plain", "more"))
     assert plain[0] == more[0]  # the same weights: the reported loss is the plain one
     assert losses("more")[1] != losses("plain")[1]
