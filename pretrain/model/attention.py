@@ -15,7 +15,7 @@ FLEX_WIDTH = 16  # of a head, at least: FlexAttention's kernel takes no narrower
 
 
 def register_causal_attention() -> None:
-    """Teach Transformers an attention that tells SDPA "causal" instead of handing it a mask.
+    """Register with Transformers an attention that asks SDPA for causal attention and hands it no mask.
 
     Under torch.compile, Transformers' own path builds a (B, 1, T, T) mask (its packed-sequence check cannot skip while
     tracing: masking_utils.py, create_causal_mask), and a mask rules out the flash kernel. Padding and a cache do need
@@ -47,13 +47,13 @@ def _causal_attention(module, query, key, value, attention_mask, dropout=0.0, sc
     if attention_mask is not None or query.shape[2] != key.shape[2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     group = query.shape[1] // key.shape[1]
-    # Flash alone takes groups as they are: the CPU's, and a card's from Ampere on, which is where bf16 is. Elsewhere
+    # Flash alone takes fewer heads of keys: the CPU's, and a card's from Ampere on, which is where bf16 is. Elsewhere
     # torch would leave its fast kernels.
-    as_they_are = group > 1 and (value.device.type == "cpu" or value.dtype == torch.bfloat16)
-    if group > 1 and not as_they_are:
+    takes_groups = group > 1 and (value.device.type == "cpu" or value.dtype == torch.bfloat16)
+    if group > 1 and not takes_groups:
         key, value = repeat_kv(key, group), repeat_kv(value, group)
     out = F.scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=as_they_are
+        query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=takes_groups
     )
     return out.transpose(1, 2), None
 
@@ -86,7 +86,7 @@ def within_documents(inputs_BT: torch.Tensor, *, separator: int, flex: bool | No
         flex = inputs_BT.is_cuda and torch.compiler.is_compiling()
     if flex:
         mask = create_block_mask(seen, B, None, T, T, device)
-        mask.ndim = 4  # GPT-2 asks, to tell a whole mask from one of padding
+        mask.ndim = 4  # GPT-2 asks, to know a whole mask from one of padding
     else:
         row_B111 = torch.arange(B, device=device)[:, None, None, None]
         mask = seen(row_B111, None, index_T[:, None], index_T)

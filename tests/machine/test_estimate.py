@@ -40,7 +40,7 @@ HOW = {"half": True, "compiled": True}
 
 def test_gpt2_124m_costs_what_is_published():
     shape = estimate.Shape(12, 768, 50257, 1024)
-    assert shape.parameters == 124_439_808
+    assert (shape.parameters, GPT2.parameters) == (124_439_808, 124_475_904)
     assert shape.flops_per_token / 1e6 == pytest.approx(855, abs=1)
 
 
@@ -74,14 +74,6 @@ def test_flops_are_those_that_pytorch_counts_in_forward_and_backward(shape):
     with FlopCounterMode(display=False) as counter:
         stock(shape)(ids_BT, attention_mask=mask, position_ids=ids_BT).logits.sum().backward()
     assert shape.flops_per_token * T == pytest.approx(counter.get_total_flops(), rel=0.02)
-
-
-def test_parameters_are_those_of_the_model_that_is_trained():
-    gated = {"num_key_value_heads": 1, "intermediate_size": 96, "tie_word_embeddings": False, "rope_theta": 500.0}
-    for name, needed in keys.ARCHITECTURES.items():
-        model = keys.Model(**TINY, architecture=name, **{key: gated[key] for key in needed})
-        assert estimate.shape_of(model).parameters == build.count_parameters(build.build(model, eos_token_id=0))
-    assert GPT2.parameters == 124_475_904
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)

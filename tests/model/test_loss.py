@@ -108,7 +108,7 @@ def test_loss_in_parts_stays_in_one_compiled_graph_and_equals_it(model, terms):
         assert torch.allclose(gradient, compiled[name], rtol=1e-4, atol=1e-6), name
 
 
-@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("terms", [TERMS[0], TERMS[-1]])
 def test_a_compiler_cannot_compute_all_parts_of_the_logits_first(model, terms):
     """Each part's logits depend on the part before, so its own can be freed; Inductor hoists what is independent."""
     graphs = []

@@ -131,20 +131,6 @@ def test_all_that_is_no_hidden_matrix_takes_adamws_step_to_the_bit():
         assert torch.equal(parameter, other.get_parameter(name)) is not hidden, name
 
 
-@pytest.mark.parametrize("build", [gpt2, llama, lambda: llama(tied=False)], ids=["gpt2", "llama", "llama-untied"])
-def test_every_parameter_is_held_once_and_embeddings_and_head_are_adamws(build):
-    model = build()
-    groups = made(model).param_groups
-    held = [id(p) for group in groups for p in group["params"]]
-    assert sorted(held) == sorted(id(p) for p in model.parameters())
-    by_muon = {id(p) for group in groups if group["parts"] for p in group["params"]}
-    names = {name for name, parameter in model.named_parameters() if id(parameter) in by_muon}
-    maps = {nn.Linear, Conv1D}  # a Linear or a Conv1D of a block, but not the head
-    hidden = [name for name, module in model.named_modules() if type(module) in maps and name != "lm_head"]
-    assert names == {f"{name}.weight" for name in hidden} and len(names) == (8 if build is gpt2 else 14)
-    assert all(group["weight_decay"] == (0.1 if group["params"][0].dim() == 2 else 0.0) for group in groups)
-
-
 @pytest.mark.parametrize("rows, columns", [(16, 16), (8, 16), (32, 16), (16, 32)])
 def test_a_map_takes_the_same_steps_as_a_linear_and_as_a_conv1d(rows, columns):
     """nn.Linear stores (out, in), Conv1D (in, out)."""
