@@ -1,4 +1,4 @@
-"""Processes in the background that prepare data: started, told how far to go, restarted when they die, waited for.
+"""Processes in the background that prepare data: started, sent how far to go, restarted when they die, waited for.
 
 A reader ends when this process dies, however it dies: its standard input closes.
 """
@@ -22,28 +22,28 @@ LIVED_SECONDS = 600.0
 BUSY = 75  # its exit status while another process prepares the same folder (sysexits.h: EX_TEMPFAIL)
 BUSY_SECONDS = 10.0
 GOES_ON = "what was trained so far is saved, and the same command goes on"
-LOOK_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two looks, between two messages
-REFRESH_SECONDS = 1.0  # while it does not: between two looks
+POLL_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two checks, between two messages
+REFRESH_SECONDS = 1.0  # while it does not: between two checks
 
 
 class Reader:
     """Keeps ``command`` running until it ends well; its lines are logged, and its restarts.
 
     Args:
-        command: speaks in lines on standard output, reads a number a line on standard input, and ends when that closes.
+        command: writes lines to standard output, reads a number a line on standard input, and ends when that closes.
     """
 
     def __init__(self, command: Sequence[str]):
         self.command = list(command)
         self.done = False
+        self._failures, self._wanted, self._not_before = 0, 0, 0.0
         self._process: subprocess.Popen[str] | None = None
-        self._failures, self._wanted, self._not_before, self._started = 0, 0, 0.0, 0.0
         self._start()
 
     def check(self) -> None:
-        """Look after the process, at any time and often: restart it where it died.
+        """Check the process, at any time and often: restart it where it died.
 
-        Raises BadInput when it refused its input (it has said why), TrainingStopped when it gave up or died too often.
+        Raises BadInput when it refused its input (it has printed why), TrainingStopped when it gave up or died too often.
         """
         if self.done:
             return
@@ -53,7 +53,7 @@ class Reader:
             return
         if (status := self._process.poll()) is None:
             return
-        self._hearing.join()
+        self._relay.join()
         self._close_input()
         self._process = None
         if status == 0:
@@ -64,7 +64,7 @@ class Reader:
             self._not_before = time.monotonic() + BUSY_SECONDS
         elif status > 0:  # it has retried what can be retried
             raise TrainingStopped(f"the reader stopped with exit status {status} (see above); {GOES_ON}")
-        else:  # killed: out of memory, say
+        else:  # killed: out of memory, for example
             self._failures = 1 + (self._failures if time.monotonic() - self._started < LIVED_SECONDS else 0)
             if self._failures > RESTARTS:
                 raise TrainingStopped(
@@ -74,10 +74,10 @@ class Reader:
             self._start()
 
     def want(self, windows: int) -> None:
-        """Tell how many windows will soon be needed."""
+        """Let it know how many windows will soon be needed."""
         if windows > self._wanted:
             self._wanted = windows
-            self._tell()
+            self._send_wanted()
 
     def close(self) -> None:
         """End the process; what it has finished is kept."""
@@ -87,31 +87,31 @@ class Reader:
             self._process.wait()
 
     def _start(self) -> None:
-        # The first process of a launch says a fault for all; this one is always the first of its kind.
+        # The first process of a launch prints a fault for all; this one is always the first of its kind.
         environment, self._started = os.environ | {"RANK": "0"}, time.monotonic()
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            errors="replace",  # one odd byte must not end the hearing
+            errors="replace",  # one odd byte must not end the relay
             env=environment,
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
         )
-        assert self._process.stdin and self._process.stdout  # both are pipes
-        self._input = self._process.stdin
-        self._hearing = threading.Thread(target=self._hear, args=(self._process.stdout,), daemon=True)
-        self._hearing.start()
-        self._tell()
+        assert process.stdin and process.stdout
+        self._process, self._input = process, process.stdin
+        self._relay = threading.Thread(target=self._log_lines, args=(process.stdout,), daemon=True)
+        self._relay.start()
+        self._send_wanted()
 
-    def _hear(self, lines: IO[str]) -> None:
+    def _log_lines(self, lines: IO[str]) -> None:
         with lines:
             for line in lines:
                 log.info(f"data     {line.rstrip()}")
 
-    def _tell(self) -> None:
+    def _send_wanted(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(OSError):  # it has died: check() will see that
+            with contextlib.suppress(OSError):  # it has died: check() will find that
                 self._input.write(f"{self._wanted}\n")
                 self._input.flush()
 
@@ -121,7 +121,7 @@ class Reader:
 
 
 class Supply:
-    """Looks after the readers of a run and waits where training is ahead of them.
+    """Keeps the readers of a run going and waits where training is ahead of them.
 
     Args:
         readers: one a source; None where another process has it, or nothing is to be read.
@@ -144,12 +144,12 @@ class Supply:
             for reader in filter(None, self.readers):
                 reader.check()
             self._log_now_and_then(what)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def wait(
         self, needed: Sequence[int], have: Callable[[], list[int]], stopping: Callable[[], bool], any_of: Callable
     ) -> str | None:
-        """Return when every process has what it needs, or one stops; or say why training cannot go on.
+        """Return when every process has what it needs, or one stops; or why training cannot go on.
 
         Every process calls it at the same place. Costs nothing once all sources are complete everywhere.
 
@@ -160,7 +160,7 @@ class Supply:
         """
         begin = time.perf_counter()
         while self._growing:
-            complete = self._look_after(needed, have())
+            complete = self._check(needed, have())
             behind = not complete and any(map(int.__lt__, have(), needed))
             behind, failed, stop, self._growing = any_of(behind, self._failure is not None, stopping(), not complete)
             if failed:
@@ -168,7 +168,7 @@ class Supply:
             if stop or not behind:
                 break
             self._log_now_and_then(f"{sum(map(min, have(), needed)):,} of {sum(needed):,} windows are there")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         self.waited_seconds += time.perf_counter() - begin
         return None
 
@@ -177,13 +177,13 @@ class Supply:
         for reader in filter(None, self.readers):
             reader.close()
 
-    def _look_after(self, needed: Sequence[int], have: Sequence[int]) -> bool:
+    def _check(self, needed: Sequence[int], have: Sequence[int]) -> bool:
         try:
             for reader, windows in zip(self.readers, needed, strict=True):
                 if reader:
                     reader.want(windows)
                     reader.check()
-            # A look at the folders costs a millisecond: not at every step while there is enough.
+            # Reading the manifests costs a millisecond: not at every step while there is enough.
             if any(map(int.__lt__, have, needed)) or time.monotonic() - self._refreshed > REFRESH_SECONDS:
                 self._complete, self._refreshed = self.refresh(), time.monotonic()
         except (BadInput, TrainingStopped) as error:

@@ -39,7 +39,7 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path) -> Path:
     try:
         if not address:
             raise HFValidationError("is no address of the Hub.")
-        return _fetch(client.api(), *address.groups(), where, checkpoints, run_dir)
+        return _fetch(client.api(), address[1], address[2], where, checkpoints, run_dir)
     except BadInput:
         raise
     except HFValidationError as error:

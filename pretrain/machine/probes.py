@@ -43,7 +43,8 @@ def attempt(work: Callable[..., dict], arguments: list[dict], seconds: float) ->
     environment as it was at the first attempt.
     """
     context = multiprocessing.get_context("forkserver")
-    started, found, deadline = [], {}, time.monotonic() + seconds
+    started, deadline = [], time.monotonic() + seconds
+    found: dict[int, Result] = {}
     with tempfile.TemporaryDirectory(prefix="trial-", ignore_cleanup_errors=True) as folder:
         try:
             for i, given in enumerate(arguments):
@@ -56,12 +57,13 @@ def attempt(work: Callable[..., dict], arguments: list[dict], seconds: float) ->
                 theirs.close()
                 started.append((i, process, ours))
             while len(found) < len(started):
-                open_ends = {ours: (i, process) for i, process, ours in started if i not in found}
-                ready = wait(list(open_ends), max(0.0, deadline - time.monotonic()))
+                silent = [ours for i, _, ours in started if i not in found]
+                ready = wait(silent, max(0.0, deadline - time.monotonic()))
                 if not ready:
                     return Result({}, f"no answer in {seconds:.0f} s")
-                for ours in ready:
-                    i, process = open_ends[ours]
+                for i, process, ours in started:
+                    if ours not in ready:
+                        continue
                     try:
                         found[i] = ours.recv()
                     except EOFError:
@@ -73,6 +75,7 @@ def attempt(work: Callable[..., dict], arguments: list[dict], seconds: float) ->
             for i, process, ours in started:
                 if i in found:
                     process.join(5)  # it has answered, and puts away what it holds
+                assert process.pid
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
@@ -103,8 +106,8 @@ def _death(process, folder: Path) -> str:
     name = "is gone" if code is None else f"exit status {code}"
     if code is not None and code < 0:
         name = f"killed by {signal.Signals(-code).name}"
-    said = folder / f"{process.pid}.txt"
-    lines = said.read_text(errors="replace").strip().splitlines() if said.is_file() else []
+    output = folder / f"{process.pid}.txt"
+    lines = output.read_text(errors="replace").strip().splitlines() if output.is_file() else []
     return f"its process ended without a result, {name}" + (f": {lines[-1][:200]}" if lines else "")
 
 

@@ -21,6 +21,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
@@ -130,12 +131,13 @@ class Trackers:
             self._try(name, tracker.close)
         self._open.clear()
 
-    def _try(self, name: str, call: Callable, *args) -> object:
+    def _try(self, name: str, call: Callable, *args) -> Any:
         try:
             return call(*args)
         except Exception as error:
             self._open.pop(name, None)
             log.warning(f"{name}: off from here: {_describe(error)}. The run goes on; metrics.jsonl has every number")
+            return None
 
 
 # Each of these has `held`: the last step that the tracker holds, by key or by kind of row.
@@ -192,7 +194,7 @@ class _Wandb:
             self.tracker = start(mode)
         except wandb.Error as error:
             why = f"for the server cannot be used ({_describe(error)})"
-            wandb.teardown()  # its process, which would say that the run's id is in use
+            wandb.teardown()  # its process, which would report that the run's id is in use
             self.tracker = start("offline")
         run = self.tracker.tracker
         if run.disabled:
