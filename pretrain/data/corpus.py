@@ -233,8 +233,13 @@ class Corpus:
         pairs = list(zip(before, self.sources, strict=True))
 
         def there() -> bool:
-            opened = all(len(source.manifest["splits"]["train"]) >= state["shards"] for state, source in pairs)
-            return opened or self.refresh()
+            for state, source in pairs:
+                shards_read = len(source.manifest["splits"]["train"])
+                # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
+                ends = source.manifest["complete"] or not state["complete"] or shards_read > state["shards"]
+                if shards_read < state["shards"] or not ends:
+                    return self.refresh()
+            return True
 
         self.supply.until(there, "the shards that the checkpoint has seen")
         for state, source in pairs:
