@@ -211,7 +211,7 @@ def compiler_of(accelerator: Accelerator) -> str:
 
 def refuse_missing_kernels(device: Device) -> None:
     """Raise BadInput where this build of torch has no kernels for the card: its first product would be a traceback."""
-    if device.kind == "cuda":
+    if device.capability is not None:
         verdict = verdicts.architecture(device.name, device.capability, torch.cuda.get_arch_list())
         if verdict.level == verdicts.ERROR:
             raise BadInput(f"{verdict.text}; {verdict.remedy}")

@@ -9,6 +9,7 @@ import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PRESETS = Path(__file__).parent.parent.parent / "accelerate_configs"
 
@@ -75,7 +76,7 @@ class Card:
         return self.products.figure if self.products else reached_share(self.is_geforce) * self.teraflops
 
     @property
-    def rates(self) -> dict[str, float | bool]:
+    def rates(self) -> dict[str, Any]:
         """What ``estimate.run`` asks of a card, in FLOP/s and bytes per second."""
         return {
             "peak_flops": self.teraflops * 1e12,
@@ -186,8 +187,9 @@ def reached_share(geforce: bool) -> float:
 
     GeForce cards (``geforce``) reach all of it, for their maker halves it; the others run into their power limit.
     """
-    kind = [card for card in CARDS if card.products and card.is_geforce == geforce]
-    return statistics.median(card.products.figure / card.teraflops for card in kind)
+    return statistics.median(
+        card.products.figure / card.teraflops for card in CARDS if card.products and card.is_geforce == geforce
+    )
 
 
 def find(driver_name: str) -> Card | None:

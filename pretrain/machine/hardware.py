@@ -45,17 +45,20 @@ class Device:
         """The best mixed precision: bf16 where the card has it, else fp16 on a card, else no (fp32)."""
         if self.kind != "cuda":
             return "no"
-        return "bf16" if self.capability >= AMPERE else "fp16"
+        return "bf16" if self._reaches(AMPERE) else "fp16"
 
     @property
     def compiles(self) -> bool:
         """Whether torch.compile works and is worth its time."""
-        return self.kind == "cuda" and self.compiler and self.capability >= COMPILED
+        return self.compiler and self._reaches(COMPILED)
 
     @property
     def has_tf32(self) -> bool:
         """Whether fp32 matrix products may run as TF32."""
-        return self.kind == "cuda" and self.capability >= AMPERE
+        return self._reaches(AMPERE)
+
+    def _reaches(self, capability: tuple[int, int]) -> bool:
+        return self.capability is not None and self.capability >= capability
 
 
 def this_device() -> Device:

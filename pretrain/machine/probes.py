@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -265,12 +266,19 @@ def reach(urls: list[str], seconds: float) -> dict[str, str]:
     return dict(found)
 
 
+class Reading(TypedDict):
+    """What a device does under load: its speed since the last reading; watts and celsius, None without nvidia-ml-py."""
+
+    flops_per_second: float
+    watts: float | None
+    celsius: float | None
+
+
 def load(
     devices: list[str], seconds: float, precision: str, *, size: int = 8192, interval: float = 5.0
-) -> Iterator[dict[str, dict[str, float | None]]]:
+) -> Iterator[dict[str, Reading]]:
     """Multiply matrices on all devices at once for ``seconds``; every ``interval`` yield readings by device.
 
-    A reading has ``flops_per_second`` since the last one, ``watts`` and ``celsius`` (None without nvidia-ml-py).
     Raises what a device raised.
     """
     stop, done, failed = threading.Event(), dict.fromkeys(devices, 0), []
