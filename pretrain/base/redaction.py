@@ -37,12 +37,11 @@ def redact_url(url: str) -> str:
     What is left of the query without the parameters of PROOFS still tells files apart, as 12 digits of its SHA-256.
     """
     scheme, _, rest = url.partition("://")
-    address, mark, behind = re.fullmatch(r"([^?#]*)([?#]?)(.*)", rest, re.DOTALL).groups()
+    address, _, query = rest.partition("#")[0].partition("?")
     authority, slash, path = address.partition("/")
     user, at, host = ("", "", authority) if scheme.lower() in NO_USERS else authority.rpartition("@")
     if not HOST.fullmatch(host):  # where a password ends cannot be known
         return f"{scheme}://{HIDDEN}"
-    query = behind.partition("#")[0] if mark == "?" else ""
     return f"{scheme}://{at and HIDDEN}{at}{host}{slash}{path}{_hidden(query)}"
 
 

@@ -78,6 +78,7 @@ class Evaluator:
     def hellaswag(self) -> dict[str, float] | None:
         """Return the three scores, their errors and ``items``, or None when stopped."""
         accelerator, test = self._accelerator, self._test
+        assert test is not None  # without items nothing asks for their score
         with self._model() as model, autocast(accelerator):
             found = likelihood.log_likelihoods(
                 model,

@@ -224,7 +224,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def step_of(path: Path) -> int:
     """Return how many updates a checkpoint folder stands for."""
-    return int(STEP.fullmatch(path.name)[1])
+    return int(path.name.removeprefix("step-"))
 
 
 def find_fault(path: Path) -> str | None:

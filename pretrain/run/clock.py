@@ -16,7 +16,8 @@ class Clock:
 
     def __init__(self, flops_per_token: int, peak_flops: float | None, elapsed: float = 0.0):
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._before, self._since = elapsed, time.perf_counter()
+        self._before = elapsed
+        self._since: float | None = time.perf_counter()
         self._window_tokens, self._window_start = 0, elapsed
         self.updates, self._window_updates = 0, 0
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +37,11 @@ def draw_curves(rows: Sequence[Mapping], path: Path, title: str, *, published: P
         (_draw_rate, 1.6, ("train/lr", "train/grad_norm")),
         (_draw_speed, 1.6, ("tokens_per_second",)),
     )
-    panels = [panel for panel in panels if any(len(_series(rows, name)[0]) for name in panel[2])]
-    with _picture(path, [height for _, height, _ in panels], "tokens") as found:
-        for axes, (draw, _, _) in zip(found, panels, strict=True):
+    shown = [panel for panel in panels if any(len(_series(rows, name)[0]) for name in panel[2])]
+    with _picture(path, [height for _, height, _ in shown], "tokens") as found:
+        for axes, (draw, _, _) in zip(found, shown, strict=True):
             draw(axes, rows, published or {})
-        if panels:
+        if shown:
             found[0].set_title(title)
 
 
@@ -210,7 +210,8 @@ def _series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.n
     places = np.array([row[key] for row in found], dtype=float)
     if x == "hours":  # a look has no time of its own, for the clock stands still while it is taken
         clock = [(0, 0.0), *((row["step"], row["elapsed_seconds"]) for row in rows if "elapsed_seconds" in row)]
-        places = np.interp(places, *zip(*clock, strict=True)) / 3600
+        steps, seconds = zip(*clock, strict=True)
+        places = np.interp(places, steps, seconds) / 3600
     return places, np.array([row[name] for row in found], dtype=float)
 
 
@@ -218,16 +219,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _view(drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels=()) -> tuple[float | None, float | None]:
+def _view(drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels: Collection[float] = ()) -> tuple[float, float]:
     """Return a range of y that shows these lines after their warm-up, and the levels; rare outliers leave it at the top."""
     drawn = [(places, values) for places, values in drawn if len(places)]
     later = [values[places >= WARM_UP * places.max()] for places, values in drawn]
     if max(map(len, later), default=0) < 2:  # a line from the warm-up to its only later point says nothing
         later = [values for _, values in drawn]
-    low = min([*(values.min() for _, values in drawn), *levels], default=None)
-    high = max([*(np.quantile(values, 0.995) for values in later), *levels], default=None)
-    if low is None:
-        return None, None
+    if not drawn and not levels:
+        return 0.0, 1.0
+    low = min([*(values.min() for _, values in drawn), *levels])
+    high = max([*(np.quantile(values, 0.995) for values in later), *levels])
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     return float(low - margin), float(high + margin)
 

@@ -9,7 +9,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.evaluation.hellaswag import HellaSwag
 from pretrain.hub.model_card import Facts
 from pretrain.machine.accelerator import compiler_of
-from pretrain.model.architectures import ARCHITECTURES
+from pretrain.machine.estimate import shape_of
 from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan
 
@@ -46,7 +46,7 @@ def header(
 def _model(model: keys.Model, facts: Facts) -> str:
     shared = model.num_key_value_heads or model.n_head
     return (
-        f"model    {ARCHITECTURES[model.architecture].label}, {facts.parameters / 1e6:.1f}M parameters: {model.n_layer} "
+        f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: {model.n_layer} "
         f"layers, {model.n_head} heads{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
         f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
         f"{f'; from {model.init_from}' if model.init_from else ''}"

@@ -1,5 +1,6 @@
 """Where the time of a few steady steps went: a trace of torch.profiler and a table."""
 
+import functools
 import logging
 import re
 from collections.abc import Iterable
@@ -35,13 +36,14 @@ class Profile:
     """
 
     def __init__(self, folder: Path | None, device: torch.device):
-        self.folder, self.on_card = folder, device.type == "cuda"
+        self.on_card = device.type == "cuda"
         self._profile, self._written = None, False
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_card else [])]
+            write = functools.partial(self._write, folder)
             plan = schedule(wait=SKIPPED, warmup=WARM_UP, active=RECORDED, repeat=1)
-            self._profile = profile(activities=activities, schedule=plan, on_trace_ready=self._write)
+            self._profile = profile(activities=activities, schedule=plan, on_trace_ready=write)
             self._profile.start()
 
     def step(self) -> None:
@@ -58,8 +60,8 @@ class Profile:
                 log.info(f"no profile: the run ended before {least} updates; give a larger --max_steps")
             self._profile = None
 
-    def _write(self, recorded: profile) -> None:
-        recorded.export_chrome_trace(str(self.folder / "trace.json.gz"))
+    def _write(self, folder: Path, recorded: profile) -> None:
+        recorded.export_chrome_trace(str(folder / "trace.json.gz"))
         rows = recorded.key_averages()
         which = "self_device_time_total" if self.on_card else "self_cpu_time_total"
         table = (
@@ -67,9 +69,9 @@ class Profile:
             + "\n"
             + rows.table(sort_by=which, row_limit=30, max_name_column_width=60)
         )
-        files.write_text(self.folder / "table.txt", table)
+        files.write_text(folder / "table.txt", table)
         self._written = True
-        log.info(f"profile of {RECORDED} updates in {self.folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")
+        log.info(f"profile of {RECORDED} updates in {folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")
 
 
 def _by_kind(events: Iterable[FunctionEvent], which: str) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -80,16 +80,17 @@ class Publisher:
         elif self._pushes:
             log.info(f"hub      all pushes are in {self._repo_id}")
 
-    def _try_to_stage(self, step: int, files: dict[str, Path | str]) -> None:
+    def _try_to_stage(self, step: int, files: Mapping[str, Path | str]) -> None:
         try:
             self._stage(step, files)
         except Exception as error:  # whatever it is, a push ends no run
             log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run goes on")
 
-    def _stage(self, step: int, files: dict[str, Path | str]) -> None:
-        """Stage a push: the model's ``files``, what describes it and, as hub_strategy says, its checkpoint."""
+    def _stage(self, step: int, model_files: Mapping[str, Path | str]) -> None:
+        """Stage a push: ``model_files``, what describes it and, as hub_strategy says, its checkpoint."""
         recipe, run_dir = self._recipe, self._run_dir
-        files = {name: file for name, file in files.items() if push.ALLOWED.fullmatch(name)}
+        assert self._pusher and self._repo_id  # only a run that pushes comes here
+        files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
         rows = [row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= step]
         files["README.md"] = model_card.model_card(self._repo_id, step, rows, keys.public(recipe), self._facts)
         files["metrics.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)

@@ -34,8 +34,11 @@ def score(
     ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None  # what trains fits here, too
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
     evaluator = Evaluator(recipe, corpus, test, WholeModel(model, recipe.model, accelerator.device), accelerator)
-    result = evaluator.loss("validation", plan.per_device_train_batch_size)
-    line = {"model": begun_from or str(path)} | {f"eval/{name}": value for name, value in result.items()}
+    results = {"eval": evaluator.loss("validation", plan.per_device_train_batch_size)}
     if test:
-        line |= {f"hellaswag/{name}": value for name, value in evaluator.hellaswag().items()}
+        results["hellaswag"] = evaluator.hellaswag()
+    line: dict[str, str | float] = {"model": begun_from or str(path)}
+    for what, result in results.items():
+        assert result is not None  # nothing stops this evaluator
+        line |= {f"{what}/{name}": value for name, value in result.items()}
     return json.dumps(line)
