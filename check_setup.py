@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput, exit_on_bad_input
@@ -38,7 +39,7 @@ except ModuleNotFoundError as missing:  # before the packages are installed this
              "pip install -r requirements.txt")  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent
-TINY = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128, "seed": 1}
+TINY: dict[str, Any] = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128, "seed": 1}
 TINY |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 STEP_SECONDS, COMPILE_SECONDS, EXCHANGE_SECONDS, NETWORK_SECONDS = 120, 300, 120, 5
 PYTHON_SOURCE_BYTES = 30e6  # python_stdlib's shards, generously
@@ -318,7 +319,7 @@ def shard_bytes(recipe: keys.Recipe) -> float:
     """Return the bytes of the token shards that a run makes, at most: those of the tokens that it trains on."""
     sources = [source for source in keys.sources(recipe.data) if not source.data_dir]
     tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * recipe.schedule.max_steps)
-    size = tokens * (2 if recipe.model.vocab_size <= 65_536 else 4)
+    size = tokens * (2 if estimate.shape_of(recipe.model).vocab_size <= 65_536 else 4)
     own = all(source.dataset_name == "python_stdlib" for source in sources)
     return 0.0 if not sources else min(size, PYTHON_SOURCE_BYTES) if own else float(size)
 
@@ -414,7 +415,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
     shape, preset = estimate.shape_of(recipe.model), read_preset(cards.preset_of(card))
     compiled = "dynamo_config" in preset
-    how = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
+    how: dict[str, Any] = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
     if recipe.optimizer.shard_optimizer:
         how["shards"] = {"moments": count}
     checkpointing = recipe.model.gradient_checkpointing
@@ -455,12 +456,12 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
         watts=card.watts,
         price_per_hour=price_per_hour,
     )
-    memory = estimate.memory(shape, micro_batch=size, checkpointing=checkpointing, **how)
+    taken = estimate.memory(shape, micro_batch=size, checkpointing=checkpointing, **how)
     row |= {
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "gradient_checkpointing": checkpointing,
-        "memory_bytes": {name: round(part) for name, part in memory.items()},
+        "memory_bytes": {name: round(part) for name, part in taken.items()},
         **run,
         "measured_tokens_per_second": measured(recipe, card, count),
     }

@@ -17,8 +17,9 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -93,7 +94,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True)
+class Job:
     """One of ``count`` processes that share a source: it prepares each file whose number is ``index`` modulo count."""
 
     index: int
@@ -135,7 +137,7 @@ def prepare(
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     progress = Progress(pace)
     manifest = shards.read_manifest(folder, job.manifest)
-    revision, parts = open_parts(source, manifest and manifest["revision"])
+    revision, parts = open_parts(source, manifest["revision"] if manifest else None)
     tokenizer = open_tokenizer(folder, recipe, parts)
     identity = {
         "name": recipe.data.tokenizer,
@@ -184,7 +186,7 @@ def prepare(
 def held_out_splits(
     parts: dict[str, list[sources.Part]],
     encode: "Encoder",
-    write: Callable[..., shards.ShardWriter],
+    write: functools.partial[shards.ShardWriter],
     validation_tokens: int,
     *,
     keep: bool,
@@ -209,7 +211,7 @@ def held_out_splits(
                 taken = 0
                 while writer and taken < len(document.ids):
                     taken += writer.add(document.ids[taken:])
-                    rows += [writer.finish()] if writer.full else []
+                    rows += [row] if writer.full and (row := writer.finish()) else []
                 done += len(document.ids)
                 tally.update(document.counts)
                 if limit and done >= limit:
@@ -232,7 +234,7 @@ def train_split(
     manifest_path: Path,
     parts: list[sources.Part],
     encode: "Encoder",
-    write: Callable[..., shards.ShardWriter],
+    write: functools.partial[shards.ShardWriter],
     limit_tokens: int,
     job: Job,
     progress: "Progress",
@@ -303,7 +305,8 @@ def finish(folder: Path, manifest: dict) -> None:
 
 def merge(folder: Path) -> None:
     """Join the manifests of all jobs into the folder's, and delete them. Raises BadInput while a job is missing."""
-    found = {path.name: shards.read_manifest(folder, path.name) for path in sorted(folder.glob("manifest.job-*.json"))}
+    names = sorted(path.name for path in folder.glob("manifest.job-*.json"))
+    found = {name: manifest for name in names if (manifest := shards.read_manifest(folder, name))}
     if not (shards.read_manifest(folder) or {"complete": False})["complete"]:
         join(folder, found)
     for name in found:
@@ -336,6 +339,7 @@ def join(folder: Path, found: dict[str, dict]) -> None:
 def open_parts(source: sources.FoundSource, pinned: str | None) -> tuple[str | None, dict[str, list[sources.Part]]]:
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.tables is None:
+        assert source.parts is not None  # a source has one of the two
         return None, source.parts
     from pretrain.data import stream  # imports datasets, which text does not need
 
@@ -392,7 +396,9 @@ class Encoder:
 
     def __call__(self, rows: Iterator[sources.Row], first_row: int) -> Iterator[Document]:
         """Yield each row's Document, in order. Raises BadInput for a tokenizer that changes the text."""
-        numbered = ((number, text, begins) for number, (text, begins) in enumerate(rows, first_row))
+        numbered: Iterator[tuple[int, str | None, bool]] = (
+            (number, text, begins) for number, (text, begins) in enumerate(rows, first_row)
+        )
         if not self._takes_pieces:
             numbered = whole_documents(numbered)
         with ThreadPoolExecutor(self.threads) as pool:
@@ -566,7 +572,7 @@ class Progress:
 def expected_text_bytes(source: sources.FoundSource, parts: list[sources.Part]) -> float:
     """Return about how many bytes of text the train split has; 0 where that cannot be told."""
     if source.tables is None:
-        return source.most_tokens
+        return source.most_tokens or 0.0
     from pretrain.data import stream
 
     return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"])

@@ -225,6 +225,7 @@ def train(
         if failure and not stopping:
             raise TrainingStopped(failure)
         if stopping:
+            assert stop.signal is not None  # agreed() notes one on every process
             log.info(f"stopped by {stop.signal.name} after {step} steps; the same command goes on from there")
         else:
             with clock.paused():
