@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeGuard
 
 import yaml
 
@@ -254,7 +255,7 @@ def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
     from huggingface_hub import EvalResult
 
     names = _hub_data_sets(recipe)
-    held_out = {"dataset_type": "text", "dataset_name": "text that was kept from training"}
+    held_out: dict[str, str | None] = {"dataset_type": "text", "dataset_name": "text that was kept from training"}
     if len(names) == 1:
         name, subset = names[0]
         held_out = {"dataset_type": name, "dataset_name": f"{name}, kept from training", "dataset_config": subset}
@@ -319,7 +320,8 @@ def _data(recipe: Mapping) -> str:
 def _known_loss(recipe: Mapping) -> tuple[tuple[float, str, str] | None, str]:
     """Return GPT-2's published loss that may stand beside a run of this recipe, or why none may."""
     first, *more = _sources(recipe)
-    known = None if more or first.get("validation_files") else PUBLISHED_LOSS.get(_data_set(first))
+    data_set = None if more or first.get("validation_files") else _data_set(first)
+    known = PUBLISHED_LOSS.get(data_set) if data_set else None
     if recipe["tokenizer"] not in GPT2_TOKENIZERS:
         return None, "this tokenizer is not known to be GPT-2's, so a token is something else"
     if known is None:
@@ -330,7 +332,7 @@ def _known_loss(recipe: Mapping) -> tuple[tuple[float, str, str] | None, str]:
     return known, ""
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
