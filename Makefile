@@ -19,6 +19,8 @@ NULL_CARD_VENV := .venv-null-card
 # A Python with the CUDA build of torch, requirements-dev.txt and tests/card/null/requirements.txt, if there is one.
 NULL_CARD_PYTHON ?=
 FLAGS ?=
+# Of the tests: one more than cores, for some tests wait; each takes a gigabyte.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 16))')
 
 .DEFAULT_GOAL := help
 .PHONY: help environment check-setup gpu-status gpu-hot card-report train ddp-train stop test test-slow check format clean test-null-card
@@ -57,7 +59,7 @@ card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak o
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
 
 test: $(VENV)/.installed-dev ## the tests, about 6 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not slow and not null_card" -n 3
+	$(BIN)/python -m pytest -m "not slow and not null_card" -n $(WORKERS)
 
 test-slow: $(VENV)/.installed-slow ## campaigns of kills and parities
 	$(BIN)/python -m pytest -m slow

@@ -1,5 +1,6 @@
 """What every test shares: one thread, so that bits match; no network; small corpora and recipes of their own."""
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -91,8 +92,10 @@ def prepared(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     (folder / "tiny.yaml").write_text("data_files: [text.txt]\n" + RECIPE, encoding="utf-8")
-    command = [sys.executable, str(ROOT / "prepare_data.py"), "--recipe", "tiny.yaml"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    with contextlib.chdir(folder):
+        run("prepare_data.py", "--recipe", "tiny.yaml")
+    for printed in folder.glob(".out-*"):
+        printed.unlink()
     return folder
 
 

@@ -56,6 +56,7 @@ def test_a_report_without_a_card_ends_with_the_remedy_in_a_line_and_writes_nothi
     assert shown.stdout.strip().endswith("bash benchmarks/first_card.sh report")
 
 
+@pytest.mark.slow
 def test_a_part_is_rehearsed_to_its_row_without_a_card(tmp_path):
     done = first_card_sh("g", REHEARSE="1", WORK=str(tmp_path))
     assert done.returncode == 0, done.stderr
