@@ -198,7 +198,18 @@ def test_fsdp_on_a_cpu_is_refused(workplace):
 # A process that hangs or dies.
 
 
-@pytest.mark.parametrize("what", [pytest.param("HANG_AT", marks=()), pytest.param("DIE_AT", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("what", "noticed"), [("HANG_AT", r"hangs \(tim"), ("DIE_AT", r"hangs \(connection")])
+def test_a_lost_process_ends_the_run_and_the_same_command_resumes_it_exactly(uninterrupted_two, what, noticed):
+    how = {what: "7", "HANG_SECONDS": "8"}
+    done = run(CHILD, *TINY, "--run_name", "k", "--ddp_timeout", "4", processes=2, expect=None, **how)
+    assert done.returncode == 1 and re.search(noticed, done.stderr, re.IGNORECASE), done.stderr
+    again = run(CHILD, *TINY, "--run_name", "k", processes=2, **how)
+    assert "resumed from runs/k/checkpoints/step-00000006" in again.stderr
+    assert final_state("k") == final_state("two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["HANG_AT", "DIE_AT"])
 def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly(uninterrupted_two, what):
     launcher = [
         sys.executable,
