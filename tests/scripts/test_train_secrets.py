@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -59,8 +61,16 @@ def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(own,
     with HubServer() as hub:
         homes = {"HOME": "home", "XDG_CACHE_HOME": "home/cache", "TRACKIO_DIR": "home/trackio", "HF_HOME": "home/hf"}
         home = {name: str(Path(folder).resolve()) for name, folder in homes.items()}
-        environment = hub.environment("") | home | {"WANDB_MODE": "offline", "PICTURES": "1"}
-        done = run("train.py", *TINY, *flags, *given, **environment)
+        environment = os.environ | hub.environment("") | home | {"ACCELERATE_USE_CPU": "true", "WANDB_MODE": "offline"}
+        command = [
+            sys.executable,
+            str(ROOT / "train.py"),
+            *TINY,
+            *flags,
+            *given,
+        ]  # trackio notes its folder at its import
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
         shown = f"{server.url.replace('://', '://redacted@')}/files/a.jsonl?redacted=".encode()
         pushed = hub.files("me/r")
         assert shown in pushed["README.md"] and shown in pushed["recipe.yaml"]
