@@ -26,12 +26,13 @@ from typing import Any
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.machine import cards, estimate, verdicts
+from pretrain.machine import cards, verdicts
 from pretrain.machine.verdicts import Check
 
 try:
     import yaml
 
+    from pretrain.machine import estimate
     from pretrain.recipe import keys, reading
     from pretrain.recipe.plan import make_plan
 except ModuleNotFoundError as missing:  # before the packages are installed this is the first thing to say

@@ -44,8 +44,8 @@ import yaml
 
 from benchmarks.runs import ROOT, commit, gpt2_tokenizer, write_json
 from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base.layout import read_metrics
 from pretrain.machine import cards
-from pretrain.run.report import read_metrics
 
 STARTED = time.monotonic()  # asking the card takes some of a part's time, too
 PACKAGES = ("torch", "transformers", "accelerate", "triton", "tokenizers", "numpy")

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from pretrain.base.layout import read_metrics
 from pretrain.run import checkpoint
-from pretrain.run.report import read_metrics
 
 TINY = ("--recipe", "tiny.yaml")
 TIMES = ("elapsed_seconds", "tokens_per_second", "ms_per_step", "data_wait_seconds")

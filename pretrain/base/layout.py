@@ -1,5 +1,7 @@
 """Names in a run folder that several rooms know."""
 
+import contextlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -20,3 +22,13 @@ def clear_partial(folder: Path) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         if PARTIAL.fullmatch(path.name) and not path.is_symlink():
             shutil.rmtree(path)
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """Return the rows of a metrics.jsonl; a torn last line (a kill while writing) is left out."""
+    rows = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+    return rows

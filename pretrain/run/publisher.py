@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
+from pretrain.base.layout import read_metrics
 from pretrain.base.redaction import redact
 from pretrain.hub import fetch, model_card, push
 from pretrain.machine import estimate, hardware
@@ -21,7 +22,6 @@ from pretrain.model import export
 from pretrain.model.build import count_parameters
 from pretrain.recipe import keys
 from pretrain.run import checkpoint
-from pretrain.run.report import read_metrics
 from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 On a terminal there is a progress bar; in a file or a pipe there is one line every few seconds instead.
 """
 
-import contextlib
 import json
 import logging
 import re
@@ -16,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.base import files
+from pretrain.base.layout import read_metrics
 from pretrain.evaluation.evaluator import describe_hellaswag, describe_loss
 from pretrain.hub import model_card
 from pretrain.machine import hardware
@@ -182,16 +182,6 @@ class Report:
         if text:
             self._hinted = True
             log.info(f"hint: {text}")
-
-
-def read_metrics(path: Path) -> list[dict]:
-    """Return the rows of a metrics.jsonl; a torn last line (a kill while writing) is left out."""
-    rows = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
-    return rows
 
 
 def duration(seconds: float) -> str:

@@ -13,8 +13,8 @@ import pytest
 from conftest import RECIPE, ROOT, WORDS, Done, run
 from pretend_cuda import A6000, H200, T4, Card
 
+from pretrain.base.layout import read_metrics
 from pretrain.run import checkpoint
-from pretrain.run.report import read_metrics
 
 # Imported here once, for each run below is a fork of this process.
 for name in ("check_setup", "eval_hellaswag", "export_model", "generate", "matplotlib.figure"):
@@ -143,8 +143,8 @@ def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
 
 def test_training_takes_the_cards_fast_attention_and_scores_none_that_prepares_itself_for_each_shape(whole):
     forward_passes = 6 * 2 + 2 + whole.card["waits"][PACKED]  # the try before has two micro-batches too
-    assert whole.card["kernels"]["cudnn model._causal_attention"] == 2 * forward_passes  # of two layers
-    assert whole.card["kernels"].keys() == {f"{name} model._causal_attention" for name in ("cudnn", "efficient")}
+    assert whole.card["kernels"]["cudnn attention._causal_attention"] == 2 * forward_passes  # of two layers
+    assert whole.card["kernels"].keys() == {f"{name} attention._causal_attention" for name in ("cudnn", "efficient")}
     assert {key.split()[0] for key in whole.card["products"] if "train.train" in key} == {"bfloat16"}
 
 
@@ -157,7 +157,7 @@ def test_killed_and_resumed_on_the_card_equals_uninterrupted(whole):
 
 def test_a_deterministic_run_takes_no_kernel_that_varies(whole):
     done = run_on(H200, "train", *WHOLE, "--run_name", "d", "--deterministic", "true")
-    assert done.card["kernels"].keys() == {f"{name} model._causal_attention" for name in ("flash", "efficient")}
+    assert done.card["kernels"].keys() == {f"{name} attention._causal_attention" for name in ("flash", "efficient")}
     assert done.card["waits"] == whole.card["waits"] and losses("d") == losses("whole")
 
 
@@ -181,7 +181,7 @@ def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(who
     flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--data_device", "cuda", "--profile")
     done = train(A6000, *flags, "--max_steps", "14", "--tokens_per_step", "32", ROWS="5")
     assert "precision bf16, TF32, compile inductor, full gradient checkpointing" in done.stderr
-    assert done.card["kernels"] == {"efficient model._causal_attention": 2 * 2 * 15}  # again; 14 steps and a try
+    assert done.card["kernels"] == {"efficient attention._causal_attention": 2 * 2 * 15}  # again; 14 steps and a try
     assert done.card["updates"][1:] == [{"read update.update": 1}] * 13
     assert done.card["waits"]["write windows.Resident.__init__"] == 1
     assert "attention" in Path("runs/r/profile/table.txt").read_text()
@@ -240,7 +240,7 @@ def test_export_model_measures_both_models_on_the_card(whole, dtype):
     record = json.loads(Path("out/export.json").read_text())
     assert abs(record["after"]["loss"] - record["before"]["loss"]) < 0.01 and "this is a CPU" not in done.stdout
     half = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
-    assert {f"{each} export_model.LogitsLoss.forward" for each in ("float32", half)} <= done.card["products"].keys()
+    assert {f"{each} conversion.LogitsLoss.forward" for each in ("float32", half)} <= done.card["products"].keys()
 
 
 def test_check_setup_tries_what_training_takes(whole):

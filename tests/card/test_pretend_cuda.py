@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.machine import cards, hardware
+from pretrain.machine.accelerator import make_accelerator
 
 Work = Callable[[Machine], None]
 
@@ -311,7 +312,7 @@ def test_the_product_chooses_for_each_card_what_it_can(card):
         assert (device.kind, device.name, device.memory_bytes) == ("cuda", card.name, card.memory)
         assert (device.capability, device.count, device.compiles) == (card.capability, 1, True)
         assert device.precision == ("bf16" if modern else "fp16") and device.has_tf32 == modern
-        accelerator = hardware.make_accelerator(device)
+        accelerator = make_accelerator(device)
         assert accelerator.device.type == "cuda" and accelerator.mixed_precision == device.precision
         assert (accelerator.scaler is not None) != modern
         assert torch.get_float32_matmul_precision() == ("high" if modern else "highest")

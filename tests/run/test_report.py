@@ -7,13 +7,14 @@ import torch
 from conftest import ROOT
 
 from pretrain.base import console
+from pretrain.base.layout import read_metrics
 from pretrain.optim.update import Update
 from pretrain.recipe.keys import replace
 from pretrain.recipe.plan import Plan
 from pretrain.recipe.reading import load_recipe
 from pretrain.run import report, trackers
 from pretrain.run.clock import Clock
-from pretrain.run.report import HINT_AFTER, Report, due, duration, read_metrics
+from pretrain.run.report import HINT_AFTER, Report, due, duration
 from pretrain.run.state import RunState
 
 TRACKERS = []

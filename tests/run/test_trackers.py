@@ -27,8 +27,8 @@ import pytest
 from conftest import ROOT, Done
 
 from pretrain.base.errors import BadInput
+from pretrain.base.layout import read_metrics
 from pretrain.run import trackers
-from pretrain.run.report import read_metrics
 
 KEY, TOKEN = "0canary1" * 5, "hf_canaryCanaryCanary"
 SAMPLES = [("the ", "cat sat"), ("a *dog*", " ate\n```\n<b>")]

@@ -1,6 +1,5 @@
 """check_setup.py as a user calls it, and the Makefile's targets around it. No card is here: cards are pretended."""
 
-import dataclasses
 import http.server
 import json
 import os
@@ -56,7 +55,7 @@ def pages():
 
 
 def recipe(**changes) -> keys.Recipe:
-    return dataclasses.replace(reading.load_recipe(Path(RECIPE)), **changes)
+    return keys.replace(reading.load_recipe(Path(RECIPE)), **changes)
 
 
 def called(capsys, *flags: str, expect: int = 0) -> tuple[str, str]:

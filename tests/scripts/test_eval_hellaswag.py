@@ -19,6 +19,7 @@ from conftest import ROOT, TEXT, WORDS, run
 from data_server import DataServer
 from safetensors.torch import load_file
 
+from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag
 from pretrain.evaluation.evaluator import Evaluator
@@ -27,7 +28,6 @@ from pretrain.model import export
 from pretrain.model.build import build
 from pretrain.recipe import keys
 from pretrain.run import clock
-from pretrain.run.report import read_metrics
 
 SCORES = [f"{score}{end}" for score in hellaswag.SCORES for end in ("", "_stderr")]
 BPE = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")

@@ -13,8 +13,8 @@ from conftest import TEXT, run
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, pipeline
 
 import export_model  # noqa: F401  (here once: each run below is a fork of this process)
+from pretrain.base.layout import read_metrics
 from pretrain.model import compression
-from pretrain.run.report import read_metrics
 
 HAS_INT8 = importlib.util.find_spec("bitsandbytes") is not None
 needs_int8 = pytest.mark.skipif(not HAS_INT8, reason="needs bitsandbytes")
