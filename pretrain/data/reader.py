@@ -85,6 +85,7 @@ class Reader:
         if self._process is not None:
             self._close_input()
             self._process.wait()
+            self._relay.join()  # its last lines stand before ours
 
     def _start(self) -> None:
         # The first process of a launch prints a fault for all; this one is always the first of its kind.
