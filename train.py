@@ -203,7 +203,7 @@ def train(
                 reduce_mean=mean,
             )
             clock.count(recipe.batch.tokens_per_step)
-            state.count(outcome, clock.elapsed, waited_before + corpus.supply.waited_seconds)
+            state.count(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
             checkpoints.prepare()
             profile.step()
             if not outcome.applied:  # the weights are as before; an fp16 overflow is no fault of theirs

@@ -26,7 +26,7 @@ import huggingface_hub.constants  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from pretrain.data import reader  # noqa: E402
+from pretrain.data import background  # noqa: E402
 
 torch.set_num_threads(1)
 pytest.register_assert_rewrite("pushes")
@@ -158,7 +158,7 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
             sys.modules["matplotlib"] = None
         if any(name.startswith("HF_") for name in environment):
             importlib.reload(huggingface_hub.constants)  # which hold what the environment was at the import
-        reader.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
+        background.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
         for number, name in ((1, out), (2, err)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)

@@ -15,7 +15,7 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.stopping import StopRequest
 from pretrain.data import shards, tokenization, windows
-from pretrain.data.reader import Reader, Supply
+from pretrain.data.background import DataWait, Preparation
 from pretrain.data.sources import FoundSource, find_source
 from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan, make_plan
@@ -102,7 +102,7 @@ class Corpus:
         sources: one, or those of a mixture.
         test: the windows of that split, where a single source has one.
         tokenizer: of all shards; ``bytes_per_token``: (vocab_size,) int64, bytes of text of each id.
-        supply: the background processes.
+        data_wait: the background processes.
     """
 
     def __init__(self, recipe: keys.Recipe, words: Sequence[str]):
@@ -119,9 +119,9 @@ class Corpus:
             most_windows = [_most_windows(source, model.sequence_length) for source in found]
             self.order(plan).refuse_second_epoch(recipe.schedule.max_steps, most_windows)
         readers = [_start_reader(number, source, words) for number, source in enumerate(found)]
-        self.supply = Supply(readers, self.refresh)
+        self.data_wait = DataWait(readers, self.refresh)
         streams = [source.folder / shards.MANIFEST for source in found if source]
-        self.supply.until(
+        self.data_wait.until(
             lambda: all(path.is_file() for path in streams),
             "the reader prepares the validation split, then the first shard",
         )
@@ -141,7 +141,7 @@ class Corpus:
         return self
 
     def __exit__(self, *_) -> None:
-        self.supply.close()  # what they have finished is kept
+        self.data_wait.close()  # what they have finished is kept
 
     @property
     def complete(self) -> bool:
@@ -206,7 +206,7 @@ class Corpus:
     def wait_for(self, step: int, order: windows.TrainOrder, stop: StopRequest) -> str | None:
         """Wait until all that ``step`` reads is there, on every process; return why it never will be, if so."""
         have = lambda: [source.train.num_windows for source in self.sources]  # noqa: E731
-        failure = self.supply.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
+        failure = self.data_wait.wait(order.needed(step), have, lambda: stop.requested, stop.any_of)
         if self._consumed and not failure:
             try:
                 order.refuse_second_epoch(step + 1, self.epoch_windows)  # how long an epoch is may not be known earlier
@@ -241,7 +241,7 @@ class Corpus:
                     return self.refresh()
             return True
 
-        self.supply.until(there, "the shards that the checkpoint has seen")
+        self.data_wait.until(there, "the shards that the checkpoint has seen")
         for state, source in pairs:
             shards.refuse_other_contents(where, state, source.manifest)
 
@@ -334,13 +334,13 @@ def _refuse_foreign_tokenizer(recipe: keys.Recipe, name: str, fingerprint: str) 
         )
 
 
-def _start_reader(number: int, source: FoundSource | None, words: Sequence[str]) -> Reader | None:
+def _start_reader(number: int, source: FoundSource | None, words: Sequence[str]) -> Preparation | None:
     """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
     if source is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return None
     if (shards.read_manifest(source.folder) or {"complete": False})["complete"]:
         return None
-    return Reader([sys.executable, str(PREPARE), *words, "--source", str(number), "--follow"])
+    return Preparation([sys.executable, str(PREPARE), *words, "--source", str(number), "--follow"])
 
 
 def _most_windows(source: FoundSource | None, sequence_length: int) -> int | None:

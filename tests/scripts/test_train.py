@@ -574,7 +574,7 @@ def until(there, seconds: float = 60.0) -> None:
 
 
 def test_training_begins_with_the_first_block_and_waits_for_the_reader(streaming, monkeypatch):
-    monkeypatch.setattr("pretrain.data.reader.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("pretrain.data.background.LOG_SECONDS", 0.0)
     flags = ("--recipe", "stream.yaml", "--run_name", "s", "--eval_steps", "0", "--sample_steps", "0")
     pid, _, err = fork(CHILD, flags, {"LEDGER": "s.ledger", "HOLD_READER": "4", "ACCELERATE_USE_CPU": "true"})
     until(lambda: re.search(r"waiting: \d+ of \d+ windows are there", Path(err).read_text()) and losses("s"))

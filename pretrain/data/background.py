@@ -26,7 +26,7 @@ POLL_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two check
 REFRESH_SECONDS = 1.0  # while it does not: between two checks
 
 
-class Reader:
+class Preparation:
     """Keeps ``command`` running until it ends well; its lines are logged, and its restarts.
 
     Args:
@@ -121,7 +121,7 @@ class Reader:
             self._input.close()
 
 
-class Supply:
+class DataWait:
     """Keeps the readers of a run going and waits where training is ahead of them.
 
     Args:
@@ -132,7 +132,7 @@ class Supply:
         waited_seconds: how long training has waited.
     """
 
-    def __init__(self, readers: Sequence[Reader | None], refresh: Callable[[], bool]):
+    def __init__(self, readers: Sequence[Preparation | None], refresh: Callable[[], bool]):
         self.readers, self.refresh = list(readers), refresh
         self.waited_seconds = 0.0
         self._growing, self._complete = True, False
@@ -140,7 +140,7 @@ class Supply:
         self._logged, self._refreshed = time.monotonic(), -math.inf
 
     def until(self, there: Callable[[], bool], what: str) -> None:
-        """Wait alone until ``there``. Raises as ``Reader.check`` does."""
+        """Wait alone until ``there``. Raises as ``Preparation.check`` does."""
         while not there():
             for reader in filter(None, self.readers):
                 reader.check()

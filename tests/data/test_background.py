@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import reader as reading
-from pretrain.data.reader import Reader, Supply
+from pretrain.data import background as reading
+from pretrain.data.background import DataWait, Preparation
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 30  # an event that does not come in this time is a failure
@@ -25,13 +25,13 @@ for line in sys.stdin:
     print("told", line.strip(), flush=True)
 """
 DIE = "import os; os.kill(os.getpid(), 9)"
-# Its parent has a Reader and waits to be killed; standard error, which the reader's process inherits, stays open.
+# Its parent has a Preparation and waits to be killed; standard error, which the reader's process inherits, stays open.
 PARENT = f"""
 import sys
 from pretrain.base import console
-from pretrain.data.reader import Reader
+from pretrain.data.background import Preparation
 console.start(stream=sys.stdout)
-reader = Reader([sys.executable, "-c", {ECHO!r}])
+reader = Preparation([sys.executable, "-c", {ECHO!r}])
 sys.stdin.read()
 """
 
@@ -93,12 +93,12 @@ def heard():
 
 @pytest.fixture
 def start(heard):
-    """Start a Reader of a little program; it ends with the test."""
+    """Start a Preparation of a little program; it ends with the test."""
     started = []
 
     def begin(program, *words):
         command = [sys.executable, "-I", "-S", "-c", program, *map(str, words)]
-        started.append(Reader(command))
+        started.append(Preparation(command))
         return started[-1]
 
     yield begin
@@ -109,7 +109,7 @@ def start(heard):
 
 
 def ended(one):
-    """Wait until the process has ended, then let the Reader see it."""
+    """Wait until the process has ended, then let the Preparation see it."""
     one._process.wait(timeout=SECONDS)
     one.check()
 
@@ -295,7 +295,7 @@ def test_process_ends_when_its_parent_is_killed():
 
 
 class Plain:
-    """Stands for a Reader."""
+    """Stands for a Preparation."""
 
     def __init__(self):
         self.wanted, self.checks, self.closed, self.error = [], 0, False, None
@@ -319,7 +319,7 @@ class Story:
         self.have, self.complete, self.stopping = list(have), False, False
         self.readers = [Plain() for _ in have] if readers is None else readers
         self.refreshed, self.asked = 0, []
-        self.supply = Supply(self.readers, self.refresh)
+        self.data_wait = DataWait(self.readers, self.refresh)
 
     def refresh(self):
         self.refreshed += 1
@@ -330,12 +330,12 @@ class Story:
         return list(flags)
 
     def wait(self, needed, any_of=None):
-        return self.supply.wait(needed, lambda: list(self.have), lambda: self.stopping, any_of or self.any_of)
+        return self.data_wait.wait(needed, lambda: list(self.have), lambda: self.stopping, any_of or self.any_of)
 
 
 def test_training_goes_on_at_once_when_what_it_needs_is_there(clock):
     story = Story([10, 5])
-    assert story.wait([10, 5]) is None and clock.sleeps == 0 and story.supply.waited_seconds == 0
+    assert story.wait([10, 5]) is None and clock.sleeps == 0 and story.data_wait.waited_seconds == 0
     assert [one.wanted for one in story.readers] == [[10], [5]] and [one.checks for one in story.readers] == [1, 1]
 
 
@@ -347,7 +347,7 @@ def test_data_that_is_complete_is_not_looked_at_again(clock):
     for _ in range(3):
         assert story.wait([999], any_of=None) is None
     assert story.refreshed == 1 and len(story.asked) == 1 and story.readers[0].checks == 1
-    assert clock.sleeps == 0 and story.supply.waited_seconds == 0
+    assert clock.sleeps == 0 and story.data_wait.waited_seconds == 0
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -360,10 +360,10 @@ def test_training_waits_until_every_source_has_what_it_needs(clock, late):
 
     clock.meanwhile = meanwhile
     assert story.wait([5, 5]) is None
-    assert story.have[late] == 5 and clock.sleeps == 3 and story.supply.waited_seconds == 3
+    assert story.have[late] == 5 and clock.sleeps == 3 and story.data_wait.waited_seconds == 3
     story.have[late] = 4
     assert story.wait([5, 5]) is None
-    assert story.supply.waited_seconds == 4  # of both waits
+    assert story.data_wait.waited_seconds == 4  # of both waits
     assert story.readers[late].checks == 6  # looked after all the while
 
 
@@ -381,7 +381,7 @@ def test_training_that_waits_goes_on_when_all_is_read(clock):
 def test_what_was_there_before_the_refresh_does_not_count(clock):
     story = Story([2])
     story.refresh = lambda: story.have.__setitem__(0, 5)
-    story.supply.refresh = story.refresh
+    story.data_wait.refresh = story.refresh
     assert story.wait([5]) is None and clock.sleeps == 0
 
 
@@ -425,7 +425,7 @@ def test_failure_to_open_what_is_new_is_returned_too(clock):
     def refresh():
         raise BadInput("a shard has gone")
 
-    story.supply.refresh = refresh
+    story.data_wait.refresh = refresh
     assert story.wait([5]) == "a shard has gone"
 
 
@@ -504,25 +504,25 @@ def test_processes_that_see_the_data_at_different_times_agree_at_each_question(c
     other.start()
     run(0)
     other.join(SECONDS)
-    assert found == [5, 5] and not any(story.supply._growing for story in stories)
+    assert found == [5, 5] and not any(story.data_wait._growing for story in stories)
     assert [story.refreshed for story in stories] == [4, 4]
 
 
 def test_a_source_that_another_process_reads_or_nobody_has_no_reader_here(clock):
     story = Story([9, 9], readers=[None, Plain()])
     assert story.wait([5, 6]) is None and story.readers[1].wanted == [6]
-    story.supply.until(lambda: clock.sleeps == 1, "x")
-    story.supply.close()
+    story.data_wait.until(lambda: clock.sleeps == 1, "x")
+    story.data_wait.close()
     assert story.readers[1].closed
 
 
 def test_until_waits_alone_looks_after_the_readers_and_logs_it(clock, caplog):
     story = Story([0, 0])
-    story.supply.until(lambda: clock.sleeps == 65, "the validation split comes first")
+    story.data_wait.until(lambda: clock.sleeps == 65, "the validation split comes first")
     assert [one.checks for one in story.readers] == [65, 65] and story.refreshed == 0
     assert caplog.messages == ["data     waiting: the validation split comes first"] * 2
-    story.supply.until(lambda: True, "x")
-    assert clock.sleeps == 65 and story.supply.waited_seconds == 0  # before training: not training's wait
+    story.data_wait.until(lambda: True, "x")
+    assert clock.sleeps == 65 and story.data_wait.waited_seconds == 0  # before training: not training's wait
 
 
 @pytest.mark.parametrize("error", [BadInput("refused", 2), TrainingStopped("died")])
@@ -530,13 +530,13 @@ def test_until_raises_what_the_reader_raises(clock, error):
     story = Story([0])
     story.readers[0].error = error
     with pytest.raises(type(error)) as caught:
-        story.supply.until(lambda: False, "x")
+        story.data_wait.until(lambda: False, "x")
     assert caught.value is error
 
 
 def test_close_ends_every_reader():
     story = Story([0, 0])
-    story.supply.close()
+    story.data_wait.close()
     assert all(one.closed for one in story.readers)
 
 
