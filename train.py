@@ -1,9 +1,9 @@
-"""Pre-train GPT-2: read the recipe, open the data, build, loop. Everything that is decided per step stands in ``train``.
+"""Pre-train GPT-2: read the recipe, open the data, build, loop. All that is decided per step is in ``train``.
 
     accelerate launch --config_file accelerate_configs/cpu.yaml train.py --recipe recipes/quickstart.yaml
     python train.py --recipe recipes/own_text.yaml --data_files my.txt --max_steps 500
 
-The same command goes on where a stopped or killed run was.
+The same command resumes a run that was stopped or killed.
 """
 
 import logging
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    PARENT = os.getppid()  # before all that takes time: a launcher may die meanwhile
+    PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
 from pretrain.recipe import keys, reading
 
@@ -33,7 +33,7 @@ from pretrain.evaluation.hellaswag import HellaSwag
 from pretrain.hub import client
 from pretrain.machine import cards, hardware
 from pretrain.machine.accelerator import gradient_exchange, make_accelerator, prepare, refuse_missing_kernels
-from pretrain.machine.fit import fit_micro_batch, saved_when_out_of_memory
+from pretrain.machine.fit import fit_micro_batch, save_when_out_of_memory
 from pretrain.machine.sharding import WholeModel
 from pretrain.machine.time_budget import TimeBudget
 from pretrain.model import export, pretrained
@@ -59,7 +59,7 @@ BAD_UPDATES_IN_A_ROW = 3
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None, parent: int | None = None) -> int:
-    """Run the command line; return the exit status: 0 done, 2 bad input, 1 cannot go on, 128 + n for signal n."""
+    """Run the command line; return the exit status: 0 done, 1 failed, 2 bad input, 128 + n for signal n."""
     end_with_launcher(parent or os.getppid())
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     argv = sys.argv[1:] if argv is None else argv
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
         raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
     recipe = pretrained.complete(recipe)
 
-    # What cannot work is refused before anything is written.
+    # Fail early: nothing is written before this is through.
     make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
     trains = "eval_only" not in modes
     repo_id = None
@@ -87,25 +87,25 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
     items = read_items(recipe.evaluation)
 
-    words = [word for word in argv if word.removeprefix("--") not in reading.TRAIN_MODES]
+    words = [word for word in argv if word.removeprefix("--") not in reading.TRAIN_MODES]  # for prepare_data.py
     with peers(), Corpus(recipe, words) as corpus:
-        test = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
+        hellaswag = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
             with folder.held(recipe, accelerator):
-                status = train(recipe, corpus, test, accelerator, repo_id, profiled="profile" in modes)
+                status = train(recipe, corpus, hellaswag, accelerator, repo_id, profiled="profile" in modes)
         else:
             model = build(recipe.model, eos_token_id=corpus.tokenizer.eos_token_id).to(accelerator.device)
-            line, status = score(recipe, corpus, test, model, accelerator), 0
+            line, status = score(recipe, corpus, hellaswag, model, accelerator), 0
             if accelerator.is_main_process:
                 print(line)
-        accelerator.end_training()  # leaves the group of processes; after a fault it may wait for lost ones
+        accelerator.end_training()  # not after a fault: it would wait for processes that are lost
     return status
 
 
 def train(
     recipe: keys.Recipe,
     corpus: Corpus,
-    test: HellaSwag | None,
+    hellaswag: HellaSwag | None,
     accelerator: Accelerator,
     repo_id: str | None,
     *,
@@ -113,20 +113,28 @@ def train(
 ) -> int:
     """Train to ``max_steps``, from the newest checkpoint where there is one; return the exit status.
 
+    How a run ends, and whether all processes know, a checkpoint is saved, and the model exported:
+
+        max_steps reached        all know    saved    exported   0
+        asked to stop (signal)   all agree   saved    no         128 + the signal's number
+        data cannot come         all agree   saved    no         1
+        3 bad updates in a row   all know    saved    no         1
+        out of memory            one knows   saved unless sharded   no   1
+
     Args:
-        test: what the run scores itself on, if it does.
-        repo_id: where it pushes to, if it does.
+        hellaswag: the items that the run scores itself on; None: it does not.
+        repo_id: the Hub's repository that it pushes to; None: it does not.
         profiled: record a few updates into the run folder.
     """
     device, rank, is_main = accelerator.device, accelerator.process_index, accelerator.is_main_process
     run_dir, tokenizer, evaluation = recipe.saving.run_dir, corpus.tokenizer, recipe.evaluation
     stop = StopRequest(recipe.machine.ddp_timeout)
 
-    # Accelerate moves, wraps (DDP, FSDP2), compiles and autocasts the module that returns the loss. `model` stays the
-    # bare model of Transformers that shares its weights: it is what is saved, evaluated, sampled and exported.
+    # Accelerate wraps (DDP, FSDP2), compiles and autocasts `training_module`, which returns the loss. `model` stays the
+    # unwrapped Transformers model with the same weights: it is what is saved, evaluated, sampled and exported.
     model = build(recipe.model, eos_token_id=tokenizer.eos_token_id).to(device)
-    zero = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
-    optimizer = optimizers.build(model, recipe.optimizer, shard=zero)
+    zero1 = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
+    optimizer = optimizers.build(model, recipe.optimizer, shard=zero1)
     training_module, optimizer = prepare(
         loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator
     )
@@ -139,29 +147,29 @@ def train(
     batches = TrainBatches(corpus, plan, device, rank)
 
     facts = publisher.facts_of(recipe, model, tokenizer, accelerator)
-    for line in [*header(recipe, plan, corpus, test, facts, accelerator), *notes]:
+    for line in [*header(recipe, plan, corpus, hellaswag, facts, accelerator), *notes]:
         log.info(line)
     peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
     report = Report(recipe, plan, state, clock, is_main=is_main)
     whole_model = WholeModel(model, recipe.model, device)
-    evaluator = Evaluator(recipe, corpus, test, whole_model, accelerator, lambda: stop.requested)
+    evaluator = Evaluator(recipe, corpus, hellaswag, whole_model, accelerator, lambda: stop.requested)
     budget = TimeBudget(recipe.schedule, planned=state.planned)
-    pushes = Publisher(recipe, repo_id, state, facts, publisher.describe_model(model, tokenizer))
-    checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, pushes.saved)
+    publish = Publisher(recipe, repo_id, state, facts, publisher.describe_model(model, tokenizer))
+    checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
     profile = Profile(run_dir / "profile" if profiled and is_main else None, device)
 
-    def mean(tensor: torch.Tensor) -> torch.Tensor:
-        """Average over the processes."""
+    def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean; every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
-    with checkpoints:  # which waits, however the block ends, for the one that is being written
-        failure = None
-        # `step` = updates attempted. max_steps updates take max_steps + 1 visits: the last one only evaluates and saves.
+    with checkpoints:  # waits, on exit, for the checkpoint that is being written
+        data_failure = None
+        # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
             step, last = state.step, state.step >= state.max_steps
 
-            with clock.paused():  # evaluating is not training: it never counts as time
+            with clock.paused():  # neither evaluating nor saving counts as training time
                 if due(step, evaluation.eval_steps, last):
                     report.loss(step, "validation", evaluator.loss("validation", micro_batch))
                 if due(step, evaluation.hellaswag_steps, last):
@@ -175,23 +183,23 @@ def train(
                 stopping = stop.agreed()
                 break
 
-            failure = corpus.wait_for(step, batches.order, stop)  # for a stream that is behind
+            data_failure = corpus.wait_for(step, batches.order, stop)  # while the stream is behind; the same everywhere
             lr = learning_rate(step, recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
             set_lr(optimizer, lr)
 
             loss = torch.zeros((), device=device)  # nats per token, mean over this process's share of the step
-            with saved_when_out_of_memory(recipe, plan, device, lambda: checkpoints.save_alone(state, first_step)):
+            with save_when_out_of_memory(recipe, plan, device, lambda: checkpoints.save_alone(state, first_step)):
                 for micro_step in range(plan.gradient_accumulation_steps):
-                    if (stopping := stop.agreed()) or failure:
-                        break  # the partial step is abandoned: a resumed run does it again, to the bit
-                    inputs_BT, targets_BT = batches(step, micro_step)  # a pure function: no reader's state to save
+                    if (stopping := stop.agreed()) or data_failure:
+                        break  # the partial step is discarded: a resumed run repeats it bit for bit
+                    inputs_BT, targets_BT = batches(step, micro_step)  # a pure function: no data-loader state
                     seed_dropout(recipe.model, step, micro_step, rank)
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                     with gradient_exchange(training_module, accelerator, wanted=last_micro):
                         micro_loss = training_module(inputs_BT, targets_BT)
                         accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
                     loss += micro_loss.detach() / plan.gradient_accumulation_steps
-            if stopping or failure:
+            if stopping or data_failure:
                 break
 
             outcome = update.update(
@@ -200,33 +208,34 @@ def train(
                 loss,
                 max_grad_norm=recipe.optimizer.max_grad_norm,
                 scaler=accelerator.scaler,
-                reduce_mean=mean,
+                reduce_mean=mean_over_processes,
             )
             clock.count(recipe.batch.tokens_per_step)
-            state.count(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
+            state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
             checkpoints.prepare()
             profile.step()
-            if not outcome.applied:  # the weights are as before; an fp16 overflow is no fault of theirs
+            if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
-            if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:
-                state.bad_in_a_row = 0  # so that a resumed run, which goes on after these windows, has its own three
+            if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
+                state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
+                checkpoints.finish()
                 raise TrainingStopped(diverged(run_dir, state.step, outcome.reason))
-            if planned := budget.plan(state.step, clock.elapsed, mean):
-                state.plan(*planned)
-                report.extend(state.max_steps)
-                checkpoints.save(state)  # so that a resumed run keeps the plan
+            if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
+                state.set_length(*planned)
+                report.set_length(state.max_steps)
+                checkpoints.save(state)  # a resumed run keeps this length
             if due(state.step, evaluation.logging_steps, state.step == state.max_steps):
                 report.update(state, outcome, lr, device)
 
         profile.close()
-        if state.step > first_step and (stopping or failure):
+        if state.step > first_step and (stopping or data_failure):
             checkpoints.save(state)
-        if failure and not stopping:
-            raise TrainingStopped(failure)
+        if data_failure and not stopping:
+            raise TrainingStopped(data_failure)
         if stopping:
-            assert stop.signal is not None  # agreed() notes one on every process
-            log.info(f"stopped by {stop.signal.name} after {step} steps; the same command goes on from there")
+            assert stop.signal is not None  # agreed() sets it on every process
+            log.info(f"stopped by {stop.signal.name} after {step} steps; the same command resumes from there")
         else:
             with clock.paused():
                 if corpus.test:
@@ -244,10 +253,10 @@ def train(
 
     report.draw()
     if not stopping:
-        pushes.finished()
+        publish.finished()
     report.close()
     accelerator.wait_for_everyone()
-    pushes.wait(STOPPED_PUSH_SECONDS if stopping else PUSH_SECONDS, lambda: stop.requested and not stopping)
+    publish.wait(STOPPED_PUSH_SECONDS if stopping else PUSH_SECONDS, lambda: stop.requested and not stopping)
     return stop.exit_code if stopping else 0
 
 
@@ -259,11 +268,12 @@ def seed_dropout(model: keys.Model, step: int, micro_step: int, rank: int) -> No
 
 
 def diverged(run_dir: Path, step: int, reason: str) -> str:
-    """Return why the run stopped and what stands."""
+    """Return why the run stopped, which checkpoint is kept, and what to do."""
     newest = next(iter(list_checkpoints(run_dir / "checkpoints")), "none")
     return (
         f"{BAD_UPDATES_IN_A_ROW} updates in a row were skipped, the last at step {step}: {reason}. The weights are those "
-        f"of the last good update, in {newest}. Lower learning_rate or look at the data; the same command goes on"
+        f"of the last good update, in {newest}. Check the data, or begin again with a lower learning_rate and another "
+        f"--run_name; the same command resumes behind these batches"
     )
 
 

@@ -113,7 +113,7 @@ def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def saved_when_out_of_memory(
+def save_when_out_of_memory(
     recipe: keys.Recipe, plan: Plan, device: torch.device, save: Callable[[], object]
 ) -> Iterator[None]:
     """End the run with a checkpoint and a remedy when memory runs out inside the block after all.

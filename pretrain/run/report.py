@@ -123,7 +123,7 @@ class Report:
             curves.draw_curves(rows, self._picture, name, published=published)
             self._drawn = time.monotonic()
 
-    def extend(self, max_steps: int) -> None:
+    def set_length(self, max_steps: int) -> None:
         """Count towards another length of the run."""
         self._max_steps, self._measured, self._expected = max_steps, None, False
         if self._is_main and self._bar is not None:

@@ -40,7 +40,7 @@ class RunState:
             names = {field.name for field in dataclasses.fields(cls)} - {"planned"}
             state = dataclasses.replace(state, **{name: saved[name] for name in names & saved.keys()})
             if planned := saved.get("planned"):
-                state.plan(*planned)
+                state.set_length(*planned)
         return state
 
     def saved(self) -> dict[str, Any]:
@@ -49,12 +49,12 @@ class RunState:
         planned = [values.pop("max_steps"), values.pop("warmup_steps")]
         return values | {"planned": planned if self.planned else None}
 
-    def plan(self, max_steps: int, warmup_steps: int) -> None:
+    def set_length(self, max_steps: int, warmup_steps: int) -> None:
         """Give the schedule another length."""
         self.max_steps, self.warmup_steps, self.planned = max_steps, warmup_steps, True
 
-    def count(self, update: Update, elapsed_seconds: float, data_wait_seconds: float) -> None:
-        """Count an attempted update."""
+    def record(self, update: Update, elapsed_seconds: float, data_wait_seconds: float) -> None:
+        """Record an attempted update."""
         self.step += 1
         self.skipped_updates += not update.applied
         self.bad_in_a_row = 0 if update.applied else self.bad_in_a_row + (not update.overflow)

@@ -152,7 +152,7 @@ def test_one_hint_is_logged_and_no_second(tmp_path, capsys):
 def test_a_planned_length_is_what_is_counted_to(tmp_path, capsys):
     made = make(tmp_path, max_steps=1000)
     update(made, 1, 1.0)
-    made.extend(20)
+    made.set_length(20)
     update(made, 10, 10.0)
     update(made, 20, 20.0)
     logged = capsys.readouterr().err

@@ -15,10 +15,10 @@ OVERFLOW = Update(2.0, float("inf"), applied=False, overflow=True)
 
 def test_a_saved_state_comes_back():
     state = RunState.begin(SCHEDULE)
-    state.count(BAD, 1.0, 0.5)
+    state.record(BAD, 1.0, 0.5)
     state.micro_batch, state.trackers = 4, {"wandb": "x"}
     assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
-    state.plan(50, 5)
+    state.set_length(50, 5)
     assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
 
 
@@ -31,7 +31,7 @@ def test_a_state_of_before_some_of_it_was_kept_gets_the_rest_from_the_recipe():
 
 def test_another_length_that_the_recipe_asks_for_holds_unless_it_was_planned():
     planned = RunState.begin(SCHEDULE)
-    planned.plan(50, 5)
+    planned.set_length(50, 5)
     assert RunState.begin(SCHEDULE, planned.saved()).max_steps == 50
     assert RunState.begin(SCHEDULE, RunState(300, 30).saved()).max_steps == 100
 
@@ -40,6 +40,6 @@ def test_bad_updates_count_in_a_row_and_an_overflow_neither_adds_nor_ends_it():
     state = RunState.begin(SCHEDULE)
     counts = []
     for update in (BAD, BAD, OVERFLOW, BAD, GOOD, BAD):
-        state.count(update, 0.0, 0.0)
+        state.record(update, 0.0, 0.0)
         counts.append(state.bad_in_a_row)
     assert counts == [1, 2, 2, 3, 0, 1] and (state.step, state.skipped_updates) == (6, 5)
