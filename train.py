@@ -155,7 +155,7 @@ def train(
     whole_model = WholeModel(model, recipe.model, device)
     evaluator = Evaluator(recipe, corpus, hellaswag, whole_model, accelerator, lambda: stop.requested)
     budget = TimeBudget(recipe.schedule, planned=state.planned)
-    publish = Publisher(recipe, repo_id, state, facts, publisher.describe_model(model, tokenizer))
+    publish = Publisher(recipe, repo_id, state, facts, model, tokenizer)
     checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
     profile = Profile(run_dir / "profile" if profiled and is_main else None, device)
 

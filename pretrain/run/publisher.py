@@ -37,7 +37,7 @@ class Publisher:
         repo_id: where to; None = nowhere.
         state: of the run; its last push waits for ``finished``.
         facts: for the model card.
-        description: what stands beside the weights of the model, by file name.
+        model, tokenizer: what a push describes beside the weights.
     """
 
     def __init__(
@@ -46,10 +46,12 @@ class Publisher:
         repo_id: str | None,
         state: RunState,
         facts: model_card.Facts,
-        description: dict[str, str],
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
     ):
         self._recipe, self._repo_id, self._state = recipe, repo_id, state
-        self._facts, self._description, self._pushes = facts, description, 0
+        self._facts, self._pushes = facts, 0
+        self._description = describe_model(model, tokenizer) if repo_id else {}
         self._run_dir = recipe.saving.run_dir
         self._pusher = push.Pusher(self._run_dir / PENDING) if repo_id else None
 
