@@ -60,7 +60,7 @@ logging_steps: 1
 eval_steps: 4
 sample_steps: 6
 sample_prompts: ["the "]
-sample_tokens: 20
+sample_tokens: 4
 save_steps: 3
 """
 
