@@ -44,9 +44,8 @@ LIBRARIES = ("datasets", "pyarrow", "tokenizers", "transformers", "tiktoken", "n
 
 
 def ours(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]:
-    """Run prepare_data.py's own function: checked ids in shards with hashes, a manifest, all of it durable."""
-    import prepare_data
-    from pretrain.data import shards, sources, tokenization
+    """Run what prepare_data.py runs: checked ids in shards with hashes, a manifest, all of it durable."""
+    from pretrain.data import prepare, shards, sources, tokenization
     from pretrain.recipe import keys, reading
 
     cache.mkdir(parents=True)
@@ -54,11 +53,10 @@ def ours(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]:
     tokenization.save(gpt2_tokenizer(), cache / "gpt2")
     flags = {"data_files": [str(parquet)], "text_column": column, "tokenizer": str(cache / "gpt2")}
     recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags | {"validation_tokens": "1"})
-    (asked,) = keys.sources(recipe.data)
-    source = sources.find_source(asked)
+    source = sources.find_source(*keys.sources(recipe.data))
     source.folder.mkdir(parents=True)
     yield "prepare_data.py; its proof that tiktoken gives the tokenizer's ids (about a second) is part of the time"
-    prepare_data.prepare(source, recipe, asked, prepare_data.Job(0, 1), None)
+    prepare.prepare(source, prepare.Job())
     yield "the clock has stopped: the shards as one file, to be compared"
     splits = shards.read_manifest(source.folder)["splits"]
     with open(out, "wb") as file:

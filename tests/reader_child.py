@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import prepare_data  # noqa: E402
-from pretrain.data import shards  # noqa: E402
+from pretrain.data import progress, shards  # noqa: E402
 
 real, finished = shards.ShardWriter.finish, []
 
@@ -39,7 +39,7 @@ def held(self, rows):
 
 
 shards.ShardWriter.finish = finish
-show, prepare_data.Progress.shard = prepare_data.Progress.shard, held
+show, progress.Progress.shard = progress.Progress.shard, held
 
 if __name__ == "__main__":
     if "HASTY_READER" in os.environ:

@@ -338,14 +338,14 @@ def _start_reader(number: int, source: FoundSource | None, words: Sequence[str])
     """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
     if source is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return None
-    if (shards.read_manifest(source.folder) or {"complete": False})["complete"]:
+    if shards.is_complete(source.folder):
         return None
     return Preparation([sys.executable, str(PREPARE), *words, "--source", str(number), "--follow"])
 
 
 def _most_windows(source: FoundSource | None, sequence_length: int) -> int | None:
     """Return a bound of an epoch's windows that is known before any is read."""
-    bounds = [source.most_tokens, source.identity["limit_tokens"]] if source else []
+    bounds = [source.most_tokens, source.wanted.limit_tokens] if source else []
     most = min(filter(None, bounds), default=None)
     return most and most // sequence_length
 

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import struct
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -131,8 +132,8 @@ class ShardWriter:
 
     Args:
         first_number: number of the first shard to write: how many of this part are there already.
-        vocab_size: up to 65,536 the ids are uint16, above it uint32.
-        bytes_per_token: (vocab_size,) int64, bytes of text that each id stands for.
+        bytes_per_token: (vocabulary,) int64, bytes of text that each id stands for; up to 65,536 of them the ids are
+            uint16, above it uint32.
         shard_tokens: most tokens of a shard; llm.c's header counts with an int32.
     """
 
@@ -142,16 +143,15 @@ class ShardWriter:
         split: str,
         part: int,
         first_number: int,
-        vocab_size: int,
         bytes_per_token: np.ndarray,
         shard_tokens: int,
     ):
-        assert 0 < shard_tokens < 2**31 and len(bytes_per_token) == vocab_size
+        assert 0 < shard_tokens < 2**31
         if part > 99_999:
             raise BadInput(f"{folder}: source file {part}: shard names count to 99999; join the source files")
         self.folder, self.prefix, self.number = folder, _prefix(split, part), first_number
         self.bytes_per_token, self.shard_tokens = bytes_per_token, shard_tokens
-        self.format, self.dtype = list(FORMATS.items())[vocab_size > 2**16]
+        self.format, self.dtype = list(FORMATS.items())[len(bytes_per_token) > 2**16]
         self._file: BinaryIO | None = None
         self._tokens, self._text_bytes = 0, 0
 
@@ -169,6 +169,13 @@ class ShardWriter:
         for begin in range(0, len(ids), CHUNK_TOKENS):
             self._write(ids[begin : begin + CHUNK_TOKENS])
         return len(ids)
+
+    def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[dict, int]]:
+        """Write a document's ids from ``begin`` on; yield the row of each shard that they fill, and where they go on."""
+        while begin < len(ids):
+            begin += self.add(ids[begin:])
+            if self.full and (row := self.finish()):
+                yield row, begin
 
     def finish(self) -> dict | None:
         """Make the current shard durable; return its row: file, tokens, text_bytes, sha256. None if it is empty."""
@@ -244,6 +251,11 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: not a manifest ({error!r}); delete the folder and prepare it again") from None
     return manifest
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a folder of shards is prepared to its end."""
+    return (read_manifest(folder) or {"complete": False})["complete"]
 
 
 def describe_folder(folder: Path) -> dict:

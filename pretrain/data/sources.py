@@ -49,6 +49,7 @@ Part = tuple[str, Callable[[int], Iterator[Row]]]
 class FoundSource:
     """A source that was found: where its shards belong, and how to read it."""
 
+    wanted: WantedSource
     name: str
     identity: dict
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # text: by split
@@ -90,11 +91,11 @@ def find_source(wanted: WantedSource) -> FoundSource:
             } | ({} if held_out else {"validation": wanted.validation_fraction})
             size = sum(path.stat().st_size for path in paths["train"]) + len(train)
             parts = _text_parts(paths, wanted.validation_fraction)
-            return FoundSource(Path(train[0]).stem, identity, parts, most_tokens=size)
+            return FoundSource(wanted, Path(train[0]).stem, identity, parts, most_tokens=size)
         identity |= {"train": _stamps(train), "text_column": wanted.text_column}
         identity["validation"] = _stamps(held_out) or wanted.validation_tokens
         tables = {"dataset_name": kind, "data_files": {"train": train} | ({"validation": held_out} if held_out else {})}
-        return FoundSource(_stem(train[0]), identity, tables=tables | {"text_column": wanted.text_column})
+        return FoundSource(wanted, _stem(train[0]), identity, tables=tables | {"text_column": wanted.text_column})
     if wanted.dataset_name == STDLIB:
         if not wanted.validation_fraction:
             raise BadInput(NO_VALIDATION)
@@ -102,7 +103,7 @@ def find_source(wanted: WantedSource) -> FoundSource:
         identity["files"] = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
         size = sum(path.stat().st_size + 1 for path in paths["train"])
         parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
-        return FoundSource(STDLIB, identity, parts, most_tokens=size)
+        return FoundSource(wanted, STDLIB, identity, parts, most_tokens=size)
     if not wanted.dataset_name:
         raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
     asked = {
@@ -112,7 +113,7 @@ def find_source(wanted: WantedSource) -> FoundSource:
         "text_column": wanted.text_column,
     }
     identity |= asked | {"validation": wanted.validation_tokens}
-    return FoundSource(re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=asked)
+    return FoundSource(wanted, re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=asked)
 
 
 def find_files(key: str, patterns: list[str]) -> list[str]:

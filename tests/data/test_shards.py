@@ -26,7 +26,7 @@ def table(vocab_size):
 
 
 def make_writer(folder, *, split="train", part=0, first_number=0, vocab_size=1000, shard_tokens=10**6):
-    return shards.ShardWriter(folder, split, part, first_number, vocab_size, table(vocab_size), shard_tokens)
+    return shards.ShardWriter(folder, split, part, first_number, table(vocab_size), shard_tokens)
 
 
 def write(folder, ids, **how):
@@ -321,7 +321,7 @@ KILLED = """
 import os, sys, numpy as np
 from pathlib import Path
 from pretrain.data import shards
-writer = shards.ShardWriter(Path(sys.argv[1]), "train", 7, 0, 10, np.ones(10, dtype=np.int64), 1000)
+writer = shards.ShardWriter(Path(sys.argv[1]), "train", 7, 0, np.ones(10, dtype=np.int64), 1000)
 writer.add(np.zeros(1000, dtype=np.int64)); writer.finish()
 writer.add(np.zeros(900, dtype=np.int64)); writer._file.flush()
 os.kill(os.getpid(), 9)

@@ -22,9 +22,8 @@ import pytest
 from conftest import RECIPE, TEXT, WORDS, fork, run
 
 import pretrain.data.stream  # noqa: F401  (once, before the forks)
-from prepare_data import verify
 from pretrain.base.errors import BadInput
-from pretrain.data import shards, sources, tokenization
+from pretrain.data import prepare, progress, shards, sources, tokenization
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
@@ -51,10 +50,10 @@ def main(argv: list[str] | None = None) -> int:
         os.close(writing)
         os.dup2(reading, 0)
         sys.stdin = os.fdopen(0)
-        say_when_waiting(prepare_data.Pace)
+        say_when_waiting(progress.Pace)
     if setting := os.environ.pop("SET", None):
         name, value = setting.split("=")
-        setattr(prepare_data, name, float(value))
+        setattr(prepare, name, float(value))
     if size := os.environ.pop("PIECES", None):
         sources.text_pieces.__defaults__ = (int(size),)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -601,7 +600,7 @@ def llm_c(path: Path, ids, magic: int = 20240520, version: int = 1) -> None:
     path.write_bytes(header.tobytes() + np.asarray(ids, "<u2").tobytes())
 
 
-def test_whole_folders_of_every_maker_verify(workplace, capsys):
+def test_whole_folders_of_every_maker_verify(workplace):
     (ours,) = workplace.glob("data/text-*")
     tokens = sum(row["tokens"] for found in shards.read_manifest(ours)["splits"].values() for row in found)
     assert f"{tokens:,} tokens are whole: sizes, hashes" in run("prepare_data.py", *TINY, "--verify", str(ours)).stdout
@@ -612,8 +611,8 @@ def test_whole_folders_of_every_maker_verify(workplace, capsys):
     for name in ("train", "val"):
         np.arange(60, dtype="<u2").tofile(f"nano/{name}.bin")
     for name, number in (("theirs", 70), ("nano", 120)):
-        assert verify(Path(name), 64) == 0
-        assert f"{name}: 2 shards, {number} tokens are whole: sizes (there are no hashes" in capsys.readouterr().out
+        whole = f"{name}: 2 shards, {number} tokens are whole: sizes (there are no hashes"
+        assert whole in prepare.verify(Path(name), 64)
 
 
 def flip(path: Path, offset: int) -> None:
@@ -659,7 +658,7 @@ def test_verify_finds_damage(workplace, kind):
     damage, words = DAMAGE[kind]
     damage(folder, folder / "train_00000_00000.bin")
     with pytest.raises(BadInput) as refused:
-        verify(folder, 64)
+        prepare.verify(folder, 64)
     assert re.search(words, str(refused.value)), str(refused.value)
 
 

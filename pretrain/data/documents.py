@@ -1,0 +1,124 @@
+"""Rows of a source to documents of ids: on all cores that training leaves, in order, each id's bytes accounted for."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.data.sources import Row
+from pretrain.recipe import keys
+
+BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
+NumberedRow = tuple[int, str | None, bool]  # its number, its text, whether a document begins with it
+
+
+class Document(NamedTuple):
+    """A row, encoded: ids (n,) with the end-of-text token before a document's first ones; none where it has no text."""
+
+    row: int
+    ids: np.ndarray
+    text_bytes: int
+    counts: dict[str, int]
+
+
+def well_formed(text: str) -> str:
+    """Replace each half of a surrogate pair, which JSON can carry and UTF-8 cannot, by U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class DocumentEncoder:
+    """Rows to Documents, on all cores but those of ``trainers`` other processes.
+
+    Attributes:
+        bytes_per_token: (vocabulary,) int64, bytes of text that each id stands for.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, name: str, trainers: int = 0):
+        self.bytes_per_token = tokenization.token_bytes(tokenizer)
+        self._encode = tokenization.make_encoder(tokenizer)
+        self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
+        self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
+        # A long text comes in pieces that end where GPT-2's pattern does; another tokenizer gets the whole.
+        self._takes_pieces = name in keys.TRAINED_TOKENIZERS or self._encode.name == "tiktoken"
+        self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
+
+    def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:
+        """Yield each row's Document, in order. Raises BadInput for a tokenizer that changes the text."""
+        numbered: Iterator[NumberedRow] = ((number, *row) for number, row in enumerate(rows, first_row))
+        if not self._takes_pieces:
+            numbered = whole_documents(numbered)
+        with ThreadPoolExecutor(self.threads) as pool:
+            waiting = deque()
+            for batch in batched(numbered):
+                waiting.append(pool.submit(self._documents, batch))
+                if len(waiting) > 2 * self.threads:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+
+    def _documents(self, batch: list[NumberedRow]) -> list[Document]:
+        texts, sizes, replaced = [], 0, set()
+        for number, text, _ in batch:
+            if text is None:
+                continue
+            try:
+                size = len(text.encode("utf-8"))
+            except UnicodeEncodeError:
+                text = well_formed(text)
+                size = len(text.encode("utf-8"))
+                replaced.add(number)
+            texts.append(text)
+            sizes += size
+        encodings = iter(self._encode(texts))
+        documents, found = [], 0
+        for number, text, begins in batch:
+            ids = np.empty(0, dtype=np.uint32) if text is None else next(encodings)
+            text_bytes = int(self.bytes_per_token[ids].sum())
+            found += text_bytes
+            counts = {"documents": int(begins and text is not None), "without_text": int(text is None)}
+            counts["surrogates_replaced"] = int(number in replaced)
+            if begins and text is not None:
+                ids = np.concatenate([self._end_of_text, ids])
+            documents.append(Document(number, ids, text_bytes, counts))
+        if not 0 <= found - sizes <= self._prefix * len(texts):
+            raise BadInput(
+                f"tokenizer = {self._name}: its ids stand for {found} bytes where the text has {sizes}: it changes the "
+                f"text, so bits per byte would be wrong. Use a byte-level one"
+            )
+        return documents
+
+
+def whole_documents(rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
+    """Join the pieces of each document; it has the number of its first row."""
+    held: list[str] = []
+    first = 0
+    for number, text, begins in rows:
+        if held and (begins or text is None):
+            yield first, "".join(held), True
+            held = []
+        if text is None:
+            yield number, None, True
+            continue
+        first = number if not held else first
+        held.append(text)
+    if held:
+        yield first, "".join(held), True
+
+
+def batched(rows: Iterable[NumberedRow]) -> Iterator[list[NumberedRow]]:
+    """Group rows so that each group holds about BATCH_CHARACTERS."""
+    batch, size = [], 0
+    for row in rows:
+        batch.append(row)
+        size += len(row[1] or "") + 1
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

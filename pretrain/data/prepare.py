@@ -1,0 +1,338 @@
+"""Documents to a folder of token shards: in one process or in jobs, from where a killed one was, the same bytes always.
+
+manifest.json, replaced after each shard, says which row of which file comes next.
+"""
+
+import logging
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.data import shards, tokenization
+from pretrain.data.documents import DocumentEncoder, well_formed
+from pretrain.data.progress import Pace, Progress
+from pretrain.data.sources import FoundSource, Part, shown_name
+from pretrain.data.windows import Windows
+from pretrain.recipe import keys
+
+log = logging.getLogger(__name__)
+
+BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
+DRY_RUN_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of ``count`` processes that share a source: it prepares each file whose number is ``index`` modulo count."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def manifest(self) -> str:
+        """The file in which it keeps where it is."""
+        return shards.MANIFEST if self.count == 1 else f"manifest.job-{self.index:05d}-of-{self.count:05d}.json"
+
+    @property
+    def lock(self) -> str:
+        """The file that it holds."""
+        return ".lock" if self.count == 1 else f".lock.job-{self.index:05d}-of-{self.count:05d}"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source that is open: the parts of each split, how they are encoded, and where a job writes their shards."""
+
+    wanted: keys.WantedSource
+    folder: Path
+    parts: dict[str, list[Part]]
+    encode: DocumentEncoder
+    job: Job
+
+    def writer(self, split: str, part: int, first_number: int = 0) -> shards.ShardWriter:
+        """Return what writes the shards of a part."""
+        shard_tokens = self.wanted.shard_tokens
+        return shards.ShardWriter(self.folder, split, part, first_number, self.encode.bytes_per_token, shard_tokens)
+
+
+def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
+    """Write a source's shards from where an earlier process stopped; the manifest is replaced after each.
+
+    Args:
+        pace: how far to go, when train.py follows.
+    """
+    folder, wanted = source.folder, source.wanted
+    if job.count == 1 and (others := sorted(folder.glob("manifest.job-*.json"))):
+        raise BadInput(f"{folder} is being prepared in jobs ({others[0].name}); when all are done, use --merge")
+    if job.count > 1 and wanted.limit_tokens:
+        raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
+    manifest = shards.read_manifest(folder, job.manifest)
+    revision, parts = open_parts(source, manifest["revision"] if manifest else None)
+    tokenizer, name = open_tokenizer(source, parts), wanted.tokenizer["tokenizer"]
+    identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
+    if manifest and manifest["tokenizer"] != identity:
+        raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
+    trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
+    opened = Opened(wanted, folder, parts, DocumentEncoder(tokenizer, name, trainers), job)
+    if manifest is None:
+        splits, counts, begin = held_out_splits(opened)
+        manifest = {
+            "source": source.name,
+            "identity": source.identity,
+            "revision": revision,
+            "tokenizer": identity,
+            "files": len(parts["train"]),
+            "splits": splits | {"train": []},
+            "counts": counts | {"train": {}},
+            "train_begins": begin,
+            "cursor": begin | {"file": file_at(parts["train"], begin["part"])},
+            "complete": False,
+        }
+        files.write_json(folder / job.manifest, manifest)
+    elif not manifest["complete"]:
+        shards.refuse_changed(folder, manifest["splits"]["train"])
+        refuse_other_files(folder, manifest, parts["train"])
+    expected_bytes = 0.0 if pace else expected_text_bytes(source, parts["train"]) / job.count
+    progress = Progress(pace, manifest, expected_bytes, wanted.limit_tokens)
+    if pace:
+        pace.wait(manifest["splits"]["train"])
+    if not manifest["complete"]:
+        train_split(opened, manifest, progress)
+    if job.count == 1:
+        finish(folder, manifest)
+    else:
+        files.write_json(folder / job.manifest, manifest | {"complete": True})
+        log.info(f"job {job.index} of {job.count} is complete; when all are, join them with --merge")
+    progress.end(manifest)
+
+
+def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, dict], dict[str, int]]:
+    """Write every split but train, in one go: training can then begin as soon as its first block is there.
+
+    Without a validation part, the first documents of the train split are it, to ``validation_tokens``.
+
+    Returns: rows and counts by split, and where the train split begins. A job but the first finds only the last.
+    """
+    begin = {"part": 0, "row": 0, "token": 0}
+    splits, counts, keep = {}, {}, opened.job.index == 0
+    for split in ("validation", *(name for name in opened.parts if name not in ("validation", "train"))):
+        limit = 0 if split in opened.parts else opened.wanted.validation_tokens
+        if not keep and not limit:
+            continue
+        if keep:
+            shards.clear_partial(opened.folder, split)
+        rows, tally, done = [], Counter(), 0
+        for part, (_, read) in enumerate(opened.parts.get(split, opened.parts["train"])):
+            if 0 < limit <= done:
+                break
+            writer = opened.writer(split, part)
+            for document in opened.encode(read(0), 0):
+                rows += [row for row, _ in writer.fill(document.ids)] if keep else []
+                done += len(document.ids)
+                tally.update(document.counts)
+                if 0 < limit <= done:
+                    begin = {"part": part, "row": document.row + 1, "token": 0}
+                    break
+            rows += [row] if (row := writer.finish()) else []
+        if done < limit:
+            raise BadInput(
+                f"validation_tokens = {limit}: the source has {done} tokens in all; use --validation_tokens "
+                f"{max(1, done // 10)}, or, with data_files, give --validation_files"
+            )
+        splits[split], counts[split] = rows, dict(tally)
+    return splits, counts if keep else {}, begin
+
+
+def train_split(opened: Opened, manifest: dict, progress: Progress) -> None:
+    """Write the train split from the manifest's cursor on. A shard never holds text of two parts."""
+    parts, job, limit_tokens = opened.parts["train"], opened.job, opened.wanted.limit_tokens
+    rows, begin, cursor = manifest["splits"]["train"], manifest["train_begins"], manifest["cursor"]
+    tally, done = Counter(manifest["counts"]["train"]), sum(row["tokens"] for row in rows)
+
+    def keep(finished: dict | None, **next_cursor: int) -> None:
+        """Enter a finished shard, and where the next one begins: the document that it ended in is not yet counted."""
+        rows.extend([finished] if finished else [])
+        manifest["counts"]["train"] = dict(tally)
+        manifest["cursor"] = next_cursor | {"file": file_at(parts, next_cursor["part"])}
+        files.write_json(opened.folder / job.manifest, manifest)
+        progress.shard(rows)
+
+    for part in range(cursor["part"], len(parts)):
+        if part % job.count != job.index or part < begin["part"]:
+            continue
+        place = cursor if part == cursor["part"] else begin if part == begin["part"] else {"row": 0, "token": 0}
+        if 0 < limit_tokens <= done and not place["token"]:  # a document that was begun is brought to its end
+            continue
+        shards.clear_partial(opened.folder, "train", part)
+        writer = opened.writer("train", part, sum(row["file"].startswith(f"train_{part:05d}_") for row in rows))
+        before = place["token"]  # of the first document: an earlier process ended its last shard inside of it
+        for document in opened.encode(parts[part][1](place["row"]), place["row"]):
+            for row, written in writer.fill(document.ids, before):
+                keep(row, part=part, row=document.row, token=written)
+            done, before = done + len(document.ids) - before, 0
+            tally.update(document.counts)
+            progress.count(document)
+            if 0 < limit_tokens <= done:
+                break
+        keep(writer.finish(), part=part + 1, row=0, token=0)
+
+
+def file_at(parts: list[Part], part: int) -> str | None:
+    """Return the name of a source's file, as a manifest holds it; None behind the last one."""
+    return shown_name(parts[part][0]) if part < len(parts) else None
+
+
+def refuse_other_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
+    """Raise BadInput when files came or went since the manifest's cursor was written: it would be applied to another."""
+    part, count = manifest["cursor"]["part"], manifest["files"]
+    now = file_at(parts, part)
+    then = manifest["cursor"].get("file", now)
+    if (then, count) != (now, len(parts)):
+        raise BadInput(
+            f"{folder}: stopped at {then or 'the end'}, file {part + 1} of {count}; the source now has "
+            f"{now or 'no file'} there, of {len(parts)}. Give the same files, or to read these anew delete the folder"
+        )
+
+
+def finish(folder: Path, manifest: dict) -> None:
+    """Write the manifest of a folder that is complete: the same whatever stopped on the way, and however many jobs."""
+    if not manifest["splits"]["train"]:
+        raise BadInput(
+            f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files with data_files"
+        )
+    for path in folder.glob(".*.tmp-*"):  # of killed processes
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    kept = {name: value for name, value in manifest.items() if name not in ("cursor", "train_begins")}
+    files.write_json(folder / shards.MANIFEST, kept | {"complete": True})
+
+
+def merge(folder: Path) -> None:
+    """Join the manifests of all jobs into the folder's, and delete them. Raises BadInput while a job is missing."""
+    names = sorted(path.name for path in folder.glob("manifest.job-*.json"))
+    found = {name: manifest for name in names if (manifest := shards.read_manifest(folder, name))}
+    if not shards.is_complete(folder):
+        join(folder, found)
+    for name in found:
+        (folder / name.replace("manifest", ".lock").removesuffix(".json")).unlink(missing_ok=True)
+        (folder / name).unlink()
+
+
+def join(folder: Path, found: dict[str, dict]) -> None:
+    """Write the folder's manifest from those of all jobs. Raises BadInput while a job is missing."""
+    count = int(next(iter(found))[-10:-5]) if found else 0
+    wanted = [Job(index, count).manifest for index in range(count)]
+    if not found or set(found) != set(wanted) or not all(manifest["complete"] for manifest in found.values()):
+        missing = [name for name in wanted if name not in found or not found[name]["complete"]]
+        raise BadInput(f"{folder}: cannot be merged: {', '.join(missing) or 'jobs'} not complete; run these jobs first")
+    first, *others = (found[name] for name in wanted)
+    tally = Counter(first["counts"]["train"])
+    for other in others:
+        for name in ("identity", "revision", "tokenizer", "files", "train_begins"):
+            if other[name] != first[name]:
+                raise BadInput(f"{folder}: the jobs disagree about {name}; delete the folder and prepare it again")
+        first["splits"]["train"] += other["splits"]["train"]
+        tally.update(other["counts"]["train"])
+    first["counts"]["train"] = dict(tally)
+    first["splits"]["train"].sort(key=lambda row: row["file"])
+    finish(folder, first)
+    tokens = sum(row["tokens"] for row in first["splits"]["train"])
+    log.info(f"merged {count} jobs: {tokens:,} train tokens")
+
+
+def open_parts(source: FoundSource, pinned: str | None) -> tuple[str | None, dict[str, list[Part]]]:
+    """Return the pinned commit (None for files) and the parts of each split."""
+    if source.tables is None:
+        assert source.parts is not None  # a source has one of the two
+        return None, source.parts
+    from pretrain.data import stream  # imports datasets, which text does not need
+
+    return stream.open_tables(**source.tables, pinned=pinned)
+
+
+def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
+    """Return the folder's tokenizer: the one that is there, or trained on the train split, or loaded; and kept there."""
+    path, wanted = source.folder / "tokenizer", source.wanted.tokenizer
+    if not path.is_dir():
+        if wanted["tokenizer"] == "bpe":
+            tokenizer = tokenization.train_bpe(first_texts(parts["train"]), wanted["size"])
+        elif wanted["tokenizer"] == "characters":
+            every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
+            tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
+        else:
+            tokenizer = tokenization.load(wanted["tokenizer"])
+        with files.making(path) as temporary:
+            tokenization.save(tokenizer, temporary)
+    return tokenization.load(str(path))
+
+
+def first_texts(parts: list[Part]) -> Iterator[str]:
+    """Yield the first texts of a split, as many as a bpe is trained on."""
+    left = BPE_SAMPLE_CHARACTERS
+    for text, _ in chain.from_iterable(read(0) for _, read in parts):
+        if left <= 0:
+            return
+        left -= len(text or "")
+        yield well_formed(text or "")
+
+
+def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
+    """Return about how many bytes of text the train split has; 0 where that cannot be told."""
+    if source.tables is None:
+        return source.most_tokens or 0.0
+    from pretrain.data import stream
+
+    return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"])
+
+
+def dry_run(source: FoundSource) -> str:
+    """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
+    _, parts = open_parts(source, None)
+    name, size = source.wanted.tokenizer["tokenizer"], source.wanted.tokenizer["size"] or 257  # bytes for characters
+    if name in keys.TRAINED_TOKENIZERS:
+        tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size)
+    else:
+        tokenizer = tokenization.load(name)
+    encode = DocumentEncoder(tokenizer, name)
+    expected = expected_text_bytes(source, parts["train"])
+    started, tokens, text_bytes = time.perf_counter(), 0, 0
+    for document in chain.from_iterable(encode(read(0), 0) for _, read in parts["train"]):
+        tokens, text_bytes = tokens + len(document.ids), text_bytes + document.text_bytes
+        if (seconds := time.perf_counter() - started) > DRY_RUN_SECONDS:
+            break
+    if not text_bytes:
+        raise BadInput(f"{source.name}: no text in its first rows")
+    total = max(expected, text_bytes) * tokens / text_bytes
+    total = min(total, source.wanted.limit_tokens or total)
+    itemsize = 2 if len(tokenizer) <= 2**16 else 4
+    return (
+        f"{source.name}: {len(parts['train'])} file(s), about {max(expected, text_bytes) / 1e6:,.1f} MB of text, "
+        f"{total:,.0f} tokens (estimated)\n"
+        f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)\n"
+        f"{total / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
+        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with {encode.threads} thread(s), reading included)"
+    )
+
+
+def verify(folder: Path, vocab_size: int) -> str:
+    """Read every byte of a folder of shards; return a line that it is whole. Raises BadInput with every fault."""
+    manifest = shards.describe_folder(folder)
+    rows = [row for found in manifest["splits"].values() for row in found]
+    shards.verify(folder, rows)
+    if manifest["tokenizer"]:
+        vocab_size = manifest["tokenizer"]["size"]
+    ids = Windows(1, vocab_size)
+    for row in rows:
+        ids.append(folder / row["file"], row["tokens"], *shards.open_ids(folder / row["file"]))
+    ids.check_ids()
+    hashed = "sizes, hashes" if manifest["tokenizer"] else "sizes (there are no hashes to compare with)"
+    state = "" if manifest["complete"] else "; its preparation is not finished"
+    return f"{folder}: {len(rows)} shards, {ids.num_tokens:,} tokens are whole: {hashed}, ids below {vocab_size}{state}"

@@ -1,0 +1,110 @@
+"""How far a preparation is: what the user sees of it, and how far train.py lets it go."""
+
+import logging
+import os
+import sys
+import threading
+import time
+
+from tqdm import tqdm
+
+from pretrain.data.documents import Document
+from pretrain.recipe import keys
+
+log = logging.getLogger(__name__)
+
+SHOW_SECONDS, SHOW_LINE_SECONDS = 0.5, 10.0  # between two updates of the bar; between two lines without one
+AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead of the trainer
+
+
+class Pace:
+    """What train.py writes to standard input: how many windows it will soon need. It ends this process by closing it."""
+
+    def __init__(self, recipe: keys.Recipe, shard_tokens: int):
+        self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"
+        self.ahead = AHEAD_SHARDS * shard_tokens // recipe.model.sequence_length
+        self._wanted, self._changed = 0, threading.Condition()
+        os.nice(10)  # the trainer goes first where they share cores
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            with self._changed:
+                self._wanted = int(line)
+                self._changed.notify()
+        os._exit(1)  # the trainer is gone; the next one goes on from the manifest
+
+    def wait(self, rows: list[dict]) -> None:
+        """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
+        windows = sum(max(0, row["tokens"] - 1) // self.sequence_length for row in rows)
+        with self._changed:
+            while self.bounded and windows >= self._wanted + self.ahead:
+                self._changed.wait()
+
+
+class Progress:
+    """What the user sees: a bar on a terminal, a line now and then without one, a line a shard when train.py follows.
+
+    Args:
+        manifest: where an earlier process has ended.
+        expected_bytes: of text in all; 0 where that is not known.
+        limit_tokens: after which it ends; 0: never.
+    """
+
+    def __init__(self, pace: Pace | None, manifest: dict, expected_bytes: float, limit_tokens: int):
+        self.pace, self._expected, self._limit, self._bar = pace, expected_bytes, limit_tokens, None
+        rows = manifest["splits"]["train"]
+        self._tokens = sum(row["tokens"] for row in rows)
+        self._documents = manifest["counts"]["train"].get("documents", 0)
+        self._bytes = self._bytes_before = sum(row["text_bytes"] for row in rows)
+        self._started = self._shown = time.perf_counter()
+        if not pace and sys.stderr.isatty():
+            total = expected_bytes
+            self._bar = tqdm(total=total, initial=self._bytes, unit="B", unit_scale=True, dynamic_ncols=True)
+
+    def count(self, document: Document) -> None:
+        """Note a document; show it now and then."""
+        self._documents += document.counts["documents"]
+        self._tokens += len(document.ids)
+        self._bytes += document.text_bytes
+        now = time.perf_counter()
+        if self.pace or now - self._shown < (SHOW_SECONDS if self._bar is not None else SHOW_LINE_SECONDS):
+            return
+        self._shown, total = now, self._expected
+        if self._limit:
+            total = min(total, self._limit * self._bytes / max(1, self._tokens))
+        done = f"{self._documents:,} documents, {self._tokens:,} tokens"
+        if self._bar is not None:
+            self._bar.total = max(total, self._bytes)
+            self._bar.set_postfix_str(done, refresh=False)
+            self._bar.update(self._bytes - self._bar.n)
+            return
+        speed = self._bytes_per_second()
+        left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total else ""
+        log.info(f"{done}, {speed / 1e6:.1f} MB/s{left}")
+
+    def shard(self, rows: list[dict]) -> None:
+        """Note a finished shard; wait here when the trainer is far behind and shards are kept few."""
+        if not self.pace:
+            return
+        if (now := time.perf_counter()) - self._shown > SHOW_LINE_SECONDS or len(rows) == 1:
+            self._shown, tokens = now, sum(row["tokens"] for row in rows)
+            log.info(f"{tokens:,} train tokens are ready ({self._bytes_per_second() / 1e6:.3g} MB/s of text)")
+        self.pace.wait(rows)
+
+    def end(self, manifest: dict) -> None:
+        """Log what there is now."""
+        if self._bar is not None:
+            self._bar.close()
+        for split, rows in manifest["splits"].items():
+            tokens, text_bytes = sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
+            counts = ", ".join(f"{n:,} {name}" for name, n in manifest["counts"].get(split, {}).items() if n)
+            if tokens:
+                log.info(
+                    f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {text_bytes / tokens:.2f} bytes per token; "
+                    f"{counts.replace('_', ' ')}"
+                )
+        log.info(f"prepared in {time.perf_counter() - self._started:.1f} s")
+
+    def _bytes_per_second(self) -> float:
+        return (self._bytes - self._bytes_before) / (time.perf_counter() - self._started)
