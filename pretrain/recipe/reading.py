@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.recipe.keys import ABSENT, FIELDS, MODEL_KEYS, SLICES, TYPES, Recipe, deal, science
+from pretrain.recipe.keys import ABSENT, FIELDS, MODEL_KEYS, SLICES, TYPES, Recipe, deal, fixed
 from pretrain.recipe.rules import (
     bare,
     from_text,
@@ -192,11 +192,11 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
     """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
     younger = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}  # than the run
-    then = {name: before.get(name, younger.get(name)) for name in science(recipe)}
+    then = {name: before.get(name, younger.get(name)) for name in fixed(recipe)}
     faults = [
         f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. Give another --run_name, "
         f"or set it back"
-        for name, now in science(recipe).items()
+        for name, now in fixed(recipe).items()
         if then[name] != now
     ]
     if faults:

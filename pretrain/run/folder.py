@@ -35,7 +35,7 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
         if run_dir.is_dir() and any(path.name != LOCK for path in run_dir.iterdir()):
             raise BadInput(f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours")
         return
-    reading.refuse_changed_science(old, keys.science(reading.load_recipe(old)), recipe)
+    reading.refuse_changed_science(old, keys.fixed(reading.load_recipe(old)), recipe)
     if asked == "none" and checkpoint.list_checkpoints(run_dir / "checkpoints"):
         raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
 

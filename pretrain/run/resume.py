@@ -117,7 +117,7 @@ class Checkpoints:
             **state.saved(),
             "tokens": state.step * recipe.batch.tokens_per_step,
             "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
-            "science": keys.science(recipe),
+            "science": keys.fixed(recipe),
             "data": self._corpus.contents(),
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},

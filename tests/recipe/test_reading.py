@@ -415,7 +415,7 @@ def test_run_name_decides_the_run_folder(tmp_path):
 
 
 def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(tmp_path):
-    fixed = keys.science(recipe(tmp_path))
+    fixed = keys.fixed(recipe(tmp_path))
     may_change = {"per_device_train_batch_size", "logging_steps", "eval_steps", "eval_tokens", "sample_steps"}
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
     may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
@@ -428,7 +428,7 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
-    before = keys.science(recipe(tmp_path))
+    before = keys.fixed(recipe(tmp_path))
     reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, data_files=["b"], eval_steps=7))
     with pytest.raises(BadInput) as caught:
         reading.refuse_changed_science(
@@ -443,7 +443,7 @@ def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
 
 
 def test_a_run_that_is_older_than_a_key_goes_on_with_the_keys_default(tmp_path):
-    before = keys.science(recipe(tmp_path))
+    before = keys.fixed(recipe(tmp_path))
     del before["max_hours"]
     reading.refuse_changed_science(Path("run"), before, recipe(tmp_path))
     with pytest.raises(BadInput, match="max_hours = 0.0, asked for 2.0"):
