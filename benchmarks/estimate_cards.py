@@ -20,9 +20,8 @@ import statistics
 
 import numpy as np
 
-import check_setup
 from benchmarks.runs import ROOT, write_json
-from pretrain.machine import cards, estimate
+from pretrain.machine import cards, estimate, forecast
 from pretrain.recipe import reading
 
 FITTED = [card for card in cards.CARDS if card.training and card.training.source == cards.SCRIPT]
@@ -109,7 +108,7 @@ def report() -> dict:
 def estimated(card: cards.Card, count: int = 1) -> dict:
     """Return what check_setup.py says of GPT-2 124M on ``count`` of a card."""
     recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
-    return check_setup.estimate_run(recipe, card, count, 0.0)
+    return forecast.estimate_run(recipe, card, count, 0.0)
 
 
 def two_digits(number: float) -> str:
@@ -159,7 +158,7 @@ def readme(text: str) -> str:
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
     recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.named("a6000")
     before, begin, example = text.partition("**Before it costs:**")
-    for line in check_setup.describe(recipe, card, check_setup.estimate_run(recipe, card, 4, 0.8)).splitlines():
+    for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 4, 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
             example = re.sub(rf"^    {line.split()[0]} +\S.*$", f"    {line}", example, count=1, flags=re.MULTILINE)
     return before + begin + example

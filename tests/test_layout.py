@@ -113,6 +113,7 @@ def names_at_import(node):
         "model/architectures",
         "optim/optimizers",
         "machine/estimate",
+        "machine/forecast",
         "machine/verdicts",
         "data/sources",
         "data/shards",

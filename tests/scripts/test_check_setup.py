@@ -17,7 +17,7 @@ import yaml
 from conftest import ROOT, fork
 
 import check_setup
-from pretrain.machine import cards, probes
+from pretrain.machine import cards, forecast, probes
 from pretrain.model.build import build, count_parameters
 from pretrain.recipe import keys, reading
 
@@ -323,11 +323,10 @@ def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_
 
 
 def test_a_measured_speed_is_said_to_be_measured(capsys, tmp_path, monkeypatch):
-    (tmp_path / "benchmarks/results").mkdir(parents=True)
     result = {"recipe": "gpt2_124m", "card": "a6000", "count": 1, "tokens_per_second": 91234.0}
-    (tmp_path / "benchmarks/results/a6000.json").write_text(json.dumps(result))
-    (tmp_path / "benchmarks/results/torn.json").write_text("{")
-    monkeypatch.setattr(check_setup, "ROOT", tmp_path)
+    (tmp_path / "a6000.json").write_text(json.dumps(result))
+    (tmp_path / "torn.json").write_text("{")
+    monkeypatch.setattr(forecast, "RESULTS", tmp_path)
     assert "Measured: 91,234 tokens/s" in called(capsys, "--card", "a6000")[0]
     assert "Nothing of it is measured" in called(capsys, "--card", "a6000", "--count", "2")[0]
     assert "Measured: a6000 91,234 tokens/s" in called(capsys, "--all_cards")[0]

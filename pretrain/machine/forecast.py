@@ -1,0 +1,209 @@
+"""What a recipe will take on cards: estimates beside what was measured, by us and by others, as lines and as a table."""
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.machine import cards, estimate
+from pretrain.recipe import keys
+from pretrain.recipe.plan import make_plan
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/machine/estimate.py, fitted to 20 cards
+on which others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.py). Rates of matrix products are those that
+others measured (pretrain/machine/cards.py). Parameters and FLOPs are counted."""
+
+
+def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
+    """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
+    shape, compiled = estimate.shape_of(recipe.model), compiles(cards.preset_of(card))
+    how: dict[str, Any] = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
+    if recipe.optimizer.shard_optimizer:
+        how["shards"] = {"moments": count}
+    checkpointing = recipe.model.gradient_checkpointing
+    memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
+    size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
+    if not size and checkpointing != "full":
+        checkpointing = "full"
+        size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
+    if isinstance(asked := recipe.batch.per_device_train_batch_size, int):
+        size = min(size, asked)
+    tokens = recipe.batch.tokens_per_step * recipe.schedule.max_steps
+    row = {
+        "card": card.name,
+        "count": count,
+        "memory_gib": card.memory_gib,
+        "precision": card.precision,
+        "compiled": compiled,
+        "products_teraflops": card.product_teraflops,
+        "products_source": card.products and card.products.source,
+        "parameters": shape.parameters,
+        "flops_per_token": shape.flops_per_token,
+        "tokens": tokens,
+        "fits": bool(size),
+    }
+    if not size:
+        return row
+    plan = make_plan(keys.replace(recipe, per_device_train_batch_size=size), count)
+    size = plan.per_device_train_batch_size
+    run = estimate.run(
+        shape,
+        tokens=tokens,
+        tokens_per_step=recipe.batch.tokens_per_step,
+        **card.rates,
+        # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
+        work=4 / 3 if checkpointing == "full" else 1.0,
+        count=count,
+        link=card.link_gigabytes_per_second * 1e9,
+        watts=card.watts,
+        price_per_hour=price_per_hour,
+    )
+    taken = estimate.memory(shape, micro_batch=size, checkpointing=checkpointing, **how)
+    row |= {
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "gradient_checkpointing": checkpointing,
+        "memory_bytes": {name: round(part) for name, part in taken.items()},
+        **run,
+        "measured_tokens_per_second": measured(recipe, card, count),
+    }
+    if count == 1 and is_gpt2_124m(shape):
+        row["measured_by_others"] = card.training and dataclasses.asdict(card.training)
+    if not price_per_hour:
+        del row["cost"]
+    return row
+
+
+def is_gpt2_124m(shape: estimate.Shape) -> bool:
+    """Whether this is the model that others trained on the cards of pretrain/machine/cards.py."""
+    names = ("architecture", "n_layer", "n_embd", "parameters", "sequence_length")
+    return all(getattr(shape, name) == getattr(estimate.GPT2_124M, name) for name in names)
+
+
+def measured(recipe: keys.Recipe, card: cards.Card, count: int) -> float | None:
+    """Return the tokens per second that benchmarks/results holds for this recipe and machine, or None.
+
+    A result counts that is a JSON object with recipe (its name), card (short name), count and tokens_per_second.
+    """
+    for path in sorted(RESULTS.glob("*.json"), reverse=True):
+        with contextlib.suppress(ValueError, OSError):
+            result = json.loads(path.read_text(encoding="utf-8"))
+            wanted = {"recipe": recipe.saving.name, "card": card.name, "count": count}
+            if isinstance(result, dict) and wanted.items() <= result.items():
+                return result["tokens_per_second"]
+    return None
+
+
+def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
+    """Return an estimate as lines to read."""
+    lines = [
+        f"{recipe.saving.name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
+        f"{card.gigabytes_per_second:g} GB/s, {card.watts} W: {card.source})",
+        "",
+        f"products     {products(card)}",
+        f"parameters   {row['parameters']:,}",
+        f"FLOPs        {row['flops_per_token'] / 1e6:,.0f} M a token, {row['flops_per_token'] * row['tokens']:.2e} for "
+        f"{in_short(row['tokens'])} tokens",
+    ]
+    if not row["fits"]:
+        return "\n".join([*lines, "memory       does not fit, not even one sequence with gradient checkpointing"])
+    parts, size, chosen = row["memory_bytes"], row["per_device_train_batch_size"], row["gradient_checkpointing"]
+    said = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
+    lines += [
+        f"memory       {sum(parts.values()) / 2**30:.1f} GiB a card: {said}",
+        f"micro-batch  {size} sequences of {recipe.model.sequence_length:,} tokens, "
+        f"{row['gradient_accumulation_steps']} a step "
+        f"and card; {row['precision']}, {'compiled' if row['compiled'] else 'not compiled'}"
+        f"{f', {chosen} gradient checkpointing' if chosen != 'none' else ''}",
+    ]
+    if chosen != recipe.model.gradient_checkpointing:
+        lines.append("             fits with --gradient_checkpointing full only, which is a third more work")
+    lines += [
+        f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU",
+        *([f"others       {others(card.training)}"] if "measured_by_others" in row else []),
+        f"time         {rounded(row['hours'])} h, evaluating and saving not counted",
+        f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
+    ]
+    if "cost" in row:
+        lines.append(f"cost         {rounded(row['cost'])}")
+    speed = row["measured_tokens_per_second"]
+    known = f"Measured: {speed:,.0f} tokens/s (benchmarks/results)." if speed else "Nothing of it is measured by us."
+    return "\n".join([*lines, "", known, SOURCES])
+
+
+def products(card: cards.Card) -> str:
+    """Return the rate of matrix products that an estimate takes, and where it is from."""
+    rate = f"{rounded(card.product_teraflops)} TFLOP/s of matrix products"
+    if card.products:
+        return f"{rate}, measured by others ({card.products.source})"
+    share = 100 * card.product_teraflops / card.teraflops
+    return f"{rate}: never measured; {share:.0f}% of the peak, as measured cards reach"
+
+
+def others(training: cards.Measured | None) -> str:
+    """Return what others measured of GPT-2 124M on a card."""
+    if not training:
+        return "n/a, never measured"
+    size = f"at micro-batch {training.micro_batch}, " if training.micro_batch else ""
+    return f"{training.figure:,} tokens/s, {size}measured by others ({training.source})"
+
+
+def table(recipe: keys.Recipe, rows: list[dict]) -> str:
+    """Return estimates as a table, a row a card."""
+    priced, compared = (any(name in row for row in rows) for name in ("cost", "measured_by_others"))
+    heads = ["card", "GiB", "precision", "micro-batch", "tokens/s", "MFU", "hours", "kWh"]
+    heads += ["cost"] * priced + ["tokens/s by others"] * compared
+    body = []
+    for row in rows:
+        cells = [row["card"], f"{row['memory_gib']:g}", row["precision"]]
+        if row["fits"]:
+            mark = " *" if row["gradient_checkpointing"] == "full" else ""
+            cells += [f"{row['per_device_train_batch_size']}{mark}", rounded(row["tokens_per_second"])]
+            cells += [f"{100 * row['mfu']:.0f}%", rounded(row["hours"]), rounded(row["kilowatt_hours"])]
+            cells += [rounded(row["cost"])] if priced else []
+            if compared:
+                known = row["measured_by_others"]
+                cells.append(f"{known['figure']:,}" if known else "never measured")
+        else:
+            cells.append("does not fit")
+        body.append(cells)
+    widths = [max(len(row[i]) for row in [heads, *body] if i < len(row)) for i in range(len(heads))]
+    first, guessed = rows[0], [row["card"] for row in rows if not row["products_source"]]
+    lines = [
+        f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
+        f"{first['count']} card{'s' if first['count'] > 1 else ''}",
+        "",
+    ]
+    for name, *cells in [heads, *body]:
+        padded = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=False))
+        lines.append("  ".join([name.ljust(widths[0]), *padded]))
+    lines.append("")
+    if any(row.get("gradient_checkpointing") == "full" for row in rows):
+        lines.append("* with --gradient_checkpointing full")
+    speeds = {row["card"]: row.get("measured_tokens_per_second") for row in rows}
+    known = ", ".join(f"{name} {speed:,.0f} tokens/s" for name, speed in speeds.items() if speed)
+    lines.append(f"Measured: {known}." if known else "Nothing of it is measured by us.")
+    if compared:
+        lines.append("By others: sources in pretrain/machine/cards.py; not all with a step as good as that estimated.")
+    if guessed:
+        lines.append(f"Matrix products never measured, taken as a share of the peak: {', '.join(guessed)}.")
+    return "\n".join([*lines, SOURCES])
+
+
+def compiles(preset: str) -> bool:
+    """Return whether the accelerate YAML of this name compiles the model."""
+    return "dynamo_config" in yaml.safe_load((cards.PRESETS / f"{preset}.yaml").read_text(encoding="utf-8"))
+
+
+def in_short(tokens: int) -> str:
+    """Return a count in billions or millions."""
+    return f"{tokens / 1e9:.1f} B" if tokens >= 1e9 else f"{tokens / 1e6:.1f} M"
+
+
+def rounded(number: float) -> str:
+    """Return three digits of a number, without an exponent."""
+    return f"{number:.3g}" if abs(number) < 1000 else f"{float(f'{number:.3g}'):,.0f}"
