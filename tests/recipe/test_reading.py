@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import RECIPE, ROOT
 
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact_url
@@ -16,36 +16,14 @@ from pretrain.recipe import keys, reading, rules
 from pretrain.recipe.plan import Plan, make_plan
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+BASE = yaml.safe_load(RECIPE) | {"data_files": ["a.txt"], "tokenizer": "bpe", "vocab_size": 512, "max_steps": 10}
+BASE |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) | {"per_device_train_batch_size": 4}
 BASE = {
-    "data_files": ["a.txt"],
-    "tokenizer": "bpe",
-    "n_layer": 2,
-    "n_head": 2,
-    "n_embd": 32,
-    "vocab_size": 512,
-    "sequence_length": 16,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "tokens_per_step": 128,
-    "max_steps": 10,
-    "per_device_train_batch_size": 4,
-    "learning_rate": 0.001,
-    "min_lr_ratio": 0.1,
-    "warmup_steps": 2,
-    "lr_scheduler_type": "cosine",
-    "weight_decay": 0.1,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    "adam_epsilon": 1.0e-8,
-    "max_grad_norm": 1.0,
-    "seed": 1,
-    "data_seed": 2,
+    name: value for name, value in BASE.items() if not name.startswith(("sample", "eval", "save", "logging", "valid"))
 }
 HUB = {"weight": 1.0, "dataset_name": "owner/name"}
 OWN = {"weight": 2, "data_files": ["a.jsonl", "b.jsonl"], "text_column": "content", "validation_tokens": 7}
 EXTRAS = {"dry": (bool, "help of dry"), "job": (int, "help of job"), "verify": (str, "help of verify")}
-NUMBERS = [name for name, field in keys.FIELDS.items() if field.metadata["low"] is not None]
 
 
 def write(folder, text=None, name="mine.yaml", **changes):
@@ -85,25 +63,15 @@ def command(folder, *words):
     return reading.parse_command(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
 
 
-def test_recipes_exist():
-    assert RECIPES
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_loads_and_survives_as_yaml(path, tmp_path):
-    loaded = reading.load_recipe(path)
-    copy = tmp_path / "recipe.yaml"
-    copy.write_text(keys.as_yaml(loaded), encoding="utf-8")
-    assert reading.load_recipe(copy) == loaded
-    assert loaded.saving.run_name == path.stem and loaded.saving.output_dir == f"runs/{path.stem}"
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_has_a_plan_for_one_process(path):
-    loaded = reading.load_recipe(path)
-    plan = make_plan(loaded, 1)
-    per_update = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
-    assert per_update * loaded.model.sequence_length == loaded.batch.tokens_per_step
+def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_path):
+    assert len(RECIPES) > 5
+    for path in RECIPES:
+        loaded = reading.load_recipe(path)
+        assert reading.load_recipe(write(tmp_path, keys.as_yaml(loaded), "recipe.yaml")) == loaded
+        assert loaded.saving.run_name == path.stem and loaded.saving.output_dir == f"runs/{path.stem}"
+        plan = make_plan(loaded, 1)
+        per_update = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
+        assert per_update * loaded.model.sequence_length == loaded.batch.tokens_per_step
 
 
 def test_as_yaml_keeps_prompts_and_numbers_to_the_bit(tmp_path):
@@ -114,10 +82,9 @@ def test_as_yaml_keeps_prompts_and_numbers_to_the_bit(tmp_path):
     assert reading.load_recipe(copy) == given
 
 
-def test_as_yaml_keeps_defaults_and_values_taken_away(tmp_path):
-    given = recipe(tmp_path, run_name="mine")
-    assert reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml")) == given
+def test_as_yaml_keeps_values_taken_away(tmp_path):
     given = reading.load_recipe(write(tmp_path, init_from="gpt2", run_name="mine"), {"init_from": "none"})
+    assert given.model.init_from is None
     assert reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml")) == given
 
 
@@ -128,8 +95,7 @@ def test_misspelt_key_names_the_nearest(tmp_path):
 
 def test_duplicate_key_is_refused_with_both_lines(tmp_path):
     (message,) = refused(write(tmp_path, yaml.safe_dump(BASE, sort_keys=False) + "tokenizer: bpe\n"))
-    first = list(BASE).index("tokenizer") + 2  # data_files takes two lines
-    assert f"tokenizer stands twice (first in line {first})" in message
+    assert f"tokenizer stands twice (first in line {1 + list(BASE).index('tokenizer')})" in message
 
 
 @pytest.mark.parametrize(
@@ -161,48 +127,47 @@ def test_text_that_is_no_finite_number_gets_no_remedy_that_fails_again(tmp_path,
     assert "must be a number" in message and "write inf" not in message and "write nan" not in message
 
 
-@pytest.mark.parametrize("name", list(keys.FIELDS))
-def test_wrong_type_is_refused_for_every_key(tmp_path, name):
-    wanted = keys.TYPES[name]
-    wrong = [{"a": 1}] + ([] if rules.is_optional(wanted) else [None])
-    wrong += [] if rules.bare(wanted) is bool else [True]
-    wrong += {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(rules.bare(wanted), ["x", [5], 5])
-    wrong += [] if rules._may_be_auto(wanted) or rules.bare(wanted) is str else ["auto"]
-    for value in wrong:
-        path = write(tmp_path, yaml.safe_dump(BASE | {name: value}))
-        (message,) = refused(path)
-        assert f"{name} = " in message and "must be" in message, value
+def test_wrong_type_is_refused_for_every_key(tmp_path):
+    def wrong(wanted):
+        plain = rules.bare(wanted)
+        values = {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(plain, ["x", [5], 5])
+        return [{"a": 1}, *values] + [None] * (not rules.is_optional(wanted)) + [True] * (plain is not bool)
+
+    asked = {name: wrong(wanted) for name, wanted in keys.TYPES.items()}
+    for number in range(max(map(len, asked.values()))):
+        values = {name: given[number % len(given)] for name, given in asked.items()}
+        lines = refused(write(tmp_path, yaml.safe_dump(values)))
+        assert len(lines) == len(values)
+        for name, message in zip(values, lines, strict=True):
+            assert f"{name} = " in message and "must be" in message, message
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_out_of_range_is_refused_for_every_number(tmp_path, name):
-    about = keys.FIELDS[name].metadata
-    for value in (about["low"] - 1, about["high"] + 1):
-        (message,) = refused(write(tmp_path, **{name: value}))
-        assert f"{name} = {value}: must lie between {about['low']} and {about['high']}" in message
+@pytest.mark.parametrize("end, beyond", [("low", -1), ("high", 1)])
+def test_out_of_range_is_refused_for_every_number(tmp_path, end, beyond):
+    numbers = {name: field.metadata for name, field in keys.FIELDS.items() if field.metadata["low"] is not None}
+    values = {name: about[end] + beyond for name, about in numbers.items()}
+    lines = refused(write(tmp_path, **values))
+    assert len(lines) == len(values) > 30
+    for name, about in numbers.items():
+        wanted = f" {name} = {values[name]}: must lie between {about['low']} and {about['high']}"
+        assert sum(wanted in message for message in lines) == 1
 
 
-@pytest.mark.parametrize("text", [".nan", ".inf", "-.inf"])
-def test_numbers_that_are_not_finite_are_refused(tmp_path, text):
-    (message,) = refused(line(tmp_path, "weight_decay", text))
-    assert "weight_decay" in message and "must lie between" in message
+def test_numbers_that_are_not_finite_are_refused_in_a_file_and_as_a_flag(tmp_path):
+    for key, words in [*(("weight_decay", words) for words in (".nan", ".inf", "-.inf")), ("seed", "9" * 400)]:
+        (message,) = refused(line(tmp_path, key, words))
+        assert key in message and "must lie between" in message
+    for flag in ("nan", "inf", "-inf", "1e999"):
+        (message,) = refused(write(tmp_path), {"learning_rate": flag})
+        assert "learning_rate" in message and "must lie between" in message
 
 
-@pytest.mark.parametrize("flag", ["nan", "inf", "-inf", "1e999"])
-def test_flags_that_are_not_finite_are_refused(tmp_path, flag):
-    (message,) = refused(write(tmp_path), {"learning_rate": flag})
-    assert "learning_rate" in message and "must lie between" in message
-
-
-def test_an_integer_too_long_for_a_float_is_refused(tmp_path):
-    (message,) = refused(line(tmp_path, "seed", "9" * 400))
-    assert "seed" in message and "must lie between" in message
-
-
-@pytest.mark.parametrize("name", [n for n, f in keys.FIELDS.items() if f.default is keys.ABSENT])
-def test_each_key_without_default_must_be_stated(tmp_path, name):
-    (message,) = refused(write(tmp_path, **{name: None}))
-    assert f"{name} is missing" in message and "state it" in message
+def test_each_key_without_default_must_be_stated(tmp_path):
+    needed = [name for name, field in keys.FIELDS.items() if field.default is keys.ABSENT]
+    lines = refused(write(tmp_path, "colour: red"))
+    assert len(needed) > 10
+    for name in needed:
+        assert sum(f" {name} is missing" in message and "state it" in message for message in lines) == 1
 
 
 def test_all_faults_come_at_once(tmp_path):
@@ -229,9 +194,13 @@ def test_trackers_are_a_list_of_known_names(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["hub_token", "wandb_api_key", "password", "my_secret"])
-def test_a_secret_in_a_recipe_is_refused_and_not_repeated(tmp_path, name):
+def test_a_secret_in_a_recipe_or_a_flag_is_refused_and_not_repeated(tmp_path, name):
     (message,) = refused(write(tmp_path, **{name: "hunter2"}))
     assert name in message and "environment" in message and "hunter2" not in message
+    for words in ([f"--{name}=hunter2"], [f"--{name}", "hunter2"]):
+        with pytest.raises(BadInput, match=f"--{name}") as caught:
+            command(tmp_path, *words)
+        assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -251,58 +220,28 @@ def test_unknown_flag_is_one_fault_that_names_the_nearest(tmp_path, words, wrong
     assert len(caught.value.lines) == 1
 
 
-@pytest.mark.parametrize("words", [["--hub_token=hunter2"], ["--hub_token", "hunter2"]])
-def test_a_secret_given_as_a_flag_is_refused_and_not_repeated(tmp_path, words):
-    with pytest.raises(BadInput, match="--hub_token") as caught:
-        reading.parse_command(["--recipe", str(write(tmp_path)), *words], "x", {})
-    assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize("flag", ["--seed", "--job"])
-def test_flag_without_value_is_bad_input_not_an_exit(tmp_path, flag):
-    with pytest.raises(BadInput, match=flag):
-        command(tmp_path, flag)
-
-
-def test_flag_beats_file(tmp_path):
-    words = ["--seed", "99", "--learning_rate", "6e-4", "--data_files", "b", "c"]
-    got, extras = command(tmp_path, *words, "--dry")
-    assert (got.model.seed, got.schedule.learning_rate, got.data.data_files, got.model.n_layer) == (
-        99,
-        6e-4,
-        ["b", "c"],
-        BASE["n_layer"],
-    )
-    assert extras == {"dry": True}
-
-
-def test_extra_flags_come_with_their_types_and_only_when_given(tmp_path):
+def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(tmp_path):
     assert command(tmp_path)[1] == {}
-    got, extras = command(tmp_path, "--job", "3", "--seed", "5", "--verify=3", "--dry")
-    assert extras == {"job": 3, "verify": "3", "dry": True} and got.model.seed == 5
+    words = ["--seed", "99", "--learning_rate", "6e-4", "--data_files", "b", "c", "--verify=3", "--job", "3", "--dry"]
+    got, extras = command(tmp_path, *words)
+    assert (got.model.seed, got.schedule.learning_rate, got.data.data_files) == (99, 6e-4, ["b", "c"])
+    assert got.model.n_layer == BASE["n_layer"] and extras == {"job": 3, "verify": "3", "dry": True}
 
 
-@pytest.mark.parametrize("word", ["three", "3.5", ""])
-def test_extra_flag_of_the_wrong_type_is_refused(tmp_path, word):
-    with pytest.raises(BadInput, match=f"--job {word}: must be an integer"):
-        command(tmp_path, "--job", word)
-
-
-def test_switch_takes_no_value(tmp_path):
-    with pytest.raises(BadInput, match="dry"):
-        command(tmp_path, "--dry=true")
-
-
-@pytest.mark.parametrize("words", [["--sources", "x"], ["--sources=x"]])
-def test_a_mixture_is_no_flag(tmp_path, words):
-    with pytest.raises(BadInput, match="--sources: no such flag") as caught:
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        *[(["--job", word], f"--job {word}: must be an integer") for word in ("three", "3.5", "")],
+        (["--dry=true"], "dry"),  # a switch
+        (["--seed"], "--seed"),
+        (["--job"], "--job"),
+        (["--sources", "x"], "--sources: no such flag$"),
+        (["--sources=x"], "--sources: no such flag$"),
+    ],
+)
+def test_a_flag_that_is_used_wrongly_is_bad_input_not_an_exit(tmp_path, words, said):
+    with pytest.raises(BadInput, match=said):
         command(tmp_path, *words)
-    assert "did you mean --sources?" not in str(caught.value)
-
-
-def test_flag_none_takes_an_optional_value_away(tmp_path):
-    got = reading.load_recipe(write(tmp_path, init_from="gpt2"), {"init_from": "none"})
-    assert got.model.init_from is None
 
 
 def test_help_can_be_printed(capsys):
@@ -323,20 +262,21 @@ def test_python_tags_are_refused_and_not_run(tmp_path):
     assert "not a recipe" in lines[0] and not made.exists()
 
 
-def test_bytes_that_are_not_utf8_are_refused(tmp_path):
-    path = tmp_path / "latin.yaml"
-    path.write_bytes(b"tokenizer: caf\xe9\n")
-    assert "latin.yaml: cannot be read as text" in refused(path)[0]
-
-
-@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words\n"])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path, text):
-    assert "a recipe is a mapping" in refused(write(tmp_path, text))[0]
-
-
-@pytest.mark.parametrize("text", ["a: [1\n", "a: b: c\n", "? [1, 2]\n: 3\n", "a: \x00\n", "run_name: 2024-13-45\n"])
-def test_broken_yaml_is_bad_input(tmp_path, text):
-    assert "mine.yaml: not a recipe: " in refused(write(tmp_path, text))[0]
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        *[(text, "a recipe is a mapping") for text in (b"", b"- a\n- b\n", b"just words\n")],
+        *[(text, "not a recipe: ") for text in (b"a: [1\n", b"a: b: c\n", b"? [1, 2]\n: 3\n", b"a: \0\n")],
+        (b"run_name: 2024-13-45\n", "not a recipe: "),
+        (b"tokenizer: caf\xe9\n", "cannot be read as text"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_bad_input(tmp_path, content, words):
+    path = tmp_path / "mine.yaml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    message = refused(path)[0]
+    assert "mine.yaml" in message and words in message
 
 
 def test_missing_file_names_the_nearest(tmp_path):
@@ -345,19 +285,14 @@ def test_missing_file_names_the_nearest(tmp_path):
     assert "no such recipe" in message and "gpt2_124m.yaml?" in message
 
 
-def test_a_folder_is_no_recipe(tmp_path):
-    assert "cannot be read" in refused(tmp_path)[0]
-
-
-@pytest.mark.parametrize(
-    "sequences, ceiling, processes, micro_batch, accumulation",
-    [(8, 4, 1, 4, 2), (8, 8, 1, 8, 1), (8, 100, 1, 8, 1), (12, 5, 1, 4, 3), (7, 5, 1, 1, 7), (12, 5, 2, 3, 2)],
-)
-def test_micro_batch_is_the_largest_divisor_at_or_below_the_ceiling(
-    tmp_path, sequences, ceiling, processes, micro_batch, accumulation
-):
-    given = recipe(tmp_path, tokens_per_step=sequences * 16, per_device_train_batch_size=ceiling)
-    assert make_plan(given, processes) == Plan(processes, sequences, micro_batch, accumulation)
+def test_micro_batch_is_the_largest_divisor_at_or_below_the_ceiling(tmp_path):
+    for sequences, ceiling, processes, micro_batch in ((8, 4, 1, 4), (8, 100, 1, 8), (12, 5, 1, 4), (7, 5, 1, 1)):
+        given = recipe(tmp_path, tokens_per_step=sequences * 16, per_device_train_batch_size=ceiling)
+        assert make_plan(given, processes) == Plan(processes, sequences, micro_batch, sequences // micro_batch)
+    asked = recipe(tmp_path, per_device_train_batch_size="auto", tokens_per_step=24 * 16)
+    plans = [make_plan(asked, 2, ceiling) for ceiling in (None, 100, 12, 11, 5, 1)]
+    assert [plan.per_device_train_batch_size for plan in plans] == [12, 12, 12, 6, 4, 1]
+    assert {plan.per_device_train_batch_size * plan.gradient_accumulation_steps for plan in plans} == {12}
 
 
 def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
@@ -372,27 +307,18 @@ def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
             make_plan(given, int(count))
 
 
-@pytest.mark.parametrize("tokens", [1, 15, 100, 129, 1000])
-def test_tokens_per_step_remedy_works(tmp_path, tokens):
-    (message,) = refused(write(tmp_path, tokens_per_step=tokens))
-    nearest = re.search(r"the nearest is (\d+)", message)[1]
-    assert reading.load_recipe(write(tmp_path), {"tokens_per_step": nearest})
-
-
-def test_width_and_heads_remedy_works(tmp_path):
-    (message,) = refused(write(tmp_path, n_head=3))
-    assert reading.load_recipe(write(tmp_path, n_head=int(re.search(r"n_head (\d+) is", message)[1])))
-
-
-def test_warm_up_remedy_works(tmp_path):
-    (message,) = refused(write(tmp_path, warmup_steps=11))
-    assert reading.load_recipe(write(tmp_path), {"warmup_steps": re.search(r"--warmup_steps (\d+)", message)[1]})
-    assert recipe(tmp_path, warmup_steps=10)
-
-
-def test_one_kept_checkpoint_is_refused(tmp_path):
-    assert "Use 2 or more" in refused(write(tmp_path, save_total_limit=1))[0]
-    assert recipe(tmp_path, save_total_limit=0) and recipe(tmp_path, save_total_limit=2)
+@pytest.mark.parametrize(
+    "name, value, remedy",
+    [
+        *[("tokens_per_step", tokens, r"the nearest is (\d+)") for tokens in (1, 15, 100, 129, 1000)],
+        ("n_head", 3, r"n_head (\d+) is"),
+        ("warmup_steps", 11, r"--warmup_steps (\d+)"),
+        ("save_total_limit", 1, r"Use (2) or more"),
+    ],
+)
+def test_a_number_that_goes_with_no_other_is_refused_with_one_that_does(tmp_path, name, value, remedy):
+    (message,) = refused(write(tmp_path, **{name: value}))
+    assert reading.load_recipe(write(tmp_path), {name: re.search(remedy, message)[1]})
 
 
 def test_samples_without_prompts_are_refused(tmp_path):
@@ -402,11 +328,7 @@ def test_samples_without_prompts_are_refused(tmp_path):
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "a b", "x" * 65, "..", "x\n"])
 def test_run_name_that_leaves_its_folder_is_refused(tmp_path, name):
     assert "run_name" in refused(write(tmp_path, run_name=name))[0]
-
-
-def test_run_name_from_an_odd_file_name_obeys_the_same_rule(tmp_path):
-    path = write(tmp_path, name="my run.yaml")
-    assert "run_name" in refused(path)[0]
+    assert "run_name" in refused(write(tmp_path, name="my run.yaml"))[0]  # which is the run's name too
 
 
 def test_run_name_decides_the_run_folder(tmp_path):
@@ -462,32 +384,22 @@ def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
     assert "must be an integer, or auto" in refused(path, {"per_device_train_batch_size": "Auto"})[0]
 
 
-def test_the_micro_batch_is_the_largest_at_or_below_the_ceiling_that_divides_the_share(tmp_path):
-    asked = recipe(tmp_path, per_device_train_batch_size="auto", tokens_per_step=24 * 16, sequence_length=16)
-    plans = [make_plan(asked, 2, ceiling) for ceiling in (None, 100, 12, 11, 5, 1)]
-    assert [plan.per_device_train_batch_size for plan in plans] == [12, 12, 12, 6, 4, 1]
-    assert {plan.per_device_train_batch_size * plan.gradient_accumulation_steps for plan in plans} == {12}
-
-
 # What a run reads.
 
 
 def test_without_a_mixture_the_recipe_is_the_only_source(tmp_path):
     (source,) = keys.sources(recipe(tmp_path, validation_files=["v"], limit_tokens=9, text_column="c").data)
-    assert source.weight == 1.0 and source.data_dir is None
-    wanted = {"data_files": ["a.txt"], "validation_files": ["v"], "limit_tokens": 9, "text_column": "c"}
-    assert vars(source).items() >= (wanted | {"dataset_name": None, "validation_fraction": 0.1}).items()
-    (source,) = keys.sources(recipe(tmp_path, data_files=None, data_dir="shards").data)
-    assert source.data_dir == "shards"
+    wanted = {"data_files": ["a.txt"], "validation_files": ["v"], "limit_tokens": 9, "text_column": "c", "weight": 1.0}
+    wanted |= {"dataset_name": None, "data_dir": None, "validation_fraction": 0.1}
+    assert vars(source).items() >= wanted.items()
 
 
 def test_each_source_of_a_mixture_has_its_own_name_and_weight(tmp_path):
-    hub, own, shards = read(tmp_path, HUB, OWN, {"weight": 0.5, "data_dir": "shards"})
-    assert [source.weight for source in (hub, own, shards)] == [1.0, 2.0, 0.5]
-    assert all(isinstance(source.weight, float) for source in (hub, own, shards))
-    assert [source.dataset_name for source in (hub, own, shards)] == ["owner/name", None, None]
-    assert [source.data_files for source in (hub, own, shards)] == [None, OWN["data_files"], None]
-    assert [source.data_dir for source in (hub, own, shards)] == [None, None, "shards"]
+    found = read(tmp_path, HUB | {"dataset_revision": None}, OWN, {"weight": 0.5, "data_dir": "shards"})
+    assert [source.weight for source in found] == [1.0, 2.0, 0.5]
+    assert all(isinstance(source.weight, float) for source in found)
+    names = [(source.dataset_name, source.data_files, source.data_dir) for source in found]
+    assert names == [("owner/name", None, None), (None, OWN["data_files"], None), (None, None, "shards")]
 
 
 def test_a_source_has_the_recipes_rules_where_it_states_none(tmp_path):
@@ -567,7 +479,7 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         ({"dataset_name": "a"}, "weight is missing"),
         *[
             ({"weight": weight, "dataset_name": "a"}, "must be a number above 0")
-            for weight in (0, -1, 0.0, -0.5, "1", True, None, [1], float("nan"), float("inf"), 10**400)
+            for weight in (0, -0.5, "1", True, None, [1], float("nan"), float("inf"), 10**400)
         ],
         ({"weight": 1}, "give data_dir, data_files or dataset_name"),
         ({"weight": 1, "dataset_name": None}, "give data_dir, data_files or dataset_name"),
@@ -579,7 +491,6 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         (HUB | {"seed": 1}, "seed: no such key"),
         (HUB | {"tokenizer": "x"}, "tokenizer: no such key"),
         (HUB | {"sources": [HUB]}, "sources: no such key"),
-        (HUB | {7: 1}, "7: no such key"),
         ({"weight": 1, "data_files": "a.txt"}, "data_files = a.txt: must be a list of texts, is text"),
         ({"weight": 1, "dataset_name": 5}, "dataset_name = 5: must be text, is an integer"),
         (HUB | {"text_column": None}, "text_column = none: must be text"),
@@ -594,31 +505,22 @@ def test_each_fault_of_a_source_is_said_once_with_its_number(tmp_path, source, w
     assert message.count("mine.yaml") == 1
 
 
-def test_a_source_may_take_an_optional_name_away(tmp_path):
-    (source,) = read(tmp_path, HUB | {"dataset_revision": None, "data_dir": None})
-    assert source.dataset_revision is None and source.data_dir is None
-
-
 def test_all_faults_of_a_mixture_come_at_once(tmp_path):
     lines = refused(mixture(tmp_path, {"weight": 0}, {"dataset_nam": 1}, tokenizer="bpe", warmup_steps=11))
     assert len(lines) == 7
     assert sum("number 1" in line for line in lines) == 2 and sum("number 2" in line for line in lines) == 3
 
 
-def test_an_empty_mixture_is_refused(tmp_path):
-    (message,) = refused(mixture(tmp_path))
-    assert "sources is empty" in message and "weight" in message
-
-
-@pytest.mark.parametrize("text", ["x", "{weight: 1, dataset_name: a}", "[a, b]", "[[weight, 1]]", "[null]"])
-def test_a_mixture_that_is_no_list_of_mappings_is_refused(tmp_path, text):
-    (message,) = refused(line(tmp_path, "sources", text))
-    assert "sources = " in message and "must be a list of mappings" in message
-
-
-def test_a_key_given_twice_in_a_source_is_refused(tmp_path):
-    (message,) = refused(line(tmp_path, "sources", "[{weight: 1, dataset_name: a, weight: 2}]"))
-    assert "weight stands twice" in message
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        *[(text, "must be a list of mappings") for text in ("x", "{weight: 1}", "[a, b]", "[[weight, 1]]", "[null]")],
+        ("[{weight: 1, dataset_name: a, weight: 2}]", "weight stands twice"),
+    ],
+)
+def test_a_mixture_that_is_no_list_of_mappings_is_refused(tmp_path, text, words):
+    assert words in refused(line(tmp_path, "sources", text))[0]
+    assert "sources is empty" in refused(mixture(tmp_path))[0]
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "characters"])
@@ -634,11 +536,6 @@ def test_shards_of_ones_own_are_never_deleted(tmp_path, changes):
     (message,) = refused(write(tmp_path, **given, stream_keep="consumed"))
     assert "data_dir holds yours" in message and "--stream_keep all" in message
     assert recipe(tmp_path, **given, stream_keep="all")
-
-
-def test_prepared_shards_may_be_deleted_once_they_are_consumed(tmp_path):
-    assert recipe(tmp_path, stream_keep="consumed")
-    assert read(tmp_path, HUB, OWN, stream_keep="consumed")
 
 
 def test_tokenizer_identity_holds_the_size_only_where_it_counts(tmp_path):
@@ -670,8 +567,6 @@ def test_a_run_to_begin_from_stands_for_its_model(tmp_path):
 
 
 def test_without_a_model_the_shape_must_be_stated(tmp_path):
-    messages = refused(write(tmp_path, n_layer=None, vocab_size=None))
-    assert "n_layer is missing" in messages[0] and "vocab_size is missing" in messages[1]
     assert "n_layer is missing" in refused(line(tmp_path, "n_layer", "null"))[0]
 
 
@@ -740,7 +635,6 @@ def test_a_flag_without_effect_that_is_the_default_or_zero_does_no_harm(tmp_path
 
 def test_no_architecture_is_the_default(tmp_path):
     assert reading.load_recipe(line(tmp_path, "architecture", "null")).model.architecture == "gpt2"
-    assert reading.load_recipe(write(tmp_path), {"architecture": "none"}).model.architecture == "gpt2"
 
 
 @pytest.mark.parametrize(
