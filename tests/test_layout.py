@@ -114,6 +114,7 @@ def names_at_import(node):
         "optim/optimizers",
         "machine/estimate",
         "machine/forecast",
+        "machine/doctor",
         "machine/verdicts",
         "data/sources",
         "data/shards",

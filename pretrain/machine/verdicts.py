@@ -1,12 +1,13 @@
 """What a machine's facts mean for training: plain values in, one verdict with its remedy out. Standard library only.
 
-Nothing here looks at the machine: check_setup.py gathers the facts, and each is a plain value.
+Nothing here examines the machine: machine/doctor.py gathers the facts, and each is a plain value.
 """
 
 import re
 from dataclasses import dataclass
 
 OK, WARNING, ERROR = "ok", "warning", "error"
+TRYING = "..."  # no verdict yet: what is being tried
 PYTHON = (3, 11)
 WHEELS = "https://download.pytorch.org/whl"
 # A card may do without these; training says what is then missing.
@@ -26,7 +27,13 @@ class Check:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.level:8} {self.name}: {self.text}" + (f". Remedy: {self.remedy}" if self.remedy else "")
+        text = f": {self.text}" if self.text else ""
+        return f"{self.level:8} {self.name}{text}" + (f". Remedy: {self.remedy}" if self.remedy else "")
+
+
+def trying(name: str) -> Check:
+    """Announce what is being tried."""
+    return Check(name, TRYING, "")
 
 
 def read_pins(text: str) -> dict[str, str]:

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-import check_setup
-from pretrain.machine import probes
+from pretrain.machine import doctor, probes
 
-multiprocessing.set_forkserver_preload(["pretrain.machine.probes", "pretrain.model.model", "check_setup", "pytest"])
-STEP = {"make": check_setup.tiny_model, "vocabulary": 512, "batch": 2, "length": 16, "device": "cpu"}
+multiprocessing.set_forkserver_preload(
+    ["pretrain.machine.probes", "pretrain.model.build", "pretrain.machine.doctor", "pytest"]
+)
+STEP = {"make": doctor.tiny_model, "vocabulary": 512, "batch": 2, "length": 16, "device": "cpu"}
 
 
 class Bigram(nn.Module):
