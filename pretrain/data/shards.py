@@ -192,13 +192,6 @@ class ShardWriter:
         self._file, self._tokens, self._text_bytes, self.number = None, 0, 0, self.number + 1
         return row
 
-    def abandon(self) -> None:
-        """Remove the shard that is not finished; the next ``add`` begins it anew."""
-        if self._file:
-            self._file.close()
-            self._temporary.unlink(missing_ok=True)
-            self._file, self._tokens, self._text_bytes = None, 0, 0
-
     @property
     def _path(self) -> Path:
         return self.folder / f"{self.prefix}{self.number:05d}.bin"

@@ -99,11 +99,6 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def peak_memory_bytes(device: torch.device) -> int | None:
-    """Return the most device memory that was allocated at once, or None where it is not counted."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
 def free_memory_bytes(device: torch.device, num_processes: int = 1) -> int:
     """Return the memory that this process may plan with: a card's free part and its own; of a CPU its share."""
     if device.type == "cuda":
