@@ -96,8 +96,7 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
         preset = "mps"
     if not here:
         yield Check("card", verdicts.OK, f"none: CPU, {threads} threads; make train takes {preset}.yaml")
-    facts |= {"cards": here, "driver": driver, "cuda": torch.version.cuda, "threads": threads}
-    facts |= {"preset": preset}
+    facts |= {"cards": here, "driver": driver, "cuda": torch.version.cuda, "threads": threads, "preset": preset}
     yield verdicts.launch(preset, len(here), path)
     if usable:
         yield from examine_trials(mine, preset, quick, facts)
@@ -113,9 +112,10 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     modern = bool(mine) and mine[0]["capability"] >= (8, 0)
     half = "fp16" if mine and not modern else "bf16"
     step = {"make": tiny_model, "vocabulary": TINY["vocab_size"], "length": TINY["sequence_length"], "batch": 4}
-    step |= {"device": device}
+    step["device"] = device
 
-    def tried(name: str, work, seconds: float, **given) -> probes.Result:
+    def tried(name: str, work, seconds: float, **given) -> Generator[Check, None, probes.Result]:
+        yield verdicts.trying(name)
         result = probes.attempt(work, [given], seconds)
         facts[name] = result.value or result.problem
         return result
@@ -128,21 +128,17 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
         faster = f", {plain.value['seconds'] / taken:.2f} times as fast as fp32" if result is not plain else ""
         return Check(name, verdicts.OK, f"a step of a tiny GPT-2 takes {1000 * taken:.1f} ms on {device}{faster}")
 
-    yield verdicts.trying("fp32")
-    plain = tried("fp32", probes.training_step, STEP_SECONDS, precision="no", compiled=False, **step)
+    plain = yield from tried("fp32", probes.training_step, STEP_SECONDS, precision="no", compiled=False, **step)
     yield timed(plain, "fp32", "reinstall torch and its driver: nothing trains without this")
     if plain.problem:
         return
-    yield verdicts.trying(half)
-    mixed = tried(half, probes.training_step, STEP_SECONDS, precision=half, compiled=False, **step)
+    mixed = yield from tried(half, probes.training_step, STEP_SECONDS, precision=half, compiled=False, **step)
     yield timed(mixed, half, 'write mixed_precision: "no" in the accelerate YAML')
     if mine:
-        yield verdicts.trying("attention")
-        kernels = tried("attention", probes.attention, STEP_SECONDS, device=device, precision=half)
+        kernels = yield from tried("attention", probes.attention, STEP_SECONDS, device=device, precision=half)
         yield attention_verdict(kernels, modern)
     if modern:
-        yield verdicts.trying("TF32")
-        result = tried("TF32", probes.tf32, STEP_SECONDS, device=device)
+        result = yield from tried("TF32", probes.tf32, STEP_SECONDS, device=device)
         rates = " against ".join(f"{rate / 1e12:.1f}" for rate in reversed(result.value.values()))
         text = f"{rates} TFLOP/s in fp32" if rates else result.problem
         yield Check("TF32", verdicts.WARNING if result.problem else verdicts.OK, text)
@@ -153,12 +149,13 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     if quick:
         return
     precision = half if mine else "no"
-    yield verdicts.trying("compile")
-    result = tried("compile", probes.training_step, COMPILE_SECONDS, precision=precision, compiled=True, **step)
-    faster = (
-        f"{plain.value['seconds'] / result.value['seconds']:.2f} times as fast as plain fp32" if result.value else ""
+    result = yield from tried(
+        "compile", probes.training_step, COMPILE_SECONDS, precision=precision, compiled=True, **step
     )
-    text = faster and f"compiled in {result.value['first_seconds']:.0f} s, then {faster} (a tiny model gains little)"
+    text = ""
+    if result.value:
+        faster = f"{plain.value['seconds'] / result.value['seconds']:.2f} times as fast as plain fp32"
+        text = f"compiled in {result.value['first_seconds']:.0f} s, then {faster} (a tiny model gains little)"
     yield verdicts.compiled(result.problem, text, on_card=forecast.compiles(preset))
     backend, processes = ("nccl", len(mine)) if len(mine) > 1 else ("gloo", 2)
     yield verdicts.trying("all-reduce")
@@ -206,9 +203,8 @@ def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[C
     try:
         speed = probes.write_speed(folder)
     except OSError as error:
-        yield Check(
-            "disk speed", verdicts.ERROR, f"{folder} cannot be written: {error.strerror}", "another --output_dir"
-        )
+        fault = f"{folder} cannot be written: {error.strerror}"
+        yield Check("disk speed", verdicts.ERROR, fault, "another --output_dir")
         return
     facts["disk"]["bytes_per_second"] = speed
     yield verdicts.disk_speed(speed, size)

@@ -24,12 +24,10 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     how: dict[str, Any] = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
     if recipe.optimizer.shard_optimizer:
         how["shards"] = {"moments": count}
-    checkpointing = recipe.model.gradient_checkpointing
     memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
-    size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
-    if not size and checkpointing != "full":
-        checkpointing = "full"
-        size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
+    for checkpointing in (recipe.model.gradient_checkpointing, "full"):
+        if size := estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how):
+            break
     if isinstance(asked := recipe.batch.per_device_train_batch_size, int):
         size = min(size, asked)
     tokens = recipe.batch.tokens_per_step * recipe.schedule.max_steps

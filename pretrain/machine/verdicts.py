@@ -72,9 +72,8 @@ def python(version: tuple[int, ...]) -> Check:
 def system(name: str, release: str) -> Check:
     """Judge the operating system: ``platform.system()`` and ``platform.release()``."""
     if name == "Windows":
-        return Check(
-            "system", ERROR, "Windows has no fcntl, and no Triton for torch.compile", "use WSL 2: wsl --install"
-        )
+        missing = "Windows has no fcntl, and no Triton for torch.compile"
+        return Check("system", ERROR, missing, "use WSL 2: wsl --install")
     if name == "Linux" and "microsoft" in release.lower():
         return Check("system", OK, "Linux under WSL; keep data/ and runs/ in its own file system, not under /mnt/c")
     if name == "Darwin":
@@ -199,11 +198,8 @@ def launch(preset: str, count: int, recipe: str = "") -> Check:
     """Say which accelerate YAML to take, with the flags for more cards than the YAML has, and the recipe."""
     chosen = f" --recipe {recipe}" if recipe else ""
     more = f" --multi_gpu --num_processes {count}" if count > 1 and not preset.endswith(f"_x{count}") else ""
-    return Check(
-        "launch",
-        OK,
-        f"accelerate launch --config_file accelerate_configs/{preset}.yaml{more} train.py{chosen}",
-    )
+    command = f"accelerate launch --config_file accelerate_configs/{preset}.yaml{more} train.py{chosen}"
+    return Check("launch", OK, command)
 
 
 def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:
@@ -214,9 +210,8 @@ def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: s
         f"{checkpoint_bytes / 1e9:.1f}, token shards {shard_bytes / 1e9:.1f})"
     )
     if free_bytes < checkpoint_bytes:
-        return Check(
-            "disk", ERROR, text, "free some, or give --output_dir on another disk, or a lower save_total_limit"
-        )
+        remedy = "free some, or give --output_dir on another disk, or a lower save_total_limit"
+        return Check("disk", ERROR, text, remedy)
     if free_bytes < need:
         remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
         return Check("disk", WARNING, text, remedy)
@@ -245,11 +240,8 @@ def reachable(name: str, url: str, problem: str, remedy: str) -> Check:
 
 def login(logged_in: bool) -> Check:
     """Say whether the Hub knows us: only pushing and gated data need it."""
-    return Check(
-        "login",
-        OK,
-        "logged in to the Hub" if logged_in else "not logged in to the Hub; pushing needs it: hf auth login",
-    )
+    text = "logged in to the Hub" if logged_in else "not logged in to the Hub; pushing needs it: hf auth login"
+    return Check("login", OK, text)
 
 
 def compiled(problem: str, text: str, *, on_card: bool) -> Check:
@@ -257,11 +249,9 @@ def compiled(problem: str, text: str, *, on_card: bool) -> Check:
     if not problem:
         return Check("compile", OK, text)
     level = ERROR if on_card else WARNING
-    remedy = (
-        "accelerate_configs/conservative.yaml trains without it"
-        if on_card
-        else "none needed: plain training is not compiled"
-    )
+    remedy = "none needed: plain training is not compiled"
+    if on_card:
+        remedy = "accelerate_configs/conservative.yaml trains without it"
     if re.search(r"Python\.h", problem):
         remedy = f"install Python's headers: apt install python3-dev; {remedy}"
     elif re.search(r"compiler|\bg\+\+|\bgcc\b", problem, re.IGNORECASE):
