@@ -129,6 +129,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: b"" if name.startswith(".lock") else data for name, data in files.items()}
 
 
+def prepared_once(*flags: str) -> tuple[Path, dict[str, bytes]]:
+    """The folder of these flags and what is in it when it is done at once; it is gone again."""
+    folder = folder_of(*flags)
+    whole = contents(folder)
+    shutil.rmtree(folder)
+    return folder, whole
+
+
 def decoded(folder: Path, split: str) -> dict[int, list[str]]:
     """The documents of a split by source file, from its shards, each of which is as the manifest says."""
     manifest, tokenizer = shards.read_manifest(folder), tokenization.load(str(folder / "tokenizer"))
@@ -286,14 +294,6 @@ def test_validation_may_take_whole_files_and_train_begins_right_after(workplace,
         assert decoded(folder, "train") == train
 
 
-def test_validation_files_of_tables_are_the_validation_split(workplace):
-    rows, files = write_tables("jsonl", 5, 4)
-    held = write_table(Path("held.jsonl"), texts(6, 9))
-    folder = folder_of(*files, "--validation_files", held, "--shard_tokens", "100")
-    assert decoded(folder, "validation") == {0: texts(6, 9)}
-    assert decoded(folder, "train") == dict(enumerate(rows))
-
-
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
 def test_every_file_of_a_glob_is_read_once_whatever_its_name(workplace, kind):
     names = ["a1", "a[1]", "b", "c*", "c2", "d2", "d?"]
@@ -320,8 +320,8 @@ def bpe(tmp_path_factory) -> str:
 
 
 def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe):
-    long = " ".join(random.Random(1).choices(WORDS, k=2_500_000))
-    assert len(long) > 9_500_000
+    long = " ".join(random.Random(1).choices(WORDS, k=600_000))
+    assert len(long) > 2 * sources.BLOCK_BYTES
     rows = ["first " * 100, "", " \n\t", None, "NUL \0 in it", "half \ud83d", "a <|endoftext|> b", "\udc00\ud800"]
     rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]
     path = write_table(Path("odd.jsonl"), rows)
@@ -372,41 +372,22 @@ def source(name: str) -> tuple[str, ...]:
     return (*write_tables(kind, *sizes)[1], *flags)
 
 
-def killed_again_and_again(drawn: random.Random, *flags: str, steps: tuple[int, int]) -> int:
-    for number in range(60):
-        if not killed(f"op:{drawn.randint(*steps)}", *flags):
-            return number
-    raise AssertionError("no end after 60 kills")
-
-
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 @pytest.mark.parametrize("name", SOURCES)
-def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, name):
+def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, name, seed):
     flags = source(name)
-    folder = folder_of(*flags)
-    whole = contents(folder)
-    shutil.rmtree(folder)
-    assert killed_again_and_again(random.Random(name), *flags, steps=(8, 50)) >= 3
-    assert contents(folder) == whole
+    folder, whole = prepared_once(*flags)
+    drawn, kills = random.Random(f"{name} {seed}"), 0
+    while killed(f"op:{drawn.randint(8, 50)}", *flags):
+        kills += 1
+        assert kills < 60, "no end"
+    assert kills >= 2 and contents(folder) == whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", SOURCES)
-def test_many_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, name, seed):
-    flags = source(name)
-    folder = folder_of(*flags)
-    whole = contents(folder)
-    shutil.rmtree(folder)
-    assert killed_again_and_again(random.Random(f"{name} {seed}"), *flags, steps=(10, 45)) >= 2
-    assert contents(folder) == whole
-
-
-@pytest.mark.parametrize("kill", ["shard:1", "shard:4", "manifest:1", "manifest:2", "manifest:5"])
+@pytest.mark.parametrize("kill", ["shard:1", "shard:4", "manifest:1", "manifest:5"])
 def test_a_kill_after_a_shard_or_a_manifest_changes_no_byte(workplace, kill):
     flags = source("limit")
-    folder = folder_of(*flags)
-    whole = contents(folder)
-    shutil.rmtree(folder)
+    folder, whole = prepared_once(*flags)
     assert killed(kill, *flags)
     manifest = shards.read_manifest(folder)
     assert manifest is None or not manifest["complete"]
@@ -460,14 +441,12 @@ def job(index: int, count: int) -> tuple[str, ...]:
     return ("--job_index", str(index), "--num_jobs", str(count))
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [2, 3])
 def test_any_number_of_jobs_killed_or_not_makes_the_same_bytes(workplace, count):
     _, files = write_tables("jsonl", 6, 9, 7)
     # The validation split: a part of the first file; all of it and a part of the second, which are two jobs' files.
-    flags = (*files, "--shard_tokens", "300", "--validation_tokens", {2: "300", 3: "1500", 5: "40"}[count])
-    folder = folder_of(*flags)
-    whole = contents(folder)
-    shutil.rmtree(folder)
+    flags = (*files, "--shard_tokens", "300", "--validation_tokens", {2: "300", 3: "1500"}[count])
+    folder, whole = prepared_once(*flags)
     drawn = random.Random(count)
     order = drawn.sample(range(count), count)
     assert killed(f"op:{drawn.randint(2, 7)}", *flags, *job(order[0], count))
@@ -487,13 +466,11 @@ def test_any_number_of_jobs_killed_or_not_makes_the_same_bytes(workplace, count)
 def test_a_merge_killed_at_any_place_is_merged_the_next_time(workplace):
     _, files = write_tables("jsonl", 4, 5)
     flags = (*files, "--shard_tokens", "300", "--validation_tokens", "40")
-    folder = folder_of(*flags)
-    whole = contents(folder)
-    shutil.rmtree(folder)
+    folder, whole = prepared_once(*flags)
     for index in range(2):
         run("prepare_data.py", *TINY, *flags, *job(index, 2))
     shutil.copytree(folder, "ready")
-    for step in range(1, 20):
+    for step in range(1, 20, 2):
         shutil.rmtree(folder)
         shutil.copytree("ready", folder)
         if not killed(f"op:{step}", *flags, "--merge"):
@@ -501,15 +478,6 @@ def test_a_merge_killed_at_any_place_is_merged_the_next_time(workplace):
         run("prepare_data.py", *TINY, *flags, "--merge")
         assert contents(folder) == whole, step
     assert 5 < step < 19 and contents(folder) == whole
-
-
-def test_a_job_that_was_killed_is_not_merged(workplace):
-    _, files = write_tables("jsonl", 6, 9)
-    flags = (*files, "--shard_tokens", "300", "--validation_tokens", "40")
-    run("prepare_data.py", *TINY, *flags, *job(0, 2))
-    assert killed("shard:2", *flags, *job(1, 2))
-    refused = run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
-    assert "cannot be merged: manifest.job-00001-of-00002.json not complete" in refused
 
 
 def test_jobs_that_cannot_be_are_refused(workplace):
@@ -559,9 +527,7 @@ def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
 # Looking without writing.
 
 
-@pytest.mark.parametrize(
-    ("kind", "tokenizer"), [("parquet", "bpe"), ("jsonl", "characters"), ("jsonl.gz", "bpe"), ("txt", "characters")]
-)
+@pytest.mark.parametrize(("kind", "tokenizer"), [("parquet", "bpe"), ("jsonl.gz", "characters"), ("txt", "characters")])
 def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, kind, tokenizer):
     shutil.rmtree("data")
     rows = texts(2000)  # uniform: any part of it tells of the whole
@@ -569,11 +535,8 @@ def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, kind, 
         Path("0.txt").write_text(" ".join(rows))
         files = ("--data_files", "0.txt")
     else:
-        files = (
-            "--data_files",
-            write_table(Path(f"0.{kind}"), rows[:1200]),
-            write_table(Path(f"1.{kind}"), rows[1200:]),
-        )
+        halves = enumerate((rows[:1200], rows[1200:]))
+        files = ("--data_files", *(write_table(Path(f"{i}.{kind}"), half) for i, half in halves))
     flags = (*files, "--validation_tokens", "300", "--tokenizer", tokenizer, "--tokenizer_vocab_size", "300")
     before = {path for path in Path().rglob("*") if not path.name.startswith(".out-")}
     told = run(ME, *TINY, *flags, "--dry_run", SET="DRY_RUN_SECONDS=0.05").stdout
@@ -635,14 +598,7 @@ DAMAGE = {
         lambda folder, path: flip(path, 2000),
         "train_00000_00000.bin: offset 0 to .*changed since manifest.json",
     ),
-    "the last byte": (lambda folder, path: flip(path, -1), "train_00000_00000.bin: .*changed"),
-    "the header's tail": (lambda folder, path: flip(path, 900), "train_00000_00000.bin: .*changed"),
-    "the magic": (lambda folder, path: flip(path, 0), "train_00000_00000.bin: offset 0: magic"),
-    "the version": (lambda folder, path: flip(path, 4), "train_00000_00000.bin: offset 4: version"),
     "the count": (lambda folder, path: flip(path, 8), "train_00000_00000.bin: offset 8: the header says"),
-    "cut short": (lambda folder, path: os.truncate(path, 3000), "train_00000_00000.bin: offset 8: .*cut short"),
-    "grown": (lambda folder, path: path.write_bytes(path.read_bytes() + b"\0\0"), "train_00000_00000.bin: offset 8"),
-    "emptied": (lambda folder, path: path.write_bytes(b""), "train_00000_00000.bin: offset 0"),
     "missing": (lambda folder, path: path.unlink(), "train_00000_00000.bin: .*(cannot be read|No such file)"),
     "the manifest's count": (edit(lambda manifest, row: row.update(tokens=row["tokens"] - 1)), "manifest.json says"),
     "the manifest's hash": (edit(lambda manifest, row: row.update(sha256="0" * 64)), "changed since manifest.json"),
@@ -719,10 +675,9 @@ def followed(workplace):
     shutil.rmtree("data")
     _, files = write_tables("jsonl", 120)
     flags = (*files, "--validation_tokens", "100", "--shard_tokens", "800")
-    folder = folder_of(*flags)
-    whole, total = contents(folder), ready()
+    folder, whole = prepared_once(*flags)
+    total = sum(name.startswith("train_") for name in whole)
     assert total > 15
-    shutil.rmtree(folder)
     return flags, folder, whole, total
 
 
