@@ -40,11 +40,6 @@ def test_text_survives_ids(tokenizer):
     assert tokenizer.decode(ids[1:].tolist()) == TEXT
 
 
-def test_text_never_seen_survives_a_bpe():
-    made = MAKERS["bpe"](["abc abd"])
-    assert made.decode(ids_of(made, TEXT)[1:].tolist()) == TEXT
-
-
 def test_saved_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     tokenization.save(tokenizer, tmp_path)
     for loaded in (tokenization.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
@@ -97,19 +92,10 @@ def test_ids_of_characters_stand_in_code_point_order():
     assert ids_of(made, "abcd")[1:].tolist() == [0, 1, 2, 3] and made.eos_token_id == 4 and len(made) == 5
 
 
-def test_unknown_characters_are_named():
-    made = tokenization.make_characters(["abc"])
-    with pytest.raises(BadInput, match="no id for 'x' 'é': they do not stand in the text it was made from"):
-        ids_of(made, "aéxb")
-
-
 def test_bpe_has_every_byte_and_at_most_the_asked_size():
-    made = tokenization.train_bpe([TEXT * 5], 300)
+    made = tokenization.train_bpe(["abc abd" * 5], 300)
     assert 257 <= len(made) <= 300
-
-
-def test_bpe_is_the_same_each_time():
-    assert tokenization.fingerprint(MAKERS["bpe"]([TEXT])) == tokenization.fingerprint(MAKERS["bpe"]([TEXT]))
+    assert made.decode(ids_of(made, TEXT)[1:].tolist()) == TEXT
 
 
 def test_documents_are_encoded_apart(tokenizer):
@@ -123,19 +109,15 @@ def test_prompt_is_the_text_alone_and_an_empty_one_begins_a_document(tokenizer):
     assert tokenization.encode_prompt(tokenizer, "") == [tokenizer.eos_token_id]
 
 
-def test_fingerprint_changes_with_the_vocabulary_and_not_with_a_save(tokenizer, tmp_path):
-    tokenization.save(tokenizer, tmp_path)
-    assert tokenization.fingerprint(tokenization.load(str(tmp_path))) == tokenization.fingerprint(tokenizer)
-    others = [MAKERS["bpe"]([TEXT]), tokenization.train_bpe([TEXT], 300), MAKERS["characters"](["abc"])]
-    prints = {tokenization.fingerprint(other) for other in others}
-    assert len(prints) == 3
-
-
-def test_fingerprint_is_the_same_after_encoding(tokenizer):
+def test_fingerprint_changes_with_the_vocabulary_and_not_with_a_save_or_use(tokenizer, tmp_path):
     before = tokenization.fingerprint(tokenizer)
     ids_of(tokenizer, TEXT)
     tokenizer("end", truncation=True, max_length=5)
-    assert tokenization.fingerprint(tokenizer) == before
+    tokenization.save(tokenizer, tmp_path)
+    assert tokenization.fingerprint(tokenization.load(str(tmp_path))) == tokenization.fingerprint(tokenizer) == before
+    others = [MAKERS["bpe"]([TEXT]), MAKERS["bpe"]([TEXT]), tokenization.train_bpe([TEXT], 300)]
+    prints = [tokenization.fingerprint(other) for other in (*others, MAKERS["characters"](["abc"]))]
+    assert prints[0] == prints[1] and len(set(prints)) == 3  # training is the same each time
 
 
 @pytest.mark.parametrize("content", [None, "", "{"])
@@ -210,18 +192,10 @@ def set_model(**options):
     return lambda definition: definition["model"].update(options)
 
 
-SPLIT_BY_THREE_DIGITS = {
-    "type": "Sequence",
-    "pretokenizers": [
-        {
-            "type": "Split",
-            "pattern": {"Regex": r"\p{N}{1,3}| ?\p{L}+|\s+|."},
-            "behavior": "Isolated",
-            "invert": False,
-        },
-        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-    ],
-}
+THREE_DIGITS = {"type": "Split", "behavior": "Isolated", "invert": False}
+THREE_DIGITS |= {"pattern": {"Regex": r"\p{N}{1,3}| ?\p{L}+|\s+|."}}
+BYTES_ALONE = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+SPLIT_BY_THREE_DIGITS = {"type": "Sequence", "pretokenizers": [THREE_DIGITS, BYTES_ALONE]}
 UNLIKE_GPT2 = {
     "another regex": lambda: changed(lambda definition: definition.update(pre_tokenizer=SPLIT_BY_THREE_DIGITS)),
     "no regex": lambda: changed(set_split(use_regex=False)),
@@ -235,6 +209,7 @@ UNLIKE_GPT2 = {
     "a token that has no merge": lambda: changed(lambda definition: definition["model"]["merges"].pop()),
     "two merges to one token": lambda: byte_level([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]),
     "a token that its merges never reach": lambda: byte_level([("b", "c"), ("a", "b"), ("ab", "c")]),
+    "merges dropped at random": lambda: changed(set_model(dropout=1e-6)),
     "one id a character": lambda: tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS]),
 }
 
@@ -266,23 +241,13 @@ def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids(tmp_path):
 
 
 @pytest.mark.parametrize("kind", UNLIKE_GPT2)
-def test_a_tokenizer_unlike_gpt2s_is_left_to_its_own_library(kind):
+def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_and_left_to_its_own_library(kind):
     made = UNLIKE_GPT2[kind]()
     encoder = tokenization.make_encoder(made)
-    assert encoder.name == "tokenizers"
+    assert encoder.name == "tokenizers" and tokenization._as_tiktoken(made) is None
     texts = ["def abc zebra others' defined don't 1234  x\n", TEXT.replace("<|endoftext|>", "")]
     for text, ids in zip(texts, encoder(texts), strict=True):
         assert ids.tolist() == by_the_tokenizer(made, text) and ids.dtype == np.uint32
-
-
-@pytest.mark.parametrize("kind", UNLIKE_GPT2)
-def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_alone(kind):
-    assert tokenization._as_tiktoken(UNLIKE_GPT2[kind]()) is None
-
-
-def test_a_tokenizer_that_drops_merges_at_random_is_left_to_its_own_library():
-    made = changed(set_model(dropout=1e-6))
-    assert tokenization.make_encoder(made).name == "tokenizers" and tokenization._as_tiktoken(made) is None
 
 
 def test_another_merge_table_is_found_out_by_the_sample_and_not_used(monkeypatch):
@@ -309,8 +274,8 @@ def test_both_libraries_class_every_character_alike():
     made = byte_level([(before, byte) for before in "a1.Ġ" for byte in sorted(pre_tokenizers.ByteLevel.alphabet())])
     encoder = tokenization.make_encoder(made)
     assert encoder.name == "tiktoken"
-    # Letters, digits and spaces end at U+323AF (Unicode 16); of the wide fields of ideographs every eighth is enough.
-    wide = [range(0x3400, 0xA000), range(0xAC00, 0xE000), range(0x17000, 0x18D00), range(0x20000, 0x32400)]
+    # Letters, digits and spaces end at U+323AF (Unicode 16); of the wide fields of ideographs and private use every eighth is enough.
+    wide = [range(0x3400, 0xA000), range(0xAC00, 0xF900), range(0x17000, 0x1AFF0), range(0x20000, 0x32400)]
     codes = [code for code in range(0x32400) if code % 8 == 0 or not any(code in field for field in wide)]
     codes = [code for code in codes if not 0xD800 <= code < 0xE000]
     shown = [
@@ -349,7 +314,7 @@ def test_a_tokenizers_truncation_and_padding_do_not_touch_the_ids(encode, tokeni
     assert encode(tokenizer)([TEXT])[0].tolist() == wanted == ids_of(tokenizer, TEXT).tolist()[1:]
 
 
-@pytest.mark.parametrize("run", [" " * 1_000_000, "\n" * 1_000_000, " \n\t" * 400_000])
+@pytest.mark.parametrize("run", [" " * 1_000_000, " \n\t" * 400_000])
 def test_a_million_spaces_in_a_row_are_encoded(run):
     made = MAKERS["bpe"]([TEXT])
     encoder = tokenization.make_encoder(made)
@@ -360,12 +325,8 @@ def test_a_million_spaces_in_a_row_are_encoded(run):
 
 
 @pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
-def test_half_a_surrogate_pair_is_refused_in_words(encode):
-    with pytest.raises(BadInput, match=r"cannot write this text: '\\ud800' is half of a surrogate pair"):
-        encode(MAKERS["bpe"]([TEXT]))(["fine", "a\ud800b"])
-
-
-@pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
-def test_unknown_characters_are_named_by_the_encoder(encode):
+def test_what_a_tokenizer_cannot_write_is_refused_in_words(encode):
     with pytest.raises(BadInput, match="no id for 'x' 'é': they do not stand in the text it was made from"):
         encode(tokenization.make_characters(["abc"]))(["abc", "aéxb"])
+    with pytest.raises(BadInput, match=r"cannot write this text: '\\ud800' is half of a surrogate pair"):
+        encode(MAKERS["bpe"]([TEXT]))(["fine", "a\ud800b"])
