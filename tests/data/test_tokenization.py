@@ -274,7 +274,7 @@ def test_both_libraries_class_every_character_alike():
     made = byte_level([(before, byte) for before in "a1.Ġ" for byte in sorted(pre_tokenizers.ByteLevel.alphabet())])
     encoder = tokenization.make_encoder(made)
     assert encoder.name == "tiktoken"
-    # Letters, digits and spaces end at U+323AF (Unicode 16); of the wide fields of ideographs and private use every eighth is enough.
+    # Letters, digits and spaces end at U+323AF (Unicode 16); of ideographs and private use every eighth is enough.
     wide = [range(0x3400, 0xA000), range(0xAC00, 0xF900), range(0x17000, 0x1AFF0), range(0x20000, 0x32400)]
     codes = [code for code in range(0x32400) if code % 8 == 0 or not any(code in field for field in wide)]
     codes = [code for code in codes if not 0xD800 <= code < 0xE000]
