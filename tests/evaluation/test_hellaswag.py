@@ -153,15 +153,6 @@ def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, name, 
         assert endings == [tokenizer.encode(f" {text}", add_special_tokens=False) for text in row["endings"]]
 
 
-def test_only_what_the_scores_need_is_encoded(tmp_path, bpe):
-    items = items_of(tmp_path, ROW, ROW | {"ctx": "Other text"})
-    whole = hellaswag.HellaSwag(items, bpe)
-    assert len(whole.questions) == 4
-    for scores in (("acc",), ("acc_norm",), ("acc_norm", "acc")):
-        assert hellaswag.HellaSwag(items, bpe, scores).questions == whole.questions[:2]
-    assert hellaswag.HellaSwag(items, bpe, ("acc_token_norm",)).questions == whole.questions[2:]
-
-
 def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path, bpe):
     with pytest.raises(BadInput, match="the tokenizer cannot write HellaSwag's text: "):
         hellaswag.HellaSwag(items_of(tmp_path, ROW), tokenization.make_characters(["abc"]))
@@ -246,32 +237,23 @@ def test_scores_on_the_way_are_those_of_the_questions_done(three):
 
 
 @pytest.mark.parametrize("wanted", [("acc",), ("acc_norm",), ("acc_token_norm",), ("acc_token_norm", "acc")])
-def test_some_of_the_scores_are_what_they_are_among_all(three, characters, wanted):
+def test_some_of_the_scores_are_what_they_are_among_all_and_encode_only_what_they_need(three, characters, wanted):
     all_of_them = three.scores(three.predictions(LIKELIHOODS))
     test = hellaswag.HellaSwag(three.items, characters, wanted)
-    given = LIKELIHOODS[3:] if wanted == ("acc_token_norm",) else LIKELIHOODS[: len(test.questions)]
-    got = test.scores(test.predictions(given))
+    parts = {("acc_token_norm",): slice(3, 6), ("acc_token_norm", "acc"): slice(6)}
+    part = parts.get(wanted, slice(3))
+    assert test.questions == three.questions[part]
+    got = test.scores(test.predictions(LIKELIHOODS[part]))
     assert got == {name: all_of_them[name] for score in wanted for name in (score, f"{score}_stderr")}
 
 
-def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_path, bpe):
-    test = hellaswag.HellaSwag(
-        items_of(tmp_path, ROW | {"endings": ["[a]", "b", "c [d]", "e"]}), bpe, ("acc", "acc_norm")
-    )
-    chosen = test.predictions(np.array([[-0.5, -700.0, -800.0, -900.0]]))
+def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character_nor_warned_of(tmp_path, bpe):
+    items = items_of(tmp_path, ROW | {"endings": ["[a]", "b", "c [d]", "e"]})
+    chosen = hellaswag.HellaSwag(items, bpe, ("acc", "acc_norm")).predictions(np.array([[-0.5, -700, -800.0, -900]]))
     assert chosen["acc"].tolist() == [0] and chosen["acc_norm"].tolist() == [2]
-
-
-def test_questions_not_scored_yet_warn_of_nothing(tmp_path, bpe):
-    test = hellaswag.HellaSwag(items_of(tmp_path, ROW | {"endings": ["a", "[b]", "c", "d"]}), bpe)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # of questions not scored yet
         warnings.simplefilter("error")
-        assert {int(chosen[0]) for chosen in test.predictions(np.zeros((2, 4))).values()} == {0}
-
-
-def test_published_scores_are_per_cent_in_the_order_of_the_scores():
-    assert all(len(row) == len(hellaswag.SCORES) for row in hellaswag.PUBLISHED.values())
-    assert all(25 < value < 100 for row in hellaswag.PUBLISHED.values() for value in row if value is not None)
+        hellaswag.HellaSwag(items, bpe).predictions(np.zeros((2, 4)))
 
 
 # Files
@@ -288,7 +270,7 @@ def without(name):
         ('["ctx"]', "is no JSON object"),
         ("null", "is no JSON object"),
         *((without(name), f"has no {name}; a HellaSwag item has activity_label, ctx_a,") for name in ROW),
-        *((ROW | {name: None}, f"has no {name}; ") for name in ROW),
+        (ROW | {"ctx": None}, "has no ctx; "),
         ({"ctx": "x"}, "has no activity_label, ctx_a, ctx_b, endings, label; "),
         (ROW | {"label": ""}, "label = '': must be 0, 1, 2 or 3; the test split has none: take the validation split"),
         (ROW | {"label": "7"}, "label = '7': must be 0, 1, 2 or 3"),
@@ -308,13 +290,6 @@ def test_an_item_that_is_none_is_refused_with_file_and_line(tmp_path, row, words
     assert len(lines) == 1 and lines[0].startswith(f"{path}: line 3: ") and words in lines[0]
 
 
-def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path):
-    path = tmp_path / "items.jsonl"
-    path.write_bytes(json.dumps(ROW).encode() + b'\n{"ctx": "\xff"}\n')
-    with pytest.raises(BadInput, match="items.jsonl: line 2: is no JSON object"):
-        hellaswag.read_items([path])
-
-
 def test_faults_are_said_at_once_ten_of_them_and_how_many_more(tmp_path):
     path, lines = refused(tmp_path, *[ROW | {"label": 9}] * 10)
     assert [line.split(": label")[0] for line in lines] == [f"{path}: line {n}" for n in range(1, 11)]
@@ -331,12 +306,6 @@ def test_limit_reads_only_the_first_items_and_no_later_line(tmp_path):
     assert len(lines) == 1 and "line 2" in lines[0]
 
 
-def test_a_label_may_be_a_number_or_its_text(tmp_path):
-    for label in range(4):
-        items = items_of(tmp_path, ROW | {"label": label}, ROW | {"label": str(label)})
-        assert [item.label for item in items] == [label, label]
-
-
 def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):
     rows = [ROW | {"label": str(n % 4), "ctx_a": f"Number {n}.", "ind": n} for n in range(5)]
     lines, table = write(tmp_path / "a.jsonl", *rows), tmp_path / "b.parquet"
@@ -348,28 +317,22 @@ def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):
     assert [replace(item, where="") for item in both[:5]] == [replace(item, where="") for item in both[5:]]
 
 
-def test_faults_in_parquet_have_file_and_row(tmp_path):
-    path = tmp_path / "test.parquet"
-    pq.write_table(pa.Table.from_pylist([ROW | {"label": "1"}, ROW | {"label": ""}]), path)
-    with pytest.raises(BadInput, match="test.parquet: row 2: label = '': must .* take the validation split"):
-        hellaswag.read_items([path])
-    pq.write_table(pa.Table.from_pylist([{"text": "some other table"}]), path)
-    with pytest.raises(BadInput, match="test.parquet: row 1: has no activity_label, ctx_a, ctx_b, ctx, endings, label"):
-        hellaswag.read_items([path])
-
-
-@pytest.mark.parametrize("name", ["none.jsonl", "none.parquet"])
-def test_a_file_that_is_not_there_is_refused(tmp_path, name):
-    with pytest.raises(BadInput, match=f"{name}: cannot be read: .*(?i:no such file)"):
-        hellaswag.read_items([tmp_path / name])
-
-
 def test_files_that_hold_no_items_are_refused(tmp_path):
-    empty = write(tmp_path / "empty.jsonl", "", " ")
-    with pytest.raises(BadInput, match="empty.jsonl, .*empty.jsonl: holds no HellaSwag item"):
-        hellaswag.read_items([empty, empty])
-    with pytest.raises(BadInput, match="text.parquet: cannot be read: .*[Pp]arquet"):
-        hellaswag.read_items([write(tmp_path / "text.parquet", ROW)])
+    def wanted(words, *paths):
+        with pytest.raises(BadInput, match=words):
+            hellaswag.read_items([*paths])
+
+    empty, table = write(tmp_path / "empty.jsonl", "", " "), tmp_path / "test.parquet"
+    wanted("empty.jsonl, .*empty.jsonl: holds no HellaSwag item", empty, empty)
+    wanted("text.parquet: cannot be read: .*[Pp]arquet", write(tmp_path / "text.parquet", ROW))
+    for name in ("none.jsonl", "none.parquet"):
+        wanted(f"{name}: cannot be read: .*(?i:no such file)", tmp_path / name)
+    (tmp_path / "items.jsonl").write_bytes(json.dumps(ROW).encode() + b'\n{"ctx": "\xff"}\n')
+    wanted("items.jsonl: line 2: is no JSON object", tmp_path / "items.jsonl")
+    pq.write_table(pa.Table.from_pylist([ROW | {"label": "1"}, ROW | {"label": ""}]), table)
+    wanted("test.parquet: row 2: label = '': must .* take the validation split", table)
+    pq.write_table(pa.Table.from_pylist([{"text": "some other table"}]), table)
+    wanted("test.parquet: row 1: has no activity_label, ctx_a, ctx_b, ctx, endings, label", table)
 
 
 # The Hub

@@ -142,20 +142,14 @@ def longest(asked):
 @pytest.mark.parametrize("name", MODELS)
 def test_log_likelihoods_are_those_of_one_ending_at_a_time(name):
     model, asked = made(name), questions(9)
+    asked += questions(2, (1, 1), (1, 1)) + questions(2, (1, 1), (2, 8)) + questions(2, (2, 12), (1, 1))
     wanted = reference(model, asked)
     turned = reference(model, [(context[::-1], endings) for context, endings in asked[:3]])
     assert np.median(np.abs(wanted[:3] - turned)) > 0.01, "this model does not look at the context: nothing is tested"
     got = score(model, asked)
-    assert got.dtype == np.float64 and got.shape == (9, 4)
+    assert got.dtype == np.float64 and got.shape == (15, 4)
     assert np.abs(got - wanted).max() < 1e-4
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_contexts_and_endings_of_one_token(name):
-    asked = questions(2, (1, 1), (1, 1)) + questions(2, (1, 1), (2, 8)) + questions(2, (2, 12), (1, 1))
-    model = made(name)
-    assert np.abs(score(model, asked, batch_size=2) - reference(model, asked)).max() < 1e-4
-    assert np.abs(score(model, asked[:2]) - reference(model, asked[:2])).max() < 1e-4
+    assert np.abs(score(model, asked[9:11]) - wanted[9:11]).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -178,22 +172,12 @@ def test_the_last_token_of_an_ending_needs_no_place_in_the_context(name, over):
     assert np.abs(got - reference(model, asked)).max() < 1e-4
 
 
-def test_a_model_without_a_limit_reads_all(gpt2):
+def test_context_length_is_what_the_configuration_says_and_a_model_without_a_limit_reads_all():
+    assert likelihood.context_length(GPT2Config(n_positions=77)) == 77
+    assert likelihood.context_length(LlamaConfig(max_position_embeddings=78)) == 78
+    assert likelihood.context_length(BloomConfig()) is None
     bloom, asked = made("bloom"), questions(3, (30, 40))
     assert np.abs(score(bloom, asked, limit=None) - reference(bloom, asked, limit=1000)).max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    "config, length",
-    [
-        (GPT2Config(n_positions=77), 77),
-        (LlamaConfig(max_position_embeddings=78), 78),
-        (GPTNeoConfig(max_position_embeddings=79), 79),
-        (BloomConfig(), None),
-    ],
-)
-def test_context_length_is_what_the_configuration_says(config, length):
-    assert likelihood.context_length(config) == length
 
 
 # Sharing a context
@@ -234,7 +218,7 @@ def test_a_context_is_shared_beside_questions_that_are_cut(gpt2):
     assert shapes[-1][0] == 3 + 4 and np.abs(got - reference(gpt2, asked)).max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2_eager", "ours", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_half_precision_is_near_full_precision_and_still_shares(name):
     model, asked = made(name), questions(8)
     wanted = score(model, asked)
@@ -254,14 +238,13 @@ def test_half_precision_is_near_full_precision_and_still_shares(name):
 def test_batch_size_and_order_of_questions_do_not_matter(name):
     model, asked = made(name), questions(20) + questions(4, (20, 40))
     wanted = score(model, asked)
-    for size in (1, 7, 64):
+    for size in (1, 7):
         assert np.abs(score(model, asked, batch_size=size) - wanted).max() < 1e-5
     order = random.Random(0).sample(range(24), 24)
     assert np.abs(score(model, [asked[i] for i in order]) - wanted[order]).max() < 1e-5
 
 
-@pytest.mark.parametrize("size", [1, 3, None])
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number, size", [(1, 3), (2, None), (3, 1), (3, 3)])
 def test_processes_share_the_questions_and_return_the_sum(gpt2, number, size):
     asked = questions(13)
     parts, batches = over_processes(gpt2, asked, number, batch_size=size)
@@ -275,13 +258,11 @@ def test_a_process_without_a_question_still_joins_the_sum(gpt2):
     assert np.abs(sum(parts)[:-1].reshape(2, 4).numpy() - score(gpt2, questions(2))).max() < 1e-5
 
 
-@pytest.mark.parametrize("number", [2, 3, 4])
-def test_processes_with_a_question_each_have_the_same_number_of_batches(gpt2, number):
-    for count in (number, number + 1, 9):
-        for size in (2, 3, 64):  # with 1 it cannot be
-            _, batches = over_processes(gpt2, questions(count, ending=(1, 2)), number, batch_size=size)
-            assert len({len(mine) for mine in batches}) == 1 and batches[0]
-            assert max(len(batch) for mine in batches for batch in mine) <= size
+@pytest.mark.parametrize("number, count, size", [(2, 3, 2), (3, 9, 2), (4, 5, 3), (4, 9, 64)])
+def test_processes_with_a_question_each_have_the_same_number_of_batches(gpt2, number, count, size):
+    _, batches = over_processes(gpt2, questions(count, ending=(1, 2)), number, batch_size=size)  # with 1 it cannot be
+    assert len({len(mine) for mine in batches}) == 1 and batches[0]
+    assert max(len(batch) for mine in batches for batch in mine) <= size
 
 
 def test_progress_sees_every_question_once_and_what_it_sees_is_final(gpt2):
@@ -339,14 +320,11 @@ def test_a_model_that_fails_on_the_way_is_left_as_it_was(monkeypatch):
     assert model.training and not model.lm_head._forward_pre_hooks and torch.is_grad_enabled()
 
 
-def test_stop_abandons_the_work_and_still_joins_the_sum(gpt2):
+def test_stop_here_or_of_another_process_abandons_the_work_and_still_joins_the_sum(gpt2):
     seen, sums = [], []
     noted = {"progress": lambda batch, _: seen.append(batch), "reduce_sum": lambda part: sums.append(part) or part}
     assert score(gpt2.train(), questions(9), batch_size=2, stop=lambda: len(seen) == 2, **noted) is None
     assert len(seen) == 2 and len(sums) == 1 and sums[0].dtype == torch.float64 and gpt2.training
-
-
-def test_stop_of_another_process_abandons_it_here_too(gpt2):
     other = torch.tensor([0.0] * 12 + [1.0], dtype=torch.float64)
     assert score(gpt2, questions(3), lambda part: part + other) is None
 

@@ -42,12 +42,6 @@ def test_loss_is_weighted_by_tokens_not_by_batches():
     assert score() == {"loss": pytest.approx((1 + 2 + 3 + 4 + 5 + 6 + 9 + 10) / 8)}
 
 
-def test_bits_per_byte_divides_all_nats_by_the_bytes_of_the_targets():
-    table = np.arange(11, dtype=np.int64) % 4
-    nats, text_bytes = 40, sum(i % 4 for i in (1, 2, 3, 4, 5, 6, 9, 10))
-    assert score(bytes_per_token=table)["bits_per_byte"] == pytest.approx(nats / math.log(2) / text_bytes)
-
-
 def test_bytes_are_counted_of_targets_not_of_inputs():
     pair = [(torch.tensor([[0, 1]]), torch.tensor([[1, 2]]))]
     got = score(batches=pair, bytes_per_token=np.array([1000, 1, 2]))
@@ -92,12 +86,9 @@ def test_dropout_and_gradients_are_off_and_the_mode_comes_back(training):
     assert module.modes == [(False, False)] * 2 and module.training is training
 
 
-def test_stop_abandons_the_look_and_restores_the_mode():
+def test_stop_here_or_of_another_process_abandons_the_evaluation_and_restores_the_mode():
     module, asked = FirstTarget().train(), []
     assert score(module, stop=lambda: len(asked.append(1) or asked) > 1) is None
     assert len(module.modes) == 1 and module.training
-
-
-def test_stop_of_another_process_abandons_it_here_too():
     stopped = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     assert score(reduce_sum=lambda tensor: tensor + stopped) is None
