@@ -58,6 +58,12 @@ def recipe(**changes) -> keys.Recipe:
     return keys.replace(reading.load_recipe(Path(RECIPE)), **changes)
 
 
+def written(path: Path, **changes) -> str:
+    """That recipe with changes, as a file."""
+    path.write_text(keys.as_yaml(recipe(**changes)))
+    return str(path)
+
+
 def called(capsys, *flags: str, expect: int = 0) -> tuple[str, str]:
     """What main prints on standard output and standard error."""
     capsys.readouterr()
@@ -84,9 +90,8 @@ def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch
     assert status == (1 if "error" in {check["level"] for check in found.values()} else 0)
     assert {"python", "packages", "system", "torch", "launch", "fp32", "disk", "hub", "login"} <= found.keys()
     assert {check["level"] for check in said["checks"]} <= {"ok", "warning", "error"}  # not what was being tried
-    assert (
-        found["fp32"]["level"] == found["hub"]["level"] == found["data set HuggingFaceFW/fineweb-edu"]["level"] == "ok"
-    )
+    for name in ("fp32", "hub", "data set HuggingFaceFW/fineweb-edu"):
+        assert found[name]["level"] == "ok"
     assert "/api/datasets/HuggingFaceFW/fineweb-edu" in asked
     assert found["login"]["text"].startswith("logged in") and "hf_secret" not in out + error
     assert not {"compile", "all-reduce", "disk speed"} & found.keys()
@@ -247,10 +252,7 @@ def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
     assert (row["card"], row["count"]) == ("a6000", 4)
     alone = json.loads(called(capsys, "--card", "a6000", "--json")[0])
     assert alone["count"] == 1 and alone["hours"] < 4 * row["hours"] < 4.5 * alone["hours"]
-
-
-def test_an_estimate_is_read_as_words(capsys):
-    out, _ = called(capsys, "--estimate", "--card", "a6000", "--count", "4", "--price_per_hour", "0.8")
+    out, _ = called(capsys, "--estimate", "--price_per_hour", "0.8")
     for word in ("parameters   124,475,904", "855 M a token", "weights 0.5", "micro-batch", "% MFU", " kWh", "cost"):
         assert word in out
     assert "Nothing of it is measured" in out and "pretrain/machine/estimate.py" in out
@@ -272,43 +274,39 @@ def test_an_estimate_says_what_others_measured_and_what_nobody_did(capsys):
 
 def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):
     model = {"n_layer": 36, "n_embd": 1280, "n_head": 20, "sequence_length": 8192}
-    large = tmp_path / "large.yaml"
-    large.write_text(keys.as_yaml(recipe(**model, run_name="large")))
-    rows = json.loads(called(capsys, "--all_cards", "--json", "--recipe", str(large))[0])
+    large = written(tmp_path / "large.yaml", **model, run_name="large")
+    rows = json.loads(called(capsys, "--all_cards", "--json", "--recipe", large)[0])
     kinds = {row["card"]: row["fits"] and row["gradient_checkpointing"] for row in rows}
     assert kinds["rtx4060"] is False and kinds["h200"] == "none" and "full" in kinds.values()
-    out, _ = called(capsys, "--all_cards", "--recipe", str(large))
+    out, _ = called(capsys, "--all_cards", "--recipe", large)
     assert "does not fit" in out and "* with --gradient_checkpointing full" in out
     card = next(name for name, kind in kinds.items() if kind == "full")
-    proposed = called(capsys, "--card", card, "--recipe", str(large))[0]
+    proposed = called(capsys, "--card", card, "--recipe", large)[0]
     assert ", full gradient checkpointing\n             fits with --gradient_checkpointing full only" in proposed
-    assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", str(large))[0]
+    assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", large)[0]
 
 
 def test_checkpointing_costs_a_third_more_work_and_saves_memory(capsys, tmp_path):
-    asked = tmp_path / "gpt2_124m.yaml"
-    asked.write_text(keys.as_yaml(recipe(gradient_checkpointing="full")))
-    flags = ("--card", "a6000", "--json")
-    plain, less = (json.loads(called(capsys, *flags, "--recipe", path)[0]) for path in (RECIPE, str(asked)))
-    assert less["tokens_per_second"] == pytest.approx(0.75 * plain["tokens_per_second"])
-    assert less["mfu"] == pytest.approx(0.75 * plain["mfu"])
-    assert less["memory_bytes"]["activations"] < plain["memory_bytes"]["activations"] / 2
-    assert "fits with" not in called(capsys, *flags[:2], "--recipe", str(asked))[0]  # nothing is proposed
-    asked.write_text(keys.as_yaml(recipe(gradient_checkpointing="mlp", per_device_train_batch_size=32)))
-    mlp = json.loads(called(capsys, *flags, "--recipe", str(asked))[0])
-    assert mlp["tokens_per_second"] == plain["tokens_per_second"] and mlp["gradient_checkpointing"] == "mlp"
-    assert (
-        less["memory_bytes"]["activations"] < mlp["memory_bytes"]["activations"] < plain["memory_bytes"]["activations"]
-    )
-    assert ", mlp gradient checkpointing\nspeed" in called(capsys, *flags[:2], "--recipe", str(asked))[0]
+    def row(path: str) -> dict:
+        return json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", path)[0])
+
+    full = written(tmp_path / "full.yaml", gradient_checkpointing="full")
+    some = written(tmp_path / "mlp.yaml", gradient_checkpointing="mlp", per_device_train_batch_size=32)
+    plain, less, mlp = map(row, (RECIPE, full, some))
+    for name in ("tokens_per_second", "mfu"):
+        assert less[name] == pytest.approx(0.75 * plain[name]) and mlp[name] == plain[name]
+    kept = [found["memory_bytes"]["activations"] for found in (less, mlp, plain)]
+    assert kept == sorted(set(kept)) and kept[0] < kept[2] / 2
+    assert mlp["gradient_checkpointing"] == "mlp"
+    assert "fits with" not in called(capsys, "--card", "a6000", "--recipe", full)[0]  # nothing is proposed
+    assert ", mlp gradient checkpointing\nspeed" in called(capsys, "--card", "a6000", "--recipe", some)[0]
 
 
 def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_size(capsys, tmp_path):
     llama = {"architecture": "llama", "num_key_value_heads": 4, "intermediate_size": 2048, "rope_theta": 1e4}
     sizes = {"n_layer": 2, "n_head": 8, "n_embd": 64, "vocab_size": 512, "tie_word_embeddings": False} | llama
     asked = tmp_path / "a.yaml"
-    asked.write_text(keys.as_yaml(recipe(**sizes)))
-    row = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0])
+    row = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", written(asked, **sizes))[0])
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = build(keys.Model(**sizes, sequence_length=1024, **no_dropout, seed=1), eos_token_id=0)
     assert row["parameters"] == count_parameters(model)

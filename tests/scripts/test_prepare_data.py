@@ -401,7 +401,7 @@ def test_a_document_that_reaches_the_limit_is_finished_after_a_kill_inside_of_it
     folder = folder_of(*flags)
     whole = contents(folder)
     assert decoded(folder, "train") == {0: ["x" * 250]} and counts(folder) == {"documents": 1}
-    for number in range(1, 6):  # the beginning, three shards, the end
+    for number in (2, 3, 4):  # after each of the three shards
         shutil.rmtree(folder)
         assert killed(f"manifest:{number}", *flags)
         run("prepare_data.py", *TINY, *flags)
