@@ -129,25 +129,16 @@ def meet(server, caplog, url, kind, after):
     return caplog.messages
 
 
+@pytest.mark.parametrize("shift", [0, *(pytest.param(shift, marks=pytest.mark.slow) for shift in range(1, len(KINDS)))])
 @pytest.mark.parametrize("name", FILES)
-def test_a_fault_at_any_request_loses_no_row_and_doubles_none(server, caplog, name):
+def test_a_fault_at_any_request_loses_no_row_and_doubles_none(server, caplog, name, shift):
     url = f"{server.url}/files/{name}"
     total = requests_of(server, url)
     assert total >= 6
     said = []
     for after in range(total):
-        said += meet(server, caplog, url, KINDS[(after + FILES.index(name)) % len(KINDS)], after)
+        said += meet(server, caplog, url, KINDS[(after + FILES.index(name) + shift) % len(KINDS)], after)
     assert said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_every_fault_at_every_request_loses_no_row_and_doubles_none(server, caplog, name):
-    url = f"{server.url}/files/{name}"
-    total = requests_of(server, url)
-    for kind in KINDS:
-        for after in range(total):
-            meet(server, caplog, url, kind, after)
 
 
 @pytest.mark.slow

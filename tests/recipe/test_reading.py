@@ -114,17 +114,14 @@ def test_a_text_that_looks_like_a_number_stays_text_and_a_part_is_no_whole_numbe
         reading.load_recipe(write(tmp_path), {"max_steps": "15e-1"})
 
 
-@pytest.mark.parametrize("key, text", [("learning_rate", '"0.1"'), ("max_steps", '"100"')])
-def test_number_in_quotes_is_refused_with_a_form_that_loads(tmp_path, key, text):
-    (message,) = refused(line(tmp_path, key, text))
-    written = re.search(r"write (\S+)$", message)[1]
-    assert keys.flat(reading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
-
-
-@pytest.mark.parametrize("text", ["1e999", '"nan"', '"inf"'])
-def test_text_that_is_no_finite_number_gets_no_remedy_that_fails_again(tmp_path, text):
-    (message,) = refused(line(tmp_path, "learning_rate", text))
-    assert "must be a number" in message and "write inf" not in message and "write nan" not in message
+def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
+    for key, text in (("learning_rate", '"0.1"'), ("max_steps", '"100"')):
+        (message,) = refused(line(tmp_path, key, text))
+        written = re.search(r"write (\S+)$", message)[1]
+        assert keys.flat(reading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
+    for text in ("1e999", '"nan"', '"inf"'):
+        (message,) = refused(line(tmp_path, "learning_rate", text))
+        assert "must be a number" in message and "write inf" not in message and "write nan" not in message
 
 
 def test_wrong_type_is_refused_for_every_key(tmp_path):
@@ -554,15 +551,12 @@ LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size":
 LLAMA |= {"rope_theta": 10000.0}
 
 
-def test_a_model_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_path):
+def test_a_model_or_run_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_path):
     shapeless = dict.fromkeys(("tokenizer", *MODEL))
     found = reading.load_recipe(write(tmp_path, **shapeless, init_from="owner/name"))
     assert found.data.tokenizer == "owner/name" and found.model.n_layer is None
-
-
-def test_a_run_to_begin_from_stands_for_its_model(tmp_path):
     (tmp_path / "runs" / "r" / "model").mkdir(parents=True)
-    found = reading.load_recipe(write(tmp_path, tokenizer=None, init_from=str(tmp_path / "runs" / "r")))
+    found = reading.load_recipe(write(tmp_path, **shapeless, init_from=str(tmp_path / "runs" / "r")))
     assert found.model.init_from == found.data.tokenizer == str(tmp_path / "runs" / "r" / "model")
 
 
@@ -574,12 +568,8 @@ def test_llama_lacks_are_named_with_usual_values_that_work(tmp_path):
     messages = refused(write(tmp_path, architecture="llama"))
     assert len(messages) == 4
     flags = dict(re.search(r"usual: --(\w+) (\S+)$", message).groups() for message in messages)
-    assert flags == {
-        "num_key_value_heads": "2",
-        "intermediate_size": "128",
-        "tie_word_embeddings": "true",
-        "rope_theta": "10000.0",
-    }
+    usual = {"num_key_value_heads": "2", "intermediate_size": "128", "tie_word_embeddings": "true"}
+    assert flags == usual | {"rope_theta": "10000.0"}
     assert reading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size == 128
 
 
