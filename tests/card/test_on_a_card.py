@@ -31,7 +31,7 @@ SMALL = {
     "tokens_per_step: 128": "tokens_per_step: 64",
     "max_steps: 12": "max_steps: 6\neval_tokens: 128",
     "eval_steps: 4": "eval_steps: 3",
-    "tokens: 20": "tokens: 6",
+    "tokens: 4": "tokens: 6",
 }
 TINY = ("--recipe", "tiny.yaml")
 NOTHING_ELSE = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "0")
