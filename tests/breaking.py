@@ -8,9 +8,7 @@ from pathlib import Path
 
 from conftest import ROOT
 
-COPIED = (
-    "pretrain tests benchmarks recipes accelerate_configs docs scripts README.md pyproject.toml requirements-dev.txt"
-)
+COPIED = "pretrain tests benchmarks recipes accelerate_configs docs scripts README.md pyproject.toml requirements.txt requirements-dev.txt"
 
 
 @dataclass(frozen=True)
