@@ -8,7 +8,8 @@ from pathlib import Path
 
 from conftest import ROOT
 
-COPIED = "pretrain tests benchmarks recipes accelerate_configs docs scripts README.md pyproject.toml requirements.txt requirements-dev.txt"
+COPIED = "pretrain tests benchmarks recipes accelerate_configs docs scripts README.md pyproject.toml".split()
+COPIED += ["requirements.txt", "requirements-dev.txt"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Breakage:
 
 def copy_tree(folder: Path) -> Path:
     """Copy what the tests need of the tree into a new folder."""
-    for path in (*map(ROOT.joinpath, COPIED.split()), *ROOT.glob("*.py")):
+    for path in (*map(ROOT.joinpath, COPIED), *ROOT.glob("*.py")):
         copy = shutil.copytree if path.is_dir() else shutil.copy
         folder.mkdir(exist_ok=True)
         copy(path, folder / path.name)
