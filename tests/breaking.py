@@ -8,8 +8,8 @@ from pathlib import Path
 
 from conftest import ROOT
 
-COPIED = "pretrain tests benchmarks recipes accelerate_configs docs scripts README.md pyproject.toml".split()
-COPIED += ["requirements.txt", "requirements-dev.txt"]
+COPIED = ["pretrain", "tests", "benchmarks", "recipes", "accelerate_configs", "docs", "scripts", "README.md"]
+COPIED += ["pyproject.toml", "requirements.txt", "requirements-dev.txt"]
 
 
 @dataclass(frozen=True)
