@@ -115,11 +115,11 @@ def train(
 
     How a run ends, and whether all processes know, a checkpoint is saved, and the model exported:
 
-        max_steps reached        all know    saved    exported   0
-        asked to stop (signal)   all agree   saved    no         128 + the signal's number
-        data cannot come         all agree   saved    no         1
-        3 bad updates in a row   all know    saved    no         1
-        out of memory            one knows   saved unless sharded   no   1
+        max_steps reached        all know    saved                  exported   0
+        asked to stop (signal)   all agree   saved                  no         128 + the signal's number
+        data cannot come         all agree   saved                  no         1
+        3 bad updates in a row   all know    saved                  no         1
+        out of memory            one knows   saved unless sharded   no         1
 
     Args:
         hellaswag: the items that the run scores itself on; None: it does not.
@@ -220,7 +220,7 @@ def train(
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
                 checkpoints.finish()
-                raise TrainingStopped(diverged(run_dir, state.step, outcome.reason))
+                raise TrainingStopped(diverged(recipe.saving.checkpoints, state.step, outcome.reason))
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
                 report.set_length(state.max_steps)
@@ -267,9 +267,9 @@ def seed_dropout(model: keys.Model, step: int, micro_step: int, rank: int) -> No
         torch.manual_seed(int(mixed >> np.uint64(1)))
 
 
-def diverged(run_dir: Path, step: int, reason: str) -> str:
+def diverged(checkpoints: Path, step: int, reason: str) -> str:
     """Return why the run stopped, which checkpoint is kept, and what to do."""
-    newest = next(iter(list_checkpoints(run_dir / "checkpoints")), "none")
+    newest = next(iter(list_checkpoints(checkpoints)), "none")
     return (
         f"{BAD_UPDATES_IN_A_ROW} updates in a row were skipped, the last at step {step}: {reason}. The weights are those "
         f"of the last good update, in {newest}. Check the data, or begin again with a lower learning_rate and another "

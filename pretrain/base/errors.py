@@ -20,7 +20,7 @@ class BadInput(ValueError):
 
 
 class TrainingStopped(RuntimeError):
-    """The run cannot go on through no fault of the input (three bad updates in a row, say); exit status 1.
+    """The run cannot go on through no fault of the input (three bad updates in a row, for example); exit status 1.
 
     ``alone``: only this process knows, so it speaks whichever it is.
     """

@@ -13,6 +13,7 @@ from typing import TypeGuard
 
 import yaml
 
+from pretrain.base.layout import step_name
 from pretrain.evaluation.hellaswag import CITATIONS, PUBLISHED
 
 # Loss of OpenAI's GPT-2 124M on held-out text, context 1,024, as others measured it: nats per token, data, source. The
@@ -159,7 +160,7 @@ def _loading(repo_id: str, step: int, recipe: Mapping) -> str:
     code = [
         "from transformers import pipeline",
         "",
-        f'generate = pipeline("text-generation", model={_quoted(repo_id)}, revision="step-{step:08d}")',
+        f'generate = pipeline("text-generation", model={_quoted(repo_id)}, revision="{step_name(step)}")',
         f'print(generate({_quoted(prompt)}, max_new_tokens={length})[0]["generated_text"])',
     ]
     return "\n\n".join(["## Load", _fenced("\n".join(code), "python"), "Without `revision` it is the newest step."])

@@ -253,6 +253,11 @@ class Saving:
         return Path(self.output_dir or f"runs/{self.name}")
 
     @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints lie."""
+        return self.run_dir / "checkpoints"
+
+    @property
     def name(self) -> str:
         """The run's name, which a loaded recipe always has."""
         return self.run_name or ""

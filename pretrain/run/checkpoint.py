@@ -57,10 +57,9 @@ class Saver:
         self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Make the copies' memory ready beside training, for that takes longer than the copying; to be called after an
-        update, and no more than a look when it was.
+        """Make the copies' memory ready beside training, which takes longer than the copying; called after each update.
 
-        Does nothing where gathering what is sharded would be an exchange.
+        It does so once. Does nothing where gathering what is sharded would be an exchange.
         """
         gathers = self._preparing is None and not _is_zero(optimizer) and not _is_sharded(model)
         if self.is_main and gathers and optimizer.state:  # before an update there are no moments to make room for

@@ -208,7 +208,7 @@ def _series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.n
     key = "tokens" if x == "tokens" else "step"
     found = [row for row in rows if _is_number(row.get(name)) and _is_number(row.get(key))]
     places = np.array([row[key] for row in found], dtype=float)
-    if x == "hours":  # a look has no time of its own, for the clock stands still while it is taken
+    if x == "hours":  # an evaluation has no time of its own, for the clock stands still meanwhile
         clock = [(0, 0.0), *((row["step"], row["elapsed_seconds"]) for row in rows if "elapsed_seconds" in row)]
         steps, seconds = zip(*clock, strict=True)
         places = np.interp(places, steps, seconds) / 3600

@@ -36,7 +36,7 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
             raise BadInput(f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours")
         return
     reading.refuse_changed_science(old, keys.fixed(reading.load_recipe(old)), recipe)
-    if asked == "none" and checkpoint.list_checkpoints(run_dir / "checkpoints"):
+    if asked == "none" and checkpoint.list_checkpoints(recipe.saving.checkpoints):
         raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
 
 
@@ -51,7 +51,7 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
     with files.locked(run_dir / LOCK, busy):
-        clear_partial(run_dir / "checkpoints")
+        clear_partial(recipe.saving.checkpoints)
         files.write_text(run_dir / "recipe.yaml", keys.as_yaml(recipe))
         accelerator.wait_for_everyone()
         yield

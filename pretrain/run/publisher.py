@@ -12,8 +12,8 @@ from pathlib import Path
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pretrain.base import layout
 from pretrain.base.errors import BadInput
-from pretrain.base.layout import read_metrics
 from pretrain.base.redaction import redact
 from pretrain.hub import fetch, model_card, push
 from pretrain.machine import estimate, hardware
@@ -93,12 +93,12 @@ class Publisher:
         recipe, run_dir = self._recipe, self._run_dir
         assert self._pusher and self._repo_id  # only a run that pushes comes here
         files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
-        rows = [row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= step]
+        rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
         files["README.md"] = model_card.model_card(self._repo_id, step, rows, keys.public(recipe), self._facts)
-        files["metrics.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
+        files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
         optional = [run_dir / "recipe.yaml", run_dir / "curves.png"]
         files |= {path.name: path for path in optional if path.is_file()}
-        path = run_dir / "checkpoints" / f"step-{step:08d}"
+        path = recipe.saving.checkpoints / layout.step_name(step)
         if recipe.hub.hub_strategy in ("checkpoint", "all_checkpoints") and path.is_dir():
             newest = recipe.hub.hub_strategy == "checkpoint"
             within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
@@ -163,7 +163,7 @@ def check(recipe: keys.Recipe) -> str | None:
     """
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
-    begun = checkpoint.list_checkpoints(recipe.saving.run_dir / "checkpoints")
+    begun = checkpoint.list_checkpoints(recipe.saving.checkpoints)
     repo_id, notes = push.check(
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.base import files
-from pretrain.base.layout import read_metrics
+from pretrain.base.layout import METRICS, read_metrics
 from pretrain.evaluation.evaluator import describe_hellaswag, describe_loss
 from pretrain.hub import model_card
 from pretrain.machine import hardware
@@ -50,7 +50,7 @@ class Report:
         if not is_main:
             return
         run_dir = recipe.saving.run_dir
-        self.metrics_path, self._samples_path = run_dir / "metrics.jsonl", run_dir / "samples.txt"
+        self.metrics_path, self._samples_path = run_dir / METRICS, run_dir / "samples.txt"
         rows = [row for row in read_metrics(self.metrics_path) if _is_past(row, state.step)]
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
         self._metrics = open(self.metrics_path, "a", encoding="utf-8")
@@ -197,12 +197,12 @@ def duration(seconds: float) -> str:
 
 
 def due(step: int, interval: int, last: bool = False) -> bool:
-    """Whether something that happens every ``interval`` steps (0 = never) happens at this visit; also at the last."""
+    """Whether something that happens every ``interval`` steps (0 = never) happens at this step; also at the last."""
     return interval > 0 and (last or step % interval == 0)
 
 
 def _is_past(row: dict, first_step: int) -> bool:
-    # A row of an update belongs to the past of the step that it ended; a look at `first_step` is done again.
+    # A row of an update belongs to the past of the step that it ended; an evaluation at `first_step` is done again.
     step = row.get("step", 0)
     return step < first_step or (step == first_step and "train/loss" in row)
 

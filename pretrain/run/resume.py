@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
     """Return the checkpoint to go on from, the same on all processes, and a line for each newer one that is damaged."""
-    asked, run_dir = recipe.saving.resume_from_checkpoint, recipe.saving.run_dir
+    asked = recipe.saving.resume_from_checkpoint
     if asked == "none":
         return None, []
     if asked != "auto" and not fetch.is_address(asked):
@@ -30,10 +30,10 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     found: list = [None, [], None]
     if accelerator.is_main_process:
         try:
-            found[:2] = checkpoint.find_newest(run_dir / "checkpoints")
+            found[:2] = checkpoint.find_newest(recipe.saving.checkpoints)
             if found[0] is None and fetch.is_address(asked):  # later starts of the same command go on from this folder
                 log.info(f"hub      fetching {asked}")
-                found[0] = fetch.fetch_checkpoint(asked, run_dir / "checkpoints", run_dir)
+                found[0] = fetch.fetch_checkpoint(asked, recipe.saving.checkpoints, recipe.saving.run_dir)
         except BadInput as error:
             found[2] = error.lines
     broadcast_object_list(found)
@@ -88,9 +88,9 @@ class Checkpoints:
     ):
         self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
         self._tensors = model, optimizer
-        self.folder = recipe.saving.run_dir / "checkpoints"
+        self._folder = recipe.saving.checkpoints
         self._saver = checkpoint.Saver(
-            self.folder, is_main=accelerator.is_main_process, keep=recipe.saving.save_total_limit, saved=saved
+            self._folder, is_main=accelerator.is_main_process, keep=recipe.saving.save_total_limit, saved=saved
         )
 
     def __enter__(self) -> "Checkpoints":
@@ -126,7 +126,7 @@ class Checkpoints:
 
     def oldest_step(self) -> int:
         """Return the step of the oldest checkpoint that is kept: no resumed run begins before it."""
-        kept = checkpoint.list_checkpoints(self.folder)
+        kept = checkpoint.list_checkpoints(self._folder)
         return checkpoint.step_of(kept[-1]) if kept else 0
 
     def finish(self) -> None:

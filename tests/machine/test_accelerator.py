@@ -14,17 +14,11 @@ from pretrain.machine.accelerator import make_accelerator
 from pretrain.recipe import keys
 
 CPU = hardware.Device("cpu", "CPU (x), 2 threads", 2**34)
-
 T4 = hardware.Device("cuda", "Tesla T4", 15 * 2**30, (7, 5), 1, True)
-
 P4000 = hardware.Device("cuda", "Quadro P4000", 8 * 2**30, (6, 1), 1, True)
-
 A6000 = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, True)
-
 FAKE = types.SimpleNamespace(is_fsdp2=False, num_processes=1, wait_for_everyone=lambda: None)  # an Accelerator
-
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "bf16"}
-
 YAML = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
 
 

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from small_models import ids, randomize
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pretrain.model import build
@@ -45,18 +46,6 @@ def stock(kind, model) -> PreTrainedModel:
         other = GPT2LMHeadModel(GPT2Config(**shape, attn_implementation="sdpa"))
     other.load_state_dict(model.state_dict())
     return other.eval()
-
-
-def ids(*shape: int, below: int = 64) -> torch.Tensor:
-    return torch.randint(1, below, shape, generator=torch.Generator().manual_seed(0))
-
-
-def randomize(model: PreTrainedModel) -> PreTrainedModel:
-    """As after some training: nothing at its initial zero or one."""
-    torch.manual_seed(3)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model.eval()
 
 
 def test_logits_equal_the_stock_models(model, stock):

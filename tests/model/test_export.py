@@ -5,29 +5,20 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
+from small_models import built, ids, stock_of
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     pipeline,
 )
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
-from pretrain.model import build, export
+from pretrain.model import export
 from pretrain.model.attention import CAUSAL
-from pretrain.recipe import keys
-
-SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-
-
-def built(**changes) -> PreTrainedModel:
-    return build.build(keys.Model(**SHAPE | changes), eos_token_id=0)
 
 
 @pytest.fixture
@@ -38,14 +29,7 @@ def model() -> GPT2LMHeadModel:
 @pytest.fixture
 def stock(model) -> GPT2LMHeadModel:
     """Transformers' own, with its own attention and activation, and the same weights."""
-    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16, attn_implementation="sdpa")
-    other = GPT2LMHeadModel(config).eval()
-    other.load_state_dict(model.state_dict())
-    return other
-
-
-def ids(*shape: int) -> torch.Tensor:
-    return torch.randint(1, 64, shape, generator=torch.Generator().manual_seed(0))
+    return stock_of(model)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from small_models import ids, randomize
 from torch._dynamo.backends.debugging import aot_eager
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -19,18 +20,6 @@ SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 def built(**shape) -> PreTrainedModel:
     return build.build(keys.Model(**shape), eos_token_id=0)
-
-
-def ids(*shape: int, below: int = 64) -> torch.Tensor:
-    return torch.randint(1, below, shape, generator=torch.Generator().manual_seed(0))
-
-
-def randomize(model: PreTrainedModel) -> PreTrainedModel:
-    """As after some training: nothing at its initial zero or one."""
-    torch.manual_seed(3)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model.eval()
 
 
 def gradients(model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module) -> dict:

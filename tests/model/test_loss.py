@@ -8,20 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
+from small_models import built, ids, stock_of
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import GPT2LMHeadModel
 
-from pretrain.model import attention, build
+from pretrain.model import attention
 from pretrain.model.loss import NextTokenLoss, loss_module
 from pretrain.recipe import keys
-
-SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-
-
-def built(**changes) -> PreTrainedModel:
-    return build.build(keys.Model(**SHAPE | changes), eos_token_id=0)
 
 
 @pytest.fixture
@@ -32,14 +26,7 @@ def model() -> GPT2LMHeadModel:
 @pytest.fixture
 def stock(model) -> GPT2LMHeadModel:
     """Transformers' own, with its own attention and activation, and the same weights."""
-    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16, attn_implementation="sdpa")
-    other = GPT2LMHeadModel(config).eval()
-    other.load_state_dict(model.state_dict())
-    return other
-
-
-def ids(*shape: int) -> torch.Tensor:
-    return torch.randint(1, 64, shape, generator=torch.Generator().manual_seed(0))
+    return stock_of(model)
 
 
 def test_loss_is_the_mean_over_every_target_and_equal_in_evaluation(model, stock):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import yaml
 from conftest import RECIPE
 from safetensors.torch import load_file, save_file
+from small_models import ids, randomize
 from transformers import (
     BertConfig,
     GPT2Config,
@@ -28,18 +29,6 @@ from pretrain.recipe import keys
 
 SHAPELESS = yaml.safe_load(RECIPE) | dict.fromkeys(keys.MODEL_KEYS)
 SHAPELESS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-
-
-def ids(*shape: int, below: int = 64) -> torch.Tensor:
-    return torch.randint(1, below, shape, generator=torch.Generator().manual_seed(0))
-
-
-def randomize(model: PreTrainedModel) -> PreTrainedModel:
-    """As after some training: nothing at its initial zero or one."""
-    torch.manual_seed(3)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model.eval()
 
 
 def gpt2_source(**other) -> GPT2LMHeadModel:
