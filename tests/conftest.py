@@ -59,6 +59,7 @@ seed: 1
 data_seed: 2
 logging_steps: 1
 eval_steps: 4
+eval_tokens: 320
 sample_steps: 6
 sample_prompts: ["the "]
 sample_tokens: 4

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
@@ -16,20 +17,14 @@ from pretend_cuda import A6000, H200, T4, Card
 from pretrain.base.layout import read_metrics
 from pretrain.run import checkpoint
 
-# Imported here once, for each run below is a fork of this process.
-for name in ("check_setup", "eval_hellaswag", "export_model", "generate", "matplotlib.figure"):
-    importlib.import_module(name)
-importlib.import_module("torch._inductor.cudagraph_trees")  # the compiler, which torch._dynamo.reset brings
 HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
-if HAS_EVALUATE:
-    importlib.import_module("evaluate")
-
 CHILD = str(ROOT / "tests" / "card" / "card_child.py")
 SMALL = {
     "tokenizer: characters": "tokenizer: bpe\ntokenizer_vocab_size: 300",
     "vocab_size: 64": "vocab_size: 320",
     "tokens_per_step: 128": "tokens_per_step: 64",
-    "max_steps: 12": "max_steps: 6\neval_tokens: 128",
+    "max_steps: 12": "max_steps: 6",
+    "eval_tokens: 320": "eval_tokens: 128",
     "eval_steps: 4": "eval_steps: 3",
     "tokens: 4": "tokens: 6",
 }
@@ -44,8 +39,19 @@ class Seen(Done):
     card: dict
 
 
+@functools.cache
+def import_what_cards_need() -> None:
+    """Import once what each run on a card would otherwise on its own, for it is a fork of this process."""
+    for name in ("check_setup", "eval_hellaswag", "export_model", "generate", "matplotlib.figure"):
+        importlib.import_module(name)
+    importlib.import_module("torch._inductor.cudagraph_trees")  # the compiler, which torch._dynamo.reset brings
+    if HAS_EVALUATE:
+        importlib.import_module("evaluate")
+
+
 def run_on(card: Card, script: str, *flags: str, expect: int | None = 0, **environment: str) -> Seen:
     """Run a script on a pretended card."""
+    import_what_cards_need()
     given = {"CARD": json.dumps(dataclasses.asdict(card)), "SCRIPT": script, "ACCELERATE_USE_CPU": "false"}
     done = run(CHILD, *flags, expect=expect, **given | environment)
     known = Path("card.json")

@@ -53,7 +53,7 @@ def listing() -> set[str]:
     ("dtype", "wanted"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 def test_each_precision_loads_in_a_pipeline_and_says_what_it_cost(place, dtype, wanted):
-    out = export("--dtype", dtype, "--eval_tokens", "0").stdout
+    out = export("--dtype", dtype, "--eval_tokens", "320").stdout
     loaded = AutoModelForCausalLM.from_pretrained("out", dtype="auto")
     assert type(loaded) is GPT2LMHeadModel and loaded.dtype == wanted
     assert loaded.config.activation_function == "gelu_new"
@@ -109,7 +109,7 @@ def test_int8_without_its_library_is_one_error_with_the_command(place, monkeypat
 
 def test_a_run_that_has_no_model_yet_gives_its_newest_checkpoint(place):
     shutil.rmtree("runs/tiny/model")
-    done = export("--eval_tokens", "0")
+    done = export("--eval_tokens", "320")
     assert "checkpoints/step-00000012" in done.stderr
     loaded = AutoModelForCausalLM.from_pretrained("out")
     assert loaded.config.activation_function == "gelu_new" and loaded.config.vocab_size == 64
