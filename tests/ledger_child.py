@@ -1,7 +1,7 @@
 """train.py with a witness: each micro-batch's (step, micro_step, rank, windows) is written before it is trained on.
 
 Environment: LEDGER = file to append to; KILL_AT = "step:N" or "save:STAGE:N" kills this process with SIGKILL at the N-th
-update or at a stage of the N-th save; STOP_AT = "N" sends it SIGTERM before micro-batch N. Its readers are
+update or at a stage of the N-th save; STOP_AT = "STEP:MICRO_STEP" sends it the signal STOP_BY there. Its readers are
 reader_child.py where one of that file's variables is set.
 """
 
@@ -42,7 +42,7 @@ class Witness(windows.TrainOrder):
         with open(os.environ["LEDGER"], "a") as ledger:
             ledger.write(f"{step} {micro_step} {rank} {' '.join(f'{s}:{w}' for s, w in draws)}\n")
         if os.environ.get("STOP_AT") == f"{step}:{micro_step}":
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), getattr(signal, os.environ["STOP_BY"]))
         return draws
 
 

@@ -39,7 +39,10 @@ def sequences(stderr: str) -> tuple[int, int]:
 # per_device_train_batch_size: auto, and an explicit one.
 
 
-@pytest.mark.parametrize("most, taken", [(8, 8), (7, 4), (3, 2), (1, 1)])
+LATER = [pytest.param(3, 2, marks=pytest.mark.slow), pytest.param(1, 1, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("most, taken", [(8, 8), (7, 4), *LATER])
 def test_auto_ends_at_the_largest_half_that_fits_and_reads_the_same_windows(workplace, most, taken):
     auto = ("--per_device_train_batch_size", "auto", *QUIET, "--max_steps", "3", "--warmup_steps", "1")
     done = run(CHILD, *TINY, *auto, "--run_name", "a", MOST=str(most))
@@ -84,7 +87,7 @@ def test_a_resumed_auto_run_keeps_its_size_and_so_its_bits(workplace):
     assert final_state("k") == final_state("whole")
 
 
-@pytest.mark.parametrize("processes, rank", [(1, "0"), (2, "0"), (2, "1")])
+@pytest.mark.parametrize("processes, rank", [pytest.param(1, "0", marks=pytest.mark.slow), (2, "0"), (2, "1")])
 def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(uninterrupted_two, processes, rank):
     children = [
         fork(
