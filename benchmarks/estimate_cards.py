@@ -1,7 +1,7 @@
 """The estimated speed of GPT-2 124M beside what others measured on cards, and the fit that the estimate comes from.
 
     python benchmarks/estimate_cards.py             # measured, estimated, ratio, and the ratio with that card left out
-    python benchmarks/estimate_cards.py --write     # put what the code says into README.md, the YAMLs' heads, the script's
+    python benchmarks/estimate_cards.py --write     # put what the code says into the pages and the YAMLs' heads
 
 Seconds a token are C (1 / M + 1 / R) + B / (b W): C FLOPs computed, M the rate of matrix products that others measured
 on the card (where nobody did, a share of its peak), B bytes moved, W the bandwidth. R and b have the least sum of
@@ -137,8 +137,8 @@ def head(text: str, card: cards.Card, count: int) -> str:
     return text
 
 
-def row_of_readme(card: cards.Card) -> str:
-    """Return the last two cells of a card's row in README.md: estimated, measured by others."""
+def last_cells(card: cards.Card) -> str:
+    """Return the last two cells of a card's row of docs/cards.md: estimated, measured by others."""
     row, known = estimated(card), card.training
     said = f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"
     if not known:
@@ -146,18 +146,27 @@ def row_of_readme(card: cards.Card) -> str:
     return f"{said} | {known.micro_batch or 'n/a'}, {known.figure:,} ({letter(known.source)})"
 
 
+def row_of_shares(card: cards.Card) -> str:
+    """Return a card's row of docs/figures.md: its peak, the MFU estimated, the MFU that others reached."""
+    peak, known = card.rates["peak_flops"], card.training
+    reached = 100 * known.figure * estimate.GPT2_124M.flops_per_token / peak if known else 0.0
+    by_others = f"{reached:.0f}% ({letter(known.source)})" if known else "n/a, never measured"
+    return f"| {card.name} | {peak / 1e12:g} | {100 * estimated(card)['mfu']:.0f}% | {by_others} |"
+
+
 def letter(source: str) -> str:
-    """Return the letter under which README.md names a source."""
+    """Return the letter under which docs/cards.md names a source."""
     return "abcdefgh"[cards.TRAINING_SOURCES.index(source)]
 
 
-def readme(text: str) -> str:
-    """Return README.md with the figures of its table of cards, and of its example for four A6000s, as the code says."""
+def page(text: str) -> str:
+    """Return a page with its rows of cards, and its example for four A6000s, as the code gives them."""
     for card in cards.CARDS:
-        begin, cells = rf"^(\| [^|]+ \| `{card.name}\.yaml`: [^|]+ \|).*$", row_of_readme(card)
+        begin, cells = rf"^(\| [^|]+ \| `{card.name}\.yaml`: [^|]+ \|).*$", last_cells(card)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
+        text = re.sub(rf"^\| {card.name} \|.*$", row_of_shares(card), text, flags=re.MULTILINE)
     recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.named("a6000")
-    before, begin, example = text.partition("**Before it costs:**")
+    before, begin, example = text.partition("## Before it costs")
     for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 4, 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
             example = re.sub(rf"^    {line.split()[0]} +\S.*$", f"    {line}", example, count=1, flags=re.MULTILINE)
@@ -181,8 +190,10 @@ def pages() -> dict[Path, str]:
         name, _, count = path.stem.partition("_x")
         if card := cards.named(name):
             found[path] = head(path.read_text(encoding="utf-8"), card, int(count or 1))
-    for path, change in ((ROOT / "README.md", readme), (ROOT / "scripts" / "run_gpt2_124m.sh", arithmetic)):
-        found[path] = change(path.read_text(encoding="utf-8"))
+    for name in ("README.md", "docs/cards.md", "docs/figures.md"):
+        found[ROOT / name] = page((ROOT / name).read_text(encoding="utf-8"))
+    script = ROOT / "scripts" / "run_gpt2_124m.sh"
+    found[script] = arithmetic(script.read_text(encoding="utf-8"))
     return found
 
 
@@ -190,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print the fit and the table of cards; write JSON and pages where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the table here too")
-    parser.add_argument("--write", action="store_true", help="bring README.md, the YAMLs and the script up to date")
+    parser.add_argument("--write", action="store_true", help="bring the tables, the YAMLs and the script up to date")
     asked = parser.parse_args(argv)
     found = report()
     write_json(asked.json, found)

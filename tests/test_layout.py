@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -163,19 +164,21 @@ def test_no_function_asks_for_more_than_a_few_things():
     assert [name for name, count in counts if count > 9] == ["run"]  # estimate.run: a card's rates as plain numbers
 
 
-def test_readme_names_every_top_level_entry_every_room_and_every_file():
-    readme = ROOT / "README.md"
-    if not readme.exists():
-        pytest.skip("README.md is not written yet")
-    text = readme.read_text(encoding="utf-8")
+def test_readme_names_every_top_level_entry_and_every_room_and_the_tour_every_file():
+    text, tour = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/tour.md"))
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout")
     tops = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
     # Names that begin with a dot are for git and the forge, not for a reader.
     missing = {name for name in tops if not name.startswith(".") and name not in text}
-    assert not missing | {name for name in FILES if name.partition("/")[2] not in text}
-    assert not {room for room in ROOMS if f"      {room}/ " not in text}
+    assert not missing | {name for name in FILES if name.partition("/")[2] not in tour}
+    assert not {room for room in ROOMS if f"      {room}/ " not in text or f"      {room}/ " not in tour}
+
+
+def test_readme_is_read_in_five_minutes_and_has_pictures():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert 900 <= len(text.split()) <= 1200 and len(re.findall(r"^!\[", text, re.MULTILINE)) >= 1
 
 
 def test_the_page_of_knobs_names_every_key_of_a_recipe():

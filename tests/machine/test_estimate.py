@@ -100,8 +100,8 @@ def test_a_presets_head_says_what_others_measured_or_that_nobody_did(card):
     assert (int(speed.replace(",", "")), size and int(size), source) == (known.figure, known.micro_batch, known.source)
 
 
-def test_the_readmes_table_of_cards_is_that_of_their_presets():
-    text = (ROOT / "README.md").read_text()
+def test_the_tables_of_cards_are_those_of_their_presets():
+    text = (ROOT / "docs/cards.md").read_text()
     rows = re.findall(r"\| `(\w+)\.yaml`: .*? \| (\d+), ([\d,]+), (\d+)% \| (.*?) \|", text)
     assert {row[0] for row in rows} == {path.stem for path in PRESETS if "_x" not in path.stem}
     paragraph = " ".join(text.partition("\nBy others, one card each:")[2].partition(" The estimate (")[0].split())
@@ -116,14 +116,23 @@ def test_the_readmes_table_of_cards_is_that_of_their_presets():
         size, measured, letter = re.fullmatch(r"(\d+|n/a), ([\d,]+) \(([a-h])\)", by_others).groups()
         assert (size, measured) == (str(known.micro_batch or "n/a"), f"{known.figure:,}")
         assert sources[letter].startswith(known.source)
+    few = re.findall(r"^\| [^|]+ \| `\w+\.yaml`: .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(few) == 5 and set(few) <= set(text.splitlines())
 
 
 def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
     pages = estimate_cards.pages()
-    assert {path.name for path in pages} >= {"README.md", "run_gpt2_124m.sh", "rtx5090.yaml", "a100_x8.yaml"}
+    assert {path.name for path in pages} >= {
+        "README.md",
+        "cards.md",
+        "figures.md",
+        "run_gpt2_124m.sh",
+        "rtx5090.yaml",
+        "a100_x8.yaml",
+    }
     assert not [path.name for path, text in pages.items() if path.read_text() != text]
     wrong = "| a card | `h200.yaml`: bf16, compiled | 1, 2, 3% | 4 |\n"
-    assert estimate_cards.readme(wrong) == (
+    assert estimate_cards.page(wrong) == (
         "| a card | `h200.yaml`: bf16, compiled | 64, 500,000, 43% | 128, 498,141 (a) |\n"
     )
     head = "# One H200: micro-batch 1 of GPT-2\n# 9 tokens/s, 1% MFU: estimated, not measured.\nnum_processes: 1\n"
@@ -156,7 +165,7 @@ def test_the_estimate_is_the_fit_to_all_cards_of_one_script_and_within_a_tenth_f
     assert len(rows) == 20 and {row["measured_source"] for row in rows} == {cards.SCRIPT}
     far = {row["card"] for row in rows if abs(row["ratio"] - 1) > 0.1}
     assert far == {"h100_nvl", "rtx6000ada", "rtxpro6000", "rtx4000ada", "l4", "l40"}
-    told = (ROOT / "README.md").read_text().partition("It misses, as a share")[2].partition("JSON")[0]
+    told = (ROOT / "docs/cards.md").read_text().partition("It misses, as a share")[2].partition("JSON")[0]
     assert all(f"{row['ratio']:.2f}" in told for row in rows if row["card"] in far)
     assert sum(abs(row["left_out_ratio"] - 1) <= 0.1 for row in rows) >= 12
     # Cards that the fit has not seen: R is worth its coefficient, another before M would not be told from 1.
