@@ -1,6 +1,8 @@
 """Real trials of a machine, each in a process of its own, so that a crash or a hang is a result, not the end."""
 
 import contextlib
+import dataclasses
+import json
 import math
 import multiprocessing
 import os
@@ -13,10 +15,9 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Result:
     """What came of a trial: what it returned, or ``problem`` in one line (empty: none)."""
 
@@ -39,77 +40,62 @@ def attempt(work: Callable[..., dict], arguments: list[dict], seconds: float) ->
     """Call ``work(**arguments[i])`` in one fresh process each; return what the first returned when all have.
 
     A process that raises, dies or is not done after ``seconds`` ends them all, with the compilers they started.
-    ``work`` and its arguments must be importable by a new Python. Processes are forks of a server that has imported
-    what ``multiprocessing.set_forkserver_preload`` names, and has touched neither a card nor a thread; they see the
-    environment as it was at the first attempt.
+    ``work`` and its arguments must be importable by a new Python, its result JSON. Processes are forks of a server that
+    has imported what ``multiprocessing.set_forkserver_preload`` names, and has touched neither a card nor a thread; they
+    see the environment as it was at the first attempt.
     """
     context = multiprocessing.get_context("forkserver")
-    started, deadline = [], time.monotonic() + seconds
-    found: dict[int, Result] = {}
+    deadline, started, found = time.monotonic() + seconds, {}, {}
     with tempfile.TemporaryDirectory(prefix="trial-", ignore_cleanup_errors=True) as folder:
         try:
             for i, given in enumerate(arguments):
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(theirs, folder, seconds, work, given), daemon=True)
-                try:
-                    process.start()
-                except (OSError, EOFError) as error:
-                    return Result({}, f"no process can be started: {type(error).__name__} {error}")
-                theirs.close()
-                started.append((i, process, ours))
-            while len(found) < len(started):
-                silent = [ours for i, _, ours in started if i not in found]
-                ready = wait(silent, max(0.0, deadline - time.monotonic()))
-                if not ready:
+                (place := Path(folder, str(i))).mkdir()
+                process = context.Process(target=_child, args=(place, seconds, work, given), daemon=True)
+                process.start()
+                started[i] = process
+            while running := {process.sentinel: i for i, process in started.items() if i not in found}:
+                ended = wait(running, max(0.0, deadline - time.monotonic()))
+                if not ended:
                     return Result({}, f"no answer in {seconds:.0f} s")
-                for i, process, ours in started:
-                    if ours not in ready:
-                        continue
-                    try:
-                        found[i] = ours.recv()
-                    except EOFError:
-                        return Result({}, _death(process, Path(folder)))
+                for i in (running[sentinel] for sentinel in ended):
+                    found[i] = _outcome(started[i], Path(folder, str(i)))
                     if found[i].problem:
                         return found[i]
             return found[0]
         finally:
-            for i, process, ours in started:
-                if i in found:
-                    process.join(5)  # it has answered, and puts away what it holds
-                assert process.pid
+            for process in started.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
                 process.join()
-                ours.close()
 
 
-def _child(connection, folder: str, seconds: float, work: Callable[..., dict], arguments: dict) -> None:
+def _child(place: Path, seconds: float, work: Callable[..., dict], arguments: dict) -> None:
     os.setsid()  # its own group, so that the compilers it starts end with it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a line, not a file of gigabytes
     signal.alarm(math.ceil(seconds) + 5)  # should the parent die
-    output = os.open(Path(folder) / f"{os.getpid()}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(place / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     # A fresh cache: what is tried is the compiler, not what it left behind.
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")
     try:
-        connection.send(Result(work(**arguments)))
+        result = Result(work(**arguments))
     except BaseException as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-        connection.send(Result({}, f"{type(error).__name__}: {lines[0]}"[:300]))
-    connection.close()
+        lines = str(error).strip().splitlines() or [""]
+        result = Result({}, f"{type(error).__name__}: {lines[0]}"[:300])
+    (place / "result.json").write_text(json.dumps(dataclasses.asdict(result)))
 
 
-def _death(process, folder: Path) -> str:
-    process.join(5)
-    code = process.exitcode
-    name = "is gone" if code is None else f"exit status {code}"
-    if code is not None and code < 0:
-        name = f"killed by {signal.Signals(-code).name}"
-    output = folder / f"{process.pid}.txt"
+def _outcome(process, place: Path) -> Result:
+    """Return what an ended process has left: its result, or how it died and its last words."""
+    process.join()
+    if (place / "result.json").is_file():
+        return Result(**json.loads((place / "result.json").read_text()))
+    code, output = process.exitcode, place / "output.txt"
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
     lines = output.read_text(errors="replace").strip().splitlines() if output.is_file() else []
-    return f"its process ended without a result, {name}" + (f": {lines[-1][:200]}" if lines else "")
+    return Result({}, f"its process ended without a result, {how}" + (f": {lines[-1][:200]}" if lines else ""))
 
 
 def training_step(
@@ -266,60 +252,33 @@ def reach(urls: list[str], seconds: float) -> dict[str, str]:
     return dict(found)
 
 
-class Reading(TypedDict):
-    """What a device does under load: its speed since the last reading; watts and celsius, None without nvidia-ml-py."""
-
-    flops_per_second: float
-    watts: float | None
-    celsius: float | None
-
-
 def load(
     devices: list[str], seconds: float, precision: str, *, size: int = 8192, interval: float = 5.0
-) -> Iterator[dict[str, Reading]]:
+) -> Iterator[dict[str, dict]]:
     """Multiply matrices on all devices at once for ``seconds``; every ``interval`` yield readings by device.
 
-    Raises what a device raised.
+    A reading has ``flops_per_second`` of that interval, ``watts`` and ``celsius`` (None without nvidia-ml-py). Raises
+    what a device raised.
     """
-    stop, done, failed = threading.Event(), dict.fromkeys(devices, 0), []
 
-    def work(device: str) -> None:
-        try:
-            a, b = torch.randn(2, size, size, device=device).to(HALF[precision])
-            out = torch.empty_like(a)
-            while not stop.is_set():
-                for _ in range(8):
-                    torch.mm(a, b, out=out)
-                _finish(device)
-                done[device] += 8
-        except Exception as error:
-            failed.append(error)
+    def work(device: str, until: float) -> dict:
+        a, b = torch.randn(2, size, size, device=device).to(HALF[precision])
+        out, start, products = torch.empty_like(a), time.monotonic(), 0
+        while time.monotonic() < until:
+            for _ in range(8):
+                torch.mm(a, b, out=out)
+            _finish(device)
+            products += 8
+        return {
+            "flops_per_second": 2 * size**3 * products / (time.monotonic() - start),
+            "watts": _sensor(torch.cuda.power_draw, device, 1000),
+            "celsius": _sensor(torch.cuda.temperature, device, 1),
+        }
 
-    threads = [threading.Thread(target=work, args=(device,), daemon=True) for device in devices]
-    for thread in threads:
-        thread.start()
-    end, before, last = time.monotonic() + seconds, dict(done), time.monotonic()
-    try:
-        while not failed and (left := end - time.monotonic()) > 0:
-            time.sleep(min(interval, left))
-            now, count = time.monotonic(), dict(done)
-            if failed:
-                break
-            yield {
-                device: {
-                    "flops_per_second": 2 * size**3 * (count[device] - before[device]) / (now - last),
-                    "watts": _sensor(torch.cuda.power_draw, device, 1000),
-                    "celsius": _sensor(torch.cuda.temperature, device, 1),
-                }
-                for device in devices
-            }
-            before, last = count, now
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(30)
-    if failed:
-        raise failed[0]
+    end = time.monotonic() + seconds
+    with ThreadPoolExecutor(len(devices)) as pool:
+        while (now := time.monotonic()) < end:
+            yield dict(zip(devices, pool.map(work, devices, [min(now + interval, end)] * len(devices)), strict=True))
 
 
 def _sensor(read: Callable, device: str, unit: float) -> float | None:
