@@ -1,4 +1,4 @@
-"""Tell before it costs: what this machine is and lacks, what a run will take, whether a card holds its load.
+"""Before it costs: what this machine is and lacks, what a run will take, whether a card holds its load.
 
     python check_setup.py                                       # a line a check; --quick leaves out the slow ones
     python check_setup.py --estimate --card a6000 --count 4     # memory, tokens/s, hours, kWh; --all_cards for a table
@@ -23,11 +23,12 @@ from pretrain.machine.verdicts import Check
 try:
     from pretrain.machine import doctor, forecast
     from pretrain.recipe import keys, reading
-except ModuleNotFoundError as missing:  # before the packages are installed this is the first thing to say
+except ModuleNotFoundError as missing:  # before the packages are installed this is the first remedy
     sys.exit(f"error    packages: {missing.name} is not installed. Remedy: make environment, or "
              "pip install -r requirements.txt")  # fmt: skip
 
 NETWORK_SECONDS = 5
+CARD_NAMES = ", ".join(card.name for card in cards.CARDS)  # what --card takes
 
 
 @exit_on_bad_input
@@ -37,11 +38,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if asked.warm_up_seconds:
             return warm_up(asked.warm_up_seconds)
-        recipe = filled(reading.load_recipe(Path(asked.recipe)))
+        recipe = reading.load_recipe(Path(asked.recipe))
+        if recipe.model.init_from:
+            from pretrain.model import pretrained  # here, for it needs torch, which may be what is missing
+
+            recipe = pretrained.complete(recipe)
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
     except KeyboardInterrupt:
         raise BadInput("stopped before all was tried", 130) from None
-    except BrokenPipeError:  # as with "| head": what is left to say goes nowhere
+    except BrokenPipeError:  # as with "| head": what is left goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -66,10 +71,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     asked = reading.parse_flags(parser, argv)
     faults = []
-    asked.card = asked.card and short_name(asked.card)
+    asked.card = asked.card and asked.card.lower()
     if asked.card and cards.named(asked.card) is None:
-        near = difflib.get_close_matches(asked.card.lower(), [card.name for card in cards.CARDS], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {card_names()}"
+        near = difflib.get_close_matches(asked.card, CARD_NAMES.split(", "), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {CARD_NAMES}"
         faults.append(f"--card {asked.card}: no such card; {hint}")
     if asked.count is not None and asked.count < 1:
         faults.append(f"--count {asked.count}: must be 1 or more")
@@ -85,37 +90,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return asked
 
 
-def short_name(card: str) -> str:
-    """Return a card's short name, also for the driver's name of it, whole or without the maker's."""
-    found = (cards.find(f"{maker}{card}") for maker in ("", "NVIDIA ", "NVIDIA GeForce ", "Tesla "))
-    return next((known.name for known in found if known), card.lower())
-
-
-def filled(recipe: keys.Recipe) -> keys.Recipe:
-    """Return the recipe with the size of the model that it begins from, if any."""
-    if not recipe.model.init_from:
-        return recipe
-    try:
-        from pretrain.model import pretrained
-    except ImportError as missing:
-        raise BadInput(
-            f"init_from = {recipe.model.init_from}: its size cannot be read without {missing.name}. Install it: make "
-            f"environment, or pip install -r requirements.txt"
-        ) from None
-    return pretrained.complete(recipe)
-
-
 # ---- what the machine is
 
 
 def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
-    facts, found, erase = {}, [], ""
+    facts, found = {}, []
     for check in examine(recipe, asked, facts):
         trying = check.level == verdicts.TRYING
         if sys.stderr.isatty():  # what is being tried is shown for as long as it is
-            print(f"{erase}{check}\r" if trying else erase, end="", file=sys.stderr, flush=True)
-            erase = f"{' ' * len(str(check))}\r" if trying else ""
+            print(f"\033[K{check if trying else ''}", end="\r", file=sys.stderr, flush=True)
         if trying:
             continue
         found.append(check)
@@ -152,18 +136,22 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     if works:
         from pretrain.machine import probes
 
-        yield verdicts.trying("network")
+        yield Check("network", verdicts.TRYING, "")
         problems = probes.reach([url for url, _ in wanted.values()], NETWORK_SECONDS)
         for name, (url, remedy) in wanted.items():
             if name.startswith("data set") and problems[hub] and not problems[hub].startswith("HTTP 4"):
-                continue  # said once
+                continue  # one line is enough
             # A refusal of its front page is an answer; of a data set's page it is not.
             there = problems[url].startswith("HTTP 4") and name in ("hub", "wandb")
-            yield verdicts.reachable(name, url, "" if there else problems[url], remedy)
+            if there or not problems[url]:
+                yield Check(name, verdicts.OK, f"{url} answers")
+            else:
+                yield Check(name, verdicts.WARNING, f"{url}: {problems[url]}", remedy)
     if doctor.package_version("huggingface_hub"):
         from huggingface_hub import get_token
 
-        yield verdicts.login(get_token() is not None)
+        text = "logged in to the Hub" if get_token() else "not logged in to the Hub; pushing needs it: hf auth login"
+        yield Check("login", verdicts.OK, text)
 
 
 # ---- what a run will take
@@ -179,22 +167,17 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     card = cards.named(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
     if card is None:
         here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
-        raise BadInput(f"--estimate: {here}; give --card, one of {card_names()}, or --all_cards")
+        raise BadInput(f"--estimate: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
     row = forecast.estimate_run(recipe, card, asked.count or len(found) or 1, asked.price_per_hour)
     print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
     return 0
-
-
-def card_names() -> str:
-    """Return the names that --card takes."""
-    return ", ".join(card.name for card in cards.CARDS)
 
 
 # ---- full load
 
 
 def warm_up(seconds: int) -> int:
-    """Multiply matrices on every card for ``seconds``; say every 5 s what each reaches. 1 where there is no card."""
+    """Multiply matrices on every card for ``seconds``; print every 5 s what each reaches. 1 where there is no card."""
     import torch
 
     from pretrain.machine import probes

@@ -9,7 +9,6 @@ import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 PRESETS = Path(__file__).parent.parent.parent / "accelerate_configs"
 
@@ -51,19 +50,14 @@ class Card:
     training: Measured | None = None
 
     @property
+    def modern(self) -> bool:
+        """Whether it has bf16, TF32 and PyTorch's flash attention: from Ampere (8.0) on."""
+        return self.capability >= (8, 0)
+
+    @property
     def precision(self) -> str:
-        """``bf16`` from Ampere (8.0) on, else ``fp16``."""
-        return "bf16" if self.capability >= (8, 0) else "fp16"
-
-    @property
-    def has_tf32(self) -> bool:
-        """Whether fp32 matrix products may run as TF32: from Ampere on."""
-        return self.capability >= (8, 0)
-
-    @property
-    def has_flash(self) -> bool:
-        """Whether PyTorch's flash attention runs: from Ampere on."""
-        return self.capability >= (8, 0)
+        """``bf16`` where it has it, else ``fp16``."""
+        return "bf16" if self.modern else "fp16"
 
     @property
     def is_geforce(self) -> bool:
@@ -74,16 +68,6 @@ class Card:
     def product_teraflops(self) -> float:
         """TFLOP/s of matrix products: measured, else the share of the peak that measured cards of its kind reach."""
         return self.products.figure if self.products else reached_share(self.is_geforce) * self.teraflops
-
-    @property
-    def rates(self) -> dict[str, Any]:
-        """What ``estimate.run`` asks of a card, in FLOP/s and bytes per second."""
-        return {
-            "peak_flops": self.teraflops * 1e12,
-            "product_flops": self.product_teraflops * 1e12,
-            "bandwidth": self.gigabytes_per_second * 1e9,
-            "flash": self.has_flash,
-        }
 
 
 WHITEPAPER = "whitepaper, FP16 tensor with FP32 accumulate, dense"
@@ -208,20 +192,14 @@ def peak_flops(driver_name: str, precision: str) -> float | None:
     return card.teraflops * 1e12 if card and precision in ("bf16", "fp16") else None
 
 
-def preset(driver_name: str, count: int = 1, folder: Path = PRESETS) -> str:
+def preset(driver_name: str, count: int = 1) -> str:
     """Return the stem of the accelerate YAML for ``count`` cards that the driver calls by this name.
 
-    ``rtx4090_x2`` where such a file exists, else the single card's; ``conservative`` for an unknown card, ``cpu`` for
-    none (an empty name).
+    ``rtx4090_x2`` where such a file exists (eight h100_pcie take h100_x8), else the single card's; ``conservative`` for
+    an unknown card, ``cpu`` for none (an empty name).
     """
     card = find(driver_name.strip())
     if card is None:
         return "conservative" if driver_name.strip() else "cpu"
-    return preset_of(card, count, folder)
-
-
-def preset_of(card: Card, count: int = 1, folder: Path = PRESETS) -> str:
-    """Return the stem of the accelerate YAML for ``count`` of a card (eight h100_pcie take h100_x8)."""
-    names = [card.name, card.name.partition("_")[0]]
-    stems = [f"{name}_x{count}" for name in names if count > 1] + names
-    return next((stem for stem in stems if (folder / f"{stem}.yaml").is_file()), "conservative")
+    shared = (f"{name}_x{count}" for name in (card.name, card.name.partition("_")[0]))
+    return next((stem for stem in shared if (PRESETS / f"{stem}.yaml").is_file()), card.name)

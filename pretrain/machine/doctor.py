@@ -24,6 +24,7 @@ REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
 TINY: dict[str, Any] = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128, "seed": 1}
 TINY |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 STEP_SECONDS, COMPILE_SECONDS, EXCHANGE_SECONDS = 120, 300, 120
+SLOW_DISK = 50e6  # bytes per second: a checkpoint of GPT-2 124M takes half a minute
 PYTHON_SOURCE_BYTES = 30e6  # python_stdlib's shards, generously
 
 
@@ -35,7 +36,9 @@ def examine(recipe: keys.Recipe, path: str, facts: dict, *, quick: bool) -> Gene
         facts: fills with what was found.
         quick: without the compiler, the all-reduce and the disk's speed.
     """
-    yield verdicts.python(sys.version_info[:3])
+    level = verdicts.OK if sys.version_info >= (3, 11) else verdicts.ERROR
+    remedy = "" if level == verdicts.OK else "install Python 3.11 or newer; make PYTHON=python3.12 ..."
+    yield Check("python", level, platform.python_version(), remedy)
     pins = verdicts.read_pins(REQUIREMENTS.read_text(encoding="utf-8"))
     installed = {name: package_version(name) for name in pins}
     facts |= {"python": platform.python_version(), "packages": installed}
@@ -61,44 +64,33 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     listed = nvidia_smi()
     driver = listed[0]["driver"] if listed else kernel_driver()
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    present = bool(listed) or Path("/proc/driver/nvidia").exists()
+    usable = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    found = [torch.cuda.get_device_properties(i) for i in usable]
+    mine = [{"name": c.name, "memory_bytes": c.total_memory, "capability": (c.major, c.minor)} for c in found]
+    first = listed[0]["capability"] if listed else None
     yield verdicts.build(
-        torch.__version__,
-        torch.version.cuda,
-        usable=count,
-        present=present,
-        capability=listed[0]["capability"] if listed else None,
-        driver=driver,
-        hidden=hidden,
+        torch.__version__, torch.version.cuda, usable=len(mine), capability=first, driver=driver, hidden=hidden
     )
-    listed = [] if hidden else listed
-    if torch.version.cuda and present:
+    if torch.version.cuda and driver:
         yield verdicts.driver(driver, torch.version.cuda)
-    seen = [torch.cuda.get_device_properties(i) for i in range(count)]
-    mine = [
-        {"name": card.name, "memory_bytes": card.total_memory, "capability": (card.major, card.minor)} for card in seen
-    ]
-    here = mine or listed
+    here = mine or ([] if hidden else listed)
     for card in here:
         yield verdicts.card(
             card["name"], card["memory_bytes"], card["capability"], known=bool(cards.find(card["name"]))
         )
-    usable = bool(mine) or not (listed or (present and not hidden))
+    works = bool(mine) or hidden or not driver
     if torch.version.cuda:  # torch for AMD cards names its kernels otherwise
         for card in {card["name"]: card for card in mine}.values():
             verdict = verdicts.architecture(card["name"], card["capability"], torch.cuda.get_arch_list(), driver)
-            usable &= verdict.level == verdicts.OK
+            works &= verdict.level == verdicts.OK
             yield verdict
-    threads = torch.get_num_threads()
-    preset = cards.preset(here[0]["name"] if here else "", len(here))
-    if not here and torch.backends.mps.is_available():
-        preset = "mps"
+    threads, preset = torch.get_num_threads(), cards.preset(here[0]["name"] if here else "", len(here))
     if not here:
+        preset = "mps" if torch.backends.mps.is_available() else preset
         yield Check("card", verdicts.OK, f"none: CPU, {threads} threads; make train takes {preset}.yaml")
     facts |= {"cards": here, "driver": driver, "cuda": torch.version.cuda, "threads": threads, "preset": preset}
     yield verdicts.launch(preset, len(here), path)
-    if usable:
+    if works:
         yield from examine_trials(mine, preset, quick, facts)
 
 
@@ -115,7 +107,7 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     step["device"] = device
 
     def tried(name: str, work, seconds: float, **given) -> Generator[Check, None, probes.Result]:
-        yield verdicts.trying(name)
+        yield Check(name, verdicts.TRYING, "")
         result = probes.attempt(work, [given], seconds)
         facts[name] = result.value or result.problem
         return result
@@ -158,7 +150,7 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
         text = f"compiled in {result.value['first_seconds']:.0f} s, then {faster} (a tiny model gains little)"
     yield verdicts.compiled(result.problem, text, on_card=forecast.compiles(preset))
     backend, processes = ("nccl", len(mine)) if len(mine) > 1 else ("gloo", 2)
-    yield verdicts.trying("all-reduce")
+    yield Check("all-reduce", verdicts.TRYING, "")
     result = probes.together(processes, backend, EXCHANGE_SECONDS, megabytes=256 if backend == "nccl" else 64)
     facts["all-reduce"] = result.value or result.problem
     yield verdicts.all_reduce(result.problem, backend=backend, count=processes, **result.value)
@@ -194,12 +186,14 @@ def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[C
     free = shutil.disk_usage(folder).free
     facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
     yield verdicts.disk(free, size * (kept + 1), shards, str(folder), recipe.saving.name)
-    yield from verdicts.mount(files.network_mount(folder), str(folder))
+    if kind := files.network_mount(folder):
+        remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
+        yield Check("mount", verdicts.WARNING, f"{folder} lies on a network file system ({kind})", remedy)
     if quick or free < 2**30:
         return
     from pretrain.machine import probes
 
-    yield verdicts.trying("disk speed")
+    yield Check("disk speed", verdicts.TRYING, "")
     try:
         speed = probes.write_speed(folder)
     except OSError as error:
@@ -207,7 +201,9 @@ def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[C
         yield Check("disk speed", verdicts.ERROR, fault, "another --output_dir")
         return
     facts["disk"]["bytes_per_second"] = speed
-    yield verdicts.disk_speed(speed, size)
+    text = f"{speed / 1e6:,.0f} MB/s to write and fsync: {size / speed:.1f} s a checkpoint"
+    slow = "a faster disk for output_dir, or a larger save_steps" if speed < SLOW_DISK else ""
+    yield Check("disk speed", verdicts.WARNING if slow else verdicts.OK, text, slow)
 
 
 def shard_bytes(recipe: keys.Recipe) -> float:
@@ -228,13 +224,25 @@ def package_version(name: str) -> str | None:
 
 
 def nvidia_smi() -> list[dict]:
-    """Return the machine's NVIDIA cards as the driver lists them, none where there is no driver."""
+    """Return the machine's NVIDIA cards as the driver lists them, none where there is no driver.
+
+    Each has name, driver, memory_bytes (None where the driver does not give it), capability (a pair, or None).
+    """
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return verdicts.read_nvidia_smi(done.stdout) if done.returncode == 0 else []
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 3 and not done.returncode]
+    return [
+        {
+            "name": name,
+            "driver": driver,
+            "memory_bytes": int(size.removesuffix(" MiB")) * 2**20 if size.endswith(" MiB") else None,
+            "capability": tuple(map(int, re.findall(r"\d+", capability))) or None,
+        }
+        for name, driver, size, capability in rows
+    ]
 
 
 def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:

@@ -7,6 +7,7 @@ V vocabulary, T context, B sequences of a micro-batch.
 import dataclasses
 from collections.abc import Mapping
 
+from pretrain.machine.cards import Card
 from pretrain.model.architectures import Shape
 from pretrain.optim.optimizers import OPTIMIZERS
 from pretrain.recipe import keys
@@ -37,17 +38,6 @@ def moment_bytes(shape: Shape, optimizer: str = "adamw") -> float:
     kept = OPTIMIZERS[optimizer].moments
     embeddings = shape.parameters - shape.hidden - shape.vectors
     return kept.hidden * shape.hidden + kept.embeddings * embeddings + kept.vectors * shape.vectors
-
-
-def block_bytes(shape: Shape, *, half: bool, compiled: bool, half_stream: bool = False) -> tuple[int, int]:
-    """Return the bytes that a block keeps for the backward pass, a token, and those of them that "mlp" does not keep.
-
-    Tensors of a block in half precision are 2 bytes an element, else 4; the residual stream before each norm is fp32.
-    The formulas stand in the family's record.
-
-    half_stream: the stream is in half precision too, as FSDP2 has it.
-    """
-    return shape.record.kept_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
 
 
 def memory(
@@ -81,7 +71,7 @@ def memory(
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     shards = shards or {}
     half_stream = half and "weights" in shards
-    block, again = block_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
+    block, again = shape.record.kept_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
     small = compiled and half
     kept, later = {
         "none": (shape.n_layer * block, 0),
@@ -143,17 +133,11 @@ def moved_bytes(shape: Shape) -> float:
     return 1.25 * shape.n_layer * shape.record.moved_bytes(shape) + 16 * shape.vocab_size
 
 
-def seconds_per_token(shape: Shape, *, product_flops: float, bandwidth: float, flash: bool = True) -> float:
-    """Return one card's seconds a token: matrix products at the rate that it reaches, then all else at its bandwidth.
-
-    Args:
-        product_flops: FLOP/s that large matrix products reach.
-        bandwidth: bytes per second of the card's memory, by its data sheet.
-        flash: whether flash attention runs.
-    """
-    products = computed_flops(shape) * (1 / product_flops + 1 / PRODUCT_LIMIT)
-    seconds = products + moved_bytes(shape) / (BANDWIDTH_SHARE * bandwidth)
-    return seconds if flash else seconds / WITHOUT_FLASH
+def seconds_per_token(shape: Shape, card: Card) -> float:
+    """Return one card's seconds a token: matrix products at the rate that it reaches, then all else at its bandwidth."""
+    products = computed_flops(shape) * (1 / (1e12 * card.product_teraflops) + 1 / PRODUCT_LIMIT)
+    seconds = products + moved_bytes(shape) / (BANDWIDTH_SHARE * 1e9 * card.gigabytes_per_second)
+    return seconds if card.modern else seconds / WITHOUT_FLASH
 
 
 def exchange_seconds(shape: Shape, *, count: int, link: float) -> float:
@@ -166,40 +150,21 @@ def exchange_seconds(shape: Shape, *, count: int, link: float) -> float:
 
 
 def run(
-    shape: Shape,
-    *,
-    tokens: int,
-    tokens_per_step: int,
-    peak_flops: float,
-    product_flops: float,
-    bandwidth: float,
-    flash: bool = True,
-    work: float = 1.0,
-    count: int = 1,
-    link: float = 20e9,
-    watts: float = 0.0,
-    price_per_hour: float = 0.0,
+    shape: Shape, card: Card, *, tokens: int, tokens_per_step: int, work: float = 1.0, count: int = 1
 ) -> dict[str, float]:
-    """Return ``tokens_per_second``, ``mfu`` (a share of all cards' peak), ``hours``, ``kilowatt_hours``, ``cost``.
+    """Return ``tokens_per_second``, ``mfu`` (a share of all cards' peak), ``hours``, ``kilowatt_hours``.
 
     Args:
         tokens: of the whole run.
-        peak_flops: FLOP/s of a card by its data sheet, dense, fp32 accumulate.
-        product_flops, bandwidth, flash: as ``seconds_per_token`` takes them.
         work: of a step, in those of one that computes nothing again.
-        link: bytes per second between cards; 20e9 is a PCIe 4.0 slot, NVLink has 300e9 and more.
-        watts: of one card.
-        price_per_hour: of one card, in any currency.
     """
-    token = work * seconds_per_token(shape, product_flops=product_flops, bandwidth=bandwidth, flash=flash)
-    step = token * tokens_per_step / count
-    step += exchange_seconds(shape, count=count, link=link) if count > 1 else 0.0
+    step = work * seconds_per_token(shape, card) * tokens_per_step / count
+    step += exchange_seconds(shape, count=count, link=1e9 * card.link_gigabytes_per_second)
     speed = tokens_per_step / step
     hours = tokens / speed / 3600
     return {
         "tokens_per_second": speed,
-        "mfu": speed * shape.flops_per_token / (count * peak_flops),
+        "mfu": speed * shape.flops_per_token / (count * 1e12 * card.teraflops),
         "hours": hours,
-        "kilowatt_hours": hours * count * watts / 1000,
-        "cost": hours * count * price_per_hour,
+        "kilowatt_hours": hours * count * card.watts / 1000,
     }

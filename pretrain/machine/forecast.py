@@ -20,7 +20,7 @@ others measured (pretrain/machine/cards.py). Parameters and FLOPs are counted.""
 
 def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
     """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
-    shape, compiled = estimate.shape_of(recipe.model), compiles(cards.preset_of(card))
+    shape, compiled = estimate.shape_of(recipe.model), compiles(card.name)
     how: dict[str, Any] = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
     if recipe.optimizer.shard_optimizer:
         how["shards"] = {"moments": count}
@@ -50,15 +50,12 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     size = plan.per_device_train_batch_size
     run = estimate.run(
         shape,
+        card,
         tokens=tokens,
         tokens_per_step=recipe.batch.tokens_per_step,
-        **card.rates,
         # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
         work=4 / 3 if checkpointing == "full" else 1.0,
         count=count,
-        link=card.link_gigabytes_per_second * 1e9,
-        watts=card.watts,
-        price_per_hour=price_per_hour,
     )
     taken = estimate.memory(shape, micro_batch=size, checkpointing=checkpointing, **how)
     row |= {
@@ -71,8 +68,8 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     }
     if count == 1 and is_gpt2_124m(shape):
         row["measured_by_others"] = card.training and dataclasses.asdict(card.training)
-    if not price_per_hour:
-        del row["cost"]
+    if price_per_hour:
+        row["cost"] = run["hours"] * count * price_per_hour
     return row
 
 

@@ -53,17 +53,19 @@ def attempt(work: Callable[..., dict], arguments: list[dict], seconds: float) ->
                 process = context.Process(target=_child, args=(place, seconds, work, given), daemon=True)
                 process.start()
                 started[i] = process
-            while running := {process.sentinel: i for i, process in started.items() if i not in found}:
-                ended = wait(running, max(0.0, deadline - time.monotonic()))
+            while len(found) < len(started):
+                running = {i: process for i, process in started.items() if i not in found}
+                ended = wait([process.sentinel for process in running.values()], max(0.0, deadline - time.monotonic()))
                 if not ended:
                     return Result({}, f"no answer in {seconds:.0f} s")
-                for i in (running[sentinel] for sentinel in ended):
+                for i in (i for i, process in running.items() if process.sentinel in ended):
                     found[i] = _outcome(started[i], Path(folder, str(i)))
                     if found[i].problem:
                         return found[i]
             return found[0]
         finally:
             for process in started.values():
+                assert process.pid
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()

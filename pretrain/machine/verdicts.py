@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
-PYTHON = (3, 11)
 WHEELS = "https://download.pytorch.org/whl"
 # A card may do without these; training says what is then missing.
 OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts and temperatures"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
-SLOW_DISK = 50e6  # bytes per second: a checkpoint of GPT-2 124M takes half a minute
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,6 @@ class Check:
     def __str__(self) -> str:
         text = f": {self.text}" if self.text else ""
         return f"{self.level:8} {self.name}{text}" + (f". Remedy: {self.remedy}" if self.remedy else "")
-
-
-def trying(name: str) -> Check:
-    """Announce what is being tried."""
-    return Check(name, TRYING, "")
 
 
 def read_pins(text: str) -> dict[str, str]:
@@ -61,14 +54,6 @@ def packages(pins: dict[str, str], installed: dict[str, str | None]) -> list[Che
     return [Check("packages", OK, f"{same} of {len(pins)} are the versions of requirements.txt"), *found]
 
 
-def python(version: tuple[int, ...]) -> Check:
-    """Judge the running Python by its version numbers."""
-    text = ".".join(map(str, version[:3]))
-    if version[:2] >= PYTHON:
-        return Check("python", OK, text)
-    return Check("python", ERROR, f"{text} is too old", "install Python 3.11 or newer; make PYTHON=python3.12 ...")
-
-
 def system(name: str, release: str) -> Check:
     """Judge the operating system: ``platform.system()`` and ``platform.release()``."""
     if name == "Windows":
@@ -81,26 +66,7 @@ def system(name: str, release: str) -> Check:
     return Check("system", OK, f"{name} {release}")
 
 
-def read_nvidia_smi(text: str) -> list[dict]:
-    """Return the cards of ``nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader``.
-
-    Each has name, driver, memory_bytes (None where the driver does not say), capability (a pair, or None).
-    """
-    cards = []
-    for row in (line.split(", ") for line in text.splitlines() if line.count(", ") == 3):
-        size, capability = re.match(r"(\d+) MiB", row[2]), re.fullmatch(r"(\d+)\.(\d+)", row[3].strip())
-        cards.append(
-            {
-                "name": row[0].strip(),
-                "driver": row[1].strip(),
-                "memory_bytes": int(size[1]) * 2**20 if size else None,
-                "capability": (int(capability[1]), int(capability[2])) if capability else None,
-            }
-        )
-    return cards
-
-
-def wheel_index(capability: tuple[int, int], driver: str | None) -> str | None:
+def wheel_index(capability: tuple[int, int], driver: str | None = None) -> str | None:
     """Return the wheel index whose torch serves a card under a driver; None: no current one does.
 
     CUDA 13 begins at 7.5 (Turing) and needs driver 580; the cu126 wheels reach from Maxwell (5.0) to Hopper (9.0).
@@ -117,9 +83,8 @@ def build(
     cuda: str | None,
     *,
     usable: int,
-    present: bool,
-    capability: tuple[int, int] | None = None,
-    driver: str | None = None,
+    capability: tuple[int, int] | None,
+    driver: str | None,
     hidden: bool = False,
 ) -> Check:
     """Judge torch's build against the machine.
@@ -127,12 +92,12 @@ def build(
     Args:
         cuda: ``torch.version.cuda``; None: not a CUDA build.
         usable: cards that torch can use.
-        present: the machine holds an NVIDIA card, whatever torch says.
         capability: of the first card, where known: it chooses the wheel.
+        driver: its version; None: the machine has no NVIDIA card, whatever torch finds.
         hidden: CUDA_VISIBLE_DEVICES is set, and empty or -1.
     """
     text = f"{torch_version}, " + (f"CUDA {cuda}" if cuda else "no CUDA")
-    if usable or not present:
+    if usable or not driver:
         return Check("torch", OK, text)
     if hidden:
         return Check("torch", OK, f"{text}; CUDA_VISIBLE_DEVICES hides every card")
@@ -145,11 +110,9 @@ def build(
     return Check("torch", ERROR, f"{text}, but it finds no usable card on a machine that has one", remedy)
 
 
-def driver(version: str | None, cuda: str) -> Check:
+def driver(version: str, cuda: str) -> Check:
     """Judge the driver's version against the CUDA that torch was built with (``13.0``)."""
     oldest = OLDEST_DRIVER.get(int(cuda.partition(".")[0]))
-    if not version:
-        return Check("driver", WARNING, "its version is not known", "nvidia-smi must run; install or reload the driver")
     if oldest is None or _numbers(version) >= oldest:
         return Check("driver", OK, f"{version}, for CUDA {cuda}")
     needed = ".".join(f"{part:02}" for part in oldest)
@@ -195,7 +158,7 @@ def card(name: str, memory_bytes: int | None, capability: tuple[int, int] | None
 
 
 def launch(preset: str, count: int, recipe: str = "") -> Check:
-    """Say which accelerate YAML to take, with the flags for more cards than the YAML has, and the recipe."""
+    """Name the accelerate YAML to take, with the flags for more cards than the YAML has, and the recipe."""
     chosen = f" --recipe {recipe}" if recipe else ""
     more = f" --multi_gpu --num_processes {count}" if count > 1 and not preset.endswith(f"_x{count}") else ""
     command = f"accelerate launch --config_file accelerate_configs/{preset}.yaml{more} train.py{chosen}"
@@ -216,32 +179,6 @@ def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: s
         remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
         return Check("disk", WARNING, text, remedy)
     return Check("disk", OK, text)
-
-
-def disk_speed(bytes_per_second: float, checkpoint_bytes: float) -> Check:
-    """Judge how fast a folder takes bytes for good (with fsync), by the time that a checkpoint takes."""
-    seconds = checkpoint_bytes / bytes_per_second
-    text = f"{bytes_per_second / 1e6:,.0f} MB/s to write and fsync: {seconds:.1f} s a checkpoint"
-    if bytes_per_second < SLOW_DISK:
-        return Check("disk speed", WARNING, text, "a faster disk for output_dir, or a larger save_steps")
-    return Check("disk speed", OK, text)
-
-
-def mount(kind: str | None, folder: str) -> list[Check]:
-    """Warn of a network file system (its kind, as /proc/mounts names it)."""
-    remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
-    return [Check("mount", WARNING, f"{folder} lies on a network file system ({kind})", remedy)] if kind else []
-
-
-def reachable(name: str, url: str, problem: str, remedy: str) -> Check:
-    """Judge an address by what went wrong with it (empty: nothing)."""
-    return Check(name, WARNING, f"{url}: {problem}", remedy) if problem else Check(name, OK, f"{url} answers")
-
-
-def login(logged_in: bool) -> Check:
-    """Say whether the Hub knows us: only pushing and gated data need it."""
-    text = "logged in to the Hub" if logged_in else "not logged in to the Hub; pushing needs it: hf auth login"
-    return Check("login", OK, text)
 
 
 def compiled(problem: str, text: str, *, on_card: bool) -> Check:

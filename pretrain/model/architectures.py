@@ -132,8 +132,9 @@ class Architecture:
         prepare: changes how the stock model computes in training, in place; names and weights stay.
         block_matrices, block_vectors: weights of a block: its matrices'; its norms' and biases'.
         last_norm: weights of the norm before the head, in d.
-        kept_bytes: bytes that a block keeps for the backward pass, a token, and those of them that "mlp" does not keep;
-            takes half, compiled and half_stream as ``estimate.block_bytes`` does.
+        kept_bytes: bytes that a block keeps for the backward pass, a token, and those of them that "mlp" does not keep.
+            Its tensors are 2 bytes an element in half precision, else 4; the residual stream before each norm is fp32,
+            but with ``half_stream``, as FSDP2 has it.
         backward_bytes: bytes a token of the gradients within a block that is computed again.
         moved_bytes: bytes a token that a block's kernels beside matrix products must move, forward and backward.
     """

@@ -15,6 +15,13 @@ def rehearse(step, parameters=(), **how):
     return fit.runs_out_of_memory(step, parameters, **(about | how))
 
 
+def raising(error):
+    def step(*_):
+        raise error
+
+    return step
+
+
 def test_a_step_of_the_asked_size_is_tried():
     seen = []
     assert not rehearse(lambda inputs_BT, targets_BT: seen.append((inputs_BT, targets_BT)))
@@ -24,37 +31,24 @@ def test_a_step_of_the_asked_size_is_tried():
     )
 
 
-def test_running_out_is_an_answer_and_any_other_error_is_not():
-    def out(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory"),
+        BackendCompilerFailed(lambda: None, torch.OutOfMemoryError("CUDA out of memory"), None),
+    ],
+)
+def test_running_out_is_an_answer_by_whatever_name(error):
+    assert rehearse(raising(error))
 
-    def cublas(*_):  # the handle that a card's first product makes
-        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
-    def driver(*_):
-        raise RuntimeError("CUDA error: out of memory")
-
-    def wrong(*_):
-        raise RuntimeError("something else")
-
-    assert rehearse(out) and rehearse(cublas) and rehearse(driver)
+def test_any_other_error_is_none_and_a_compilers_is_named_with_the_way_round_it():
     with pytest.raises(RuntimeError, match="something else"):
-        rehearse(wrong)
-
-
-def test_a_compiler_that_does_not_work_is_said_with_the_way_round_it():
-    def uncompiled(*_):
-        raise InductorError(RuntimeError("No working C++ compiler found"), None)
-
+        rehearse(raising(RuntimeError("something else")))
     with pytest.raises(BadInput, match=r"torch.compile fails .*: No working C\+\+ compiler.*dynamo_backend"):
-        rehearse(uncompiled)
-
-
-def test_memory_that_runs_out_while_compiling_is_lack_of_memory():
-    def out(*_):
-        raise BackendCompilerFailed(lambda: None, torch.OutOfMemoryError("CUDA out of memory"), None)
-
-    assert rehearse(out)
+        rehearse(raising(InductorError(RuntimeError("No working C++ compiler found"), None)))
 
 
 @pytest.mark.parametrize("fails", [False, True])

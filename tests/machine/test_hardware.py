@@ -15,19 +15,10 @@ P4000 = hardware.Device("cuda", "Quadro P4000", 8 * 2**30, (6, 1), 1, True)
 A6000 = hardware.Device("cuda", "NVIDIA RTX A6000", 48 * 2**30, (8, 6), 2, True)
 
 
-def test_cpu_has_no_gauges():
-    assert hardware.gauges(torch.device("cpu")) == {}
-
-
-@pytest.mark.parametrize("device, precision", [(CPU, "no"), (T4, "fp16"), (P4000, "fp16"), (A6000, "bf16")])
-def test_the_best_precision_is_what_the_device_has(device, precision):
-    assert device.precision == precision
-
-
-@pytest.mark.parametrize("device, compiles", [(CPU, False), (T4, True), (P4000, False), (A6000, True)])
-def test_without_a_yaml_the_compiler_is_taken_where_it_works(device, compiles):
-    assert device.compiles == compiles
-    assert not dataclasses.replace(device, compiler=False).compiles
+def test_precision_and_compiler_without_a_yaml_are_what_the_device_has():
+    assert [device.precision for device in (CPU, T4, P4000, A6000)] == ["no", "fp16", "fp16", "bf16"]
+    assert [device.compiles for device in (CPU, T4, P4000, A6000)] == [False, True, False, True]
+    assert not dataclasses.replace(A6000, compiler=False).compiles
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
@@ -61,24 +52,7 @@ def test_this_machine_is_what_accelerate_would_take(monkeypatch):
     assert hardware.this_device().kind == "cpu" and hardware.this_device().memory_bytes > 2**30
 
 
-def test_gauges_read_memory_use_and_watts_and_do_without_nvml(monkeypatch):
-    card = torch.device("cuda:0")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1000))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 830)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 97)
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
-    monkeypatch.setattr(hardware.time, "monotonic", lambda: 5.0)
-    assert hardware.gauges(card) == {"gpu/memory": 0.83, "gpu/utilization": 0.97, "gpu/watts": 287.5}
-
-    def missing(device):
-        raise ModuleNotFoundError("nvidia-ml-py")
-
-    monkeypatch.setattr(torch.cuda, "utilization", missing)
-    monkeypatch.setattr(hardware.time, "monotonic", lambda: 6.0)
-    assert hardware.gauges(card) == {"gpu/memory": 0.83}
-
-
-def test_nvml_is_asked_once_a_second_however_short_an_update(monkeypatch):
+def test_gauges_read_memory_use_and_watts_nvml_once_a_second_and_do_without_it(monkeypatch):
     card, asked = torch.device("cuda:0"), []
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1000))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 830)
@@ -86,20 +60,22 @@ def test_nvml_is_asked_once_a_second_however_short_an_update(monkeypatch):
     monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
     for now in (10.0, 10.1, 10.9, 11.0, 11.5):
         monkeypatch.setattr(hardware.time, "monotonic", lambda now=now: now)
-        assert hardware.gauges(card)["gpu/utilization"] == 0.97
+        assert hardware.gauges(card) == {"gpu/memory": 0.83, "gpu/utilization": 0.97, "gpu/watts": 287.5}
     assert len(asked) == 2
+
+    def missing(device):
+        raise ModuleNotFoundError("nvidia-ml-py")
+
+    monkeypatch.setattr(torch.cuda, "utilization", missing)
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: 13.0)
+    assert hardware.gauges(card) == {"gpu/memory": 0.83} and hardware.gauges(torch.device("cpu")) == {}
 
 
 @pytest.mark.parametrize(
     "memory, micro_batch, waiting, said",
     [
         (0.85, 8, 0.0, None),
-        (
-            0.5,
-            8,
-            0.0,
-            "only 50% of the card's memory is in use: a larger --per_device_train_batch_size than 8 would fit",
-        ),
+        (0.5, 8, 0.0, "only 50% of the card's memory is in use: a larger --per_device_train_batch_size than 8 would"),
         (0.5, 32, 0.0, None),  # the whole share of a step
         (0.22, 16, 0.0, None),  # a large card at its own preset: 16,384 tokens fill it
         (0.97, 8, 0.0, "--per_device_train_batch_size 4 goes on"),

@@ -24,10 +24,6 @@ def run(made, seconds_per_step, *, start=0, steps=FIRST, elapsed=0.0, compiling=
     return found
 
 
-def test_without_a_limit_the_schedule_is_the_recipes():
-    assert not any(run(budget(max_hours=0.0), 1.0, steps=100))
-
-
 def test_the_planned_run_takes_the_hours_that_were_given(caplog):
     with caplog.at_level("INFO", "pretrain"):
         found = run(budget(), 2.0, compiling=120.0)
@@ -38,8 +34,9 @@ def test_the_planned_run_takes_the_hours_that_were_given(caplog):
     assert "2,000 ms a step" in caplog.text and "1,740 of the 10,000 steps" in caplog.text
 
 
-def test_a_run_that_fits_keeps_its_length():
+def test_a_run_that_fits_keeps_its_length_and_a_warm_up_that_is_short_enough_stays():
     assert run(budget(max_steps=200, warmup_steps=20), 0.1)[-1] == (200, 20)
+    assert run(budget(warmup_steps=100), 2.0)[-1] == (pytest.approx(1800, abs=1), 100)
 
 
 def test_hours_that_are_over_end_the_run_where_it_stands():
@@ -47,15 +44,10 @@ def test_hours_that_are_over_end_the_run_where_it_stands():
     assert found[-1] == (FIRST, FIRST)  # the warm-up that was done is not taken back
 
 
-def test_a_warm_up_that_is_short_enough_stays_as_it_was_asked_for():
-    max_steps, warmup_steps = run(budget(warmup_steps=100), 2.0)[-1]
-    assert max_steps == pytest.approx(1800, abs=1) and warmup_steps == 100
-
-
-def test_a_plan_is_made_once_and_kept_by_a_resumed_run():
+def test_a_plan_is_made_once_and_kept_by_a_resumed_run_and_without_a_limit_none_is():
     made = budget()
     assert run(made, 2.0)[-1] and not any(run(made, 9.0, start=FIRST))
-    assert not any(run(budget(planned=True), 9.0, start=50))
+    assert not any(run(budget(planned=True), 9.0, start=50)) and not any(run(budget(max_hours=0.0), 1.0))
 
 
 def test_a_run_resumed_before_its_plan_counts_the_time_of_before():

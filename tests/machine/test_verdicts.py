@@ -1,25 +1,23 @@
 """Verdicts on simulated facts: every combination that is known to be bad has its error and its remedy."""
 
-import dataclasses
+import subprocess
 
 import pytest
 from conftest import ROOT
 
-from pretrain.machine import cards, verdicts
+from pretrain.machine import cards, doctor, verdicts
 
 # What the wheels hold (torch.cuda.get_arch_list()), as far as these tests need it.
 CU126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()  # noqa: SIM905
 CU128 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120".split()  # noqa: SIM905
 CU130 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_110 sm_120 compute_120".split()  # noqa: SIM905
-HERE = {"usable": 0, "present": True}
+HERE = {"usable": 0, "driver": "580.95.05"}
 
 
-def test_a_check_is_one_line_with_its_remedy_and_cannot_be_changed():
+def test_a_check_is_one_line_with_its_remedy():
     check = verdicts.Check("disk", verdicts.WARNING, "is slow", "buy another")
     assert str(check) == "warning  disk: is slow. Remedy: buy another"
     assert str(verdicts.Check("disk", verdicts.OK, "is fast")) == "ok       disk: is fast"
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        check.level = verdicts.OK
 
 
 def test_pins_are_read_from_our_own_requirements():
@@ -40,7 +38,6 @@ def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one
 
 
 def test_systems():
-    assert verdicts.python((3, 10, 12)).level == "error" and verdicts.python((3, 11, 0)).level == "ok"
     assert verdicts.system("Linux", "6.8.0-generic") == verdicts.Check("system", "ok", "Linux 6.8.0-generic")
     wsl, mac = verdicts.system("Linux", "5.15.90.1-microsoft-standard-WSL2"), verdicts.system("Darwin", "24.0")
     assert wsl.level == mac.level == "ok" and "WSL" in wsl.text and "mps.yaml" in mac.text
@@ -48,32 +45,30 @@ def test_systems():
     assert windows.level == "error" and "WSL 2" in windows.remedy
 
 
-def test_the_drivers_list_is_read_and_noise_is_not():
+def test_the_drivers_list_is_read_and_noise_is_not(monkeypatch):
     text = "NVIDIA GeForce RTX 4090, 550.54.14, 24564 MiB, 8.9\nNVIDIA GB10, 580.95, [N/A], 12.1\n\nfailed\n"
-    first, second = verdicts.read_nvidia_smi(text)
+    done = subprocess.CompletedProcess([], 0, text)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **how: done)
+    first, second = doctor.nvidia_smi()
     assert first["name"] == "NVIDIA GeForce RTX 4090" and first["driver"] == "550.54.14"
     assert first["memory_bytes"] == 24564 * 2**20 and first["capability"] == (8, 9)
     assert second["memory_bytes"] is None and second["capability"] == (12, 1)
 
 
-def test_a_cpu_build_beside_a_card_is_an_error_with_the_wheel_to_install():
-    bad = verdicts.build("2.13.0+cpu", None, capability=(8, 9), driver="580.95.05", **HERE)
+def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_remedy_unless_they_are_hidden():
+    def build(version="2.13.0+cpu", cuda=None, capability=(8, 9), **changes):
+        return verdicts.build(version, cuda, capability=capability, **HERE | changes)
+
+    bad = build()
     assert bad.level == "error" and "CPU build" in bad.text
     assert (
         "pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130" in bad.remedy
     )
-    assert "whl/cu126" in verdicts.build("2.13.0+cpu", None, capability=(8, 9), driver="550.54.14", **HERE).remedy
-    assert "whl/cu126" in verdicts.build("2.13.0+cpu", None, capability=(7, 0), driver="580.95.05", **HERE).remedy
-    assert "--index-url" in verdicts.build("2.13.0+cpu", None, **HERE).remedy  # nvidia-smi is silent
-    assert verdicts.build("2.13.0+cpu", None, usable=0, present=False).level == "ok"
-    assert verdicts.build("2.13.0+cpu", None, hidden=True, **HERE).level == "ok"
-
-
-def test_a_cuda_build_that_finds_no_card_on_a_machine_with_one_is_an_error_unless_they_are_hidden():
-    assert verdicts.build("2.13.0", "13.0", **HERE).level == "error"
-    hidden = verdicts.build("2.13.0", "13.0", hidden=True, **HERE)
-    assert hidden.level == "ok" and "CUDA_VISIBLE_DEVICES" in hidden.text
-    assert verdicts.build("2.13.0", "13.0", usable=2, present=True).level == "ok"
+    assert "whl/cu126" in build(driver="550.54.14").remedy and "whl/cu126" in build(capability=(7, 0)).remedy
+    assert "--index-url" in build(capability=None).remedy  # nvidia-smi gives none
+    assert build("2.13.0", "13.0").level == "error"
+    assert build(driver=None).level == build(hidden=True).level == build("2.13.0", "13.0", usable=2).level == "ok"
+    assert "CUDA_VISIBLE_DEVICES" in build("2.13.0", "13.0", hidden=True).text
 
 
 def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_where_it_can():
@@ -81,7 +76,6 @@ def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_
     old = [("580.65.05", "13.0"), ("550.54.14", "13.0"), ("525.60.11", "12.8"), ("470.82.01", "12.6")]
     assert {verdicts.driver(*versions).level for versions in good} == {"ok"}
     assert {verdicts.driver(*versions).level for versions in old} == {"error"}
-    assert verdicts.driver(None, "13.0").level == "warning"
     fixable = verdicts.driver("550.54.14", "13.0").remedy
     assert "driver 580.65.06 or newer" in fixable and "whl/cu126" in fixable
     assert "whl" not in verdicts.driver("470.82.01", "13.0").remedy
@@ -151,17 +145,6 @@ def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
     for size, level in free.items():
         check = verdicts.disk(int(size), 4.5e9, 20e9, "/d", "gpt2")
         assert check.level == level and bool(check.remedy) == (level != "ok") and "24.5 GB" in check.text
-    assert verdicts.disk_speed(2e9, 1.5e9).level == "ok" and verdicts.disk_speed(20e6, 1.5e9).level == "warning"
-    assert "75.0 s a checkpoint" in verdicts.disk_speed(20e6, 1.5e9).text
-    assert verdicts.mount("nfs4", "/d")[0].level == "warning" and verdicts.mount(None, "/d") == []
-
-
-def test_what_cannot_be_reached_is_a_warning():
-    assert verdicts.reachable("hub", "http://x", "", "r").level == "ok"
-    assert verdicts.reachable("hub", "http://x", "timed out", "r") == verdicts.Check(
-        "hub", "warning", "http://x: timed out", "r"
-    )
-    assert verdicts.login(True).level == verdicts.login(False).level == "ok"
 
 
 def test_a_compiler_that_fails_is_an_error_only_where_the_preset_compiles():

@@ -174,14 +174,7 @@ def test_the_heads_speeds_and_hours_are_the_formulas():
     assert len(rows) == 7
     for count, name, speed, hours in rows:
         card = cards.named(name)
-        done = estimate.run(
-            GPT2,
-            tokens=19073 * 2**19,
-            tokens_per_step=2**19,
-            **card.rates,
-            count=int(count),
-            link=card.link_gigabytes_per_second * 1e9,
-        )
+        done = estimate.run(GPT2, card, tokens=19073 * 2**19, tokens_per_step=2**19, count=int(count))
         assert float(speed.replace(",", "")) == float(f"{done['tokens_per_second']:.2g}")
         assert float(hours) == round(done["hours"], 1)
     assert f"{GPT2.flops_per_token / 1e6:.0f} MFLOP" in RUN.read_text()

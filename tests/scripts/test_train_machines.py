@@ -297,7 +297,7 @@ def test_a_pretended_card_gets_its_precision_its_micro_batch_and_its_yaml(card):
     memory = int(card.memory_gib * 0.98 * 2**30)  # as the driver counts it
     device = hardware.Device("cuda", name, memory, card.capability, 1, compiler=True)
     assert cards.find(name) is card
-    assert device.precision == card.precision and device.has_tf32 == card.has_tf32
+    assert device.precision == card.precision and device.has_tf32 == card.modern
     preset = cards.preset(name)
     text = (ROOT / "accelerate_configs" / f"{preset}.yaml").read_text()
     assert f"mixed_precision: {device.precision}" in text
