@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from accelerate import Accelerator
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from pretrain.data.corpus import Corpus
 from pretrain.data.tokenization import encode_prompt
@@ -50,9 +50,8 @@ class Evaluator:
         accelerator: Accelerator,
         stopped: Callable[[], bool] = lambda: False,
     ):
-        self._recipe, self._corpus, self._model = recipe, corpus, model
+        self._recipe, self._corpus, self._test, self._model = recipe, corpus, test, model
         self._accelerator, self._stopped = accelerator, stopped
-        self._test = test
 
     def loss(self, split: str, batch_size: int) -> dict[str, float] | None:
         """Return ``loss`` (nats per token) and ``bits_per_byte`` of a split, or None when stopped."""
@@ -93,21 +92,17 @@ class Evaluator:
 
     def samples(self) -> list[tuple[str, str]]:
         """Return a text for each prompt, with it; the main process's (the others return none)."""
+        evaluation, tokenizer = self._recipe.evaluation, self._corpus.tokenizer
+        found = []
         with self._model() as model:
-            prompts = self._recipe.evaluation.sample_prompts if self._accelerator.is_main_process else ()
-            return [(prompt, self._sample(model, prompt, number)) for number, prompt in enumerate(prompts)]
-
-    def _sample(self, model: PreTrainedModel, prompt: str, number: int) -> str:
-        tokenizer = self._corpus.tokenizer
-        ids = sampling.sample(
-            model,
-            encode_prompt(tokenizer, prompt),
-            tokenizer,
-            max_new_tokens=self._recipe.evaluation.sample_tokens,
-            seed=self._recipe.model.seed + number,
-            **SAMPLING,
-        )
-        return tokenizer.decode(ids, skip_special_tokens=True)
+            for number, prompt in enumerate(evaluation.sample_prompts if self._accelerator.is_main_process else ()):
+                ids = encode_prompt(tokenizer, prompt)
+                seed = self._recipe.model.seed + number
+                new = sampling.sample(
+                    model, ids, tokenizer, max_new_tokens=evaluation.sample_tokens, seed=seed, **SAMPLING
+                )
+                found.append((prompt, tokenizer.decode(new, skip_special_tokens=True)))
+        return found
 
 
 def describe_loss(split: str, result: dict[str, float]) -> str:

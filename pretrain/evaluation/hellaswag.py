@@ -10,7 +10,7 @@ Legend: N items, Q questions (an item's text under one rule), 4 endings each.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,34 +128,24 @@ class HellaSwag:
         number = len(self.items)
         first, last = likelihoods[:number], likelihoods[-number:]
         values = {
-            "acc": lambda: first,
+            "acc": first,
             # An ending of brackets only is cleaned to nothing, and never the likeliest.
-            "acc_norm": lambda: np.where(self.characters, first / np.maximum(1, self.characters), -np.inf),
-            "acc_token_norm": lambda: last / self.tokens[-number:],
+            "acc_norm": np.where(self.characters, first / np.maximum(1, self.characters), -np.inf),
+            "acc_token_norm": last / self.tokens[-number:],
         }
-        return {score: values[score]().argmax(1) for score in self.wanted}
+        return {score: values[score].argmax(1) for score in self.wanted}
 
-    def scores(self, predictions: dict[str, np.ndarray], done: Iterable[int] | None = None) -> dict[str, float]:
+    def scores(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
         """Return each score and its standard error (``acc``, ``acc_stderr``, ...) as shares of 1.
 
-        Args:
-            done: questions that were scored so far; None: all. A score of none of them is left out.
+        The error is the sample's deviation / sqrt(n), as the harness has it.
         """
-        number = len(self.items)
-        done = np.arange(len(self.questions)) if done is None else np.fromiter(done, dtype=int)
         result = {}
         for score in self.wanted:
-            mine = done[done >= len(self.questions) - number] if score == "acc_token_norm" else done[done < number]
-            right = (predictions[score] == self.labels)[mine % number]
-            if len(right):
-                result[score], result[f"{score}_stderr"] = share_and_error(right)
+            share = float((predictions[score] == self.labels).mean())
+            result[score] = share
+            result[f"{score}_stderr"] = math.sqrt(share * (1 - share) / max(1, len(self.labels) - 1))
         return result
-
-
-def share_and_error(right: np.ndarray) -> tuple[float, float]:
-    """Return the share that is right and its standard error: the sample's deviation / sqrt(n), as the harness does."""
-    share, number = float(right.mean()), len(right)
-    return share, math.sqrt(share * (1 - share) / max(1, number - 1))
 
 
 def _fetch() -> Path:

@@ -46,7 +46,7 @@ def log_likelihoods(
     rank: int = 0,
     num_processes: int = 1,
     batch_size: int | None = None,
-    progress: Callable[[np.ndarray, np.ndarray], None] = lambda done, likelihoods: None,
+    progress: Callable[[np.ndarray], object] = lambda batch: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> np.ndarray | None:
     """Return the log-likelihood of every ending after its context, in nats: (Q, E) float64, the same on all processes.
@@ -60,7 +60,7 @@ def log_likelihoods(
         context_length: what is longer loses tokens of its context from the left; None: no limit.
         reduce_sum: sum of a float64 tensor over the processes.
         batch_size: questions at once; None: as many as suit the device, halved when its memory is short.
-        progress: called after each batch with its questions' numbers and this process's (Q, E) so far.
+        progress: called after each batch with its questions' numbers.
         stop: asked before each batch; True abandons the work (None is returned, on every process).
     """
     was_training = model.training
@@ -75,7 +75,7 @@ def log_likelihoods(
                     if stopped := stop():
                         break
                     sums[batch] = _score(model, [questions[i] for i in batch], context_length, shared)
-                    progress(batch, sums)
+                    progress(batch)
                 break
             except RuntimeError as error:
                 if batch_size or size == 1 or not is_out_of_memory(error):
@@ -101,15 +101,13 @@ def _row_length(question: Question) -> int:
 
 
 def _batches(questions: Sequence[Question], size: int, rank: int, num_processes: int) -> list[np.ndarray]:
-    """Return this process's batches: alike in length, the longest first, then mixed, so that a score on the way is fair.
+    """Return this process's batches: alike in length, the longest first.
 
     Which questions are a process's own does not depend on ``size``: each may halve its own.
     """
     order = np.array(sorted(range(len(questions)), key=lambda i: (-_length(questions[i]), i)))
     number = -(-len(order) // (num_processes * size))
-    parts = [part for part in np.array_split(order[rank::num_processes], number) if len(part)]
-    mixed = 1 + np.random.default_rng(0).permutation(max(0, len(parts) - 1))
-    return [*parts[:1], *(parts[i] for i in mixed)]
+    return [part for part in np.array_split(order[rank::num_processes], number) if len(part)]
 
 
 def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> np.ndarray:

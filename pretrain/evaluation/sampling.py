@@ -34,11 +34,7 @@ def sample(
     The global random state is left as it was.
     """
     context = model.config.max_position_embeddings
-    choose = (
-        {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        if temperature > 0
-        else {"do_sample": False}
-    )
+    choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature > 0 else {}
     padding = list(range(len(tokenizer), model.config.vocab_size))
     ids, made = list(prompt_ids), 0
     was_training = model.training
@@ -59,7 +55,8 @@ def sample(
                 suppress_tokens=padding or None,
                 use_cache=True,
                 streamer=_NewOnly(streamer) if streamer else None,
-                **choose,
+                do_sample=temperature > 0,
+                **choice,
             )
             new = out[0, window.shape[1] :].tolist()
             ids += new

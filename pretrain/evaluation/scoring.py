@@ -17,30 +17,24 @@ def score(
     batch_size: int | None,
     accelerator: Accelerator,
 ) -> np.ndarray:
-    """Return the log-likelihoods of all endings, (Q, 4), with a bar that shows the scores so far."""
-    shown = accelerator.is_main_process
-    mine, done = len(test.questions) // accelerator.num_processes, []
+    """Return the log-likelihoods of all endings, (Q, 4), with a bar."""
+    mine = len(test.questions) // accelerator.num_processes
     interval = 0.2 if sys.stderr.isatty() else 30  # seconds: a log file gets a line now and then
-    with tqdm(total=mine, unit="text", disable=not shown, mininterval=interval, dynamic_ncols=True) as bar:
-
-        def progress(batch: np.ndarray, likelihoods: np.ndarray) -> None:
-            done.extend(batch)
-            bar.update(len(batch))
-            if shown:
-                scores = test.scores(test.predictions(likelihoods), done)
-                bar.set_postfix({name: per_cent(scores, name) for name in test.wanted if name in scores}, refresh=False)
-
-        with accelerator.autocast():
-            return likelihood.log_likelihoods(
-                model,
-                test.questions,
-                context_length=limit,
-                reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
-                rank=accelerator.process_index,
-                num_processes=accelerator.num_processes,
-                batch_size=batch_size,
-                progress=progress,
-            )
+    hidden = not accelerator.is_main_process
+    with (
+        tqdm(total=mine, unit="text", disable=hidden, mininterval=interval, dynamic_ncols=True) as bar,
+        accelerator.autocast(),
+    ):
+        return likelihood.log_likelihoods(
+            model,
+            test.questions,
+            context_length=limit,
+            reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
+            rank=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            batch_size=batch_size,
+            progress=lambda batch: bar.update(len(batch)),
+        )
 
 
 def rows(test: hellaswag.HellaSwag, likelihoods: np.ndarray) -> list[dict]:
@@ -61,15 +55,10 @@ def rows(test: hellaswag.HellaSwag, likelihoods: np.ndarray) -> list[dict]:
     ]
 
 
-def per_cent(scores: dict[str, float], name: str) -> str:
-    """Return a score and its error in per cent."""
-    return f"{100 * scores[name]:.2f} ± {100 * scores[f'{name}_stderr']:.2f}"
-
-
 def table(line: dict, limit: int | None, device: str) -> str:
     """Return the scores beside those of others."""
     known = {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in hellaswag.PUBLISHED.items()}
-    ours = [per_cent(line, name) for name in hellaswag.SCORES]
+    ours = [f"{100 * line[name]:.2f} ± {100 * line[f'{name}_stderr']:.2f}" for name in hellaswag.SCORES]
     body = {"": hellaswag.SCORES, line["model"][-40:]: ours, **known, "chance": ["25.00"] * len(ours)}
     width = max(map(len, body))
     cut = f", {line['cut']:,} texts cut from the left to {limit} tokens" if line["cut"] else ""

@@ -1,6 +1,7 @@
 """The micro-batch: proposed by the memory model, tried before the first step, halved until it fits every process."""
 
 import contextlib
+import functools
 import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -46,9 +47,12 @@ def fit_micro_batch(
         mine = begin or propose_micro_batch(recipe, free_bytes, accelerator)
         ceiling = int(accelerator.gather(torch.tensor([mine], device=accelerator.device)).min())
 
-    def forward_and_backward(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+    def forward_and_backward(micro_batch: int) -> None:
+        shape = micro_batch, recipe.model.sequence_length
+        inputs_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
+        # No exchange, for another process may have failed. Two tensors, as in training: one compiles otherwise.
         with gradient_exchange(training_module, accelerator, wanted=False):
-            accelerator.backward(training_module(inputs_BT, targets_BT))
+            accelerator.backward(training_module(inputs_BT, inputs_BT.clone()))
 
     if compiler_of(accelerator) != "no":
         log.info("compiling: the first micro-batch takes a minute or two")
@@ -59,10 +63,8 @@ def fit_micro_batch(
         if accelerator.is_fsdp2:  # its forward pass is an exchange: one process's failure would leave the rest waiting
             return plan
         failed = runs_out_of_memory(
-            forward_and_backward,
+            functools.partial(forward_and_backward, size),
             training_module.parameters(),
-            micro_batch=size,
-            sequence_length=recipe.model.sequence_length,
             micro_batches=plan.gradient_accumulation_steps,
             room_bytes=0 if moments_exist else moment_bytes(recipe, accelerator),
             device=accelerator.device,
@@ -131,11 +133,9 @@ def save_when_out_of_memory(
 
 
 def runs_out_of_memory(
-    forward_and_backward: Callable[[torch.Tensor, torch.Tensor], None],
+    forward_and_backward: Callable[[], None],
     parameters: Iterable[nn.Parameter],
     *,
-    micro_batch: int,
-    sequence_length: int,
     micro_batches: int,
     room_bytes: int,
     device: torch.device,
@@ -145,8 +145,7 @@ def runs_out_of_memory(
     Raises BadInput when the compiler cannot compile it.
 
     Args:
-        forward_and_backward: takes inputs_BT and targets_BT, (B, T) int64; must not exchange gradients, as another
-            process may have failed.
+        forward_and_backward: of one micro-batch.
         parameters: whose gradients are made.
         micro_batches: of a step; of several two are tried, since the gradients of the first are there in the second.
         room_bytes: what must find room beside them: moments that the optimizer has not allocated yet.
@@ -155,14 +154,13 @@ def runs_out_of_memory(
     failed = False
     try:
         room = torch.empty(room_bytes, dtype=torch.uint8, device=device)
-        inputs_BT = torch.zeros(micro_batch, sequence_length, dtype=torch.int64, device=device)
         for _ in range(min(2, micro_batches)):
-            forward_and_backward(inputs_BT, inputs_BT.clone())  # two tensors, as in training: one compiles otherwise
+            forward_and_backward()
     except (RuntimeError, TorchDynamoException, InductorError) as error:
         failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
         if not failed and isinstance(error, (TorchDynamoException, InductorError)):
             raise BadInput(
-                f"torch.compile fails on this machine: {_first_line(error)}. check_setup.py tells more; without the "
+                f"torch.compile fails on this machine: {_first_line(error)}. check_setup.py has more; without the "
                 f'compiler: dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no'
             ) from None
         if not failed:
@@ -182,4 +180,4 @@ def runs_out_of_memory(
 
 def _first_line(error: Exception) -> str:
     cause = getattr(error, "inner_exception", None) or error
-    return (str(cause).strip().splitlines() or [""])[0][:200] or type(cause).__name__
+    return next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:200]

@@ -108,10 +108,6 @@ class Activation:
     stock: str
 
 
-def _nothing(model: "PreTrainedModel") -> None:
-    """Leave the stock model as it is."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """All that depends on a model's family. Which recipe keys it needs stands in ``keys.ARCHITECTURES``.
@@ -151,7 +147,7 @@ class Architecture:
     blocks: str
     fused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     mlp: Mlp
-    prepare: Callable[["PreTrainedModel"], None] = _nothing
+    prepare: Callable[["PreTrainedModel"], None] = lambda model: None
     block_matrices: Callable[[Shape], int]
     block_vectors: Callable[[Shape], int]
     last_norm: int
@@ -177,10 +173,8 @@ class Architecture:
         """
         found = {key: _from_config(key, getattr(config, name)) for key, name in self.config_names.items()}
         found |= {"architecture": self.name, "vocab_size": padded(found["vocab_size"])}
-        if (
-            "intermediate_size" not in keys.ARCHITECTURES[self.name]
-            and found["intermediate_size"] == 4 * found["n_embd"]
-        ):
+        stated = "intermediate_size" in keys.ARCHITECTURES[self.name]
+        if not stated and found["intermediate_size"] == 4 * found["n_embd"]:
             found["intermediate_size"] = None
         return {key: found.get(key) for key in keys.MODEL_KEYS}
 

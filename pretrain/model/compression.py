@@ -12,9 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from pretrain.base.errors import BadInput
 
 PACKAGE, VERSION = "bitsandbytes", "0.50.2"
-INT8_THRESHOLD = (
-    6.0  # bitsandbytes keeps inputs above it in half precision when it multiplies (LLM.int8(), Dettmers 2022)
-)
+INT8_THRESHOLD = 6.0  # inputs above it are multiplied in half precision (LLM.int8(), Dettmers 2022)
 
 
 def require_int8() -> None:

@@ -5,7 +5,6 @@ Liu et al., https://arxiv.org/abs/2502.16982. Each choice below was made by benc
 """
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -30,27 +29,20 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[
         if parameter.dim() != 2 or not is_hidden(name, record):
             (matrices if parameter.dim() >= 2 else vectors).append(parameter)
             continue
-        hidden.setdefault((parts(name, record), *parameter.shape), []).append(parameter)
+        parts = next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
+        hidden.setdefault((parts, *parameter.shape), []).append(parameter)
+    # Of the size of AdamW's steps, 0.2 root mean square.
     found = [
-        {"params": params, "parts": count, "scale": step_scale(rows, columns // count), "weight_decay": weight_decay}
-        for (count, rows, columns), params in hidden.items()
+        {"params": params, "parts": parts, "scale": 0.2 * math.sqrt(max(rows, columns // parts))}
+        for (parts, rows, columns), params in hidden.items()
     ]
-    return [*found, {"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    decaying = [group | {"weight_decay": weight_decay} for group in [*found, {"params": matrices}]]
+    return [*decaying, {"params": vectors, "weight_decay": 0.0}]
 
 
 def is_hidden(name: str, record: Architecture) -> bool:
     """Return whether a matrix maps features to features: not an embedding, not the head."""
     return record.blocks in name
-
-
-def parts(name: str, record: Architecture) -> int:
-    """Return how many maps a matrix holds, which are made orthogonal each."""
-    return next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
-
-
-def step_scale(rows: int, columns: int) -> float:
-    """Return the factor that gives an orthogonal matrix the size of AdamW's steps, 0.2 root mean square."""
-    return 0.2 * math.sqrt(max(rows, columns))
 
 
 class Muon(torch.optim.AdamW):
@@ -83,7 +75,8 @@ class Muon(torch.optim.AdamW):
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        for batch in _batches(parameters):
+        size = max(1, MOST_ELEMENTS // parameters[0].numel()) if parameters else 1
+        for batch in (parameters[begin : begin + size] for begin in range(0, len(parameters), size)):
             wanted = []
             for parameter in batch:
                 kept = self.state[parameter]["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
@@ -110,12 +103,6 @@ def _product_dtype(device: torch.device) -> torch.dtype:
     if device.type != "cuda":
         return torch.float32
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-
-
-def _batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    size = max(1, MOST_ELEMENTS // max(1, parameters[0].numel())) if parameters else 1
-    for begin in range(0, len(parameters), size):
-        yield parameters[begin : begin + size]
 
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:

@@ -119,9 +119,8 @@ class Saver:
     def _room(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():
             if (file, name) not in self._copies:
-                self._copies[file, name] = torch.full(
-                    tensor.shape, 0, dtype=tensor.dtype
-                )  # touched, so that it is there
+                # Filled, so that the memory is there.
+                self._copies[file, name] = torch.full(tensor.shape, 0, dtype=tensor.dtype)
         return {name: self._copies[file, name] for name in tensors}
 
 
@@ -175,10 +174,8 @@ def _gather(
     else:
         moments = _named_moments(model, optimizer)
     weights = {name: tensor for name, tensor in weights.items() if name not in tied}
-    # An optimizer may count its steps in an int: safetensors holds tensors only.
-    return weights, {
-        f"{name}/{kind}": torch.as_tensor(v) for name, kinds in moments.items() for kind, v in kinds.items()
-    }
+    each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
+    return weights, {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
 
 
 def _tied(model: nn.Module) -> dict[str, str]:

@@ -162,14 +162,9 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
 
 def data_folders(recipe: keys.Recipe) -> list[tuple[Path, float]]:
     """Return the folders of a recipe's shards, and their weights; none where its text is not here to name them."""
+    asked = keys.sources(recipe.data)
     try:
-        return [
-            (
-                Path(asked.data_dir) if asked.data_dir else sources.find_source(asked).folder,
-                asked.weight,
-            )
-            for asked in keys.sources(recipe.data)
-        ]
+        return [(Path(one.data_dir) if one.data_dir else sources.find_source(one).folder, one.weight) for one in asked]
     except BadInput:
         return []
 
@@ -243,10 +238,11 @@ class LogitsLoss(nn.Module):
 
 
 def describe(model: PreTrainedModel) -> dict:
-    """Return what the table says of a model: precision, vocabulary, bytes, share of zeros."""
-    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    """Return what the table has of a model: precision, vocabulary, bytes, share of zeros."""
     return {
-        "precision": names.get(model.dtype, str(model.dtype)),
+        "precision": {dtype: name for name, dtype in DTYPES.items() if name != "int8"}.get(
+            model.dtype, str(model.dtype)
+        ),
         "vocabulary": model.config.vocab_size,
         "bytes": compression.weight_bytes(model),
         "zeros": compression.share_of_zeros(model),

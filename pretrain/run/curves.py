@@ -52,19 +52,16 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping]], path: Path, *, x: str = "to
         x: tokens, steps or hours (of training: evaluating and saving not counted).
         score: which of HellaSwag's.
     """
-    names = {"train/loss": 2.6, "eval/loss": 3.2, f"hellaswag/{score}": 2.4}
-    names = {
-        name: high for name, high in names.items() if any(len(_series(rows, name, x)[0]) for rows in runs.values())
-    }
-    with _picture(path, list(names.values()), x) as found:
+    heights = {"train/loss": 2.6, "eval/loss": 3.2, f"hellaswag/{score}": 2.4}
+    names = [name for name in heights if any(len(_series(rows, name, x)[0]) for rows in runs.values())]
+    with _picture(path, [heights[name] for name in names], x) as found:
         for axes, name in zip(found, names, strict=True):
             _compare(axes, runs, name, x)
         if names:
             lines = [line for line in found[0].get_lines() if line.get_gid()]
             labels = [_with_last(label, rows) for label, rows in runs.items()]
-            found[0].figure.legend(
-                lines, labels, title="run: last validation loss", loc="outside lower center", ncols=2
-            )
+            about = {"title": "run: last validation loss", "loc": "outside lower center", "ncols": 2}
+            found[0].figure.legend(lines, labels, **about)
     return bool(names)
 
 
@@ -137,16 +134,8 @@ def _draw_speed(axes, rows: Sequence[Mapping], published: Published) -> None:
     _side(axes, speed, BLUE, "tokens / s", (0, 1.1 * _view([speed])[1]), linewidth=1.2)
     axes.yaxis.set_major_formatter(_count)
     if len(mfu[0]):
-        tokens, shares = mfu
-        other = axes.twinx()
-        _side(
-            other,
-            (tokens, 100 * shares),
-            ORANGE,
-            "MFU (%)",
-            (0, 1.4 * _view([(tokens, 100 * shares)])[1]),
-            linestyle="--",
-        )
+        shares = mfu[0], 100 * mfu[1]
+        _side(axes.twinx(), shares, ORANGE, "MFU (%)", (0, 1.4 * _view([shares])[1]), linestyle="--")
 
 
 def _compare(axes, runs: Mapping[str, Sequence[Mapping]], name: str, x: str) -> None:
@@ -189,18 +178,9 @@ def _level(axes, value: float, label: str, color: str, place: float) -> None:
     """Draw a dashed line over the whole width, with its name at ``place`` (a share of the width)."""
     axes.axhline(value, color=color, linestyle="--", linewidth=1)
     shade = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0}
-    axes.annotate(
-        f" {label} ",
-        (place, value),
-        (0, 2),
-        xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points",
-        ha="left" if place < 0.5 else "right",
-        color=color,
-        fontsize=8,
-        bbox=shade,
-        zorder=3,
-    )
+    how = {"ha": "left" if place < 0.5 else "right", "color": color, "fontsize": 8, "bbox": shade, "zorder": 3}
+    above = {"xytext": (0, 2), "textcoords": "offset points"}
+    axes.annotate(f" {label} ", (place, value), xycoords=axes.get_yaxis_transform(), **above, **how)
 
 
 def _series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:

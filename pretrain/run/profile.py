@@ -64,12 +64,8 @@ class Profile:
         recorded.export_chrome_trace(str(folder / "trace.json.gz"))
         rows = recorded.key_averages()
         which = "self_device_time_total" if self.on_card else "self_cpu_time_total"
-        table = (
-            _by_kind(recorded.events(), which)
-            + "\n"
-            + rows.table(sort_by=which, row_limit=30, max_name_column_width=60)
-        )
-        files.write_text(folder / "table.txt", table)
+        table = rows.table(sort_by=which, row_limit=30, max_name_column_width=60)
+        files.write_text(folder / "table.txt", f"{_by_kind(recorded.events(), which)}\n{table}")
         self._written = True
         log.info(f"profile of {RECORDED} updates in {folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")
 

@@ -9,6 +9,7 @@ No tracker ends a run: whatever one raises is logged once, and that tracker is o
 """
 
 import contextlib
+import functools
 import html
 import importlib.util
 import io
@@ -20,6 +21,7 @@ import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -147,43 +149,30 @@ class _Wandb:
     """A run in wandb. Its own count of steps is left alone: it drops whatever comes out of order."""
 
     def __init__(
-        self,
-        run_id: str,
-        run_dir: Path,
-        project_name: str,
-        run_name: str,
-        tags: tuple[str, ...],
-        config: dict,
+        self, run_id: str, run_dir: Path, project_name: str, run_name: str, tags: tuple[str, ...], config: dict
     ):
         import wandb
-        from accelerate.tracking import WandBTracker
 
-        def start(mode: str) -> WandBTracker:
-            tracker = WandBTracker(
-                project_name,
-                id=run_id,
-                name=run_name,
-                tags=tags,
-                config=config,
-                dir=run_dir,
-                resume="allow",
-                settings=wandb.Settings(
-                    mode=mode,
-                    silent=True,
-                    init_timeout=INIT_SECONDS,
-                    finish_timeout=FINISH_SECONDS,
-                    console="off",
-                    disable_code=True,
-                    disable_git=True,
-                    save_code=False,
-                    symlink=False,
-                    x_disable_meta=True,  # the command line, the host
-                    x_save_requirements=False,
-                ),
-            )
-            tracker.start()
-            return tracker
-
+        settings = wandb.Settings(
+            silent=True,
+            init_timeout=INIT_SECONDS,
+            finish_timeout=FINISH_SECONDS,
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            save_code=False,
+            symlink=False,
+            x_disable_meta=True,  # the command line, the host
+            x_save_requirements=False,
+        )
+        about: dict[str, Any] = {
+            "project": project_name,
+            "id": run_id,
+            "name": run_name,
+            "tags": tags,
+            "config": config,
+        }
+        about |= {"dir": run_dir, "resume": "allow", "settings": settings}
         self.held: dict[str, int] = {}
         written = {path: _last_row(path) for path in (run_dir / "wandb").glob(f"*/run-{run_id}.wandb")}
         mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
@@ -191,12 +180,11 @@ class _Wandb:
         try:
             if mode == "online" and not wandb.login(prompt=False, verify=False):
                 mode, why = "offline", "for no login was found (wandb login)"
-            self.tracker = start(mode)
+            self.run = run = wandb.init(mode=mode, **about)
         except wandb.Error as error:
             why = f"for the server cannot be used ({_describe(error)})"
             wandb.teardown()  # its process, which would report that the run's id is in use
-            self.tracker = start("offline")
-        run = self.tracker.tracker
+            self.run = run = wandb.init(mode="offline", **about)
         if run.disabled:
             return
         for axis in (*AXES, "row"):
@@ -217,8 +205,8 @@ class _Wandb:
 
     def log(self, step: int, values: dict) -> None:
         number = KINDS_AT_MOST * step + KINDS.index(_kind(values))
-        self.tracker.log({"step": step, "row": number} | values)
-        self.tracker.tracker.summary["last_row"] = number  # after it: a row's own summary may be uploaded before it
+        self.run.log({"step": step, "row": number} | values)
+        self.run.summary["last_row"] = number  # after it: a row's own summary may be uploaded before it
 
     def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
         import wandb
@@ -229,15 +217,15 @@ class _Wandb:
         self.log(step, {"samples": wandb.Html(f'<table style="{style}"><tr><th>prompt<th>text{lines}</table>', False)})
 
     def close(self) -> None:
-        self.tracker.finish()
+        self.run.finish()
 
 
 class _TensorBoard:
     """Event files in the run folder, on disk after each row; a later process adds a file to the same curves."""
 
     def __init__(self, run_dir: Path, config: dict):
-        from accelerate.tracking import TensorBoardTracker
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+        from torch.utils.tensorboard import SummaryWriter
 
         self.held: dict[str, int] = {}
         for path in (run_dir / "tensorboard").glob("events.out.tfevents.*"):
@@ -245,20 +233,22 @@ class _TensorBoard:
                 for value in event.summary.value:
                     tag = value.tag.removesuffix("/text_summary")
                     self.held[tag] = max(event.step, self.held.get(tag, -1))
-        self.tracker = TensorBoardTracker("tensorboard", run_dir)
-        self.tracker.start()
+        self.writer = SummaryWriter(run_dir / "tensorboard")
         if not self.held:  # its hyperparameters would be a run of their own in the list
-            self.tracker.log({"config": _indented(json.dumps(config, indent=1, default=str))}, step=0)
+            self.log(0, {"config": _indented(json.dumps(config, indent=1, default=str))})
         log.info(f"tensorboard: to see it: tensorboard --logdir {run_dir}")
 
     def log(self, step: int, values: dict) -> None:
-        self.tracker.log({key: value for key, value in values.items() if key not in AXES}, step=step)
+        for key in values.keys() - {*AXES}:
+            add = self.writer.add_text if isinstance(values[key], str) else self.writer.add_scalar
+            add(key, values[key], step)
+        self.writer.flush()
 
     def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
         self.log(step, {"samples": "\n\n---\n\n".join(_indented(prompt + text) for prompt, text in rows)})
 
     def close(self) -> None:
-        self.tracker.finish()
+        self.writer.close()
 
 
 class _Trackio:
@@ -266,21 +256,12 @@ class _Trackio:
 
     def __init__(self, name: str, project_name: str, config: dict, rows: list[dict]):
         import trackio
-        from accelerate.tracking import TrackioTracker
         from trackio.sqlite_storage import SQLiteStorage
 
-        self.tracker = TrackioTracker(
-            project_name,
-            name=name,
-            resume="allow",
-            config=config,
-            private=True,
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        about: dict[str, Any] = {"name": name, "resume": "allow", "config": config, "private": True, "embed": False}
+        begin = functools.partial(trackio.init, project_name, **about, auto_log_gpu=False, auto_log_cpu=False)
         with contextlib.redirect_stdout(io.StringIO()):
-            _within(INIT_SECONDS, self.tracker.start)  # asks the Hub who a token is of, without a time-out
+            self.run = _within(INIT_SECONDS, begin)  # asks the Hub whose a token is, without a time-out
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
         if elsewhere or trackio.utils.get_storage_mode() != "sqlite":  # what it holds cannot be read
             held = rows
@@ -292,7 +273,7 @@ class _Trackio:
             self.held |= {key: max(row["step"], self.held.get(key, -1)) for key in row}
 
     def log(self, step: int, values: dict) -> None:
-        self.tracker.log(values, step=step)
+        self.run.log(values, step=step)
 
     def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
         import trackio
@@ -301,7 +282,7 @@ class _Trackio:
 
     def close(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
-            self.tracker.finish()
+            self.run.finish()
 
 
 def _kind(row: dict) -> str:
@@ -324,23 +305,20 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _within(seconds: float, call: Callable[[], object]) -> None:
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
     """Call in a thread that is left behind if it takes longer. Raises TimeoutError, or what the call raised."""
-    raised: list[Exception] = []
+    answer: Future = Future()
 
     def run() -> None:
         try:
-            call()
+            answer.set_result(call())
         except Exception as error:
-            raised.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], seconds).done:
         raise TimeoutError(f"no answer in {seconds} s")
-    if raised:
-        raise raised[0]
+    return answer.result()
 
 
 def _last_row(path: Path) -> int:
