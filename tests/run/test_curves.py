@@ -1,14 +1,10 @@
 """curves.png is drawn from whatever rows a run has; several runs are told apart in one picture."""
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from matplotlib.figure import Figure
 
 from benchmarks import plot_runs
@@ -51,9 +47,7 @@ def words(axes) -> list[str]:
     return [text.get_text().strip() for text in axes.texts]
 
 
-@pytest.mark.parametrize(
-    "rows", [[*TRAIN, LOOK], TRAIN, [LOOK], [SCORED], [*TRAIN, {"step": 3}], [*TRAIN, LOOK, SCORED]]
-)
+@pytest.mark.parametrize("rows", [TRAIN, [LOOK], [SCORED], [*TRAIN, {"step": 3}, LOOK, SCORED]])
 def test_curves_are_a_png(tmp_path, rows):
     draw_curves(rows, tmp_path / "curves.png", "a run")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -67,27 +61,9 @@ def test_nothing_is_drawn_from_nothing(tmp_path, rows):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failure_leaves_the_old_picture_and_nothing_else(tmp_path, monkeypatch):
-    draw_curves(TRAIN, tmp_path / "curves.png", "a run")
-    before = (tmp_path / "curves.png").read_bytes()
-
-    def full(self, path, **how):
-        path.write_bytes(b"half")
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Figure, "savefig", full)
-    with pytest.raises(OSError, match="No space"):
-        draw_curves([*TRAIN, LOOK], tmp_path / "curves.png", "a run")
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
-
-
 def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, drawn):
-    for rows in (
-        [LOOK],
-        [LOOK, *TRAIN],
-        [LOOK, *TRAIN, SCORED],
-        [LOOK, {**TRAIN[0], "mfu": 0.4, "train/grad_norm": 1.0}],
-    ):
+    fast = {**TRAIN[0], "mfu": 0.4, "train/grad_norm": 1.0}
+    for rows in ([LOOK], [LOOK, *TRAIN], [LOOK, *TRAIN, SCORED], [LOOK, fast]):
         draw_curves(rows, tmp_path / "curves.png", "a run")
     assert [name.split(" (")[0] for name in names(drawn[0])] == ["loss"]
     assert [name.split(" (")[0] for name in names(drawn[1])] == ["loss", "learning rate", "tokens / s", "gradient norm"]
@@ -97,23 +73,19 @@ def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, d
     assert heights[0] < heights[1] < heights[2] and len({figure.get_figwidth() for figure in drawn}) == 1
 
 
-def test_large_losses_at_the_start_do_not_squash_the_curve(tmp_path, drawn):
+def test_large_losses_at_the_start_do_not_squash_the_curve_and_few_points_are_shown_whole(tmp_path, drawn):
     draw_curves(long_run(1000), tmp_path / "curves.png", "a run")
-    low, high = drawn[0].axes[0].get_ylim()
-    assert 2.5 < low < 2.9 and 3.1 < high < 4
-
-
-def test_a_curve_with_few_points_is_shown_whole(tmp_path, drawn):
     looks = [{"step": step, "tokens": step, "eval/loss": loss} for step, loss in ((0, 9.0), (1000, 4.0))]
     draw_curves(looks, tmp_path / "curves.png", "a run")
-    low, high = drawn[0].axes[0].get_ylim()
-    assert low < 4 and high > 8.9
+    (low, high), (lowest, highest) = (figure.axes[0].get_ylim() for figure in drawn)
+    assert 2.5 < low < 2.9 and 3.1 < high < 4 and lowest < 4 and highest > 8.9
 
 
 def test_the_last_validation_loss_and_the_title_are_written(tmp_path, drawn):
-    draw_curves(
-        [*TRAIN, {**LOOK, "step": 1, "tokens": 8, "eval/loss": 2.75}, LOOK], tmp_path / "curves.png", "_a $run$ ^2"
-    )
+    skipped = {"step": 3, "tokens": 24, "train/loss": float("nan"), "train/grad_norm": float("inf"), "train/lr": 0.1}
+    rows = [*TRAIN, skipped, {**LOOK, "step": 1, "tokens": 8, "eval/loss": 2.75}, LOOK]
+    draw_curves(rows, tmp_path / "curves.png", "_a $run$ ^2")
+    assert list(drawn[0].axes[0].get_lines()[0].get_xdata()) == [8, 16]  # what is not finite is left out
     assert words(drawn[0].axes[0]) == ["2.500"]
     assert drawn[0].axes[0].get_title() == "_a $run$ ^2"
     assert not drawn[0].axes[0].title.get_parse_math()
@@ -144,38 +116,21 @@ def test_hellaswag_has_a_band_of_one_standard_error_and_its_last_score(tmp_path,
     assert labels == ["acc 27.00 ± 1.00", "acc_token_norm 28.00"]
 
 
-def test_values_that_are_not_finite_are_left_out(tmp_path, drawn):
-    skipped = {"step": 3, "tokens": 24, "train/loss": float("nan"), "train/grad_norm": float("inf"), "train/lr": 0.1}
-    draw_curves([*TRAIN, skipped, LOOK], tmp_path / "curves.png", "a run")
-    assert list(drawn[0].axes[0].get_lines()[0].get_xdata()) == [8, 16]
-
-
-def test_a_long_run_is_drawn_in_seconds(tmp_path):
-    rows = long_run(20_000)
-    start = time.process_time()
-    draw_curves(rows, tmp_path / "curves.png", "a run")
-    assert time.process_time() - start < 6  # 1 to 2 here
-    assert (tmp_path / "curves.png").stat().st_size < 500_000
-
-
 def runs_of(figure: Figure, panel: int) -> list:
     return [line for line in figure.axes[panel].get_lines() if line.get_gid() == "run"]
 
 
 def test_runs_keep_their_colours_and_are_named_with_their_last_validation_loss(tmp_path, drawn):
     assert draw_runs({"$a": [*TRAIN, LOOK], "_b": TRAIN, "c": [LOOK, SCORED]}, tmp_path / "r.png", score="acc")
-    (figure,) = drawn
+    figure = drawn[0]
     assert names(figure) == ["train loss\n(nats per token)", "validation loss\n(nats per token)", "HellaSwag acc (%)"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["$a: 2.500", "_b", "c: 2.500"]
     assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
     colors = [[line.get_color() for line in runs_of(figure, panel)] for panel in range(3)]
     assert colors[0] == colors[1] == colors[2] and len({*colors[0]}) == 3
     assert [len(line.get_xdata()) for line in runs_of(figure, 0)] == [2, 2, 0]
-
-
-def test_more_runs_than_colours_differ_in_their_dashes(tmp_path, drawn):
-    draw_runs({str(number): TRAIN for number in range(20)}, tmp_path / "r.png")
-    assert len({(line.get_color(), line.get_linestyle()) for line in runs_of(drawn[0], 0)}) == 20
+    draw_runs({str(number): TRAIN for number in range(20)}, tmp_path / "r.png")  # more than there are colours
+    assert len({(line.get_color(), line.get_linestyle()) for line in runs_of(drawn[1], 0)}) == 20
 
 
 def test_hours_are_those_of_training_also_for_looks(tmp_path, drawn):
@@ -187,7 +142,7 @@ def test_hours_are_those_of_training_also_for_looks(tmp_path, drawn):
     assert [figure.axes[-1].get_xlabel() for figure in drawn] == ["hours of training", "step"]
 
 
-def test_a_noisy_train_loss_is_drawn_as_means_and_says_so(tmp_path, drawn):
+def test_a_noisy_train_loss_is_drawn_as_means(tmp_path, drawn):
     rows = long_run(2000)
     draw_runs({"a": rows, "short": TRAIN}, tmp_path / "r.png")
     line = runs_of(drawn[0], 0)[0]
@@ -214,15 +169,6 @@ def test_plot_runs_takes_folders_and_files(two_runs, drawn, capsys):
     assert (two_runs / "both.png").is_file() and (two_runs / "runs.png").is_file()
 
 
-def test_plot_runs_names_runs_of_one_name_by_their_paths(two_runs, drawn):
-    (two_runs / "other" / "one").mkdir(parents=True)
-    (two_runs / "one" / "metrics.jsonl").rename(two_runs / "other" / "one" / "metrics.jsonl")
-    (two_runs / "two").rename(two_runs / "one2")
-    (two_runs / "one2" / "metrics.jsonl").rename(two_runs / "one" / "metrics.jsonl")
-    assert plot_runs.main(["one", "other/one"]) == 0
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["one: 2.250", "other/one: 2.500"]
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -241,10 +187,3 @@ def test_plot_runs_says_what_to_mend_and_writes_nothing(two_runs, capsys, flags,
     assert plot_runs.main(flags) == 2
     assert message in capsys.readouterr().err
     assert not list(two_runs.glob("*.p*"))
-
-
-def test_plot_runs_is_a_script_that_runs_from_its_own_folder(two_runs):
-    command = [sys.executable, "plot_runs.py", str(two_runs / "one"), "--out", str(two_runs / "r.png")]
-    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (two_runs / "r.png").is_file()

@@ -66,13 +66,6 @@ def update(made, step, elapsed, *, waited=0.0):
     made.update(state, Update(2.0, 1.0, True, False), 1e-3, torch.device("cpu"))
 
 
-def test_rows_are_on_disk_when_log_returns(tmp_path):
-    made = make(tmp_path)
-    made.log(3, {"train/loss": 1.5})
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "tokens": 24, "train/loss": 1.5}]
-    made.close()
-
-
 def test_resume_drops_rows_past_the_checkpoint_and_looks_that_come_again(tmp_path):
     made = make(tmp_path)
     for step in range(1, 6):
@@ -85,11 +78,13 @@ def test_resume_drops_rows_past_the_checkpoint_and_looks_that_come_again(tmp_pat
     assert [r["step"] for r in rows if "eval/loss" in r] == [0, 1, 2]
 
 
-def test_a_run_from_the_start_begins_with_empty_files(tmp_path):
+def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_log_returns(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2}\n')
     (tmp_path / "samples.txt").write_text("==== step 0 · prompt 'a' ====\nabc\n\n")
-    make(tmp_path).close()
+    made = make(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == (tmp_path / "samples.txt").read_text() == ""
+    made.log(3, {"train/loss": 1.5})
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "tokens": 24, "train/loss": 1.5}]
 
 
 def test_resume_drops_a_torn_last_line(tmp_path):
@@ -102,15 +97,15 @@ def test_resume_drops_a_torn_last_line(tmp_path):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
 
 
-def test_resume_drops_samples_past_the_checkpoint(tmp_path):
+def test_resume_drops_samples_past_the_checkpoint_and_text_that_looks_like_a_heading_breaks_none(tmp_path):
     made = make(tmp_path)
     for step in (0, 4, 8):
-        made.samples(step, [("é ", f"text {step}\nsecond line")], show=False)
+        made.samples(step, [("é ", f"text {step}\n==== step one\n==== step 99 of all\nlast line")], show=False)
     made.close()
     whole = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     make(tmp_path, first_step=8).close()
     kept = (tmp_path / "samples.txt").read_text(encoding="utf-8")
-    assert whole.startswith(kept) and kept.endswith("text 4\nsecond line\n\n") and "step 8" not in kept
+    assert whole.startswith(kept) and kept.count("last line") == 2 and "step 8" not in kept
 
 
 def test_trackers_get_every_row_and_sample_and_the_end(tmp_path, monkeypatch):
@@ -122,21 +117,9 @@ def test_trackers_get_every_row_and_sample_and_the_end(tmp_path, monkeypatch):
     assert TRACKERS[-1].noted == [(3, {"tokens": 24, "train/loss": 2.0}), (3, [("a", "b"), ("c", "d")]), "end"]
 
 
-def test_sampled_text_that_looks_like_a_heading_breaks_no_resume(tmp_path):
-    made = make(tmp_path)
-    made.samples(0, [("a", "\n==== step one\n==== step 99 of all\nlast line")], show=False)
-    made.close()
-    make(tmp_path, first_step=4).close()
-    assert "last line" in (tmp_path / "samples.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    "step, interval, last, expected",
-    [(0, 5, False, True), (5, 5, False, True), (6, 5, False, False), (6, 5, True, True), (5, 0, False, False)]
-    + [(5, 0, True, False), (0, 0, False, False)],
-)
-def test_due_every_interval_and_at_the_last_and_never_for_0(step, interval, last, expected):
-    assert due(step, interval, last) is expected
+def test_due_every_interval_and_at_the_last_and_never_for_0():
+    assert due(0, 5) and due(5, 5) and not due(6, 5) and due(6, 5, last=True)
+    assert not due(5, 0) and not due(5, 0, last=True)
 
 
 def test_one_hint_is_logged_and_no_second(tmp_path, capsys):
@@ -153,7 +136,6 @@ def test_a_planned_length_is_what_is_counted_to(tmp_path, capsys):
     made = make(tmp_path, max_steps=1000)
     update(made, 1, 1.0)
     made.set_length(20)
-    update(made, 10, 10.0)
     update(made, 20, 20.0)
     logged = capsys.readouterr().err
     assert "step 20/20" in logged and "/1000" in logged.splitlines()[0]
@@ -170,13 +152,10 @@ def test_an_evaluation_that_was_stopped_is_not_reported(tmp_path, capsys):
     assert "step 4: validation loss 1.5000 nats per token, 0.500 bits per byte" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "seconds, text",
-    [(0, "0 s"), (12.4, "12 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3599.7, "1 h 00 min")]
-    + [(5 * 3600 + 240, "5 h 04 min"), (2 * 86400 + 3 * 3600, "2 d 03 h")],
-)
-def test_duration_reads_as_people_write_it(seconds, text):
-    assert duration(seconds) == text
+def test_duration_reads_as_people_write_it():
+    written = {12.4: "12 s", 59.6: "1 min 00 s", 200: "3 min 20 s", 3599.7: "1 h 00 min", 5 * 3600 + 240: "5 h 04 min"}
+    written[2 * 86400 + 3 * 3600] = "2 d 03 h"
+    assert {seconds: duration(seconds) for seconds in written} == written
 
 
 def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys, clock):

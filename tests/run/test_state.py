@@ -1,4 +1,4 @@
-"""The run's state: what a checkpoint keeps of it comes back, also from checkpoints of before it was one thing."""
+"""The run's state: what a checkpoint keeps of it comes back."""
 
 import json
 
@@ -20,13 +20,6 @@ def test_a_saved_state_comes_back():
     assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
     state.set_length(50, 5)
     assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
-
-
-def test_a_state_of_before_some_of_it_was_kept_gets_the_rest_from_the_recipe():
-    older = {"step": 7, "skipped_updates": 1, "bad_in_a_row": 0, "elapsed_seconds": 3.0, "tokens": 56, "planned": None}
-    state = RunState.begin(SCHEDULE, older)
-    assert (state.step, state.max_steps, state.warmup_steps, state.planned) == (7, 100, 10, False)
-    assert state.micro_batch is None and state.trackers == {}
 
 
 def test_another_length_that_the_recipe_asks_for_holds_unless_it_was_planned():

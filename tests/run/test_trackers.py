@@ -24,7 +24,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Done
+from conftest import Done
 
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
@@ -354,20 +354,6 @@ def test_wandb_online_again_sends_what_was_offline_and_leaves_nothing_to_sync(ru
 
 
 @every_tracker
-def test_tracker_that_joins_a_run_late_gets_its_past(run_dir, name, wandb_server):
-    (run_dir / "metrics.jsonl").write_text(
-        "".join(json.dumps({"step": s, "tokens": 8 * s, "train/loss": point("train/loss", s)}) + "\n" for s in (1, 2))
-    )
-    process(lambda: train(run_dir, name, 2, 3), **logged_in(wandb_server.url))
-    if name == "tensorboard":
-        found = [{"step": e.step, "train/loss": e.value} for e in read_tensorboard(run_dir).Scalars("train/loss")]
-    else:
-        found = read_trackio(run_dir) if name == "trackio" else wandb_server.history
-    losses = [(row["step"], row["train/loss"]) for row in found if "train/loss" in row]
-    assert losses == [(1, 1.25), (2, 2.25), (3, 3.25)]
-
-
-@every_tracker
 def test_no_number_breaks_a_tracker(run_dir, name):
     def body():
         tracker = begin(run_dir, name)
@@ -457,24 +443,6 @@ def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_se
 
 
 @needs("wandb")
-def test_wandb_whose_own_process_dies_is_switched_off(run_dir):
-    def body():
-        tracker = begin(run_dir, "wandb")
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            pid, name, _, parent = stat.read_text().split()[:4]
-            if name == "(wandb-core)" and int(parent) == os.getpid():
-                os.kill(int(pid), signal.SIGKILL)
-                os.waitpid(int(pid), 0)
-        for step in range(1, 4):
-            tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": 1.0})
-        tracker.close()
-
-    done = process(body)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("logged: wandb: off from here") == 1
-
-
-@needs("wandb")
 @pytest.mark.parametrize(("mode", "lines"), [("disabled", 0), ("offline", 1)])
 def test_wandb_mode_of_the_environment_holds(run_dir, mode, lines):
     environment = logged_in("http://127.0.0.1:9") | {"WANDB_MODE": mode}
@@ -514,7 +482,7 @@ def test_trackio_that_hangs_as_it_begins_is_switched_off(run_dir, monkeypatch):
 
 
 @needs("tensorboard", "trackio")
-def test_tracker_that_fails_is_switched_off_once_and_the_others_go_on(run_dir):
+def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_go_on(run_dir):
     def body():
         both = begin(run_dir, "tensorboard", "trackio")
 
@@ -531,31 +499,10 @@ def test_tracker_that_fails_is_switched_off_once_and_the_others_go_on(run_dir):
     assert done.returncode == 0
     assert done.stdout.count("tensorboard: off from here: RuntimeError: no room for (HF_TOKEN). The run goes on") == 1
     assert [row["train/loss"] for row in read_trackio(run_dir) if "train/loss" in row] == [1.0, 2.0]
-
-
-@needs("tensorboard", "trackio")
-def test_tracker_that_cannot_begin_is_switched_off_and_the_others_go_on(run_dir):
+    (run_dir / "tensorboard").rename(run_dir / "moved")
     (run_dir / "tensorboard").write_text("a file")
     done = process(lambda: begin(run_dir, "tensorboard", "trackio").close())
-    assert done.returncode == 0
-    assert "tensorboard: off from here" in done.stdout and "trackio show" in done.stdout
-
-
-def test_no_tracker_imports_nothing_and_writes_nothing(tmp_path):
-    code = f"""
-import sys
-from pathlib import Path
-from pretrain.run import trackers
-trackers.check([], "any name")
-none = trackers.Trackers([], run_dir=Path({str(tmp_path)!r}), project_name="", run_name="", tags=(), config={{}},
-                         ids={{}}, rows=[{{"step": 1}}])
-none.log(1, {{"step": 1, "train/loss": 1.0}})
-none.sample(1, [("a", "b")])
-none.close()
-print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "accelerate", *trackers.NAMES}}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n" and not list(tmp_path.iterdir())
+    assert done.returncode == 0 and "tensorboard: off from here" in done.stdout and "trackio show" in done.stdout
 
 
 def test_what_is_not_installed_is_found_before_anything_is_written(monkeypatch):
