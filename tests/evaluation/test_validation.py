@@ -71,24 +71,16 @@ def test_processes_sum_nats_tokens_and_bytes_before_dividing():
         batches=UNEVEN[1:], bytes_per_token=np.ones(11, dtype=np.int64), reduce_sum=lambda tensor: tensor + sums[0]
     )
     assert sums[0].dtype == torch.float64
+    others = torch.tensor([12.0, 4.0, 0.0, 0.0], dtype=torch.float64)
+    assert score(batches=[], reduce_sum=lambda tensor: tensor + others) == {"loss": 3.0}  # this one has no batch
     assert both == {"loss": pytest.approx(5.0), "bits_per_byte": pytest.approx(5.0 / math.log(2))}
 
 
-def test_a_process_without_batches_still_joins_the_sum():
-    others = torch.tensor([12.0, 4.0, 0.0, 0.0], dtype=torch.float64)
-    assert score(batches=[], reduce_sum=lambda tensor: tensor + others) == {"loss": 3.0}
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_dropout_and_gradients_are_off_and_the_mode_comes_back(training):
-    module = FirstTarget().train(training)
-    score(module)
-    assert module.modes == [(False, False)] * 2 and module.training is training
-
-
-def test_stop_here_or_of_another_process_abandons_the_evaluation_and_restores_the_mode():
+def test_stop_here_or_of_another_process_abandons_the_evaluation_and_dropout_is_off_only_in_it():
     module, asked = FirstTarget().train(), []
     assert score(module, stop=lambda: len(asked.append(1) or asked) > 1) is None
-    assert len(module.modes) == 1 and module.training
+    assert module.modes == [(False, False)] and module.training  # without dropout and gradients
+    score(module.eval())
+    assert not module.training
     stopped = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     assert score(reduce_sum=lambda tensor: tensor + stopped) is None
