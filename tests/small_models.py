@@ -1,9 +1,10 @@
 """Small models that several tests of the model room take, and ids for them."""
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pretrain.model import build
+from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import keys
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
@@ -15,10 +16,12 @@ def built(**changes) -> PreTrainedModel:
     return build.build(keys.Model(**SHAPE | changes), eos_token_id=0)
 
 
-def stock_of(model: PreTrainedModel) -> GPT2LMHeadModel:
-    """Transformers' own, with its own attention and activation, and the weights of ``built``'s."""
-    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16, attn_implementation="sdpa")
-    other = GPT2LMHeadModel(config).eval()
+def stock_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Transformers' own, with its own attention and activation, and the same weights."""
+    config = type(model.config).from_dict(model.config.to_dict())
+    if config.model_type == "gpt2":
+        config.activation_function = "gelu_new"
+    other = type(model)._from_config(config, attn_implementation="sdpa").eval()
     other.load_state_dict(model.state_dict())
     return other
 
@@ -34,3 +37,13 @@ def randomize(model: PreTrainedModel) -> PreTrainedModel:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return model.eval()
+
+
+def gradients(model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module) -> dict:
+    """Of the loss of two sequences by name; ``dtype``: of autocast."""
+    model.zero_grad()
+    torch.manual_seed(5)  # dropout's
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        loss = wrap(NextTokenLoss(model).train())(ids(2, 16), ids(2, 16).flip(1))
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}

@@ -5,30 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small_models import ids, randomize
+from small_models import built, gradients, ids, randomize
 from torch._dynamo.backends.debugging import aot_eager
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from pretrain.model import build
 from pretrain.model.loss import NextTokenLoss
-from pretrain.recipe import keys
-
-SHAPE = {"n_layer": 1, "n_head": 4, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-
-
-def built(**shape) -> PreTrainedModel:
-    return build.build(keys.Model(**shape), eos_token_id=0)
-
-
-def gradients(model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module) -> dict:
-    model.zero_grad()
-    torch.manual_seed(5)  # dropout's
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        loss = wrap(NextTokenLoss(model).train())(ids(2, 16), ids(2, 16).flip(1))
-    loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def with_stock_norms(model: PreTrainedModel) -> PreTrainedModel:
@@ -57,7 +39,7 @@ def test_folded_norms_round_no_gradient_worse_than_stock_ones():
     precisions = {"exact": None, "stock": torch.bfloat16, "folded": torch.bfloat16}
     found = {}
     for name, dtype in precisions.items():
-        model = randomize(built(**SHAPE))
+        model = randomize(built(n_layer=1))
         graphs = []
         found[name] = gradients(model if name == "folded" else with_stock_norms(model), dtype, compiler(graphs))
         assert folded(graphs) == (name == "folded")
@@ -69,7 +51,7 @@ def test_folded_norms_round_no_gradient_worse_than_stock_ones():
 def test_folded_norms_train_to_the_losses_of_stock_ones():
     losses = {}
     for name, prepare in {"stock": with_stock_norms, "folded": lambda model: model}.items():
-        model = prepare(built(**SHAPE | {"n_layer": 1})).train()
+        model = prepare(built(n_layer=1)).train()
         module = compiler([])(NextTokenLoss(model))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses[name] = []
@@ -86,13 +68,8 @@ def test_folded_norms_train_to_the_losses_of_stock_ones():
 
 @pytest.mark.parametrize("dtype, compiled", [(None, True), (None, False), (torch.bfloat16, False)])
 def test_norms_are_the_stock_ones_outside_autocast_and_outside_a_compiler(dtype, compiled):
-    expected, got = (
-        gradients(
-            prepare(randomize(built(**SHAPE | {"n_layer": 1}))),
-            dtype,
-            compiler([]) if compiled else lambda module: module,
-        )
-        for prepare in (with_stock_norms, lambda model: model)
-    )
+    wrap = compiler([]) if compiled else lambda module: module
+    models = with_stock_norms(randomize(built(n_layer=1))), randomize(built(n_layer=1))
+    expected, got = (gradients(model, dtype, wrap) for model in models)
     for name, gradient in expected.items():
         assert torch.equal(gradient, got[name]), name
