@@ -81,20 +81,9 @@ def test_nothing_moves_before_a_learning_rate_is_set(name):
     model = tiny()
     optimizer = optimizers.build(model, settings(name))
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    for rate in (None, 0.1):
-        if rate:
-            schedule.set_lr(optimizer, rate)
-        fill_gradients(model)
-        optimizer.step()
-        moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
-        assert all(moved) if rate else not any(moved)
-
-
-def test_tied_and_frozen_parameters_are_held_once_and_never():
-    model = tiny()
-    model.transformer.wpe.weight.requires_grad_(False)
-    held = [p for group in optimizers.build(model, SETTINGS).param_groups for p in group["params"]]
-    assert sum(p is model.lm_head.weight for p in held) == 1 and len(held) == len(list(model.parameters())) - 1
+    fill_gradients(model)
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 @needs_bitsandbytes
@@ -130,6 +119,8 @@ def test_missing_bitsandbytes_is_refused_with_the_command_of_the_version_that_is
 @needs_bitsandbytes
 def test_8_bits_are_refused_where_bitsandbytes_cannot_work_before_any_training(monkeypatch):
     device = torch.device("cpu")
+    for name in ("adamw", "muon"):
+        optimizers.check(settings(name), device, sharded=True)
     optimizers.check(settings("adamw_8bit"), device, sharded=False)
     with pytest.raises(BadInput, match="--shard_optimizer false and a YAML without FSDP, or --optimizer adamw"):
         optimizers.check(settings("adamw_8bit"), device, sharded=True)
@@ -140,8 +131,3 @@ def test_8_bits_are_refused_where_bitsandbytes_cannot_work_before_any_training(m
     monkeypatch.setattr("bitsandbytes.optim.AdamW8bit.step", step)
     with pytest.raises(BadInput, match=r"does not run on cpu: no kernels; --optimizer adamw$"):
         optimizers.check(settings("adamw_8bit"), device, sharded=False)
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_what_comes_with_torch_runs_everywhere_and_in_shards(name):
-    optimizers.check(settings(name), torch.device("cpu"), sharded=True)
