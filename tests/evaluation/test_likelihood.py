@@ -275,21 +275,6 @@ def test_a_model_in_training_is_scored_without_dropout_and_left_as_it_was(traini
     assert torch.is_grad_enabled() and not model.lm_head._forward_pre_hooks
 
 
-def test_a_model_that_fails_on_the_way_is_left_as_it_was(monkeypatch):
-    model, seen = made("ours").train(), []
-    real = model.lm_head.forward
-
-    def failing(hidden):
-        if seen:
-            raise ValueError("on the way")
-        return real(hidden)
-
-    monkeypatch.setattr(model.lm_head, "forward", failing)
-    with pytest.raises(ValueError, match="on the way"):
-        score(model, questions(6), batch_size=2, progress=lambda batch: seen.append(batch))
-    assert model.training and not model.lm_head._forward_pre_hooks and torch.is_grad_enabled()
-
-
 def test_stop_here_or_of_another_process_abandons_the_work_and_still_joins_the_sum(gpt2):
     seen, sums = [], []
     noted = {"progress": lambda batch: seen.append(batch), "reduce_sum": lambda part: sums.append(part) or part}
@@ -340,6 +325,7 @@ def test_a_batch_size_that_was_given_is_not_made_smaller_and_a_question_that_alo
     assert gpt2.training and not gpt2.lm_head._forward_pre_hooks
     with memory_for(gpt2, lambda: 0), pytest.raises(torch.OutOfMemoryError):
         score(gpt2, questions(8))
+    assert gpt2.training and torch.is_grad_enabled()
 
 
 def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2, large_batches):
@@ -349,11 +335,3 @@ def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2, 
             score(gpt2, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=2)
     got = (parts[0] + parts[1])[:-1].reshape(64, 4).numpy()
     assert np.abs(got - score(gpt2, asked)).max() < 1e-5
-
-
-def test_no_kernel_that_prepares_itself_for_every_shape_is_taken(gpt2):
-    seen = []
-    gpt2.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    score(gpt2, questions(3))
-    assert seen and not any(seen) and torch.backends.cuda.cudnn_sdp_enabled() is before is True

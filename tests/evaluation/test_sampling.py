@@ -110,11 +110,3 @@ def test_streamer_gets_exactly_the_new_ids_and_one_end(model, n):
     streamer = Ids()
     assert streamer.ids == [] and go(model, prompt=[1, 2, 3], n=n, streamer=streamer) == streamer.ids
     assert len(streamer.ids) == n and streamer.ended == 1
-
-
-def test_no_kernel_that_prepares_itself_for_every_length_is_taken(model):
-    seen = []
-    model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    go(model)
-    assert seen and not any(seen) and torch.backends.cuda.cudnn_sdp_enabled() is before is True

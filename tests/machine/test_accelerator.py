@@ -6,7 +6,6 @@ import types
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 
 from pretrain.base.errors import BadInput
 from pretrain.machine import accelerator, hardware
@@ -66,18 +65,6 @@ def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(monkeypatch, devic
     make_accelerator(device, keys.Machine(compile_mode=compile_mode))
     plugin = seen["dynamo_plugin"]
     assert (plugin.backend.value, plugin.mode) == ("INDUCTOR", given)
-
-
-def test_the_compile_mode_arrives_in_torch_compile(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda module, **how: asked.append(how) or module)
-    for name, value in (YAML | {"ACCELERATE_USE_CPU": "true"}).items():
-        monkeypatch.setenv(name, value)
-    for compile_mode in ("default", "max-autotune-no-cudagraphs"):
-        AcceleratorState._reset_state(reset_partial_state=True)
-        make_accelerator(CPU, keys.Machine(compile_mode=compile_mode)).prepare(torch.nn.Linear(2, 2))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    assert asked == [{"backend": "inductor"}, {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}]
 
 
 @pytest.mark.parametrize(

@@ -149,25 +149,15 @@ def test_a_card_without_flash_attention_is_slower_and_computing_again_costs_its_
     assert again["mfu"] == pytest.approx(0.75 * plain["mfu"])
 
 
-def test_causal_kernels_compute_half_of_the_attention_products():
-    for shape in MODELS.values():
-        attention = 12 * shape.n_layer * shape.n_embd * shape.sequence_length
-        assert estimate.computed_flops(shape) == shape.flops_per_token - attention // 2
+def test_shards_take_their_part_and_a_compiled_backward_pass_holds_two_sets_of_gradients_at_its_end():
+    def total(**how):
+        return sum(estimate.memory(GPT2, micro_batch=8, half=True, compiled=False, **how).values())
 
-
-def test_memory_grows_with_the_micro_batch_and_shrinks_with_checkpointing_compiling_and_shards():
-    def total(micro_batch=8, **how):
-        return sum(estimate.memory(GPT2, micro_batch=micro_batch, **(HOW | how)).values())
-
-    assert total(16) > total(8) > total(1) > 16 * GPT2.parameters
-    assert total(checkpointing="full") < total(checkpointing="mlp") < total()
-    assert total() < total(compiled=False) < total(compiled=False, half=False)
-    # A compiled backward pass holds two sets of gradients at its end, which is the peak where little else is held.
+    state = frozenset({"weights", "gradients", "moments"})
+    sharded, whole = (total(shards=dict.fromkeys(state, count)) for count in (8, 1))
+    assert sharded == pytest.approx(whole - 16 * GPT2.parameters * 7 / 8)
     fresh = [estimate.memory(GPT2, micro_batch=n, checkpointing="full", **HOW)["fresh gradients"] for n in (1, 64)]
     assert 0 < fresh[0] < 4 * GPT2.parameters and fresh[1] == 0
-    state = frozenset({"weights", "gradients", "moments"})
-    sharded, whole = (total(compiled=False, shards=dict.fromkeys(state, count)) for count in (8, 1))
-    assert sharded == pytest.approx(whole - 16 * GPT2.parameters * 7 / 8)
 
 
 def test_memory_is_within_5_percent_of_a_cards_allocator_in_nine_of_ten_cases():
@@ -202,39 +192,6 @@ def test_more_cards_take_less_time_but_not_less_energy():
     one, eight = (estimate.run(GPT2, cards.named("a6000"), **about, count=count) for count in (1, 8))
     assert one["hours"] / 8 < eight["hours"] < one["hours"]
     assert eight["kilowatt_hours"] > one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
-
-
-def test_logits_stop_growing_where_they_are_computed_in_parts():
-    def logits(size):
-        return estimate.memory(GPT2, micro_batch=size, half=True, compiled=True)["logits"]
-
-    assert logits(64) - logits(8) == 56 * 1024 * 22 * 768  # the last hidden states alone
-    assert logits(8) - logits(7) == 1024 * (22 * 768 + 2 * 50304)
-
-
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("shape", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_each_block_keeps_less_where_more_is_computed_again(shape, compiled, half):
-    def activations(checkpointing, n_layer):
-        size = dataclasses.replace(shape, n_layer=n_layer)
-        how = {"half": half, "compiled": compiled, "checkpointing": checkpointing}
-        return estimate.memory(size, micro_batch=1, **how)["activations"] / shape.sequence_length
-
-    a_block = {kind: activations(kind, 2) - activations(kind, 1) for kind in ("none", "mlp", "full")}
-    whole, again = shape.record.kept_bytes(shape, half=half, compiled=compiled, half_stream=False)
-    assert a_block == {"none": whole, "mlp": whole - again, "full": 4 * shape.n_embd}
-    # Of two activations as wide as the MLP the gated MLP computes both again where no compiler fuses them.
-    tensors = 2 if shape is LLAMA and not compiled else 1
-    assert again == tensors * (2 if half else 4) * shape.mlp_width
-
-
-def test_what_is_computed_again_of_a_block_stands_where_the_logits_were():
-    how = {"micro_batch": 64, "half": True, "compiled": False, "checkpointing": "full"}
-    narrow, wide = (estimate.Shape(24, 1024, size, 1024) for size in (256, 50304))
-    block, _ = narrow.record.kept_bytes(narrow, half=True, compiled=False, half_stream=False)
-    whole = 64 * 1024 * block
-    assert estimate.memory(narrow, **how)["logits"] == whole < estimate.memory(wide, **how)["logits"]
 
 
 def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) -> int:

@@ -66,12 +66,3 @@ def test_names_of_blocks_are_those_of_every_matrix_but_embeddings_and_head(model
     assert shape.hidden == sum(named[name].numel() for name in products)
     assert shape.vectors == sum(weight.numel() for weight in named.values() if weight.dim() == 1)
     assert shape.parameters == build.count_parameters(built)
-
-
-def test_every_mlp_has_the_parts_that_are_named(model, built):
-    parts = ARCHITECTURES[model.architecture].mlp
-    found = [module for name, module in built.named_modules() if name.endswith(".mlp")]
-    assert len(found) == model.n_layer
-    for mlp in found:
-        for name in (*parts.widen, parts.narrow, parts.activation):
-            assert isinstance(mlp.get_submodule(name), nn.Module)

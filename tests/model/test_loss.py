@@ -139,15 +139,14 @@ def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, r
 
 
 class Operations(TorchDispatchMode):
-    """What runs, by name, and how large the largest result is."""
+    """How large the largest result is of all that runs."""
 
     def __init__(self):
         super().__init__()
-        self.names, self.largest = [], 0
+        self.largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **kwargs or {})
-        self.names.append(function.name())
         for part in result if isinstance(result, tuple | list) else [result]:
             self.largest = max(self.largest, part.numel() if isinstance(part, torch.Tensor) else 0)
         return result
@@ -160,15 +159,6 @@ def operations(model, rows: int, **terms: float) -> Operations:
     with Operations() as seen:
         module(ids(3, 16), ids(3, 16).flip(1)).backward()
     return seen
-
-
-@pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
-def test_a_term_that_is_off_runs_nothing(model, rows):
-    plain = operations(model, rows).names
-    assert not {"aten::mean", "aten::lerp.Scalar", "aten::square", "aten::pow.Tensor_Scalar"} & set(plain)
-    for terms in TERMS[1:]:
-        assert operations(model, rows, **dict.fromkeys(terms, 0.0)).names == plain
-        assert len(operations(model, rows, **terms).names) > len(plain)
 
 
 def test_no_term_makes_all_logits_at_once():

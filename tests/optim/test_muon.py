@@ -5,14 +5,12 @@ import math
 
 import pytest
 import torch
-from conftest import ROOT, run
-from runs import TINY, final_state, losses
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from pretrain.model.architectures import ARCHITECTURES
-from pretrain.optim import muon, optimizers, schedule, update
+from pretrain.optim import muon, optimizers, schedule
 from pretrain.recipe import keys
 
 SETTINGS = keys.Optimizer(
@@ -160,43 +158,3 @@ def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):
     made(other).step()
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
-
-
-def test_killed_and_resumed_equals_uninterrupted(workplace):
-    flags = (*TINY, "--optimizer", "muon", "--eval_steps", "0", "--sample_steps", "0")
-    child = str(ROOT / "tests" / "ledger_child.py")
-    run("train.py", *flags, "--run_name", "whole")
-    run(child, *flags, "--run_name", "k", expect=-9, KILL_AT="step:8", LEDGER="k.ledger")
-    done = run("train.py", *flags, "--run_name", "k")
-    assert "resumed from runs/k/checkpoints/step-0000000" in done.stderr
-    assert final_state("k") == final_state("whole")
-    run("train.py", *TINY, "--eval_steps", "0", "--sample_steps", "0", "--run_name", "adamw")
-    assert losses("adamw")[12] != losses("whole")[12]
-
-
-def test_under_fp16s_scaler_a_good_update_is_the_plain_one_and_a_bad_one_changes_nothing():
-    def one(scaler, poison=False):
-        model = gpt2()
-        optimizer = made(model)
-        loss = model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss
-        (scaler.scale(loss) if scaler else loss).backward()
-        if poison:
-            model.transformer.h[1].mlp.c_fc.weight.grad[0, 0] = math.inf
-        got = update.update(
-            optimizer,
-            list(model.parameters()),
-            loss.detach(),
-            max_grad_norm=1.0,
-            scaler=scaler,
-            reduce_mean=lambda tensor: tensor,
-        )
-        assert got.applied is not poison and all(parameter.grad is None for parameter in model.parameters())
-        return model, optimizer
-
-    plain, _ = one(None)
-    scaled, _ = one(torch.amp.GradScaler("cpu", init_scale=2.0**16))
-    for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
-    untouched, optimizer = one(torch.amp.GradScaler("cpu", init_scale=2.0**16), poison=True)
-    assert all(torch.equal(a, b) for a, b in zip(untouched.parameters(), gpt2().parameters(), strict=True))
-    assert not optimizer.state

@@ -39,9 +39,6 @@ def needs(*names: str):
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
-every_tracker = pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in trackers.NAMES])
-
-
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
     """What every fork would import for itself, once; trackio keeps its database where this says at its import."""
@@ -353,32 +350,24 @@ def test_wandb_online_again_sends_what_was_offline_and_leaves_nothing_to_sync(ru
     assert [path.parent.name[:8] for path in run_dir.rglob("*.wandb.synced")] == ["offline-"]
 
 
-@every_tracker
+@needs("tensorboard", "trackio")
+@pytest.mark.parametrize("name", ["tensorboard", "trackio"])
 def test_no_number_breaks_a_tracker(run_dir, name):
     def body():
         tracker = begin(run_dir, name)
         for step, value in enumerate((None, math.nan, math.inf, 2.0), start=1):
             tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": value, "mfu": None})
-        tracker.log(5, {"step": 5, "tokens": 40, "train/loss": None, "mfu": 0.5})
         tracker.close()
 
     done = process(body)
     assert done.returncode == 0 and "off from here" not in done.stdout, done.stdout
-    if name == "wandb":
-        (path,) = run_dir.rglob("*.wandb")
-        assert trackers._last_row(path) == 5 * trackers.KINDS_AT_MOST + trackers.KINDS.index("other")
-        return
-    if name == "tensorboard":
-        found = read_tensorboard(run_dir)
-        rows = [{"step": e.step, tag: e.value} for tag in found.Tags()["scalars"] for e in found.Scalars(tag)]
-    else:
-        rows = read_trackio(run_dir)
-    assert [(row["step"], row["mfu"]) for row in rows if "mfu" in row] == [(5, 0.5)]
-    assert [(row["step"], repr(row["train/loss"])) for row in rows if "train/loss" in row] == [
-        (2, "nan"),
-        (3, "inf"),
-        (4, "2.0"),
-    ]
+    rows = (
+        read_trackio(run_dir)
+        if name == "trackio"
+        else [{"step": e.step, "train/loss": e.value} for e in read_tensorboard(run_dir).Scalars("train/loss")]
+    )
+    found = [(row["step"], repr(row["train/loss"])) for row in rows if "train/loss" in row]
+    assert found == [(2, "nan"), (3, "inf"), (4, "2.0")]
 
 
 @needs("wandb")
