@@ -56,32 +56,25 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, not lines")
-    parser.add_argument(
-        "--quick", action="store_true", help="without the compiler, the all-reduce and the disk's speed"
-    )
+    parser.add_argument("--quick", action="store_true", help="without compiler, all-reduce and the disk's speed")
     parser.add_argument("--estimate", action="store_true", help="what the recipe will take, not what the machine is")
-    parser.add_argument(
-        "--card", metavar="NAME", help="estimate for this card (a6000, rtx4090, ...), not the machine's"
-    )
+    parser.add_argument("--card", metavar="NAME", help="estimate for this card (a6000, rtx4090, ...)")
     parser.add_argument("--all_cards", action="store_true", help="estimate for every card we know: a table")
     parser.add_argument("--count", type=int, metavar="N", help="estimate for this many cards")
     parser.add_argument("--price_per_hour", type=float, default=0.0, metavar="P", help="of one card, in any currency")
-    parser.add_argument(
-        "--warm_up_seconds", type=int, default=0, metavar="S", help="full load on every card for so long"
-    )
+    parser.add_argument("--warm_up_seconds", type=int, default=0, metavar="S", help="load every card for so long")
     asked = reading.parse_flags(parser, argv)
-    faults = []
+    rules = {
+        "count": (asked.count is None or asked.count >= 1, "1 or more"),
+        "price_per_hour": (0 <= asked.price_per_hour < float("inf"), "0 or more"),
+        "warm_up_seconds": (0 <= asked.warm_up_seconds <= 3600, "1 to 3600"),
+    }
+    faults = [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in rules.items() if not ok]
     asked.card = asked.card and asked.card.lower()
     if asked.card and cards.named(asked.card) is None:
         near = difflib.get_close_matches(asked.card, CARD_NAMES.split(", "), n=1)
         hint = f"did you mean {near[0]}?" if near else f"use one of {CARD_NAMES}"
         faults.append(f"--card {asked.card}: no such card; {hint}")
-    if asked.count is not None and asked.count < 1:
-        faults.append(f"--count {asked.count}: must be 1 or more")
-    if not 0 <= asked.price_per_hour < float("inf"):
-        faults.append(f"--price_per_hour {asked.price_per_hour}: must be 0 or more")
-    if not 0 <= asked.warm_up_seconds <= 3600:
-        faults.append(f"--warm_up_seconds {asked.warm_up_seconds}: must be 1 to 3600")
     if asked.card and asked.all_cards:
         faults.append("--card and --all_cards: give one of them")
     if faults:
@@ -192,13 +185,12 @@ def warm_up(seconds: int) -> int:
     for readings in probes.load([f"cuda:{i}" for i in range(count)], seconds, precision):
         passed += 5
         for i, (device, reading) in enumerate(readings.items()):
-            name = torch.cuda.get_device_name(i)
+            name, rate = torch.cuda.get_device_name(i), reading["flops_per_second"]
             peak = cards.peak_flops(name, precision)
-            share = f" ({100 * reading['flops_per_second'] / peak:.0f}% of its peak)" if peak else " (peak not known)"
-            watts = f", {reading['watts']:.0f} W" if reading["watts"] is not None else ""
-            heat = f", {reading['celsius']:.0f} °C" if reading["celsius"] is not None else ""
-            rate = f"{reading['flops_per_second'] / 1e12:.1f} TFLOP/s"
-            print(f"{min(passed, seconds):4.0f} s  {device} {name}: {rate}{share}{watts}{heat}", flush=True)
+            share = f"{100 * rate / peak:.0f}% of its peak" if peak else "peak not known"
+            words = [f"{min(passed, seconds):4.0f} s  {device} {name}: {rate / 1e12:.1f} TFLOP/s ({share})"]
+            words += [f"{reading[key]:.0f} {unit}" for key, unit in (("watts", "W"), ("celsius", "°C")) if reading[key]]
+            print(", ".join(words), flush=True)
     return 0
 
 

@@ -83,19 +83,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description="Score a model on HellaSwag.", allow_abbrev=False)
     parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id")
-    parser.add_argument(
-        "--data_files",
-        nargs="+",
-        metavar="FILE",
-        help="items as JSON lines or Parquet; else the Hub's validation split",
-    )
+    files_help = "items as JSON lines or Parquet; else the Hub's validation split"
+    parser.add_argument("--data_files", nargs="+", metavar="FILE", help=files_help)
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N items (0 = all)")
-    parser.add_argument(
-        "--batch_size",
-        default="auto",
-        metavar="N",
-        help="contexts at once, each with its four endings, or auto (default)",
-    )
+    batch_help = "contexts at once, each with its four endings, or auto (default)"
+    parser.add_argument("--batch_size", default="auto", metavar="N", help=batch_help)
     parser.add_argument("--output", metavar="FILE", help="write a JSON line an item: sums, counts, predictions, label")
     parser.add_argument("--push_to_hub", metavar="ID", help="put the scores into the card of this model of the Hub")
     asked = reading.parse_flags(parser, argv)

@@ -1,4 +1,4 @@
-"""Export a run or a model for use: another precision, int8, pruned, without vocabulary padding; and say what that cost.
+"""Export a run or a model for use: another precision, int8, pruned, without vocabulary padding; and report what that cost.
 
     python export_model.py runs/gpt2_124m --out exports/gpt2-bf16 --dtype bf16 --trim_vocab
     python export_model.py runs/gpt2_124m --out exports/gpt2-int8 --dtype int8 --prune 0.3
@@ -41,13 +41,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--text", nargs="+", metavar="FILE", help="measure on this text, not on the run's validation split"
     )
-    parser.add_argument(
-        "--eval_tokens",
-        type=int,
-        default=65536,
-        metavar="N",
-        help="tokens to measure on; 0 = all (default: %(default)s)",
-    )
+    tokens_help = "tokens to measure on; 0 = all (default: %(default)s)"
+    parser.add_argument("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
     asked = reading.parse_flags(parser, argv)
     faults = []

@@ -1,7 +1,7 @@
 """How likely a model finds each of several endings of a context. The context is computed once for all of them.
 
 A row holds a context and then its endings side by side; a mask lets each ending see the context and itself, and its
-positions go on from the context's end. Logits are computed only where an ending is predicted.
+positions continue from the context's end. Logits are computed only where an ending is predicted.
 
 Legend: Q questions of E endings each, B rows, T tokens of the longest row, R predicted tokens, V vocabulary.
 """
@@ -171,7 +171,7 @@ def _logits(model: PreTrainedModel, inputs: dict, places: torch.Tensor, shared: 
     head = model.get_output_embeddings() if shared else None
     if head is None:
         return model(**inputs, use_cache=False).logits.flatten(0, 1)[places]
-    # The model itself goes on from the head's output, so what it does to logits (a scale, a cap) is done.
+    # The model itself continues from the head's output, so what it does to logits (a scale, a cap) is done.
     hook = head.register_forward_pre_hook(lambda module, hidden: (hidden[0].flatten(0, 1)[places],))
     try:
         return model(**inputs, use_cache=False).logits
@@ -182,8 +182,8 @@ def _logits(model: PreTrainedModel, inputs: dict, places: torch.Tensor, shared: 
 def _may_share(model: PreTrainedModel, questions: Sequence[Question], limit: int | None) -> bool:
     """Whether this model gives the same by a shared context as ending by ending, where it is hardest.
 
-    Not every model can: a window that slides, positions that are counted, a state that is carried along. What tells is
-    the longest text, the longest row, and the row that is longest beyond its text.
+    Not every model can: a window that slides, positions that are counted, a state that is carried along. What shows it
+    is the longest text, the longest row, and the row that is longest beyond its text.
     """
     fitting = [question for question in questions if _length(question) <= (limit or math.inf)]
     if not fitting or not {"position_ids", "attention_mask"} <= inspect.signature(model.forward).parameters.keys():

@@ -22,7 +22,7 @@ def sample(
     seed: int,
     streamer: BaseStreamer | None = None,
 ) -> list[int]:
-    """Return new ids that go on from ``prompt_ids``, up to and without the end of text.
+    """Return new ids that continue ``prompt_ids``, up to and without the end of text.
 
     Args:
         temperature: 0 takes the likeliest id each time.

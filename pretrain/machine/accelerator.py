@@ -199,11 +199,6 @@ def gradient_exchange(
     return contextlib.nullcontext() if wanted or accelerator.is_fsdp2 else accelerator.no_sync(module)
 
 
-def precision_of(accelerator: Accelerator) -> str:
-    """Return fp32, fp16 or bf16."""
-    return {"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
-
-
 def compiler_of(accelerator: Accelerator) -> str:
     """Return the backend of torch.compile, or no."""
     return accelerator.state.dynamo_plugin.backend.value.lower()

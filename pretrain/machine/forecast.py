@@ -107,9 +107,9 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     if not row["fits"]:
         return "\n".join([*lines, "memory       does not fit, not even one sequence with gradient checkpointing"])
     parts, size, chosen = row["memory_bytes"], row["per_device_train_batch_size"], row["gradient_checkpointing"]
-    said = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
+    listed = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
     lines += [
-        f"memory       {sum(parts.values()) / 2**30:.1f} GiB a card: {said}",
+        f"memory       {sum(parts.values()) / 2**30:.1f} GiB a card: {listed}",
         f"micro-batch  {size} sequences of {recipe.model.sequence_length:,} tokens, "
         f"{row['gradient_accumulation_steps']} a step "
         f"and card; {row['precision']}, {'compiled' if row['compiled'] else 'not compiled'}"
@@ -155,17 +155,17 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     body = []
     for row in rows:
         cells = [row["card"], f"{row['memory_gib']:g}", row["precision"]]
-        if row["fits"]:
-            mark = " *" if row["gradient_checkpointing"] == "full" else ""
-            cells += [f"{row['per_device_train_batch_size']}{mark}", rounded(row["tokens_per_second"])]
-            cells += [f"{100 * row['mfu']:.0f}%", rounded(row["hours"]), rounded(row["kilowatt_hours"])]
-            cells += [rounded(row["cost"])] if priced else []
-            if compared:
-                known = row["measured_by_others"]
-                cells.append(f"{known['figure']:,}" if known else "never measured")
-        else:
-            cells.append("does not fit")
         body.append(cells)
+        if not row["fits"]:
+            cells.append("does not fit")
+            continue
+        mark = " *" if row["gradient_checkpointing"] == "full" else ""
+        cells += [f"{row['per_device_train_batch_size']}{mark}", rounded(row["tokens_per_second"])]
+        cells.append(f"{100 * row['mfu']:.0f}%")
+        cells += [rounded(row[name]) for name in ("hours", "kilowatt_hours", "cost") if name in row]
+        if compared:
+            known = row["measured_by_others"]
+            cells.append(f"{known['figure']:,}" if known else "never measured")
     widths = [max(len(row[i]) for row in [heads, *body] if i < len(row)) for i in range(len(heads))]
     first, guessed = rows[0], [row["card"] for row in rows if not row["products_source"]]
     lines = [

@@ -1,5 +1,7 @@
-"""Models that others have trained: to go on from (init_from), and to use."""
+"""Models that others have trained: to train on (init_from), and to use."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -37,10 +39,8 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     for key, value in record.training_config(model).items():
         setattr(config, key, value)
     how = {"dtype": torch.float32, "attn_implementation": CAUSAL, "output_loading_info": True}
-    try:
+    with _loading(f"init_from = {name}"):
         made, info = AutoModelForCausalLM.from_pretrained(find(name), config=config, trust_remote_code=False, **how)
-    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
-        raise BadInput(f"init_from = {name}: cannot be loaded ({_reason(error)})") from None
     # Missing ones would stay noise, others be left out; but for a buffer that old GPT-2s keep beside their weights.
     beside = [key for key in info["unexpected_keys"] if not key.endswith(".attn.masked_bias")]
     for fault, names in (("lacks", sorted(info["missing_keys"])), ("has besides", sorted(beside))):
@@ -67,12 +67,9 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
-    try:
-        config = AutoConfig.from_pretrained(find(name, "init_from ="), trust_remote_code=False)
-    except BadInput:
-        raise
-    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
-        raise BadInput(f"init_from = {name}: cannot be loaded ({_reason(error)})") from None
+    found = find(name, "init_from =")
+    with _loading(f"init_from = {name}"):
+        config = AutoConfig.from_pretrained(found, trust_remote_code=False)
     record = ARCHITECTURES.get(config.model_type)
     if record is None:
         raise BadInput(f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}")
@@ -100,9 +97,14 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     return config
 
 
-def _reason(error: Exception) -> str:
-    """Return an error's first line, or its kind where it has no words."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+@contextlib.contextmanager
+def _loading(what: str) -> Iterator[None]:
+    """Raise BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds."""
+    try:
+        yield
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BadInput(f"{what}: cannot be loaded: {reason}") from None
 
 
 def find(name: str, asked: str = "--model") -> str:
@@ -132,10 +134,8 @@ def load(name: str) -> PreTrainedModel:
 
     Its GELU runs as one kernel. Raises BadInput when it cannot be loaded.
     """
-    try:
+    with _loading(f"--model {name}"):
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=False)
-    except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
-        raise BadInput(f"--model {name}: cannot be loaded: {_reason(error)}") from None
     for module in list(model.modules()):
         for child, part in module.named_children():
             if isinstance(part, NewGELUActivation):

@@ -52,5 +52,5 @@ class Clock:
         result = {"tokens_per_second": speed, "ms_per_step": 1000 * seconds / max(self._window_updates, 1)}
         self._window_tokens, self._window_updates, self._window_start = 0, 0, now
         if self.peak_flops and (mfu := speed * self.flops_per_token / self.peak_flops) <= 1:
-            result["mfu"] = mfu  # more would only say that the peak is another card's
+            result["mfu"] = mfu  # more only means that the peak is another card's
         return result

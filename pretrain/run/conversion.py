@@ -41,6 +41,11 @@ class Text(NamedTuple):
     opened: list[windows.Windows]
     draws: np.ndarray
 
+    @property
+    def tokens(self) -> int:
+        """How many are predicted."""
+        return len(self.draws) * self.opened[0].sequence_length
+
 
 def convert(asked: argparse.Namespace) -> str:
     """Export as export_model.py's flags ask, read back, measure; return the table.
@@ -82,7 +87,7 @@ def convert(asked: argparse.Namespace) -> str:
     if not text:
         measured = f"nothing was measured: {why_not}. Give --text FILE to have the loss before and after"
     else:
-        measured = f"measured on {tokens_of(text):,} tokens of {text.name}"
+        measured = f"measured on {text.tokens:,} tokens of {text.name}"
         measured += ", half precision computed as fp32, for this is a CPU" if slow else ""
     return f"{asked.model} -> {asked.out}\n\n{table(asked, before, after)}\n\n{measured}"
 
@@ -280,18 +285,13 @@ def write_record(folder: Path, asked: argparse.Namespace, text: Text | None, bef
         "dtype": asked.dtype,
         "trim_vocab": asked.trim_vocab,
         "prune": asked.prune,
-        "measured_on": text and f"{tokens_of(text)} tokens of {text.name}",
+        "measured_on": text and f"{text.tokens} tokens of {text.name}",
         "before": before,
         "after": after,
         "versions": {name: version(name) for name in packages},
         "files": {path.name: files.sha256(path) for path in sorted(folder.iterdir())},
     }
     files.write_json(folder / RECORD, record)
-
-
-def tokens_of(text: Text) -> int:
-    """Return how many tokens are predicted."""
-    return len(text.draws) * text.opened[0].sequence_length
 
 
 def table(asked: argparse.Namespace, before: dict, after: dict) -> str:

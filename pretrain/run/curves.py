@@ -9,7 +9,7 @@ import numpy as np
 
 from pretrain.base import files
 
-# Okabe and Ito's colours, which colour-blind people tell apart; their yellow is too light for a line.
+# Okabe and Ito's colours, which colour-blind people can distinguish; their yellow is too light for a line.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905
 RUNS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHES = ("-", "--", ":", "-.")  # for more runs than colours
@@ -203,7 +203,7 @@ def _view(drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels: Collection[flo
     """Return a range of y that shows these lines after their warm-up, and the levels; rare outliers leave it at the top."""
     drawn = [(places, values) for places, values in drawn if len(places)]
     later = [values[places >= WARM_UP * places.max()] for places, values in drawn]
-    if max(map(len, later), default=0) < 2:  # a line from the warm-up to its only later point says nothing
+    if max(map(len, later), default=0) < 2:  # a line from the warm-up to its only later point shows nothing
         later = [values for _, values in drawn]
     if not drawn and not levels:
         return 0.0, 1.0

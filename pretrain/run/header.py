@@ -1,4 +1,4 @@
-"""The lines that say what a run is, before its first step."""
+"""The lines that describe a run, before its first step."""
 
 from collections.abc import Iterator
 

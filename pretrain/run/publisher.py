@@ -17,7 +17,6 @@ from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact
 from pretrain.hub import fetch, model_card, push
 from pretrain.machine import estimate, hardware
-from pretrain.machine.accelerator import precision_of
 from pretrain.model import export
 from pretrain.model.build import count_parameters
 from pretrain.recipe import keys
@@ -104,11 +103,8 @@ class Publisher:
             within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
             files |= {f"{within}/{file.name}": file for file in path.iterdir()}
         now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
-        words = ", ".join(
-            f"{words} {now[name]:.4f}"
-            for name, words in (("train/loss", "train loss"), ("eval/loss", "validation loss"))
-            if name in now
-        )
+        losses = {"train/loss": "train loss", "eval/loss": "validation loss"}
+        words = ", ".join(f"{words} {now[name]:.4f}" for name, words in losses.items() if name in now)
         self._pusher.add(
             step,
             repo_id=self._repo_id,
@@ -127,7 +123,7 @@ def facts_of(
         command=command_line(parent_words()),
         hardware=hardware.device_name(accelerator.device),
         num_processes=accelerator.num_processes,
-        precision=precision_of(accelerator),
+        precision=accelerator.mixed_precision.replace("no", "fp32"),
         parameters=count_parameters(model),
         flops_per_token=estimate.shape_of(recipe.model).flops_per_token,
         tokenizer_size=len(tokenizer),

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint, and saving the next: which one, and what it holds beside the tensors."""
+"""Resuming from a checkpoint, and saving the next: which one, and what it holds beside the tensors."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint to go on from, the same on all processes, and a line for each newer one that is damaged."""
+    """Return the checkpoint to resume from, the same on all processes, and a line for each newer one that is damaged."""
     asked = recipe.saving.resume_from_checkpoint
     if asked == "none":
         return None, []
@@ -31,7 +31,7 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     if accelerator.is_main_process:
         try:
             found[:2] = checkpoint.find_newest(recipe.saving.checkpoints)
-            if found[0] is None and fetch.is_address(asked):  # later starts of the same command go on from this folder
+            if found[0] is None and fetch.is_address(asked):  # later starts of the same command resume from this folder
                 log.info(f"hub      fetching {asked}")
                 found[0] = fetch.fetch_checkpoint(asked, recipe.saving.checkpoints, recipe.saving.run_dir)
         except BadInput as error:

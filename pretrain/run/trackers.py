@@ -73,7 +73,7 @@ class Trackers:
         rows: of metrics.jsonl, as far as this process takes them as done.
 
     Attributes:
-        ids: for the next checkpoint, so that another machine goes on with the same curves.
+        ids: for the next checkpoint, so that another machine continues the same curves.
     """
 
     def __init__(
