@@ -29,12 +29,10 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[
         if parameter.dim() != 2 or not is_hidden(name, record):
             (matrices if parameter.dim() >= 2 else vectors).append(parameter)
             continue
-        parts = next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
-        hidden.setdefault((parts, *parameter.shape), []).append(parameter)
-    # Of the size of AdamW's steps, 0.2 root mean square.
+        hidden.setdefault((parts(name, record), *parameter.shape), []).append(parameter)
     found = [
-        {"params": params, "parts": parts, "scale": 0.2 * math.sqrt(max(rows, columns // parts))}
-        for (parts, rows, columns), params in hidden.items()
+        {"params": params, "parts": count, "scale": step_scale(rows, columns // count)}
+        for (count, rows, columns), params in hidden.items()
     ]
     decaying = [group | {"weight_decay": weight_decay} for group in [*found, {"params": matrices}]]
     return [*decaying, {"params": vectors, "weight_decay": 0.0}]
@@ -43,6 +41,16 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[
 def is_hidden(name: str, record: Architecture) -> bool:
     """Return whether a matrix maps features to features: not an embedding, not the head."""
     return record.blocks in name
+
+
+def parts(name: str, record: Architecture) -> int:
+    """Return how many maps a matrix holds, which are made orthogonal each."""
+    return next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
+
+
+def step_scale(rows: int, columns: int) -> float:
+    """Return the factor that gives an orthogonal matrix the size of AdamW's steps, 0.2 root mean square."""
+    return 0.2 * math.sqrt(max(rows, columns))
 
 
 class Muon(torch.optim.AdamW):

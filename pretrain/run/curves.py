@@ -59,7 +59,8 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping]], path: Path, *, x: str = "to
             _compare(axes, runs, name, x)
         if names:
             lines = [line for line in found[0].get_lines() if line.get_gid()]
-            labels = [_with_last(label, rows) for label, rows in runs.items()]
+            last = {label: _series(rows, "eval/loss")[1][-1:] for label, rows in runs.items()}
+            labels = [": ".join([label, *(f"{value:.3f}" for value in values)]) for label, values in last.items()]
             about = {"title": "run: last validation loss", "loc": "outside lower center", "ncols": 2}
             found[0].figure.legend(lines, labels, **about)
     return bool(names)
@@ -157,11 +158,6 @@ def _compare(axes, runs: Mapping[str, Sequence[Mapping]], name: str, x: str) -> 
     else:
         words = "validation loss" if name == "eval/loss" else f"train loss{f', means of {most}' if most > 1 else ''}"
         axes.set(ylabel=f"{words}\n(nats per token)", ylim=_view(drawn))
-
-
-def _with_last(label: str, rows: Sequence[Mapping]) -> str:
-    values = _series(rows, "eval/loss")[1]
-    return f"{label}: {values[-1]:.3f}" if len(values) else label
 
 
 def _side(axes, points: tuple[np.ndarray, np.ndarray], color: str, label: str, ylim: tuple, **line) -> None:
