@@ -54,7 +54,6 @@ def ours(items, model, tokenizer, scores: tuple[str, ...], batch_size: int | Non
         model,
         test.questions,
         context_length=likelihood.context_length(model.config),
-        reduce_sum=lambda tensor: tensor,
         batch_size=batch_size,
     )
     return found[: len(items)]

@@ -69,8 +69,8 @@ class Evaluator:
                 loss_module(model, self._recipe.loss, corpus.tokenizer.eos_token_id),
                 batches,
                 device=accelerator.device,
-                reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
                 bytes_per_token=corpus.bytes_per_token,
+                accelerator=accelerator,
                 stop=self._stopped,
             )
 
@@ -83,9 +83,7 @@ class Evaluator:
                 model,
                 test.questions,
                 context_length=self._recipe.model.sequence_length,
-                reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
-                rank=accelerator.process_index,
-                num_processes=accelerator.num_processes,
+                accelerator=accelerator,
                 stop=self._stopped,
             )
         return None if found is None else test.scores(test.predictions(found)) | {"items": len(test.items)}

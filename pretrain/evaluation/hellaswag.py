@@ -174,18 +174,15 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
                 return
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield f"{path}: line {number}", _parsed(line)
+                    try:
+                        row = json.loads(line)
+                    except ValueError as error:
+                        row = error
+                    yield f"{path}: line {number}", row
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # pyarrow's: this is no Parquet file
         raise BadInput(f"{path}: cannot be read: {_first_line(error)}") from None
-
-
-def _parsed(line: bytes) -> object:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        return error
 
 
 def _item(where: str, row: object) -> Item:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -42,9 +43,7 @@ def log_likelihoods(
     questions: Sequence[Question],
     *,
     context_length: int | None,
-    reduce_sum: Callable[[torch.Tensor], torch.Tensor],
-    rank: int = 0,
-    num_processes: int = 1,
+    accelerator: Accelerator | None = None,
     batch_size: int | None = None,
     progress: Callable[[np.ndarray], object] = lambda batch: None,
     stop: Callable[[], bool] = lambda: False,
@@ -58,12 +57,13 @@ def log_likelihoods(
         model: not a compiled one (shapes change with each batch), and not a DDP wrapper.
         questions: all with the same number of endings, none empty.
         context_length: what is longer loses tokens of its context from the left; None: no limit.
-        reduce_sum: sum of a float64 tensor over the processes.
+        accelerator: of the processes that share the questions; None: this one scores all.
         batch_size: questions at once; None: as many as suit the device, halved when its memory is short.
         progress: called after each batch with its questions' numbers.
         stop: asked before each batch; True abandons the work (None is returned, on every process).
     """
     was_training = model.training
+    rank, num_processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     model.eval()
     try:
         shared = _may_share(model, questions, context_length)
@@ -84,7 +84,8 @@ def log_likelihoods(
                 torch.cuda.empty_cache()
     finally:
         model.train(was_training)
-    both = reduce_sum(torch.tensor([*sums.flat, stopped], dtype=torch.float64, device=model.device)).cpu().numpy()
+    both = torch.tensor([*sums.flat, stopped], dtype=torch.float64, device=model.device)
+    both = (accelerator.reduce(both, "sum") if accelerator else both).cpu().numpy()
     return None if both[-1] else both[:-1].reshape(sums.shape)
 
 

@@ -29,9 +29,7 @@ def score(
             model,
             test.questions,
             context_length=limit,
-            reduce_sum=lambda tensor: accelerator.reduce(tensor, "sum"),
-            rank=accelerator.process_index,
-            num_processes=accelerator.num_processes,
+            accelerator=accelerator,
             batch_size=batch_size,
             progress=lambda batch: bar.update(len(batch)),
         )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 
@@ -14,8 +15,8 @@ def validation_loss(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     *,
     device: torch.device,
-    reduce_sum: Callable[[torch.Tensor], torch.Tensor],
-    bytes_per_token: np.ndarray | None,
+    bytes_per_token: np.ndarray | None = None,
+    accelerator: Accelerator | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Return ``loss`` (nats per token) and ``bits_per_byte`` of the batches of all processes, dropout off.
@@ -23,8 +24,8 @@ def validation_loss(
     Args:
         loss_module: inputs_BT, targets_BT to mean nats per token; not a DDP wrapper: processes may have unequal counts.
         batches: this process's (inputs_BT, targets_BT), each token once over all processes.
-        reduce_sum: sum of a float64 tensor over the processes.
         bytes_per_token: bytes of text of each id; None leaves ``bits_per_byte`` out.
+        accelerator: of the processes that share the batches; None: this one has all.
         stop: asked between batches; True abandons the evaluation (None is returned, on every process).
     """
     was_training = loss_module.training
@@ -46,7 +47,8 @@ def validation_loss(
     finally:
         loss_module.train(was_training)
     counted, stops = nats.new_tensor(tokens), nats.new_tensor(stopped)
-    sums = reduce_sum(torch.stack([nats, counted, text_bytes.double(), stops])).tolist()
+    both = torch.stack([nats, counted, text_bytes.double(), stops])
+    sums = (accelerator.reduce(both, "sum") if accelerator else both).tolist()
     if sums[3]:
         return None
     result = {"loss": sums[0] / sums[1]}

@@ -272,9 +272,7 @@ def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
         rank=0,
         num_processes=1,
     )
-    return validation.validation_loss(
-        LogitsLoss(model), batches, device=model.device, reduce_sum=lambda tensor: tensor, bytes_per_token=None
-    )
+    return validation.validation_loss(LogitsLoss(model), batches, device=model.device)
 
 
 def write_record(folder: Path, asked: argparse.Namespace, text: Text | None, before: dict, after: dict) -> None:

@@ -391,7 +391,7 @@ def test_every_item_of_the_harness_is_predicted_alike(make, tmp_path, monkeypatc
     items = hellaswag.read_items([path])
     test = hellaswag.HellaSwag(items, tokenizer, ("acc", "acc_norm"))
     limit = likelihood.context_length(model.config)
-    sums = likelihood.log_likelihoods(model, test.questions, context_length=limit, reduce_sum=lambda part: part)
+    sums = likelihood.log_likelihoods(model, test.questions, context_length=limit)
     predictions = test.predictions(sums)
     scores = test.scores(predictions)
 

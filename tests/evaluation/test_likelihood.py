@@ -2,6 +2,7 @@
 
 import random
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,8 +101,10 @@ def reference(model, asked, limit=CONTEXT):
     return np.array(values).reshape(len(asked), -1)
 
 
-def score(model, asked, reduce_sum=lambda part: part, limit=CONTEXT, **more):
-    return likelihood.log_likelihoods(model, asked, context_length=limit, reduce_sum=reduce_sum, **more)
+def score(model, asked, reduce_sum=lambda part: part, limit=CONTEXT, rank=0, num_processes=1, **more):
+    reduce = lambda part, how: reduce_sum(part)  # noqa: E731
+    accelerator = SimpleNamespace(process_index=rank, num_processes=num_processes, reduce=reduce)
+    return likelihood.log_likelihoods(model, asked, context_length=limit, accelerator=accelerator, **more)
 
 
 def over_processes(model, asked, number, **more):
