@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         waiting = [timed(lambda s=s: checkpoint.save(where / "waiting", s, model, optimizer, {})) for s in (1, 2)]
     ids_BT = torch.randint(0, asked.vocab_size, (4, asked.sequence_length))
     batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // ids_BT.numel())
-    how = {"device": place, "reduce_sum": lambda tensor: tensor, "bytes_per_token": None}
+    how = {"device": place, "bytes_per_token": None}
     validating = [timed(lambda: validation.validation_loss(NextTokenLoss(model), batches, **how)) for _ in range(3)]
     found = {
         "validation_tokens": asked.eval_tokens,

@@ -25,7 +25,7 @@ from pretrain.recipe.plan import Plan
 from pretrain.run import curves
 from pretrain.run.clock import Clock
 from pretrain.run.state import RunState
-from pretrain.run.trackers import Trackers, names_of
+from pretrain.run.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +55,7 @@ class Report:
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
         self._metrics = open(self.metrics_path, "a", encoding="utf-8")
         files.write_text(self._samples_path, _samples_before(self._samples_path, state.step))
-        self._trackers = Trackers(
-            names_of(recipe.tracking),
-            run_dir=run_dir,
-            project_name=recipe.tracking.project_name,
-            run_name=recipe.saving.name,
-            tags=tuple(recipe.tracking.tags),
-            config=keys.public(recipe),
-            ids=state.trackers,
-            rows=rows,
-        )
+        self._trackers = Trackers(recipe, ids=state.trackers, rows=rows)
         state.trackers = self._trackers.ids
         self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
         self._draws = find_spec("matplotlib") is not None

@@ -66,9 +66,7 @@ class Trackers:
     """The trackers of a run, on its main process.
 
     Args:
-        names: some of ``NAMES``; none: nothing is imported or written.
-        run_name: what people read; the same run is known by its id.
-        config: what is shown beside the curves, and nothing else is.
+        recipe: what of it is public is shown beside the curves, and nothing else is.
         ids: of an earlier process of this run, from its checkpoint; those in the run folder are found anyway.
         rows: of metrics.jsonl, as far as this process takes them as done.
 
@@ -76,35 +74,20 @@ class Trackers:
         ids: for the next checkpoint, so that another machine continues the same curves.
     """
 
-    def __init__(
-        self,
-        names: Iterable[str],
-        *,
-        run_dir: Path,
-        project_name: str,
-        run_name: str,
-        tags: tuple[str, ...],
-        config: dict,
-        ids: dict[str, str],
-        rows: Iterable[dict],
-    ):
+    def __init__(self, recipe: keys.Recipe, *, ids: dict[str, str], rows: list[dict]):
         self.ids = dict(ids)
         self._open: dict[str, _Wandb | _TensorBoard | _Trackio] = {}
-        if not names:
+        names, path = names_of(recipe.tracking), recipe.saving.run_dir / IDS
+        if not names:  # nothing is imported or written
             return
-        path = run_dir / IDS
         if path.is_file():
             self.ids = json.loads(path.read_text(encoding="utf-8")) | self.ids
-        self.ids = {"wandb": uuid.uuid4().hex[:8], "trackio": f"{run_name}-{uuid.uuid4().hex[:4]}"} | self.ids
+        fresh = {"wandb": uuid.uuid4().hex[:8], "trackio": f"{recipe.saving.name}-{uuid.uuid4().hex[:4]}"}
+        self.ids = fresh | self.ids
         files.write_json(path, self.ids)  # before anything is sent: a run killed at once keeps its curve
-        rows = list(rows)
-        begin = {
-            "wandb": lambda: _Wandb(self.ids["wandb"], run_dir, project_name, run_name, tags, config),
-            "tensorboard": lambda: _TensorBoard(run_dir, config),
-            "trackio": lambda: _Trackio(self.ids["trackio"], project_name, config, rows),
-        }
+        kinds = {"wandb": _Wandb, "tensorboard": _TensorBoard, "trackio": _Trackio}
         for name in names:
-            if tracker := self._try(name, begin[name]):
+            if tracker := self._try(name, kinds[name], recipe, self.ids.get(name), rows):
                 self._open[name] = tracker
         for row in rows:
             self.log(row["step"], row)
@@ -148,11 +131,10 @@ class Trackers:
 class _Wandb:
     """A run in wandb. Its own count of steps is left alone: it drops whatever comes out of order."""
 
-    def __init__(
-        self, run_id: str, run_dir: Path, project_name: str, run_name: str, tags: tuple[str, ...], config: dict
-    ):
+    def __init__(self, recipe: keys.Recipe, run_id: str, rows: list[dict]):
         import wandb
 
+        tracking, run_dir = recipe.tracking, recipe.saving.run_dir
         settings = wandb.Settings(
             silent=True,
             init_timeout=INIT_SECONDS,
@@ -165,14 +147,9 @@ class _Wandb:
             x_disable_meta=True,  # the command line, the host
             x_save_requirements=False,
         )
-        about: dict[str, Any] = {
-            "project": project_name,
-            "id": run_id,
-            "name": run_name,
-            "tags": tags,
-            "config": config,
-        }
-        about |= {"dir": run_dir, "resume": "allow", "settings": settings}
+        about: dict[str, Any] = {"project": tracking.project_name, "id": run_id, "name": recipe.saving.name}
+        about |= {"tags": tuple(tracking.tags), "config": keys.public(recipe), "dir": run_dir, "resume": "allow"}
+        about["settings"] = settings
         self.held: dict[str, int] = {}
         written = {path: _last_row(path) for path in (run_dir / "wandb").glob(f"*/run-{run_id}.wandb")}
         mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
@@ -223,11 +200,12 @@ class _Wandb:
 class _TensorBoard:
     """Event files in the run folder, on disk after each row; a later process adds a file to the same curves."""
 
-    def __init__(self, run_dir: Path, config: dict):
+    def __init__(self, recipe: keys.Recipe, run_id: None, rows: list[dict]):
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
         from torch.utils.tensorboard import SummaryWriter
 
         self.held: dict[str, int] = {}
+        run_dir = recipe.saving.run_dir
         for path in (run_dir / "tensorboard").glob("events.out.tfevents.*"):
             for event in LegacyEventFileLoader(str(path)).Load():  # ends at a torn last event
                 for value in event.summary.value:
@@ -235,7 +213,7 @@ class _TensorBoard:
                     self.held[tag] = max(event.step, self.held.get(tag, -1))
         self.writer = SummaryWriter(run_dir / "tensorboard")
         if not self.held:  # its hyperparameters would be a run of their own in the list
-            self.log(0, {"config": _indented(json.dumps(config, indent=1, default=str))})
+            self.log(0, {"config": _indented(json.dumps(keys.public(recipe), indent=1, default=str))})
         log.info(f"tensorboard: to see it: tensorboard --logdir {run_dir}")
 
     def log(self, step: int, values: dict) -> None:
@@ -254,11 +232,13 @@ class _TensorBoard:
 class _Trackio:
     """A run in trackio's database on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL point."""
 
-    def __init__(self, name: str, project_name: str, config: dict, rows: list[dict]):
+    def __init__(self, recipe: keys.Recipe, name: str, rows: list[dict]):
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
-        about: dict[str, Any] = {"name": name, "resume": "allow", "config": config, "private": True, "embed": False}
+        project_name = recipe.tracking.project_name
+        about: dict[str, Any] = {"name": name, "resume": "allow", "config": keys.public(recipe), "private": True}
+        about |= {"embed": False}
         begin = functools.partial(trackio.init, project_name, **about, auto_log_gpu=False, auto_log_cpu=False)
         with contextlib.redirect_stdout(io.StringIO()):
             self.run = _within(INIT_SECONDS, begin)  # asks the Hub whose a token is, without a time-out

@@ -24,10 +24,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import Done
+from conftest import ROOT, Done
 
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
+from pretrain.recipe import keys, reading
 from pretrain.run import trackers
 
 KEY, TOKEN = "0canary1" * 5, "hf_canaryCanaryCanary"
@@ -100,18 +101,13 @@ def process(body, *, terminal: bool = False, **environment: str) -> Done:
     return Done(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode(), "")
 
 
-def begin(run_dir: Path, *names: str, rows=(), ids=None, **config) -> trackers.Trackers:
+def begin(run_dir: Path, *names: str, rows=(), ids=None) -> trackers.Trackers:
     """Begin trackers as the trainer does."""
-    return trackers.Trackers(
-        names,
-        run_dir=run_dir,
-        project_name=run_dir.parent.parent.name,  # of this test alone
-        run_name="tiny",
-        tags=("a", "b"),
-        config={"learning_rate": 6e-4} | config,
-        ids=ids or {},
-        rows=rows,
-    )
+    project = run_dir.parent.parent.name  # of this test alone
+    recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
+    tracking = {"report_to": [*names], "project_name": project, "tags": ["a", "b"]}
+    recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking)
+    return trackers.Trackers(recipe, ids=ids or {}, rows=[*rows])
 
 
 def point(key: str, step: int) -> float:
