@@ -166,16 +166,3 @@ def test_compiled_model_is_one_graph_and_hands_attention_no_mask(kind, gradient_
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         assert not (isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 4), node
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_graph_test_would_see_a_mask(kind, batch):
-    """Transformers' own path does build one (torch before 2.14), so the test above can fail."""
-    model = built(**KINDS[kind])
-    model.set_attn_implementation("sdpa")
-    module, graphs = compiled(NextTokenLoss(model).train())
-    module(*batch)
-    masks = attention_masks(graphs[0])
-    if masks == [None, None]:
-        pytest.skip("this Transformers and torch build no mask any more")
-    assert all(mask is not None for mask in masks)

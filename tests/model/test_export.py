@@ -131,16 +131,6 @@ def test_a_models_own_way_to_generate_is_kept(model, exported, tmp_path):
     assert (loaded.generation_config.temperature, loaded.generation_config.suppress_tokens) == (0.6, [2])
 
 
-def test_any_causal_model_is_exported(exported, tmp_path):
-    tokenizer = exported[1]
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    llama = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=64, max_position_embeddings=32, eos_token_id=0)).eval()
-    loaded = reloaded(llama, tmp_path / "llama", tokenizer, trim_vocab=True)
-    tokens = ids(2, 16) % len(tokenizer)
-    assert (loaded(tokens).logits - llama(tokens).logits[..., : len(tokenizer)]).abs().max().item() == 0.0
-    assert AutoTokenizer.from_pretrained(tmp_path / "llama").model_max_length == 32
-
-
 LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 48}
 
 

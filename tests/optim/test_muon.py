@@ -5,11 +5,8 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers.pytorch_utils import Conv1D
 
-from pretrain.model.architectures import ARCHITECTURES
 from pretrain.optim import muon, optimizers, schedule
 from pretrain.recipe import keys
 
@@ -127,26 +124,6 @@ def test_all_that_is_no_hidden_matrix_takes_adamws_step_to_the_bit():
     for name, parameter in model.named_parameters():
         hidden = parameter.dim() == 2 and ".h." in name
         assert torch.equal(parameter, other.get_parameter(name)) is not hidden, name
-
-
-@pytest.mark.parametrize("rows, columns", [(16, 16), (32, 16), (16, 32)])
-def test_a_map_takes_the_same_steps_as_a_linear_and_as_a_conv1d(rows, columns):
-    """nn.Linear stores (out, in), Conv1D (in, out)."""
-    linear, conv1d = nn.Linear(columns, rows, bias=False), Conv1D(rows, columns)
-    a, b = linear.weight, conv1d.weight
-    b.data.copy_(a.data.T)
-    before = a.detach().clone()
-    models = (nn.ModuleDict({"model": nn.ModuleDict({"layers": nn.Sequential(one)})}) for one in (linear, conv1d))
-    groups = [muon.groups(model, ARCHITECTURES["llama"], 0.1) for model in models]
-    steppers = [muon.Muon(each, lr=0.01, momentum=0.95) for each in groups]
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        a.grad = torch.randn(rows, columns)
-        b.grad = a.grad.T.clone()
-        for optimizer in steppers:
-            optimizer.step()
-    assert (a - before).square().mean().sqrt() > 0.001
-    torch.testing.assert_close(a.detach(), b.detach().T, atol=1e-6, rtol=0)
 
 
 def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):

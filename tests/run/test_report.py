@@ -12,31 +12,10 @@ from pretrain.optim.update import Update
 from pretrain.recipe.keys import replace
 from pretrain.recipe.plan import Plan
 from pretrain.recipe.reading import load_recipe
-from pretrain.run import report, trackers
+from pretrain.run import report
 from pretrain.run.clock import Clock
 from pretrain.run.report import HINT_AFTER, Report, due, duration
 from pretrain.run.state import RunState
-
-TRACKERS = []
-
-
-class Tracker:
-    """A tracker that notes what it gets."""
-
-    held: dict = {}
-
-    def __init__(self, *_):
-        self.noted = []
-        TRACKERS.append(self)
-
-    def log(self, step, row):
-        self.noted.append((step, row))
-
-    def sample(self, step, texts):
-        self.noted.append((step, texts))
-
-    def close(self):
-        self.noted.append("end")
 
 
 @pytest.fixture
@@ -106,15 +85,6 @@ def test_resume_drops_samples_past_the_checkpoint_and_text_that_looks_like_a_hea
     make(tmp_path, first_step=8).close()
     kept = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     assert whole.startswith(kept) and kept.count("last line") == 2 and "step 8" not in kept
-
-
-def test_trackers_get_every_row_and_sample_and_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "_TensorBoard", Tracker)
-    made = make(tmp_path, report_to=["tensorboard"])
-    made.log(3, {"train/loss": 2.0})
-    made.samples(3, [("a", "b"), ("c", "d")], show=False)
-    made.close()
-    assert TRACKERS[-1].noted == [(3, {"tokens": 24, "train/loss": 2.0}), (3, [("a", "b"), ("c", "d")]), "end"]
 
 
 def test_due_every_interval_and_at_the_last_and_never_for_0():
