@@ -26,7 +26,7 @@ import torch
 from benchmarks import side_by_side
 from benchmarks.runs import write_json
 from pretrain.machine import estimate, hardware
-from pretrain.model.build import build, count_parameters
+from pretrain.model.build import build
 from pretrain.model.loss import CARD_ROWS, NextTokenLoss
 from pretrain.optim import optimizers
 
@@ -61,7 +61,7 @@ def measure(
     ids_BT = torch.randint(0, shape.vocab_size, (micro_batch, shape.sequence_length))
     run = torch.compile(module) if compiled else module
     step(run, optimizer, ids_BT, precision)  # compiles, and makes the moments
-    weights_and_moments = 12 * count_parameters(model)
+    weights_and_moments = 12 * model.num_parameters()
     return weights_and_moments + peak(lambda: step(run, optimizer, ids_BT, precision))
 
 

@@ -26,7 +26,7 @@ import torch
 from benchmarks import side_by_side
 from benchmarks.runs import ROOT, add_runs, prepare_shards, train_once, write_json
 from pretrain.machine import hardware
-from pretrain.model.build import build, count_parameters
+from pretrain.model.build import build
 from pretrain.optim import optimizers
 from pretrain.optim.schedule import set_lr
 
@@ -66,7 +66,7 @@ def compare_steps(asked: argparse.Namespace) -> list[dict]:
     for _ in range(asked.rounds):
         for name in NAMES:
             times[name].append(seconds(ways[name]))
-    parameters = count_parameters(model)
+    parameters = model.num_parameters()
     print(f"model        {shape}, {parameters:,} parameters")
     print(f"{'optimizer':12} bytes of moments  a parameter  ms an update (fastest to slowest)")
     rows = []

@@ -57,8 +57,3 @@ def _recomputed_mlp(mlp: nn.Module, names: Mlp, hidden: torch.Tensor) -> torch.T
     # backward pass needs comes after it. There is no dropout within, so no generator's state is kept.
     out = checkpoint(narrow, *wide, use_reentrant=False, preserve_rng_state=False)
     return mlp.dropout(out) if hasattr(mlp, "dropout") else out
-
-
-def count_parameters(model: PreTrainedModel) -> int:
-    """Return the number of weights, each tied one once."""
-    return sum(parameter.numel() for parameter in model.parameters())

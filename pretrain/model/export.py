@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,12 +60,14 @@ def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBas
     _save_tokenizer(stock, folder, tokenizer)
 
 
-def describe(config: PreTrainedConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write into a folder what ``write`` writes of a model of this config, but for its weights."""
+def describe(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Return what ``write`` writes of a model of this config beside its weights, by file name."""
     stock = _stock(config, tokenizer)
-    stock.config.save_pretrained(folder)
-    stock.generation_config.save_pretrained(folder)
-    _save_tokenizer(stock, folder, tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        stock.config.save_pretrained(folder)
+        stock.generation_config.save_pretrained(folder)
+        _save_tokenizer(stock, Path(folder), tokenizer)
+        return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
 
 
 def _stock(

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from pretrain.base.redaction import redact
 from pretrain.hub import fetch, model_card, push
 from pretrain.machine import estimate, hardware
 from pretrain.model import export
-from pretrain.model.build import count_parameters
 from pretrain.recipe import keys
 from pretrain.run import checkpoint
 from pretrain.run.state import RunState
@@ -50,7 +48,7 @@ class Publisher:
     ):
         self._recipe, self._repo_id, self._state = recipe, repo_id, state
         self._facts, self._pushes = facts, 0
-        self._description = describe_model(model, tokenizer) if repo_id else {}
+        self._description = export.describe(model.config, tokenizer) if repo_id else {}
         self._run_dir = recipe.saving.run_dir
         self._pusher = push.Pusher(self._run_dir / PENDING) if repo_id else None
 
@@ -124,17 +122,10 @@ def facts_of(
         hardware=hardware.device_name(accelerator.device),
         num_processes=accelerator.num_processes,
         precision=accelerator.mixed_precision.replace("no", "fp32"),
-        parameters=count_parameters(model),
+        parameters=model.num_parameters(),
         flops_per_token=estimate.shape_of(recipe.model).flops_per_token,
         tokenizer_size=len(tokenizer),
     )
-
-
-def describe_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """Return what stands beside the weights of an exported model, by file name."""
-    with tempfile.TemporaryDirectory() as folder:
-        export.describe(model.config, Path(folder), tokenizer)
-        return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
 
 
 def parent_words() -> list[str]:

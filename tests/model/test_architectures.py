@@ -65,4 +65,4 @@ def test_names_of_blocks_are_those_of_every_matrix_but_embeddings_and_head(model
     assert products == {name for name, weight in named.items() if record.blocks in name and weight.dim() == 2}
     assert shape.hidden == sum(named[name].numel() for name in products)
     assert shape.vectors == sum(weight.numel() for weight in named.values() if weight.dim() == 1)
-    assert shape.parameters == build.count_parameters(built)
+    assert shape.parameters == built.num_parameters()

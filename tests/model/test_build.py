@@ -7,7 +7,6 @@ import torch
 from small_models import built, gradients, ids, randomize, stock_of
 from transformers import PreTrainedModel
 
-from pretrain.model import build
 from pretrain.model.loss import NextTokenLoss
 
 LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 48, "tie_word_embeddings": True}
@@ -61,7 +60,7 @@ def test_llama_is_as_the_recipe_says_and_without_biases():
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id, config.use_cache) == (0, 0, None, False)
     assert not [name for name, _ in model.named_parameters() if "bias" in name]
     assert built(**LLAMA, n_head=4).lm_head.weight.shape == (64, 32)
-    assert build.count_parameters(model) - build.count_parameters(built(**LLAMA, n_head=4)) == 64 * 32
+    assert model.num_parameters() - built(**LLAMA, n_head=4).num_parameters() == 64 * 32
 
 
 # Recomputing in the backward pass.

@@ -18,7 +18,7 @@ from conftest import ROOT, fork
 
 import check_setup
 from pretrain.machine import cards, doctor, forecast, probes, verdicts
-from pretrain.model.build import build, count_parameters
+from pretrain.model.build import build
 from pretrain.recipe import keys, reading
 
 RECIPE = str(ROOT / "recipes" / "gpt2_124m.yaml")
@@ -309,7 +309,7 @@ def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_
     row = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", written(asked, **sizes))[0])
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = build(keys.Model(**sizes, sequence_length=1024, **no_dropout, seed=1), eos_token_id=0)
-    assert row["parameters"] == count_parameters(model)
+    assert row["parameters"] == model.num_parameters()
 
     model.save_pretrained(tmp_path / "source")
     values = yaml.safe_load(keys.as_yaml(recipe()))
