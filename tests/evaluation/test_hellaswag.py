@@ -319,7 +319,7 @@ def test_without_files_the_validation_split_of_a_fixed_commit_is_fetched(tmp_pat
     assert len(named["revision"]) == 40
 
 
-def test_without_network_and_cache_the_message_says_what_to_do(tmp_path, monkeypatch):
+def test_without_network_and_cache_the_message_has_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(hellaswag, "hf_hub_download", partial(hf_hub_download, cache_dir=tmp_path))
     with pytest.raises(BadInput) as caught:
         hellaswag.read_items()

@@ -175,7 +175,7 @@ def test_the_last_token_of_an_ending_needs_no_place_in_the_context(name, over):
     assert np.abs(got - reference(model, asked)).max() < 1e-4
 
 
-def test_context_length_is_what_the_configuration_says_and_a_model_without_a_limit_reads_all():
+def test_context_length_is_the_configurations_and_a_model_without_a_limit_reads_all():
     assert likelihood.context_length(GPT2Config(n_positions=77)) == 77
     assert likelihood.context_length(LlamaConfig(max_position_embeddings=78)) == 78
     assert likelihood.context_length(BloomConfig()) is None
@@ -207,7 +207,7 @@ def test_a_model_that_cannot_share_computes_each_ending_by_itself(name):
 @pytest.mark.parametrize(
     "lengths, context, ending", [((1,) * 4, (5, 6), 5), ((3, 1, 1, 1), (2, 3), 4), ((3, 2, 2, 2), (5, 6), 5)]
 )
-def test_a_longest_question_that_cannot_tell_does_not_make_a_model_share(name, lengths, context, ending):
+def test_a_longest_question_that_shows_nothing_does_not_make_a_model_share(name, lengths, context, ending):
     """Where only the first ending is read at all, or the row is short, a shared row differs in nothing."""
     asked = [([1] * 14, [[2] * length for length in lengths]), *questions(4, context, (ending, ending))]
     model = made(name)

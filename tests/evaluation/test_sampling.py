@@ -64,7 +64,7 @@ def test_padding_is_never_sampled_however_likely(model, temperature):
 
 
 @pytest.mark.parametrize("length", [1, CONTEXT - 1, CONTEXT, 5 * CONTEXT])
-def test_any_prompt_goes_on_far_beyond_the_context(model, length):
+def test_any_prompt_is_continued_far_beyond_the_context(model, length):
     ids = go(model, prompt=[i % USED for i in range(length)], n=3 * CONTEXT)
     assert len(ids) == 3 * CONTEXT
 

@@ -36,7 +36,7 @@ def faults(device, tf32="auto", compile_mode="default", **environment):
     return []
 
 
-def test_a_pretended_ampere_card_gets_tf32_after_accelerate_had_its_say(monkeypatch):
+def test_a_pretended_ampere_card_gets_tf32_after_accelerate_has_set_it(monkeypatch):
     seen = []
     monkeypatch.setattr(accelerator, "Accelerator", lambda **how: seen.append(how) or FAKE)
     monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -118,7 +118,7 @@ def test_what_a_machine_cannot_do_is_refused_with_the_remedy(device, environment
     assert not faults(A6000, **LAUNCHED, ACCELERATE_DYNAMO_BACKEND="INDUCTOR", LOCAL_WORLD_SIZE="2")
 
 
-def test_all_faults_are_said_at_once_and_stop_the_accelerator(monkeypatch):
+def test_all_faults_are_listed_at_once_and_stop_the_accelerator(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     with pytest.raises(BadInput) as caught:

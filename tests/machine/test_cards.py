@@ -54,7 +54,7 @@ def test_each_card_has_one_name_and_each_of_its_figures_a_source():
 
 
 @pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
-def test_no_card_is_said_to_reach_far_more_than_its_peak_nor_to_train_faster_than_it_multiplies(card):
+def test_no_card_reaches_far_more_than_its_peak_nor_trains_faster_than_it_multiplies(card):
     assert 0.55 < card.product_teraflops / card.teraflops < 1.15
     if card.training:
         assert card.training.figure * 855e6 < card.product_teraflops * 1e12

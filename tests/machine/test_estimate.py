@@ -105,7 +105,7 @@ def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
 
 
 @pytest.mark.parametrize("card", cards.CARDS, ids=lambda card: card.name)
-def test_no_card_is_said_to_be_faster_than_its_peak(card):
+def test_no_card_is_estimated_faster_than_its_peak(card):
     for shape in (GPT2, SMALL, LLAMA, estimate.Shape(48, 1600, 50304, 1024)):
         for count in (1, 8):
             done = estimate.run(shape, card, tokens=10**9, tokens_per_step=2**19, count=count)

@@ -37,7 +37,7 @@ def test_the_recipes_names_are_the_records_and_transformers():
     assert all(AutoConfig.for_model(name).model_type == record.name == name for name, record in ARCHITECTURES.items())
 
 
-def test_a_config_tells_the_recipes_keys_again(model, built):
+def test_a_config_gives_the_recipes_keys_again(model, built):
     found = ARCHITECTURES[model.architecture].model_keys(built.config)
     assert found == {key: getattr(model, key) for key in keys.MODEL_KEYS}
 

@@ -52,7 +52,7 @@ def test_same_seed_same_weights_and_another_seed_others(kind):
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_llama_is_as_the_recipe_says_and_without_biases():
+def test_llama_is_as_the_recipe_states_and_without_biases():
     model = built(**KINDS["untied"], n_head=4, attn_pdrop=0.25)
     config = model.config
     assert (config.num_key_value_heads, config.intermediate_size, config.max_position_embeddings) == (2, 48, 16)

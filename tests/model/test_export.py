@@ -99,7 +99,7 @@ def test_no_padding_id_is_ever_sampled(model, exported, tmp_path, trim_vocab):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_export_in_half_precision_is_the_weights_rounded_and_says_so(model, exported, tmp_path, dtype):
+def test_export_in_half_precision_is_the_weights_rounded_and_states_it(model, exported, tmp_path, dtype):
     loaded = reloaded(model, tmp_path / "half", exported[1], dtype=dtype)
     assert loaded.dtype == dtype
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")

@@ -136,7 +136,7 @@ def test_new_rows_of_the_vocabulary_begin_at_the_mean_of_the_old_and_a_tied_head
     assert all(parameter.requires_grad for parameter in model.parameters()) and model.training
 
 
-def test_the_models_own_config_is_kept_but_for_what_the_recipe_says(other, tmp_path):
+def test_the_models_own_config_is_kept_but_for_what_the_recipe_states(other, tmp_path):
     other.generation_config.temperature, other.generation_config.do_sample = 0.6, True
     other.save_pretrained(tmp_path)
     model = go_on(tmp_path, attn_pdrop=0.25, vocab_size=61)
@@ -163,7 +163,7 @@ def test_a_shorter_context_cuts_gpt2s_positions_and_leaves_llamas(other, tmp_pat
         assert model.config.max_position_embeddings == 16
 
 
-def test_a_checkpoint_tells_the_recipes_model_keys(tmp_path):
+def test_a_checkpoint_gives_the_recipes_model_keys(tmp_path):
     gpt2_source().save_pretrained(tmp_path / "a")
     shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 64}
     other = {"architecture": "gpt2", "num_key_value_heads": None, "tie_word_embeddings": None, "rope_theta": None}

@@ -133,7 +133,7 @@ def test_runs_keep_their_colours_and_are_named_with_their_last_validation_loss(t
     assert len({(line.get_color(), line.get_linestyle()) for line in runs_of(drawn[1], 0)}) == 20
 
 
-def test_hours_are_those_of_training_also_for_looks(tmp_path, drawn):
+def test_hours_are_those_of_training_also_for_evaluations(tmp_path, drawn):
     rows = long_run(500)  # 2 s a step
     draw_runs({"a": rows}, tmp_path / "r.png", x="hours")
     draw_runs({"a": rows}, tmp_path / "r.png", x="steps")
@@ -179,7 +179,7 @@ def test_plot_runs_takes_folders_and_files(two_runs, drawn, capsys):
         (["empty.jsonl"], "empty.jsonl: no row with a loss or a score yet"),
     ],
 )
-def test_plot_runs_says_what_to_mend_and_writes_nothing(two_runs, capsys, flags, message):
+def test_plot_runs_names_the_remedy_and_writes_nothing(two_runs, capsys, flags, message):
     (two_runs / "empty.jsonl").write_text('{"step": 1}\n')
     assert plot_runs.main(flags) == 2
     assert message in capsys.readouterr().err

@@ -45,7 +45,7 @@ def update(made, step, elapsed, *, waited=0.0):
     made.update(state, Update(2.0, 1.0, True, False), 1e-3, torch.device("cpu"))
 
 
-def test_resume_drops_rows_past_the_checkpoint_and_looks_that_come_again(tmp_path):
+def test_resume_drops_rows_past_the_checkpoint_and_evaluations_that_come_again(tmp_path):
     made = make(tmp_path)
     for step in range(1, 6):
         made.log(step - 1, {"eval/loss": 3.0})
