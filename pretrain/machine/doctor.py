@@ -75,9 +75,12 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
         yield verdicts.driver(driver, torch.version.cuda)
     here = mine or ([] if hidden else listed)
     for card in here:
-        yield verdicts.card(
-            card["name"], card["memory_bytes"], card["capability"], known=bool(cards.find(card["name"]))
-        )
+        size, known = card["memory_bytes"], cards.find(card["name"])
+        text = card["name"] + (f", {size / 2**30:.1f} GiB" if size else "")
+        text += ", compute capability {}.{}".format(*card["capability"]) if card["capability"] else ""
+        remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/machine/cards.py"
+        unknown = Check("card", verdicts.WARNING, f"{text}: not in our table, so MFU will be n/a", remedy)
+        yield Check("card", verdicts.OK, text) if known else unknown
     works = bool(mine) or hidden or not driver
     if torch.version.cuda:  # torch for AMD cards names its kernels otherwise
         for card in {card["name"]: card for card in mine}.values():

@@ -109,7 +109,6 @@ def training_step(
     device: str,
     precision: str,
     compiled: bool,
-    steps: int = 5,
 ) -> dict[str, float]:
     """Train ``make()`` for a few steps; return ``first_seconds`` (compiling included), ``seconds`` a step, ``loss``.
 
@@ -125,7 +124,7 @@ def training_step(
     ids = torch.randint(0, vocabulary, (batch, length + 1), device=device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     half, taken = HALF.get(precision), []
-    for _ in range(1 + steps):
+    for _ in range(6):
         start = time.perf_counter()
         with torch.autocast(torch.device(device).type, dtype=half, enabled=half is not None):
             loss = run(ids[:, :-1], ids[:, 1:])

@@ -147,16 +147,6 @@ def architecture(name: str, capability: tuple[int, int], arch_list: list[str], d
     return Check("kernels", ERROR, f"torch has no kernels for {name} ({sm}); it has {' '.join(arch_list)}", remedy)
 
 
-def card(name: str, memory_bytes: int | None, capability: tuple[int, int] | None, *, known: bool) -> Check:
-    """Describe a card; one that is not in our table trains, but without MFU and estimates."""
-    size = f", {memory_bytes / 2**30:.1f} GiB" if memory_bytes else ""
-    text = f"{name}{size}" + (f", compute capability {capability[0]}.{capability[1]}" if capability else "")
-    if known:
-        return Check("card", OK, text)
-    remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/machine/cards.py"
-    return Check("card", WARNING, f"{text}: not in our table, so MFU will be n/a", remedy)
-
-
 def launch(preset: str, count: int, recipe: str = "") -> Check:
     """Name the accelerate YAML to take, with the flags for more cards than the YAML has, and the recipe."""
     chosen = f" --recipe {recipe}" if recipe else ""

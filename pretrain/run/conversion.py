@@ -107,19 +107,15 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
         raise BadInput(f"--out {asked.out}: is the model that is to be exported; give another folder")
     try:
         written = json.loads((out / RECORD).read_text(encoding="utf-8"))["files"]
-        changed = [path.name for path in out.iterdir() if path.name != RECORD and not is_as_written(path, written)]
+        there = {path for path in out.iterdir() if path.name != RECORD}
+        same = {p for p in there if p.is_file() and not p.is_symlink() and written.get(p.name) == files.sha256(p)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"--out {asked.out}: {RECORD} cannot be read ({error}); give another folder") from None
-    if changed:
+    if changed := sorted(path.name for path in there - same):
         raise BadInput(
-            f"--out {asked.out}: {', '.join(sorted(changed))} was changed or added since that export, and would be lost; "
+            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export, and would be lost; "
             f"move it away, or give another folder"
         )
-
-
-def is_as_written(path: Path, written: dict[str, str]) -> bool:
-    """Return whether a file of an earlier export is what that export wrote."""
-    return path.is_file() and not path.is_symlink() and written.get(path.name) == files.sha256(path)
 
 
 def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:

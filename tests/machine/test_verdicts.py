@@ -124,13 +124,6 @@ def test_a_card_without_kernels_is_an_error_that_names_the_wheels_that_serve_it(
     assert verdict.level == "error" and wheel in verdict.remedy
 
 
-def test_an_unknown_card_trains_without_mfu():
-    known = verdicts.card("NVIDIA RTX A6000", 48 * 2**30, (8, 6), known=True)
-    assert known.level == "ok" and known.text == "NVIDIA RTX A6000, 48.0 GiB, compute capability 8.6"
-    unknown = verdicts.card("NVIDIA X", None, None, known=False)
-    assert unknown.level == "warning" and "MFU will be n/a" in unknown.text
-
-
 def test_the_launch_line_adds_processes_only_where_the_yaml_has_too_few():
     assert verdicts.launch("rtx4090_x2", 2).text.endswith("/rtx4090_x2.yaml train.py")
     assert verdicts.launch("rtx4090", 3).text.endswith("/rtx4090.yaml --multi_gpu --num_processes 3 train.py")
