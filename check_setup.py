@@ -116,13 +116,14 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     names = {source.dataset_name for source in keys.sources(recipe.data) if not source.data_dir}
-    wanted = {"hub": (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else look at HTTPS_PROXY")}
-    for name in sorted(filter(None, names - {"python_stdlib"})):
-        remedy = "look at dataset_name, or log in (hf auth login); offline: data_files"
-        wanted[f"data set {name}"] = (f"{hub}/api/datasets/{name}", remedy)
+    wanted = {}
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        wanted = {}
-        yield Check("hub", verdicts.OK, "HF_HUB_OFFLINE is set: not asked")
+        yield Check("hub", verdicts.OK, "HF_HUB_OFFLINE is set: no request is made")
+    else:
+        wanted["hub"] = (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else check HTTPS_PROXY")
+        remedy = "check dataset_name, or log in (hf auth login); offline: data_files"
+        for name in sorted(filter(None, names - {"python_stdlib"})):
+            wanted[f"data set {name}"] = (f"{hub}/api/datasets/{name}", remedy)
     if doctor.package_version("wandb") and os.environ.get("WANDB_MODE", "online") == "online":
         url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
         wanted["wandb"] = (url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here")

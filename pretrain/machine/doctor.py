@@ -106,8 +106,7 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     device = "cuda" if mine else "cpu"
     modern = bool(mine) and mine[0]["capability"] >= (8, 0)
     half = "fp16" if mine and not modern else "bf16"
-    step = {"make": tiny_model, "vocabulary": TINY["vocab_size"], "length": TINY["sequence_length"], "batch": 4}
-    step["device"] = device
+    step = {"make": tiny_model, "device": device}
 
     def tried(name: str, work, seconds: float, **given) -> Generator[Check, None, probes.Result]:
         yield Check(name, verdicts.TRYING, "")

@@ -159,8 +159,10 @@ def runs_out_of_memory(
     except (RuntimeError, TorchDynamoException, InductorError) as error:
         failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
         if not failed and isinstance(error, (TorchDynamoException, InductorError)):
+            cause = getattr(error, "inner_exception", None) or error
+            reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:200]
             raise BadInput(
-                f"torch.compile fails on this machine: {_first_line(error)}. check_setup.py has more; without the "
+                f"torch.compile fails on this machine: {reason}. check_setup.py has more; without the "
                 f'compiler: dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no'
             ) from None
         if not failed:
@@ -176,8 +178,3 @@ def runs_out_of_memory(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return failed
-
-
-def _first_line(error: Exception) -> str:
-    cause = getattr(error, "inner_exception", None) or error
-    return next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:200]

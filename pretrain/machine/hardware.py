@@ -77,7 +77,7 @@ def this_device() -> Device:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if torch.backends.mps.is_available() and not forced:
         return Device("mps", "mps", memory)
-    return Device("cpu", f"CPU ({processor_name()}), {torch.get_num_threads()} threads", memory)
+    return Device("cpu", device_name(torch.device("cpu")), memory)
 
 
 def device_name(device: torch.device) -> str:

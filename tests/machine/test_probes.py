@@ -18,7 +18,7 @@ from pretrain.machine import doctor, probes
 multiprocessing.set_forkserver_preload(
     ["pretrain.machine.probes", "pretrain.model.build", "pretrain.machine.doctor", "pytest"]
 )
-STEP = {"make": doctor.tiny_model, "vocabulary": 512, "batch": 2, "length": 16, "device": "cpu"}
+STEP = {"make": doctor.tiny_model, "device": "cpu"}
 
 
 class Bigram(nn.Module):
@@ -39,7 +39,7 @@ class Broken(Bigram):
         return super().forward(inputs_BT, targets_BT) * float("nan")
 
 
-SMALL = {"vocabulary": 16, "batch": 2, "length": 8, "device": "cpu", "precision": "no"}
+SMALL = {"device": "cpu", "precision": "no"}
 
 
 def hang(seconds: float = 60) -> dict:
