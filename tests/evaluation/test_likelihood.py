@@ -248,13 +248,6 @@ def test_processes_share_the_questions_and_join_the_sum_also_without_one(gpt2, n
     assert sorted(question for mine in batches for batch in mine for question in batch) == list(range(count))
 
 
-@pytest.mark.parametrize("number, count, size", [(3, 9, 2), (4, 5, 3)])
-def test_processes_with_a_question_each_have_the_same_number_of_batches(gpt2, number, count, size):
-    _, batches = over_processes(gpt2, questions(count, ending=(1, 2)), number, batch_size=size)  # with 1 it cannot be
-    assert len({len(mine) for mine in batches}) == 1 and batches[0]
-    assert max(len(batch) for mine in batches for batch in mine) <= size
-
-
 def test_batches_are_alike_in_length_the_longest_first(gpt2):
     asked = questions(40)
     _, (batches,) = over_processes(gpt2, asked, 1, batch_size=2)

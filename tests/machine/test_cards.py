@@ -126,13 +126,6 @@ def test_a_preset_is_the_cards_own_for_so_many_of_them(driver, count, stem):
     assert cards.preset(driver, count) == stem and (cards.PRESETS / f"{stem}.yaml").is_file()
 
 
-NVLINK = {"a100", "a100_40gb", "h100", "h200", "b200"}
-
-
-def test_only_cards_with_nvlink_have_a_faster_link_than_pcie():
-    assert {card.name for card in cards.CARDS if card.link_gigabytes_per_second > 20} == NVLINK
-
-
 @pytest.mark.parametrize(
     "driver, number, words",
     [
