@@ -87,6 +87,7 @@ def _child(place: Path, seconds: float, work: Callable[..., dict], arguments: di
         lines = str(error).strip().splitlines() or [""]
         result = Result({}, f"{type(error).__name__}: {lines[0]}"[:300])
     (place / "result.json").write_text(json.dumps(dataclasses.asdict(result)))
+    os._exit(0)  # a library that hangs as it is put away takes no result back
 
 
 def _outcome(process, place: Path) -> Result:
