@@ -2,52 +2,64 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# GPUS=0,1 are the only cards that a target uses, numbered as nvidia-smi does.
+GPUS ?=
+NVIDIA_SMI = nvidia-smi $(if $(GPUS),--id=$(GPUS))
+ifneq ($(GPUS),)
+export CUDA_DEVICE_ORDER := PCI_BUS_ID
+export CUDA_VISIBLE_DEVICES := $(GPUS)
+endif
 # nvidia-smi without a driver says so on its standard output: only a success counts.
-CARD := $(shell names=$$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
+CARD := $(shell names=$$($(NVIDIA_SMI) --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
 # The YAML for a number of these cards, the CPU's where there is none.
 preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from pretrain.machine import cards; \
 	print(cards.preset(sys.argv[1], int(sys.argv[2])))' '$(CARD)' $(1)).yaml
 ACCELERATE_CONFIG ?= $(call preset,1)
 # What `make ddp-train` takes: all cards of this machine; two processes where there is none.
-NGPUS ?= $(if $(CARD),$(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU'),2)
+NGPUS ?= $(if $(CARD),$(shell $(NVIDIA_SMI) --query-gpu=name --format=csv,noheader | grep -c .),2)
 DDP_CONFIG = $(call preset,$(NGPUS))
 # What --multi_gpu adds to a single card's YAML.
 MULTI_GPU = $(if $(findstring _x$(NGPUS).yaml,$(1)),,$(if $(filter 1,$(NGPUS)),,--multi_gpu --num_processes $(NGPUS)))
 SECONDS ?= 60
 RECIPE ?= recipes/quickstart.yaml
+# Several cards are for a larger model, where nobody names a recipe.
+DDP_RECIPE = $(if $(CARD),$(if $(filter file,$(origin RECIPE)),recipes/gpt2_124m_openwebtext.yaml,$(RECIPE)),$(RECIPE))
 NULL_CARD_VENV := .venv-null-card
 # A Python with the CUDA build of torch, requirements-dev.txt and tests/card/null/requirements.txt, if there is one.
 NULL_CARD_PYTHON ?=
 FLAGS ?=
+# uv is used where it is installed.
+UV := $(shell command -v uv)
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 # Of the tests: one more than cores, for some tests wait; each takes a gigabyte.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 16))')
 
 .DEFAULT_GOAL := help
-.PHONY: help environment check-setup gpu-status gpu-hot card-report train ddp-train stop test test-slow check format clean test-null-card
+.PHONY: help environment venv check-setup gpu-status gpu-hot card-report train ddp-train stop kill-gpu test test-slow check format clean test-null-card
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
 
-environment: $(VENV)/.installed ## make .venv and install requirements.txt
+environment venv: $(VENV)/.installed ## make .venv and install requirements.txt
 
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
 	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) train.py --recipe $(RECIPE) $(FLAGS)
 
-ddp-train: $(VENV)/.installed ## the same on all cards of this machine (NGPUS=8); without a card, on 2 CPU processes
+ddp-train: $(VENV)/.installed ## train gpt2_124m_openwebtext on all cards (GPUS=0,1: on these); without a card, the quickstart on 2 CPU processes
 ifeq ($(strip $(CARD)),)
 	ACCELERATE_USE_CPU=true $(BIN)/torchrun --nproc_per_node $(NGPUS) train.py --recipe $(RECIPE) $(FLAGS)
 else
-	$(BIN)/accelerate launch --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(RECIPE) $(FLAGS)
+	$(BIN)/accelerate launch --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(DDP_RECIPE) $(FLAGS)
 endif
 
-stop: ## end this folder's runs, each after its checkpoint (RUN=runs/name: only that one)
+stop kill-gpu: ## end this folder's runs, each after its checkpoint (RUN=runs/name: only that one)
 	@sh scripts/stop.sh $(RUN)
 
 check-setup: $(VENV)/.installed ## what this machine is and lacks (FLAGS="--estimate --all_cards": what a run takes)
 	$(BIN)/python check_setup.py $(FLAGS)
 
 gpu-status: ## each card's use, memory, watts and temperature
-	@table=$$(nvidia-smi --query-gpu=index,name,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu \
+	@table=$$($(NVIDIA_SMI) --query-gpu=index,name,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu \
 		--format=csv,noheader 2>/dev/null) && echo "$$table" | awk -F ', ' \
 		'BEGIN {row = "%-4s %-32s %6s %12s %12s %10s %5s\n"; printf row, "card", "name", "use", "memory", "of", "power", "°C"} \
 		{printf row, $$1, $$2, $$3, $$4, $$5, $$6, $$7}' || echo "no NVIDIA driver answers here"
@@ -81,25 +93,25 @@ clean: ## remove .venv; data/ and runs/ stay
 	rm -rf $(VENV) $(NULL_CARD_VENV)
 
 # torch goes first and alone, so that no other package's range chooses its build.
-$(VENV)/.installed: requirements.txt
+$(VENV)/.installed: requirements.txt constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=python3.12 ..." or 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(if $(UV),$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
+	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	$(INSTALL) --constraint constraints.txt -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt requirements-trackers.txt
+	$(INSTALL) --constraint constraints.txt -r requirements-dev.txt
 	touch $@
 
 $(VENV)/.installed-slow: $(VENV)/.installed-dev requirements-slow.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-slow.txt
+	$(INSTALL) --constraint constraints.txt -r requirements-slow.txt
 	touch $@
 
 # torch from the package index itself: a folder of wheels or an index that pip is set up to prefer may hold a CPU build.
 $(NULL_CARD_VENV)/.installed: requirements.txt requirements-dev.txt tests/card/null/requirements.txt
 	$(PYTHON) -m venv $(NULL_CARD_VENV)
 	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(NULL_CARD_VENV)/bin/python -m pip install --quiet \
-		--disable-pip-version-check "$$(grep '^torch==' requirements.txt)" -r tests/card/null/requirements.txt
+		--disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -r tests/card/null/requirements.txt
 	$(NULL_CARD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@

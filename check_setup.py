@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.machine import cards, verdicts
-from pretrain.machine.verdicts import Check
+from pretrain.machine import cards
 
 try:
-    from pretrain.machine import doctor, forecast
+    from pretrain.machine import doctor, forecast, verdicts
+    from pretrain.machine.verdicts import Check
     from pretrain.recipe import keys, reading
 except ModuleNotFoundError as missing:  # before the packages are installed this is the first remedy
     sys.exit(f"error    packages: {missing.name} is not installed. Remedy: make environment, or "
@@ -40,9 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             return warm_up(asked.warm_up_seconds)
         recipe = reading.load_recipe(Path(asked.recipe))
         if recipe.model.init_from:
-            from pretrain.model import pretrained  # here, for it needs torch, which may be what is missing
-
-            recipe = pretrained.complete(recipe)
+            recipe = with_its_model(recipe)
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
     except KeyboardInterrupt:
         raise BadInput("stopped before all was tried", 130) from None
@@ -61,12 +59,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--card", metavar="NAME", help="estimate for this card (a6000, rtx4090, ...)")
     parser.add_argument("--all_cards", action="store_true", help="estimate for every card we know: a table")
     parser.add_argument("--count", type=int, metavar="N", help="estimate for this many cards")
-    parser.add_argument("--price_per_hour", type=float, default=0.0, metavar="P", help="of one card, in any currency")
+    for unit in ("card", "machine"):
+        parser.add_argument(
+            f"--price_per_{unit}_hour", type=float, default=0.0, metavar="P", help=f"of a {unit}, in any currency"
+        )
     parser.add_argument("--warm_up_seconds", type=int, default=0, metavar="S", help="load every card for so long")
+    if any(word.partition("=")[0] == "--price_per_hour" for word in argv):
+        raise BadInput(
+            "--price_per_hour: of what? --price_per_card_hour P is of one card, --price_per_machine_hour P of all of them"
+        )
     asked = reading.parse_flags(parser, argv)
     rules = {
         "count": (asked.count is None or asked.count >= 1, "1 or more"),
-        "price_per_hour": (0 <= asked.price_per_hour < float("inf"), "0 or more"),
+        "price_per_card_hour": (0 <= asked.price_per_card_hour < float("inf"), "0 or more"),
+        "price_per_machine_hour": (0 <= asked.price_per_machine_hour < float("inf"), "0 or more"),
         "warm_up_seconds": (0 <= asked.warm_up_seconds <= 3600, "1 to 3600"),
     }
     faults = [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in rules.items() if not ok]
@@ -77,10 +83,25 @@ def parse(argv: list[str]) -> argparse.Namespace:
         faults.append(f"--card {asked.card}: no such card; {hint}")
     if asked.card and asked.all_cards:
         faults.append("--card and --all_cards: give one of them")
+    if asked.price_per_card_hour and asked.price_per_machine_hour:
+        faults.append("--price_per_card_hour and --price_per_machine_hour: give one of them")
     if faults:
         raise BadInput(faults)
-    asked.estimate |= bool(asked.card or asked.all_cards or asked.count or asked.price_per_hour)
+    asked.estimate |= bool(asked.card or asked.all_cards or asked.count)
+    asked.estimate |= bool(asked.price_per_card_hour or asked.price_per_machine_hour)
     return asked
+
+
+def with_its_model(recipe: keys.Recipe) -> keys.Recipe:
+    """Return the recipe with what its ``init_from`` brings along; that needs the packages, which may be missing."""
+    try:
+        from pretrain.model import pretrained
+    except ImportError as error:
+        raise BadInput(
+            f"init_from = {recipe.model.init_from}: reading a model needs {error.name}: make environment, or pip install "
+            f"-r requirements.txt"
+        ) from None
+    return pretrained.complete(recipe)
 
 
 # ---- what the machine is
@@ -154,7 +175,10 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
 def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print what the recipe takes on one card, on several, or on each that we know."""
     if asked.all_cards:
-        rows = [forecast.estimate_run(recipe, card, asked.count or 1, asked.price_per_hour) for card in cards.CARDS]
+        rows = [
+            forecast.estimate_run(recipe, card, asked.count or 1, price(asked, asked.count or 1))
+            for card in cards.CARDS
+        ]
         print(json.dumps(rows, indent=1) if asked.json else forecast.table(recipe, rows))
         return 0
     found = doctor.nvidia_smi() if not asked.card else []
@@ -162,9 +186,15 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     if card is None:
         here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
         raise BadInput(f"--estimate: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
-    row = forecast.estimate_run(recipe, card, asked.count or len(found) or 1, asked.price_per_hour)
+    count = asked.count or len(found) or 1
+    row = forecast.estimate_run(recipe, card, count, price(asked, count))
     print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
     return 0
+
+
+def price(asked: argparse.Namespace, count: int) -> float:
+    """Return the price of an hour of ``count`` cards, in the user's currency."""
+    return asked.price_per_machine_hour or count * asked.price_per_card_hour
 
 
 # ---- full load

@@ -149,10 +149,10 @@ def last_cells(card: cards.Card) -> str:
 
 def row_of_shares(card: cards.Card) -> str:
     """Return a card's row of docs/figures.md: its peak, the MFU estimated, the MFU that others reached."""
-    peak, known = card.rates["peak_flops"], card.training
-    reached = 100 * known.figure * estimate.GPT2_124M.flops_per_token / peak if known else 0.0
+    known = card.training
+    reached = known.figure * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e10 if known else 0.0
     by_others = f"{reached:.0f}% ({letter(known.source)})" if known else "n/a, never measured"
-    return f"| {card.name} | {peak / 1e12:g} | {100 * estimated(card)['mfu']:.0f}% | {by_others} |"
+    return f"| {card.name} | {card.teraflops:g} | {100 * estimated(card)['mfu']:.0f}% | {by_others} |"
 
 
 def letter(source: str) -> str:
@@ -168,7 +168,7 @@ def page(text: str) -> str:
         text = re.sub(rf"^\| {card.name} \|.*$", row_of_shares(card), text, flags=re.MULTILINE)
     recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.named("a6000")
     before, begin, example = text.partition("## Before it costs")
-    for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 4, 0.8)).splitlines():
+    for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 4, 4 * 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
             example = re.sub(rf"^    {line.split()[0]} +\S.*$", f"    {line}", example, count=1, flags=re.MULTILINE)
     return before + begin + example

@@ -10,7 +10,7 @@
 # The arithmetic (recipes/gpt2_124m.yaml):
 #   FLOPs a token  6 N + 12 L d T = 6 x 123.7M + 12 x 12 x 768 x 1,024 = 855 MFLOP
 #   tokens         19,073 steps x 524,288 = 10.0B          FLOPs  8.55e18
-#   price          hours x PRICE_PER_HOUR (of the whole machine, in your currency)
+#   price          hours x PRICE_PER_MACHINE_HOUR (of the whole machine, in your currency)
 #   machine        tokens/s     hours   all estimated (pretrain/machine/estimate.py), none measured; evaluating and saving come on top
 #   8x h100        3,500,000     0.8
 #   8x a100        1,600,000     1.7
@@ -21,7 +21,7 @@
 #   1x a6000          94,000    29.6
 #
 # Environment: RECIPE, whose name is the run's, the run folder's (runs/NAME) and the repository's (yours, private); PUSH=1, or
-# HUB_MODEL_ID=OWNER/NAME for another repository; HF_TOKEN (only from here; never printed), DRY_RUN=1, PRICE_PER_HOUR, and
+# HUB_MODEL_ID=OWNER/NAME for another repository; HF_TOKEN (only from here; never printed), DRY_RUN=1, PRICE_PER_MACHINE_HOUR, and
 # PREPARE=1, which tokenises all data before training. That is not needed: the data is streamed while training. It helps where
 # the download is slower than the cards, and is best done on a machine without cards that shares the disk.
 set -euo pipefail
@@ -75,7 +75,7 @@ fi
 run python check_setup.py --recipe "$RECIPE" # exit status 1 stops here
 [[ ${PREPARE:-0} == 1 ]] && run python prepare_data.py --recipe "$RECIPE"
 run "${LAUNCH[@]}" train.py --recipe "$RECIPE" --run_name "$NAME" "${PUSHED[@]}" "$@"
-if [[ ${DRY_RUN:-0} != 1 && -n ${PRICE_PER_HOUR:-} ]]; then
-    awk -v s="$SECONDS" -v p="$PRICE_PER_HOUR" 'BEGIN { printf "this call: %.2f h x %s = %.2f\n", s / 3600, p, s / 3600 * p }'
+if [[ ${DRY_RUN:-0} != 1 && -n ${PRICE_PER_MACHINE_HOUR:-} ]]; then
+    awk -v s="$SECONDS" -v p="$PRICE_PER_MACHINE_HOUR" 'BEGIN { printf "this call: %.2f h x %s = %.2f\n", s / 3600, p, s / 3600 * p }'
 fi
 exit 0

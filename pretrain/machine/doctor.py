@@ -39,10 +39,10 @@ def examine(recipe: keys.Recipe, path: str, facts: dict, *, quick: bool) -> Gene
     level = verdicts.OK if sys.version_info >= (3, 11) else verdicts.ERROR
     remedy = "" if level == verdicts.OK else "install Python 3.11 or newer; make PYTHON=python3.12 ..."
     yield Check("python", level, platform.python_version(), remedy)
-    pins = verdicts.read_pins(REQUIREMENTS.read_text(encoding="utf-8"))
-    installed = {name: package_version(name) for name in pins}
+    ranges = verdicts.read_ranges(REQUIREMENTS.read_text(encoding="utf-8"))
+    installed = {name: package_version(name) for name in ranges}
     facts |= {"python": platform.python_version(), "packages": installed}
-    yield from verdicts.packages(pins, installed)
+    yield from verdicts.packages(ranges, installed)
     yield verdicts.system(platform.system(), platform.release())
     works = all(package_version(name) for name in ("torch", "transformers", "accelerate"))
     try:

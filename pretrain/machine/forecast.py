@@ -19,7 +19,11 @@ others measured (pretrain/machine/cards.py). Parameters and FLOPs are counted.""
 
 
 def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
-    """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does."""
+    """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does.
+
+    Args:
+        price_per_hour: of all the cards, in any currency.
+    """
     shape, compiled = estimate.shape_of(recipe.model), compiles(card.name)
     how: dict[str, Any] = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
     if recipe.optimizer.shard_optimizer:
@@ -69,7 +73,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     if count == 1 and is_gpt2_124m(shape):
         row["measured_by_others"] = card.training and dataclasses.asdict(card.training)
     if price_per_hour:
-        row["cost"] = run["hours"] * count * price_per_hour
+        row["cost"] = run["hours"] * price_per_hour
     return row
 
 

@@ -1,10 +1,13 @@
-"""What a machine's facts mean for training: plain values in, one verdict with its remedy out. Standard library only.
+"""What a machine's facts mean for training: plain values in, one verdict with its remedy out.
 
 Nothing here examines the machine: machine/doctor.py gathers the facts, and each is a plain value.
 """
 
 import re
 from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
@@ -29,29 +32,29 @@ class Check:
         return f"{self.level:8} {self.name}{text}" + (f". Remedy: {self.remedy}" if self.remedy else "")
 
 
-def read_pins(text: str) -> dict[str, str]:
-    """Return the versions that a requirements file pins, by package (``name==1.2  # why`` is one)."""
-    lines = (re.match(r"\s*([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;#]+)", line) for line in text.splitlines())
-    return {found[1]: found[2] for found in lines if found}
+def read_ranges(text: str) -> dict[str, SpecifierSet]:
+    """Return the versions that a requirements file takes, by package (``name>=1.2,<=1.4  # why`` is one)."""
+    wanted = [Requirement(line.partition("#")[0]) for line in text.splitlines() if line.partition("#")[0].strip()]
+    return {one.name: one.specifier for one in wanted}
 
 
-def packages(pins: dict[str, str], installed: dict[str, str | None]) -> list[Check]:
-    """Compare installed versions (None: not there) with the pinned ones: one line for all that agree, one a difference.
+def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) -> list[Check]:
+    """Compare installed versions (None: not there) with ranges: one line for all within theirs, one for each other.
 
     A build's own mark (2.13.0+cpu) is no difference.
     """
     found, same = [], 0
-    for name, pin in pins.items():
-        version, remedy = installed.get(name), f'pip install "{name}=={pin}"'
+    for name, taken in ranges.items():
+        version, remedy = installed.get(name), f'pip install "{name}{taken}"'
         if version is None and name in OPTIONAL:
             found.append(Check(name, WARNING, f"not installed: {OPTIONAL[name]}", remedy))
         elif version is None:
             found.append(Check(name, ERROR, "not installed", "pip install -r requirements.txt (make environment)"))
-        elif version.partition("+")[0] != pin.partition("+")[0]:
-            found.append(Check(name, WARNING, f"{version} is installed; ours ran with {pin}", remedy))
+        elif not taken.contains(version, prereleases=True):
+            found.append(Check(name, WARNING, f"{version} is installed; the tests were run with {taken}", remedy))
         else:
             same += 1
-    return [Check("packages", OK, f"{same} of {len(pins)} are the versions of requirements.txt"), *found]
+    return [Check("packages", OK, f"{same} of {len(ranges)} are within the ranges of requirements.txt"), *found]
 
 
 def system(name: str, release: str) -> Check:

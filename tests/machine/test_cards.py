@@ -139,4 +139,5 @@ def test_a_preset_is_the_cards_own_for_so_many_of_them(driver, count, stem):
 def test_make_ddp_train_launches_so_many_processes(driver, number, words):
     command = ["make", "-n", "-C", str(ROOT), "ddp-train", f"CARD={driver}", f"NGPUS={number}", "FLAGS=--max_steps 3"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert words in done.stdout and "--recipe recipes/quickstart.yaml --max_steps 3" in done.stdout
+    recipe = "gpt2_124m_openwebtext" if driver else "quickstart"
+    assert words in done.stdout and f"--recipe recipes/{recipe}.yaml --max_steps 3" in done.stdout

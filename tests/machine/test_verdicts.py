@@ -20,20 +20,24 @@ def test_a_check_is_one_line_with_its_remedy():
     assert str(verdicts.Check("disk", verdicts.OK, "is fast")) == "ok       disk: is fast"
 
 
-def test_pins_are_read_from_our_own_requirements():
-    pins = verdicts.read_pins((ROOT / "requirements.txt").read_text())
-    assert pins["torch"].count(".") == 2 and {"transformers", "accelerate", "PyYAML", "aiohttp"} <= pins.keys()
-    assert verdicts.read_pins("# x==1\na[extra]==1.2  # why\nb>=3\n") == {"a": "1.2"}
+def test_our_own_requirements_take_the_versions_of_our_constraints():
+    ranges, exact = (
+        verdicts.read_ranges((ROOT / f"{name}.txt").read_text()) for name in ("requirements", "constraints")
+    )
+    assert ranges.keys() == exact.keys() and "torch" in ranges
+    for name, pin in exact.items():
+        (version,) = (one.version for one in pin if one.operator == "==")
+        assert ranges[name].contains(version) and any(one.operator in (">=", "==") for one in ranges[name]), name
 
 
 def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one_is_not():
-    pins = {"torch": "2.13.0", "numpy": "2.4.6", "wandb": "0.31.0", "nvidia-ml-py": "13.0", "tqdm": "4.0"}
-    found = verdicts.packages(pins, {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None})
+    text = "torch>=2.11,<=2.13\nnumpy>=2.1,<=2.4.6  # why\nwandb==0.31.0\nnvidia-ml-py==13.0\ntqdm==4.0\n# x==1\n"
+    found = verdicts.packages(verdicts.read_ranges(text), {"torch": "2.13.0+cpu", "numpy": "2.0.0", "wandb": None})
     levels = {check.name: check.level for check in found}
     warned = dict.fromkeys(("numpy", "wandb", "nvidia-ml-py"), "warning")
     assert levels == warned | {"packages": "ok", "tqdm": "error"}
     numpy = next(check for check in found if check.name == "numpy")
-    assert "2.0.0" in numpy.text and numpy.remedy == 'pip install "numpy==2.4.6"'
+    assert "2.0.0" in numpy.text and numpy.remedy == 'pip install "numpy<=2.4.6,>=2.1"'
     assert found[0].text.startswith("1 of 5")
 
 

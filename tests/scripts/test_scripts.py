@@ -166,7 +166,7 @@ def test_only_one_run_at_a_time(machine, tmp_path):
 
 
 def test_the_price_is_hours_times_the_price_of_an_hour(machine):
-    assert re.search(r"this call: 0\.0\d h x 2\.5 = 0\.0", machine(PRICE_PER_HOUR="2.5")[0].stdout)
+    assert re.search(r"this call: 0\.0\d h x 2\.5 = 0\.0", machine(PRICE_PER_MACHINE_HOUR="2.5")[0].stdout)
 
 
 def test_the_heads_speeds_and_hours_are_the_formulas():
