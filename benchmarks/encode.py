@@ -45,12 +45,12 @@ LIBRARIES = ("datasets", "pyarrow", "tokenizers", "transformers", "tiktoken", "n
 
 def ours(parquet: Path, column: str, out: Path, cache: Path) -> Iterator[str]:
     """Run what prepare_data.py runs: checked ids in shards with hashes, a manifest, all of it durable."""
-    from pretrain.data import prepare, shards, sources, tokenization
+    from pretrain.data import prepare, shards, sources
     from pretrain.recipe import keys, reading
 
     cache.mkdir(parents=True)
     os.chdir(cache)
-    tokenization.save(gpt2_tokenizer(), cache / "gpt2")
+    gpt2_tokenizer().save_pretrained(cache / "gpt2")
     flags = {"data_files": [str(parquet)], "text_column": column, "tokenizer": str(cache / "gpt2")}
     recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml", flags | {"validation_tokens": "1"})
     source = sources.find_source(*keys.sources(recipe.data))

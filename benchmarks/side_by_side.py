@@ -161,7 +161,7 @@ def write_ids(folder: Path, vocab_size: int) -> None:
     ids = (vocab_size ** random.random(TOKENS)).astype(np.uint32) - 1
     np.save(folder / "train.npy", ids)
     np.save(folder / "val.npy", ids)
-    tokenization.save(tokenization.make_characters(["ab"]), folder / "tokenizer")
+    tokenization.make_characters(["ab"]).save_pretrained(folder / "tokenizer")
 
 
 def sizes_of(asked: argparse.Namespace) -> dict[str, int]:

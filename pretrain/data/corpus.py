@@ -43,16 +43,6 @@ class OpenedSource:
         self.validation = self.open("validation")
         self.train = self.open("train")
 
-    @property
-    def complete(self) -> bool:
-        """Whether it does not grow any more."""
-        return self.manifest["complete"]
-
-    @property
-    def epoch_windows(self) -> int | None:
-        """How many windows an epoch has; None while that is not known."""
-        return self.train.num_windows if self.complete else None
-
     def open(self, split: str) -> windows.Windows:
         """Return the windows of a split's shards."""
         assert self._model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
@@ -62,15 +52,14 @@ class OpenedSource:
 
     def refresh(self) -> None:
         """Open the train shards that are new."""
-        if not self.complete:
+        if not self.manifest["complete"]:
             opened = len(self.manifest["splits"]["train"])
             self.manifest = shards.describe_folder(self.folder)
             self._append(self.train, "train", opened)
 
     def delete_before(self, window: int) -> None:
         """Delete the train shards whose windows all lie below ``window``."""
-        for path in self.train.paths_before(window):
-            self.train.release(path)
+        for path in self.train.release_before(window):
             path.unlink(missing_ok=True)
 
     def _append(self, opened: windows.Windows, split: str, first_row: int) -> None:
@@ -80,9 +69,9 @@ class OpenedSource:
             path = self.folder / row["file"]
             deleted = self._consumed and not path.exists()
             opened.append(path, row["tokens"], *((None, 0) if deleted else shards.open_ids(path, row["tokens"])))
-        if self.manifest["tokenizer"] is None and _is_first():
+        if self.manifest["tokenizer"] is None and os.environ.get("RANK", "0") == "0":
             opened.check_ids()  # shards that others made; ours were checked when they were written
-        if not opened.num_windows and (self.complete or split != "train"):
+        if not opened.num_windows and (self.manifest["complete"] or split != "train"):
             length = self._model.sequence_length
             raise BadInput(
                 f"{self.folder}: the {split} split has {opened.num_tokens} tokens, and no shard of it one window of "
@@ -113,7 +102,7 @@ class Corpus:
         asked = keys.sources(data)
         found = [None if each.data_dir else find_source(each) for each in asked]
         folders = [one.folder if one else Path(str(each.data_dir)) for one, each in zip(found, asked, strict=True)]
-        self._weights = tuple(each.weight for each in asked)
+        self._weights = keys.weights(data)
         if self._consumed:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
             most_windows = [_most_windows(source, model.sequence_length) for source in found]
@@ -146,12 +135,12 @@ class Corpus:
     @property
     def complete(self) -> bool:
         """Whether no source grows any more."""
-        return all(source.complete for source in self.sources)
+        return all(source.manifest["complete"] for source in self.sources)
 
     @property
     def epoch_windows(self) -> list[int | None]:
         """How many windows an epoch of each source has; None while that is not known."""
-        return [source.epoch_windows for source in self.sources]
+        return [one.train.num_windows if one.manifest["complete"] else None for one in self.sources]
 
     def refresh(self) -> bool:
         """Open the train shards that are new; return ``complete``."""
@@ -308,7 +297,12 @@ def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrain
         otherwise_named = made and wanted not in (made["name"], *keys.TRAINED_TOKENIZERS)
         if otherwise_named and tokenization.fingerprint(tokenization.load(wanted)) != fingerprint:
             raise BadInput(f"tokenizer = {wanted}: the shards in {folder} were made with another one")
-    _refuse_foreign_tokenizer(recipe, name, fingerprint)
+    begun_from = recipe.model.init_from
+    if begun_from not in (None, name) and _fingerprint_at(begun_from) not in (None, fingerprint):
+        raise BadInput(
+            f"tokenizer = {wanted}: is not the one of init_from = {begun_from}, whose ids mean other text; use "
+            f"--tokenizer {begun_from}"
+        )
     assert recipe.model.vocab_size is not None  # of init_from, pretrained.complete has filled it in
     if len(tokenizer) > recipe.model.vocab_size:
         raise BadInput(
@@ -318,27 +312,17 @@ def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrain
     return tokenizer
 
 
-def _refuse_foreign_tokenizer(recipe: keys.Recipe, name: str, fingerprint: str) -> None:
-    """Raise BadInput when ``init_from`` has a tokenizer and it is another one: the same ids would be other text."""
-    begun_from = recipe.model.init_from
-    if begun_from in (None, name):
-        return
+def _fingerprint_at(model: str) -> str | None:
+    """Return what a model's own tokenizer is known by; None where it has none, and the recipe decides."""
     try:
-        own = tokenization.load(begun_from)
-    except BadInput:  # weights without a tokenizer: the recipe decides
-        return
-    if tokenization.fingerprint(own) != fingerprint:
-        raise BadInput(
-            f"tokenizer = {recipe.data.tokenizer}: is not the one of init_from = {begun_from}, whose ids mean other "
-            f"text; use --tokenizer {begun_from}"
-        )
+        return tokenization.fingerprint(tokenization.load(model))
+    except BadInput:
+        return None
 
 
 def _start_reader(number: int, source: FoundSource | None, words: Sequence[str]) -> Preparation | None:
     """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
-    if source is None or os.environ.get("LOCAL_RANK", "0") != "0":
-        return None
-    if shards.is_complete(source.folder):
+    if source is None or os.environ.get("LOCAL_RANK", "0") != "0" or shards.is_complete(source.folder):
         return None
     return Preparation([sys.executable, str(PREPARE), *words, "--source", str(number), "--follow"])
 
@@ -348,7 +332,3 @@ def _most_windows(source: FoundSource | None, sequence_length: int) -> int | Non
     bounds = [source.most_tokens, source.wanted.limit_tokens] if source else []
     most = min(filter(None, bounds), default=None)
     return most and most // sequence_length
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"

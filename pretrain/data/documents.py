@@ -40,6 +40,8 @@ class DocumentEncoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, name: str, trainers: int = 0):
+        if max(tokenizer.get_vocab().values()) >= len(tokenizer):
+            raise BadInput(f"tokenizer = {name}: its ids have gaps; use another tokenizer")
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
         self._encode = tokenization.make_encoder(tokenizer)
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)

@@ -52,7 +52,7 @@ class Job:
 class Opened:
     """A source that is open: the parts of each split, how they are encoded, and where a job writes their shards."""
 
-    wanted: keys.WantedSource
+    wanted: keys.Data
     folder: Path
     parts: dict[str, list[Part]]
     encode: DocumentEncoder
@@ -77,7 +77,7 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     manifest = shards.read_manifest(folder, job.manifest)
     revision, parts = open_parts(source, manifest["revision"] if manifest else None)
-    tokenizer, name = open_tokenizer(source, parts), wanted.tokenizer["tokenizer"]
+    tokenizer, name = open_tokenizer(source, parts), wanted.tokenizer
     identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
     if manifest and manifest["tokenizer"] != identity:
         raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
@@ -220,57 +220,57 @@ def merge(folder: Path) -> None:
     names = sorted(path.name for path in folder.glob("manifest.job-*.json"))
     found = {name: manifest for name in names if (manifest := shards.read_manifest(folder, name))}
     if not shards.is_complete(folder):
-        join(folder, found)
+        count = int(names[0][-10:-5]) if names else 0
+        wanted = [Job(index, count).manifest for index in range(count)]
+        missing = [name for name in wanted if name not in found or not found[name]["complete"]]
+        if missing or set(found) != set(wanted) or not found:
+            raise BadInput(
+                f"{folder}: cannot be merged: {', '.join(missing) or 'jobs'} not complete; run these jobs first"
+            )
+        join(folder, [found[name] for name in wanted])
     for name in found:
         (folder / name.replace("manifest", ".lock").removesuffix(".json")).unlink(missing_ok=True)
         (folder / name).unlink()
 
 
-def join(folder: Path, found: dict[str, dict]) -> None:
-    """Write the folder's manifest from those of all jobs. Raises BadInput while a job is missing."""
-    count = int(next(iter(found))[-10:-5]) if found else 0
-    wanted = [Job(index, count).manifest for index in range(count)]
-    if not found or set(found) != set(wanted) or not all(manifest["complete"] for manifest in found.values()):
-        missing = [name for name in wanted if name not in found or not found[name]["complete"]]
-        raise BadInput(f"{folder}: cannot be merged: {', '.join(missing) or 'jobs'} not complete; run these jobs first")
-    first, *others = (found[name] for name in wanted)
-    tally = Counter(first["counts"]["train"])
+def join(folder: Path, manifests: list[dict]) -> None:
+    """Write the folder's manifest from those of all jobs. Raises BadInput where they are not of one source."""
+    first, *others = manifests
+    rows, tally = first["splits"]["train"], Counter(first["counts"]["train"])
     for other in others:
         for name in ("identity", "revision", "tokenizer", "files", "train_begins"):
             if other[name] != first[name]:
                 raise BadInput(f"{folder}: the jobs disagree about {name}; delete the folder and prepare it again")
-        first["splits"]["train"] += other["splits"]["train"]
+        rows += other["splits"]["train"]
         tally.update(other["counts"]["train"])
     first["counts"]["train"] = dict(tally)
-    first["splits"]["train"].sort(key=lambda row: row["file"])
+    rows.sort(key=lambda row: row["file"])
     finish(folder, first)
-    tokens = sum(row["tokens"] for row in first["splits"]["train"])
-    log.info(f"merged {count} jobs: {tokens:,} train tokens")
+    log.info(f"merged {len(manifests)} jobs: {sum(row['tokens'] for row in rows):,} train tokens")
 
 
 def open_parts(source: FoundSource, pinned: str | None) -> tuple[str | None, dict[str, list[Part]]]:
     """Return the pinned commit (None for files) and the parts of each split."""
-    if source.tables is None:
-        assert source.parts is not None  # a source has one of the two
+    if source.parts is not None:
         return None, source.parts
     from pretrain.data import stream  # imports datasets, which text does not need
 
-    return stream.open_tables(**source.tables, pinned=pinned)
+    return stream.open_tables(**source.tables or {}, pinned=pinned)
 
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
     """Return the folder's tokenizer: the one that is there, or trained on the train split, or loaded; and kept there."""
-    path, wanted = source.folder / "tokenizer", source.wanted.tokenizer
+    path, wanted = source.folder / "tokenizer", source.wanted
     if not path.is_dir():
-        if wanted["tokenizer"] == "bpe":
-            tokenizer = tokenization.train_bpe(first_texts(parts["train"]), wanted["size"])
-        elif wanted["tokenizer"] == "characters":
+        if wanted.tokenizer == "bpe":
+            tokenizer = tokenization.train_bpe(first_texts(parts["train"]), wanted.tokenizer_vocab_size)
+        elif wanted.tokenizer == "characters":
             every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
             tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
         else:
-            tokenizer = tokenization.load(wanted["tokenizer"])
+            tokenizer = tokenization.load(wanted.tokenizer)
         with files.making(path) as temporary:
-            tokenization.save(tokenizer, temporary)
+            tokenizer.save_pretrained(temporary)
     return tokenization.load(str(path))
 
 
@@ -296,8 +296,9 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
 def dry_run(source: FoundSource) -> str:
     """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
     _, parts = open_parts(source, None)
-    name, size = source.wanted.tokenizer["tokenizer"], source.wanted.tokenizer["size"] or 257  # bytes for characters
+    name, wanted = source.wanted.tokenizer, source.wanted
     if name in keys.TRAINED_TOKENIZERS:
+        size = wanted.tokenizer_vocab_size if name == "bpe" else 257  # bytes for characters
         tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size)
     else:
         tokenizer = tokenization.load(name)
@@ -311,7 +312,7 @@ def dry_run(source: FoundSource) -> str:
     if not text_bytes:
         raise BadInput(f"{source.name}: no text in its first rows")
     total = max(expected, text_bytes) * tokens / text_bytes
-    total = min(total, source.wanted.limit_tokens or total)
+    total = min(total, wanted.limit_tokens or total)
     itemsize = 2 if len(tokenizer) <= 2**16 else 4
     return (
         f"{source.name}: {len(parts['train'])} file(s), about {max(expected, text_bytes) / 1e6:,.1f} MB of text, "

@@ -37,7 +37,6 @@ NPY_DTYPES: dict[str, np.dtype] = {"<u2": np.dtype("<u2"), "<u4": np.dtype("<u4"
 SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
 RESTORE = "put the old file back or prepare the folder again"
-CHUNK_TOKENS = 2**20  # ids that the writer looks at at a time: its memory, whatever the shard's size
 
 
 class Layout(NamedTuple):
@@ -125,7 +124,7 @@ def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
 
 
 class ShardWriter:
-    """Writes the ids of one source file (``part``) of one split as shards, in as much memory as one ``add`` brings.
+    """Writes the ids of one source file (``part``) of one split as shards.
 
     Shards are ``{split}_{part}_{number}.bin``, both five digits, so that sorted names are the order; llm.c's word
     for validation is val. One that is not finished has a name that begins with a dot, and no magic.
@@ -146,40 +145,33 @@ class ShardWriter:
         bytes_per_token: np.ndarray,
         shard_tokens: int,
     ):
-        assert 0 < shard_tokens < 2**31
         if part > 99_999:
             raise BadInput(f"{folder}: source file {part}: shard names count to 99999; join the source files")
         self.folder, self.prefix, self.number = folder, _prefix(split, part), first_number
         self.bytes_per_token, self.shard_tokens = bytes_per_token, shard_tokens
         self.format, self.dtype = list(FORMATS.items())[len(bytes_per_token) > 2**16]
         self._file: BinaryIO | None = None
-        self._tokens, self._text_bytes = 0, 0
-
-    @property
-    def full(self) -> bool:
-        """Whether the current shard takes no more ids: ``finish`` it."""
-        return self._tokens == self.shard_tokens
-
-    def add(self, ids: np.ndarray) -> int:
-        """Append as many of ``ids``, (n,) integers, as the shard still takes; return how many those are.
-
-        Raises BadInput for an id outside the vocabulary (tokenizers with gaps have such).
-        """
-        ids = ids[: self.shard_tokens - self._tokens]
-        for begin in range(0, len(ids), CHUNK_TOKENS):
-            self._write(ids[begin : begin + CHUNK_TOKENS])
-        return len(ids)
 
     def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[dict, int]]:
         """Write a document's ids from ``begin`` on; yield the row of each shard that they fill, and where they go on."""
         while begin < len(ids):
-            begin += self.add(ids[begin:])
-            if self.full and (row := self.finish()):
+            if self._file is None:
+                self._path = self.folder / f"{self.prefix}{self.number:05d}.bin"
+                self._temporary = self._path.with_name(f".{self._path.name}.tmp")
+                self._tokens, self._text_bytes = 0, 0
+                self._file = open(self._temporary, "wb")
+                self._file.write(bytes(HEADER_BYTES))
+            some = ids[begin : begin + self.shard_tokens - self._tokens]
+            self._file.write(some.astype(self.dtype).data)
+            self._tokens += len(some)
+            self._text_bytes += int(self.bytes_per_token[some].sum())
+            begin += len(some)
+            if self._tokens == self.shard_tokens and (row := self.finish()):
                 yield row, begin
 
     def finish(self) -> dict | None:
         """Make the current shard durable; return its row: file, tokens, text_bytes, sha256. None if it is empty."""
-        if self._file is None or not self._tokens:
+        if self._file is None:
             return None
         self._file.seek(0)
         self._file.write(struct.pack("<3i", *self.format, self._tokens))
@@ -189,30 +181,8 @@ class ShardWriter:
         files.fsync(self._temporary)
         self._temporary.replace(self._path)
         files.fsync(self.folder)
-        self._file, self._tokens, self._text_bytes, self.number = None, 0, 0, self.number + 1
+        self._file, self.number = None, self.number + 1
         return row
-
-    @property
-    def _path(self) -> Path:
-        return self.folder / f"{self.prefix}{self.number:05d}.bin"
-
-    @property
-    def _temporary(self) -> Path:
-        return self._path.with_name(f".{self._path.name}.tmp")
-
-    def _write(self, ids: np.ndarray) -> None:
-        vocabulary = len(self.bytes_per_token)
-        if int(ids.max()) >= vocabulary or int(ids.min()) < 0:
-            outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
-            offset = HEADER_BYTES + (self._tokens + int(outside[0])) * self.dtype.itemsize
-            found = f"id {int(ids[outside[0]])} of a vocabulary that ends at {vocabulary - 1}"
-            raise _fault(self._path, offset, f"{found}: the tokenizer's ids have gaps; use another tokenizer")
-        if self._file is None:
-            self._file = open(self._temporary, "wb")
-            self._file.write(bytes(HEADER_BYTES))
-        self._file.write(ids.astype(self.dtype).data)
-        self._tokens += len(ids)
-        self._text_bytes += int(self.bytes_per_token[ids].sum())
 
 
 def clear_partial(folder: Path, split: str, part: int | None = None) -> None:

@@ -7,27 +7,26 @@ a part: (name, read), where ``read(row)`` yields (text, begins) from that row on
 none, and whether it begins a document. All text files of a split are one part; a table's file is one.
 """
 
-import base64
 import codecs
 import hashlib
 import json
 import os
 import re
 import sysconfig
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from glob import glob
-from http.client import HTTPException, InvalidURL
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse, urlsplit
+from urllib.parse import urlparse
+
+import httpx
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import is_redacted, is_url, redact_url
-from pretrain.recipe.keys import WantedSource
+from pretrain.recipe.keys import Data
 
 STDLIB = "python_stdlib"
 TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
@@ -49,7 +48,7 @@ Part = tuple[str, Callable[[int], Iterator[Row]]]
 class FoundSource:
     """A source that was found: where its shards belong, and how to read it."""
 
-    wanted: WantedSource
+    wanted: Data
     name: str
     identity: dict
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # text: by split
@@ -63,17 +62,14 @@ class FoundSource:
         return Path("data") / f"{self.name}-{digest[:12]}"
 
 
-def find_source(wanted: WantedSource) -> FoundSource:
-    """Find a source without reading it as text, and without the network where it is not a text behind a URL.
+def find_source(wanted: Data) -> FoundSource:
+    """Find one of ``keys.sources`` without reading it as text, and without the network but for a text behind a URL.
 
     Raises BadInput when nothing is found.
     """
-    identity = {
-        "format": FORMAT,
-        "tokenizer": wanted.tokenizer,
-        "shard_tokens": wanted.shard_tokens,
-        "limit_tokens": wanted.limit_tokens,
-    }
+    size = wanted.tokenizer_vocab_size if wanted.tokenizer == "bpe" else None
+    identity: dict[str, Any] = {"format": FORMAT, "tokenizer": {"tokenizer": wanted.tokenizer, "size": size}}
+    identity |= {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens}
     if wanted.validation_files and not wanted.data_files:
         raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
     if wanted.data_files:
@@ -81,39 +77,37 @@ def find_source(wanted: WantedSource) -> FoundSource:
         held_out = find_files("validation_files", wanted.validation_files or [])
         if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
             raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
-        kind = _kind_of([*train, *held_out])
+        kinds = {_kind(name): name for name in [*train, *held_out]}
+        if len(kinds) > 1:
+            raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
+        (kind,) = kinds
+        splits = {"train": train} | ({"validation": held_out} if held_out else {})
         if kind is None:
             if not held_out and not wanted.validation_fraction:
                 raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
-            paths = {"train": [*map(Path, train)]} | ({"validation": [*map(Path, held_out)]} if held_out else {})
-            identity |= {
-                split: [[path.name, files.sha256(path)] for path in found] for split, found in paths.items()
-            } | ({} if held_out else {"validation": wanted.validation_fraction})
-            size = sum(path.stat().st_size for path in paths["train"]) + len(train)
+            paths = {split: [*map(Path, names)] for split, names in splits.items()}
+            identity["validation"] = wanted.validation_fraction
+            identity |= {split: [[p.name, files.sha256(p)] for p in found] for split, found in paths.items()}
             parts = _text_parts(paths, wanted.validation_fraction)
-            return FoundSource(wanted, Path(train[0]).stem, identity, parts, most_tokens=size)
+            return FoundSource(wanted, Path(train[0]).stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
         identity |= {"train": _stamps(train), "text_column": wanted.text_column}
         identity["validation"] = _stamps(held_out) or wanted.validation_tokens
-        tables = {"dataset_name": kind, "data_files": {"train": train} | ({"validation": held_out} if held_out else {})}
-        return FoundSource(wanted, _stem(train[0]), identity, tables=tables | {"text_column": wanted.text_column})
+        tables: dict[str, Any] = {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
+        name = Path(_path_of(train[0])).name.split(".")[0]
+        return FoundSource(wanted, re.sub(r"[^\w.-]", "_", name), identity, tables=tables)
     if wanted.dataset_name == STDLIB:
         if not wanted.validation_fraction:
             raise BadInput(NO_VALIDATION)
         paths = stdlib_files(wanted.validation_fraction)
         identity["files"] = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
-        size = sum(path.stat().st_size + 1 for path in paths["train"])
         parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
-        return FoundSource(wanted, STDLIB, identity, parts, most_tokens=size)
+        return FoundSource(wanted, STDLIB, identity, parts, most_tokens=_most_tokens(paths["train"]))
     if not wanted.dataset_name:
         raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
-    asked = {
-        "dataset_name": wanted.dataset_name,
-        "dataset_config_name": wanted.dataset_config_name,
-        "dataset_revision": wanted.dataset_revision,
-        "text_column": wanted.text_column,
-    }
-    identity |= asked | {"validation": wanted.validation_tokens}
-    return FoundSource(wanted, re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=asked)
+    asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
+    tables = {name: getattr(wanted, name) for name in asked}
+    identity |= tables | {"validation": wanted.validation_tokens}
+    return FoundSource(wanted, re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=tables)
 
 
 def find_files(key: str, patterns: list[str]) -> list[str]:
@@ -159,28 +153,17 @@ def download(key: str, url: str, folder: Path) -> Path:
     if is_redacted(url):
         raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
     try:
-        with urllib.request.urlopen(_request(url), timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
-            body = answer.read()
-    except InvalidURL:  # whose words are pieces of where it was led to
-        raise BadInput(f"{key}: {url}: cannot be fetched: leads to what is no URL. Give a file: --{key} FILE") from None
-    except (OSError, ValueError, HTTPException) as error:
-        raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
+        answer = httpx.get(url, follow_redirects=True, timeout=DOWNLOAD_TIMEOUT_SECONDS)
+        reason = "" if answer.is_success else f"HTTP status {answer.status_code}"
+    except (OSError, ValueError, httpx.InvalidURL, httpx.HTTPError) as error:
+        # An error of the protocol may hold pieces of where the URL led to.
+        reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else f"{type(error).__name__}: {error}"
+    if reason:
+        raise BadInput(f"{key}: {url}: cannot be fetched ({reason}). Give a file: --{key} FILE")
     folder.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
-        temporary.write_bytes(body)
+        temporary.write_bytes(answer.content)
     return path
-
-
-def _request(url: str) -> urllib.request.Request:
-    """Return the request for a URL, with its user and password where HTTP has them; a redirect does not take them on."""
-    parts = urlsplit(url)
-    login, at, host = parts.netloc.rpartition("@")
-    request = urllib.request.Request(parts._replace(netloc=host).geturl())
-    if at:
-        user, _, password = login.partition(":")
-        words = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode())
-        request.add_unredirected_header("Authorization", f"Basic {words.decode()}")
-    return request
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
@@ -216,15 +199,16 @@ def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
     decoder, text, offset = codecs.getincrementaldecoder("utf-8")(), "", 0
     try:
         with open(path, "rb") as file:
-            while block := file.read(block_bytes):
+            while True:
+                block = file.read(block_bytes)
                 begin, searched = offset - len(decoder.getstate()[0]), len(text)
-                text += decoder.decode(block)
+                text += decoder.decode(block, final=not block)
                 offset += len(block)
-                if cut := _last_cut(text, searched):
+                if cut := _last_cut(text, searched) if block else len(text):
                     yield text[:cut]
                     text = text[cut:]
-            begin = offset - len(decoder.getstate()[0])
-            text += decoder.decode(b"", final=True)
+                if not block:
+                    return
     except UnicodeDecodeError as error:
         raise BadInput(
             f"{path}: offset {begin + error.start}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert it, "
@@ -232,8 +216,6 @@ def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
         ) from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-    if text:
-        yield text
 
 
 def _last_cut(text: str, start: int) -> int:
@@ -254,26 +236,18 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
     if "validation" in paths:
         return {split: [(name, _reading(_text_rows, found))] for split, found in paths.items()}
 
-    def split_at() -> int:  # characters; nanoGPT's rule
-        return int(sum(len(text) for path in paths["train"] for text in text_pieces(path)) * (1 - validation_fraction))
-
-    def train() -> Iterator[Row]:
-        left = split_at()
+    def rows(held_out: bool) -> Iterator[Row]:
+        lengths = (len(text) for path in paths["train"] for text in text_pieces(path))
+        left, begun = int(sum(lengths) * (1 - validation_fraction)), False  # characters; nanoGPT's rule
         for text, begins in _text_rows(paths["train"]):
-            if text[:left]:
-                yield text[:left], begins
-            if not (left := max(0, left - len(text))):
+            if piece := text[left:] if held_out else text[:left]:
+                yield piece, begins or not begun
+                begun = True
+            left = max(0, left - len(text))
+            if not left and not held_out:
                 return
 
-    def validation() -> Iterator[Row]:
-        left, first = split_at(), True
-        for text, begins in _text_rows(paths["train"]):
-            if text[left:]:
-                yield text[left:], begins or first
-                first = False
-            left = max(0, left - len(text))
-
-    return {"train": [(name, _reading(train))], "validation": [(name, _reading(validation))]}
+    return {"train": [(name, _reading(rows, False))], "validation": [(name, _reading(rows, True))]}
 
 
 def _text_rows(paths: list[Path]) -> Iterator[tuple[str, bool]]:
@@ -297,23 +271,20 @@ def _reading(rows: Callable[..., Iterator[Row]], *args) -> Callable[[int], Itera
     return lambda start: islice(rows(*args), start, None)
 
 
+def _most_tokens(paths: list[Path]) -> int:
+    return sum(path.stat().st_size + 1 for path in paths)
+
+
+def _path_of(name: str) -> str:
+    return urlparse(name).path if name.startswith(URL) else name
+
+
 def _kind(name: str) -> str | None:
     """Return the ``datasets`` reader of a file by its name; None: it is text."""
-    suffixes = [suffix.lower() for suffix in Path(urlparse(name).path if name.startswith(URL) else name).suffixes]
+    suffixes = [suffix.lower() for suffix in Path(_path_of(name)).suffixes]
     while suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return TABLES.get(suffixes[-1]) if suffixes else None
-
-
-def _kind_of(names: list[str]) -> str | None:
-    kinds = {_kind(name): name for name in names}
-    if len(kinds) > 1:
-        raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
-    return next(iter(kinds))
-
-
-def _stem(name: str) -> str:
-    return re.sub(r"[^\w.-]", "_", Path(urlparse(name).path if name.startswith(URL) else name).name.split(".")[0])
 
 
 def _resolved(name: str) -> str:

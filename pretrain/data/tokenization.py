@@ -10,7 +10,6 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,11 +203,6 @@ def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
     kept = {name: definition[name] for name in ("model", "pre_tokenizer", "normalizer", "added_tokens")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the tokenizer's files into ``folder``, as ``AutoTokenizer.from_pretrained`` reads them."""
-    tokenizer.save_pretrained(folder)
 
 
 def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

@@ -53,13 +53,11 @@ class Windows:
         """Add the next shard.
 
         Args:
-            ids: (tokens,) memory map of uint16 or uint32; None where the file was deleted: its windows keep their
-                numbers, and cannot be read.
+            ids: (tokens,) uint16 or uint32, as ``shards.open_ids`` maps them; None where the file was deleted: its
+                windows keep their numbers, and cannot be read.
             offset: bytes from the file's start to the first id, for messages.
         """
         windows = max(0, (tokens - 1) // self.sequence_length)
-        # A plain array over the same memory: slicing an np.memmap costs ten times as much.
-        ids = None if ids is None else np.asarray(ids)
         self._shards.append(_Shard(path, ids, offset, self.num_windows, windows))
         self.num_tokens += tokens
         self.num_windows += windows
@@ -83,12 +81,12 @@ class Windows:
         The second array is (num_windows,) int64. Raises BadInput as ``read`` does, for every shard.
         """
         self.check_ids()
-        shards = [shard for shard in self._shards if shard.num_windows]
         parts, starts, begin = [np.empty(0, np.int32)], [np.empty(0, np.int64)], 0
-        for shard in shards:
-            parts.append(_present(shard).astype(np.int32))
-            starts.append(begin + np.arange(shard.num_windows) * self.sequence_length)
-            begin += len(parts[-1])
+        for shard in self._shards:
+            if shard.num_windows:
+                parts.append(_present(shard).astype(np.int32))
+                starts.append(begin + np.arange(shard.num_windows) * self.sequence_length)
+                begin += len(parts[-1])
         return np.concatenate(parts), np.concatenate(starts)
 
     def check_ids(self) -> None:
@@ -98,16 +96,13 @@ class Windows:
                 for start in range(0, len(shard.ids), CHECK_TOKENS):
                     self._refuse_bad_ids(shard, start, shard.ids[start : start + CHECK_TOKENS])
 
-    def paths_before(self, window: int) -> list[Path]:
-        """Return the shards that are still there and whose windows all lie below ``window``: those to delete."""
+    def release_before(self, window: int) -> list[Path]:
+        """Forget the memory maps of the shards whose windows all lie below ``window``; return those files, to delete."""
         done = [shard for shard in self._shards if shard.first_window + shard.num_windows <= window]
-        return [shard.path for shard in done if shard.ids is not None]
-
-    def release(self, path: Path) -> None:
-        """Forget the memory map of a shard that is about to be deleted."""
-        for shard in self._shards:
-            if shard.path == path:
-                shard.ids = None
+        found = [shard.path for shard in done if shard.ids is not None]
+        for shard in done:
+            shard.ids = None
+        return found
 
     def _refuse_bad_ids(self, shard: _Shard, start: int, ids: np.ndarray) -> None:
         if ids.max() < self.vocab_size:

@@ -46,11 +46,7 @@ def key(kind: str, default: Any, help: str, span: tuple = (None, None), *, choic
 
 science, data, run = (functools.partial(key, kind) for kind in ("science", "data", "run"))
 required = functools.partial(key, "science", ABSENT)  # science that the file states
-
-
-def _needing(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the ``only`` of a key that some architectures need and the others have not."""
-    return "architecture", tuple(each for each, needed in ARCHITECTURES.items() if name in needed)
+llama = functools.partial(science, None, only=("architecture", ("llama",)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,21 +115,14 @@ class Model:
     )
     n_layer: int | None = required("blocks", (1, 1000))
     n_head: int | None = required("attention heads", (1, 1000))
-    num_key_value_heads: int | None = science(
-        None,
-        "llama: heads of keys and values; groups of attention heads share one",
-        (1, 1000),
-        only=_needing("num_key_value_heads"),
+    num_key_value_heads: int | None = llama(
+        "llama: heads of keys and values; groups of attention heads share one", (1, 1000)
     )
     n_embd: int | None = required("width", (1, 100_000))
     intermediate_size: int | None = science(None, "width within the MLP; gpt2: 4 n_embd unless given", (1, 1_000_000))
     vocab_size: int | None = required("rows of the embedding: the tokenizer's size, padded for speed", (2, 10_000_000))
-    tie_word_embeddings: bool | None = science(
-        None, "llama: the head is the embedding, as gpt2's always is", only=_needing("tie_word_embeddings")
-    )
-    rope_theta: float | None = science(
-        None, "llama: base of the rotary positions", (1.0, 1e9), only=_needing("rope_theta")
-    )
+    tie_word_embeddings: bool | None = llama("llama: the head is the embedding, as gpt2's always is")
+    rope_theta: float | None = llama("llama: base of the rotary positions", (1.0, 1e9))
     sequence_length: int = required("context, in tokens (n_positions)", (2, 1_000_000))
     resid_pdrop: float = required("dropout after attention and MLP", (0.0, 0.99), only=("architecture", ("gpt2",)))
     embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=("architecture", ("gpt2",)))
@@ -324,7 +313,13 @@ class Recipe:
 
 SLICES = typing.get_type_hints(Recipe)
 FIELDS = {field.name: field for part in SLICES.values() for field in dataclasses.fields(part)}
-TYPES = {name: wanted for part in SLICES.values() for name, wanted in typing.get_type_hints(part).items()}
+# Of each key its type, and whether none or auto stands beside it.
+_HINTS = {name: hint for part in SLICES.values() for name, hint in typing.get_type_hints(part).items()}
+OPTIONAL = {name for name, hint in _HINTS.items() if type(None) in typing.get_args(hint)}
+AUTO = {name for name, hint in _HINTS.items() if Auto in typing.get_args(hint)}
+TYPES: dict[str, Any] = {
+    name: typing.get_args(hint)[0] if name in OPTIONAL | AUTO else hint for name, hint in _HINTS.items()
+}
 
 
 def deal(values: Mapping[str, Any]) -> Recipe:
@@ -365,43 +360,20 @@ def fixed(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in flat(recipe).items() if FIELDS[name].metadata["kind"] == "science"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class WantedSource:
-    """A source that a run reads: its own keys, and the recipe's where it states none.
-
-    Attributes:
-        weight: its share of the windows, relative to the others'.
-        data_dir: a folder of shards; None: its text is found by the other keys.
-        tokenizer: what decides the ids: its name and, where it is trained on the text, its size.
-    """
-
-    weight: float
-    data_dir: str | None
-    data_files: list[str] | None
-    validation_files: list[str] | None
-    dataset_name: str | None
-    dataset_config_name: str | None
-    dataset_revision: str | None
-    text_column: str
-    validation_fraction: float
-    validation_tokens: int
-    limit_tokens: int
-    shard_tokens: int
-    tokenizer: dict[str, Any]
+def sources(data: Data) -> list[Data]:
+    """Return what the run reads: one source, or those of a mixture, with the recipe's rules where they state none."""
+    names = dict.fromkeys(SOURCE_NAMES)
+    stated = [{name: value for name, value in given.items() if name != "weight"} for given in _mixture(data)]
+    return [dataclasses.replace(data, **names | given) for given in stated] or [data]
 
 
-def sources(data: Data) -> list[WantedSource]:
-    """Return what the run reads: one source, or those of a mixture."""
-    mixture: list[dict[str, Any]] = [{"weight": 1.0, **{name: getattr(data, name) for name in SOURCE_NAMES}}]
-    if data.sources and not data.data_dir and not data.data_files:
-        mixture = data.sources
-    tokenizer = {"tokenizer": data.tokenizer, "size": data.tokenizer_vocab_size if data.tokenizer == "bpe" else None}
-    found = []
-    for given in mixture:
-        rules = {name: given.get(name, getattr(data, name)) for name in SOURCE_RULES}
-        names: dict[str, Any] = {name: given.get(name) for name in SOURCE_NAMES}
-        found.append(WantedSource(weight=float(given["weight"]), tokenizer=tokenizer, **names, **rules))
-    return found
+def weights(data: Data) -> tuple[float, ...]:
+    """Return the share of the windows of each of the ``sources``, relative to the others'."""
+    return tuple(float(given["weight"]) for given in _mixture(data)) or (1.0,)
+
+
+def _mixture(data: Data) -> list[dict]:
+    return [] if data.data_dir or data.data_files else data.sources or []
 
 
 def _public(value: Any) -> Any:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pretrain.base.errors import BadInput
 from pretrain.recipe.keys import Recipe
-from pretrain.recipe.rules import either
+from pretrain.recipe.rules import divisors, either
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) ->
     """
     sequences = recipe.batch.tokens_per_step // recipe.model.sequence_length
     if sequences % num_processes:
-        counts = [n for n in range(1, 65) if sequences % n == 0]
+        counts = [n for n in divisors(sequences) if n <= 64]
         step = recipe.model.sequence_length * num_processes
         nearest = max(1, round(recipe.batch.tokens_per_step / step)) * step
         raise BadInput(

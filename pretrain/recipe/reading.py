@@ -11,25 +11,12 @@ from typing import Any
 import yaml
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.recipe.keys import ABSENT, FIELDS, MODEL_KEYS, SLICES, TYPES, Recipe, deal, fixed
-from pretrain.recipe.rules import (
-    bare,
-    from_text,
-    idle_flags,
-    is_list,
-    is_mappings,
-    is_optional,
-    key_faults,
-    nearest,
-    number_of,
-    recipe_faults,
-    shown,
-    type_name,
-)
+from pretrain.recipe import rules
+from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SLICES, TYPES, Recipe, deal, fixed
+from pretrain.recipe.rules import nearest, shown, type_name
 
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
-METAVARS = {"an integer": "N", "a number": "X", "true or false": "true|false"}
-METAVARS |= {f"{name}, or auto": f"{words}|auto" for name, words in METAVARS.items()}
+METAVARS = {int: "N", float: "X", bool: "true|false"}
 USUAL = (
     "data_files",
     "dataset_name",
@@ -63,8 +50,8 @@ class _StrictLoader(yaml.SafeLoader):
 
 def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     """Return keys with those values as numbers that are to be numbers, in a mixture's sources too."""
-    numbers = {"weight"} | {name for name, wanted in TYPES.items() if bare(wanted) in (int, float)}
-    found = {name: number_of(value) if name in numbers else value for name, value in values.items()}
+    numbers = {"weight"} | {name for name, wanted in TYPES.items() if wanted in (int, float)}
+    found = {name: rules.number_of(value) if name in numbers else value for name, value in values.items()}
     if isinstance(found.get("sources"), list):
         found["sources"] = [_with_numbers(each) if isinstance(each, dict) else each for each in found["sources"]]
     return found
@@ -119,7 +106,7 @@ def parse_command(
     for title, part in SLICES.items():
         group = parser.add_argument_group(title, part.__doc__)
         for field in dataclasses.fields(part):
-            if field.name not in USUAL and not is_mappings(TYPES[field.name]):  # too much for a flag
+            if field.name not in USUAL and TYPES[field.name] != list[dict]:  # too much for a flag
                 _add_flag(group, field.name)
     given = vars(parse_flags(parser, argv))
     path = Path(given.pop("recipe"))
@@ -135,9 +122,9 @@ def parse_command(
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, wanted = FIELDS[name], TYPES[name]
-    words = "|".join(field.metadata["choices"] or ()) or METAVARS.get(type_name(wanted), "TEXT")
+    words = "|".join(field.metadata["choices"] or ()) or METAVARS.get(wanted, "TEXT") + "|auto" * (name in AUTO)
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
-    many: dict[str, Any] = {"nargs": "+"} if is_list(wanted) else {}
+    many: dict[str, Any] = {"nargs": "+"} if rules.is_list(wanted) else {}
     group.add_argument(f"--{name}", metavar=words, help=(field.metadata["help"] + default).replace("%", "%%"), **many)
 
 
@@ -160,31 +147,29 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
 
     Raises BadInput with every fault found: file, key, value, rule, remedy.
     """
-    values, faults = _with_numbers(_read_file(path)), []
+    values, wrong, faults = _with_numbers(_read_file(path)), [], []
     for name, text in (flags or {}).items():
         try:
-            values[name] = from_text(text, TYPES[name])
+            values[name] = rules.from_text(text, name)
         except ValueError:
-            faults.append(f"--{name} {shown(text)}: must be {type_name(TYPES[name])}")
+            wrong.append(f"--{name} {shown(text)}: must be {rules.wanted_name(name)}")
     _begin_from_model(values)
-    for name in values:
-        if name not in FIELDS:
-            secret = "; secrets come from the environment or a login only" if SECRET.search(str(name)) else ""
-            faults.append(f"{path}: {name}: no such key{secret or nearest(str(name), FIELDS)}")
+    for name in [name for name in values if name not in FIELDS]:
+        secret = "; secrets come from the environment or a login only" if SECRET.search(str(name)) else ""
+        faults.append(f"{name}: no such key{secret or nearest(str(name), FIELDS)}")
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
-        if needed and (name not in values or values[name] is None and is_optional(TYPES[name])):
-            faults.append(f"{path}: {name} is missing: {field.metadata['help']}. It has no default; state it")
+        if needed and (name not in values or values[name] is None and name in OPTIONAL):
+            faults.append(f"{name} is missing: {field.metadata['help']}. It has no default; state it")
         elif name in values:
-            faults += key_faults(path, name, values[name])
-    if faults:
-        raise BadInput(faults)
-    for name, value in values.items():
-        if TYPES[name] is float:
-            values[name] = float(value)
-    values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
-    if faults := recipe_faults(path, values) + idle_flags(values, list(flags or ())):
-        raise BadInput(faults)
+            faults += rules.key_faults(name, values[name])
+    if not faults and not wrong:
+        for name, field in FIELDS.items():
+            value = values.get(name, field.default)
+            values[name] = float(value) if TYPES[name] is float and name not in OPTIONAL else value
+        faults, wrong = rules.recipe_faults(path, values), rules.idle_flags(values, list(flags or ()))
+    if faults or wrong:
+        raise BadInput(wrong + [f"{path}: {fault}" for fault in faults])
     run_name = path.stem if values["run_name"] is None else values["run_name"]
     return deal(values | {"run_name": run_name, "output_dir": values["output_dir"] or f"runs/{run_name}"})
 

@@ -5,8 +5,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +74,9 @@ def flip(path, bit):
         ("a_train_1.bin", llm_c([5, 2**32 - 1], 20240801, 7, "<u4"), (1024, "<u4", 2)),
         ("a_train_1.bin", llm_c([]), (1024, "<u2", 0)),
         ("train.bin", llm_c([5]), (1024, "<u2", 1)),
-        ("a_train_1.npy", npy(np.array([5, 65535], dtype="<u2")), (128, "<u2", 2)),
         ("a_train_1.npy", npy(np.array([5, 70000], dtype="<u4")), (128, "<u4", 2)),
-        ("a_train_1.npy", npy(np.array([], dtype="<u2")), (128, "<u2", 0)),
         ("renamed_train.bin", npy(np.array([5], dtype="<u2")), (128, "<u2", 1)),
         ("train.bin", np.array([5, 6, 50256], dtype="<u2").tobytes(), (0, "<u2", 3)),
-        ("val.bin", np.arange(2000, dtype="<u2").tobytes(), (0, "<u2", 2000)),
     ],
 )
 def test_every_format_is_recognised_by_contents_and_name(tmp_path, name, body, layout):
@@ -103,46 +98,41 @@ def test_a_negative_id_of_an_int32_npy_is_beyond_every_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     "name, body, offset, words",
     [
-        ("a.bin", llm_c([1], magic=20240519), 0, "magic 20240519: a token file has 20240520 or 20240801"),
-        ("a.bin", llm_c([1], magic=20240522), 0, "magic 20240522"),  # llm.c's HellaSwag file
+        (
+            "a.bin",
+            llm_c([1], magic=20240522),
+            0,
+            "magic 20240522: a token file has 20240520 or 20240801",
+        ),  # HellaSwag's
         ("a.bin", np.arange(900, dtype="<u2").tobytes(), 0, "or is named *.npy, train.bin or val.bin"),
         ("a.bin", b"\x88\xd8\x34", 0, "magic 3463304"),
         ("a.bin", llm_c([1], version=2), 4, "version 2: magic 20240520 has version 1"),
-        ("a.bin", llm_c([1], 20240801, 1, "<u4"), 4, "version 1: magic 20240801 has version 7"),
         ("a.bin", llm_c([1, 2], count=3), 8, "says 3 tokens, that is 1030 bytes, the file has 1028"),
-        ("a.bin", llm_c([1, 2], count=0), 8, "says 0 tokens, that is 1024 bytes, the file has 1028"),
         ("a.bin", llm_c([1, 2], count=-1), 8, "says -1 tokens"),
         ("a.bin", llm_c([1, 2], count=2**31 - 1), 8, "says 2147483647 tokens, that is 4294968318 bytes"),
-        ("a.bin", llm_c([1, 2])[:-1], 8, "that is 1028 bytes, the file has 1027"),
         ("a.bin", llm_c([1, 2]) + b"\x00", 8, "that is 1028 bytes, the file has 1029"),
-        ("a.bin", llm_c([1])[:1023], 1023, "ends inside its header of 1024 bytes"),
         ("train.bin", llm_c([1])[:4], 4, "ends inside its header of 1024 bytes"),
         ("a.bin", b"", 0, "the file is empty"),
         ("train.bin", b"\x01\x00\x02", 2, "half an id: 3 bytes"),
         ("a.npy", bytes(200), 0, "the magic string is not correct"),
-        ("a.npy", b"\x93NUM", 0, "no .npy header that NumPy can read"),
         ("a.npy", npy([1, 2])[:60], 0, "no .npy header that NumPy can read"),
         ("a.npy", npy(np.arange(3, dtype="<u2"), (2, 0)), 0, "version is not 1.0"),
         ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"descr", b"desc\n"), 0, "no .npy header"),
         ("a.npy", npy(np.arange(3, dtype="<i8")), 10, "dtype <i8: ids are (tokens,), C, <u2, <u4, <i4"),
-        ("a.npy", npy(np.arange(3, dtype=">u2")), 10, "dtype >u2"),
         ("a.npy", npy(np.zeros((3, 1), dtype="<u2")), 10, "shape (3, 1)"),
-        ("a.npy", npy(np.array(3, dtype="<u2")), 10, "shape ()"),
         ("a.npy", fortran(3), 10, "Fortran order"),
         ("a.npy", npy(np.arange(3, dtype="<u2"))[:-1], 10, "says 3 tokens, that is 134 bytes, the file has 133"),
-        ("a.npy", npy(np.arange(3, dtype="<u2")) + b"\x00\x00", 10, "the file has 136"),
         ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"(3,)", b"(-3,)")[:-1], 10, "says -3 tokens"),
     ],
 )
 def test_what_is_no_whole_token_file_is_refused_with_file_offset_and_remedy(tmp_path, name, body, offset, words):
     path = tmp_path / name
     path.write_bytes(body)
-    for read in (shards.read_layout, shards.open_ids):
-        with pytest.raises(BadInput) as caught:
-            read(path)
-        (line,) = caught.value.lines
-        assert line.startswith(f"{path}: offset {offset}: ") and words in line and "\n" not in line
-        assert line.split("; ")[-1].startswith(("fetch it again", "fetch or prepare it again", "save it again with"))
+    with pytest.raises(BadInput) as caught:
+        shards.open_ids(path)
+    (line,) = caught.value.lines
+    assert line.startswith(f"{path}: offset {offset}: ") and words in line and "\n" not in line
+    assert line.split("; ")[-1].startswith(("fetch it again", "fetch or prepare it again", "save it again with"))
 
 
 def test_an_object_array_is_refused_and_never_unpickled(tmp_path):
@@ -157,22 +147,7 @@ def test_an_object_array_is_refused_and_never_unpickled(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_no_damage_to_an_npy_header_raises_anything_but_bad_input(tmp_path):
-    draw, path = random.Random(1), tmp_path / "a_train.npy"
-    whole = npy(np.arange(3, dtype="<u2"))
-    for _ in range(200):
-        body = bytearray(whole)
-        for _ in range(draw.randint(1, 4)):
-            body[draw.randrange(128)] = draw.choice(b"'\"(){}[],:\\\n 0129-<uO|\xff\x00")
-        path.write_bytes(body)
-        try:
-            assert shards.read_layout(path).tokens == 3
-        except BadInput as error:
-            assert str(path) in str(error) and "offset" in str(error)
-
-
-@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.symlink_to(p)])
+@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir()])
 def test_a_file_that_cannot_be_read_is_refused_with_its_name(tmp_path, make):
     path = tmp_path / "a_train.bin"
     make(path)
@@ -210,21 +185,13 @@ def test_written_ids_are_read_back_in_llm_c_format(tmp_path, vocab_size, itemsiz
 
 
 def test_shards_are_cut_where_they_are_full_and_lose_nothing(tmp_path):
-    draw, writer = random.Random(2), make_writer(tmp_path, shard_tokens=10)
-    ids, rows, rest = np.arange(95, dtype=np.uint32), [], np.arange(0)
+    writer, ids, rows = make_writer(tmp_path, shard_tokens=10), np.arange(95, dtype=np.uint32), []
     for begin in range(0, 95, 19):
-        rest = ids[begin : begin + 19]
-        while len(rest):
-            some = rest[: draw.randint(0, 30)]
-            taken = writer.add(some)
-            assert taken <= len(some) and (taken == len(some) or writer.full)
-            rest = rest[taken:]
-            if writer.full:
-                assert writer.add(rest) == 0
-                rows.append(writer.finish())
-                assert not writer.full
+        for row, on in writer.fill(np.concatenate([[7, 7], ids[begin : begin + 19]]), 2):
+            assert row["tokens"] == 10 and begin + on - 2 == 10 * (len(rows) + 1)
+            rows.append(row)
     rows.append(writer.finish())
-    assert [row["tokens"] for row in rows] == [10] * 9 + [5]
+    assert [row["tokens"] for row in rows] == [10] * 9 + [5] and writer.finish() is None
     assert ids_of(tmp_path, rows) == ids.tolist()
     for number, row in enumerate(rows):
         assert row["file"] == f"train_00000_{number:05d}.bin"
@@ -251,21 +218,7 @@ def test_a_shard_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_ha
 
 
 def test_a_writer_that_holds_nothing_makes_no_file(tmp_path):
-    writer = make_writer(tmp_path)
-    assert writer.add(np.array([], dtype=np.uint32)) == 0
-    assert writer.finish() is None
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("bad", [1000, -1, 2**31])
-def test_an_id_outside_the_vocabulary_is_never_written(tmp_path, bad):
-    writer = make_writer(tmp_path)
-    writer.add(np.array([1, 2]))
-    with pytest.raises(
-        BadInput, match=f"train_00000_00000.bin: offset 1030: id {bad} of a vocabulary that ends at 999"
-    ):
-        writer.add(np.array([3, bad, 4]))
-    assert writer.finish()["tokens"] == 2
+    assert write(tmp_path, []) == [] and not list(tmp_path.iterdir())
 
 
 def test_more_source_files_than_names_can_count_are_refused(tmp_path):
@@ -273,37 +226,15 @@ def test_more_source_files_than_names_can_count_are_refused(tmp_path):
         make_writer(tmp_path, part=100_000)
 
 
-def test_a_long_shard_takes_no_more_memory_than_a_short_one(tmp_path):
-    writer, ids = make_writer(tmp_path, shard_tokens=10**8), np.arange(8_000_000, dtype=np.uint16) % 1000
-    tracemalloc.start()
-    for _ in range(3):
-        writer.add(ids)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    (unfinished,) = tmp_path.iterdir()
-    assert unfinished.stat().st_size > 45_000_000 and peak < 16_000_000
-    unfinished.unlink()
-
-
 def test_what_a_killed_writer_leaves_is_no_shard_and_is_cleared_for_its_own_part_only(tmp_path):
-    if not (pid := os.fork()):
-        try:
-            writer = make_writer(tmp_path, part=7, shard_tokens=1000)
-            writer.add(np.zeros(1000, dtype=np.int64))
-            writer.finish()
-            writer.add(np.zeros(900, dtype=np.int64))
-            writer._file.flush()
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    (left,) = tmp_path.glob(".*")
-    assert left.name == ".train_00007_00001.bin.tmp" and left.stat().st_size == 1024 + 1800
+    for split, part in (("train", 7), ("train", 8), ("train", 70), ("validation", 0)):
+        writer = make_writer(tmp_path, split=split, part=part, shard_tokens=1000)
+        list(writer.fill(np.zeros(1900 if part == 7 else 1, dtype=np.int64)))
+        writer._file.flush()  # and no more
+    left = tmp_path / ".train_00007_00001.bin.tmp"
     with pytest.raises(BadInput, match="offset 0: magic 0"):
         shards.read_layout(left)
     assert [path.name for path in tmp_path.glob("*.bin")] == ["train_00007_00000.bin"]
-    others = [make_writer(tmp_path, part=8), make_writer(tmp_path, part=70), make_writer(tmp_path, split="validation")]
-    for other in others:
-        other.add(np.array([1]))
     shards.clear_partial(tmp_path, "train", 7)
     names = {".train_00008_00000.bin.tmp", ".train_00070_00000.bin.tmp", ".val_00000_00000.bin.tmp"}
     assert {path.name for path in tmp_path.iterdir()} == names | {"train_00007_00000.bin"}
@@ -330,32 +261,25 @@ ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
 @pytest.mark.parametrize(
     "body, words",
     [
-        (b"", "Expecting value"),
-        (b'{"complete": tr', "char 13"),
-        (b"[]", "no complete, splits, tokenizer"),
-        (b'{"splits": {}, "complete": true}', "no tokenizer"),
-        (b'{"splits": {}, "tokenizer": null}', "no complete"),
-        (b'{"tokenizer": null, "complete": true}', "no splits"),
+        ('{"complete": tr', "char 13"),
+        ("[]", "no complete, splits, tokenizer"),
         (b"\xff\xfe", "utf-8"),
-        (b"7", "TypeError"),
+        ("7", "TypeError"),
         (ROWS % "[]", "AttributeError"),
         (ROWS % '{"train": [7]}', "TypeError"),
         (ROWS % '{"train": [{"file": "a.bin"}]}', "'tokens'"),
-        (ROWS % '{"train": [{"tokens": 7}]}', "'file'"),
         (ROWS % '{"train": [{"file": "../a.bin", "tokens": 7}]}', "a name in this folder"),
-        (ROWS % '{"train": [{"file": "/a.bin", "tokens": 7}]}', "a name in this folder"),
         (ROWS % '{"train": [{"file": "a.bin", "tokens": -7}]}', "tokens is a count"),
         (ROWS % '{"train": [{"file": "a.bin", "tokens": "7"}]}', "tokens is a count"),
     ],
 )
 def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
     (tmp_path / "manifest.json").write_bytes(body if isinstance(body, bytes) else body.encode())
-    for read in (shards.read_manifest, shards.describe_folder):
-        with pytest.raises(BadInput) as caught:
-            read(tmp_path)
-        (line,) = caught.value.lines
-        assert line.startswith(f"{tmp_path / 'manifest.json'}: not a manifest (") and words in line
-        assert line.endswith("delete the folder and prepare it again")
+    with pytest.raises(BadInput) as caught:
+        shards.describe_folder(tmp_path)
+    (line,) = caught.value.lines
+    assert line.startswith(f"{tmp_path / 'manifest.json'}: not a manifest (") and words in line
+    assert line.endswith("delete the folder and prepare it again")
 
 
 LLM_C, UINT16, RAW = llm_c(range(7)), npy(np.arange(7, dtype="<u2")), np.arange(7, dtype="<u2").tobytes()
@@ -401,12 +325,8 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
     [
         (None, "data_dir = .*/data: no such folder; prepare_data.py makes one"),
         (["a_train_0.bin"], "holds no validation shards .* between underscores.*; give a folder that"),
-        (["a_val_0.bin"], "holds no train shards .* between underscores.*; give a folder that"),
-        ([], "holds no train shards"),
-        (["a.bin"], "holds no train shards"),
+        (["a.bin"], "holds no train shards .* between underscores.*; give a folder that"),
         (["a_train_val_0.bin"], "a_train_val_0.bin: its name says train and validation; rename it"),
-        (["a_train_0.bin", "gone_val_0.bin"], "gone_val_0.bin: offset 0: cannot be read: No such file"),
-        (["manifest.json"], "manifest.json: cannot be read: Is a directory"),
         (["train_00000_00000.bin", "val_00000_00000.bin"], "no manifest.json: not prepared to the end; run prepare_d"),
     ],
 )
@@ -415,13 +335,7 @@ def test_a_folder_that_cannot_be_trained_on_is_refused_with_what_would_do(tmp_pa
     if names is not None:
         folder.mkdir()
     for name in names or []:
-        path = folder / name
-        if name.startswith("gone"):
-            path.symlink_to("nowhere")
-        elif name == "manifest.json":
-            path.mkdir()
-        else:
-            path.write_bytes(LLM_C)
+        (folder / name).write_bytes(LLM_C)
     with pytest.raises(BadInput, match=words):
         shards.describe_folder(folder)
 
@@ -483,37 +397,15 @@ def test_a_changed_byte_is_refused_also_after_copying(prepared_folder, tmp_path,
     assert line.endswith("put the old file back or prepare the folder again")
 
 
-def test_a_copy_whose_shards_are_all_newer_passes_unless_one_changed(prepared_folder, tmp_path):
-    folder, rows = prepared_folder
-    copy = Path(shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile))
-    for row in rows:
-        touch(copy / row["file"], 100)
-    shards.refuse_changed(copy, rows)
-    for row in rows[::2]:
-        flip(copy / row["file"], 8 * 1040)
-        touch(copy / row["file"], 100)
-    with pytest.raises(BadInput) as caught:
-        shards.refuse_changed(copy, rows)
-    assert [line.split(": ")[0] for line in caught.value.lines] == [str(copy / row["file"]) for row in rows[::2]]
-
-
-def test_shards_that_were_only_touched_pass_and_those_older_than_the_manifest_are_not_read(
-    prepared_folder, monkeypatch
-):
+def test_shards_that_were_only_touched_or_have_no_hash_pass_and_older_ones_are_not_read(prepared_folder, monkeypatch):
     folder, rows = prepared_folder
     touch(folder / rows[1]["file"], 200)
     shards.refuse_changed(folder, rows)
-    touch(folder / rows[1]["file"], -200)
+    flip(folder / rows[1]["file"], 8 * 1040)
+    touch(folder / rows[1]["file"], 200)
+    (folder / rows[0]["file"]).unlink()
     monkeypatch.setattr(shards.files, "sha256", lambda path: pytest.fail(f"read {path}"))
-    shards.refuse_changed(folder, rows)
-
-
-def test_missing_shards_and_rows_without_a_hash_are_passed_over(prepared_folder):
-    folder, rows = prepared_folder
-    flip(folder / rows[0]["file"], 8 * 1040)
-    touch(folder / rows[0]["file"], 200)
-    (folder / rows[1]["file"]).unlink()
-    shards.refuse_changed(folder, [{"file": rows[0]["file"], "tokens": 20}, *rows[1:]])
+    shards.refuse_changed(folder, [rows[0], {"file": rows[1]["file"], "tokens": 20}, rows[2]])
 
 
 def test_every_fault_of_a_folder_is_found_at_once(tmp_path):
@@ -535,19 +427,14 @@ def test_every_fault_of_a_folder_is_found_at_once(tmp_path):
     ]
 
 
-def test_two_hundred_flipped_bits_are_two_hundred_faults(tmp_path):
-    draw, found = random.Random(200), 0
-    rows = write(tmp_path, range(400), shard_tokens=20)
-    whole = [(tmp_path / row["file"]).read_bytes() for row in rows]
-    for _ in range(10):
-        for row, body in zip(rows, whole, strict=True):
-            (tmp_path / row["file"]).write_bytes(body)
-            flip(tmp_path / row["file"], draw.randrange(8 * len(body)))
-        with pytest.raises(BadInput) as caught:
-            shards.verify(tmp_path, rows)
-        assert [line.split(": ")[0] for line in caught.value.lines] == [str(tmp_path / row["file"]) for row in rows]
-        found += len(caught.value.lines)
-    assert found == 200
+def test_every_flipped_bit_is_a_fault(tmp_path):
+    draw, rows = random.Random(200), write(tmp_path, range(400), shard_tokens=20)
+    for row in rows:
+        path = tmp_path / row["file"]
+        flip(path, draw.randrange(8 * path.stat().st_size))
+    with pytest.raises(BadInput) as caught:
+        shards.verify(tmp_path, rows)
+    assert [line.split(": ")[0] for line in caught.value.lines] == [str(tmp_path / row["file"]) for row in rows]
 
 
 def test_shards_that_no_row_names_are_a_note_and_no_fault(prepared_folder, caplog):

@@ -23,8 +23,7 @@ FRAGMENTS = [  # where pieces could be cut wrongly
     *("a", "the", "I'll", "'s", " 's", "don't", "'", "0", "1234", "²½", "!?", "...", "=" * 9, "<|endoftext|>", "_x_"),
     *("é", "e\u0301", "中文", "漢", "हि", "\u200b", "\u200d", "\ufeff", "\x00", "\U0001f600", "\U0010ffff", "\ufffd"),
 ]
-PLAIN = dict.fromkeys(keys.SOURCE_NAMES) | {"weight": 1.0, "text_column": "text", "validation_fraction": 0.1}
-PLAIN |= {"validation_tokens": 1000, "limit_tokens": 0, "shard_tokens": 5000, "tokenizer": {"t": 1}}
+PLAIN = {"data_seed": 1, "validation_tokens": 1000, "shard_tokens": 5000, "tokenizer": "one"}
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +95,7 @@ def bpe():
 
 
 def find(**changes):
-    return sources.find_source(keys.WantedSource(**PLAIN | changes))
+    return sources.find_source(keys.Data(**PLAIN | changes))
 
 
 def text(folder, name, content):
@@ -417,7 +416,7 @@ def test_folder_changes_with_the_text_the_split_and_how_it_is_cut(tmp_path):
         find(data_files=[here], validation_fraction=0.2),
         find(data_files=[here], validation_files=[held_out]),
         find(data_files=[here], validation_files=[other]),
-        find(data_files=[here], tokenizer={"t": 2}),
+        find(data_files=[here], tokenizer="two"),
         find(data_files=[here], shard_tokens=5001),
         find(data_files=[here], limit_tokens=7),
         find(data_files=[here, held_out]),
@@ -455,7 +454,7 @@ def test_folder_of_a_table_changes_with_all_that_decides_its_shards(tmp_path):
         find(data_files=[name], validation_files=[held_out]),
         find(data_files=[name], shard_tokens=5001),
         find(data_files=[name], limit_tokens=7),
-        find(data_files=[name], tokenizer={"t": 2}),
+        find(data_files=[name], tokenizer="two"),
         find(data_files=[name, held_out]),
         find(data_files=["https://h/a.jsonl"]),
         find(data_files=["https://h/b/a.jsonl"]),
@@ -479,7 +478,7 @@ def test_folder_of_a_data_set_changes_with_all_that_decides_its_shards(offline):
         {"validation_tokens": 7},
         {"shard_tokens": 5001},
         {"limit_tokens": 7},
-        {"tokenizer": {"t": 2}},
+        {"tokenizer": "two"},
     ]
     assert len(folders(same, *(find(**asked | change) for change in changes))) == 1 + len(changes)
 

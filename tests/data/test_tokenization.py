@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
+from pretrain.data.documents import DocumentEncoder
 
 TEXT = (
     "It was — né\u0301e 中文 \U0001f600!\r\n\r\n\tdef f(x):  return x  \x00 a\u00a0b\u2028c\x85 end\n<|endoftext|> <|en"
@@ -41,7 +42,7 @@ def test_text_survives_ids(tokenizer):
 
 
 def test_saved_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
-    tokenization.save(tokenizer, tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     for loaded in (tokenization.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
         assert ids_of(loaded, TEXT).tolist() == ids_of(tokenizer, TEXT).tolist()
         assert loaded.decode(ids_of(tokenizer, TEXT)[1:].tolist()) == TEXT
@@ -113,7 +114,7 @@ def test_fingerprint_changes_with_the_vocabulary_and_not_with_a_save_or_use(toke
     before = tokenization.fingerprint(tokenizer)
     ids_of(tokenizer, TEXT)
     tokenizer("end", truncation=True, max_length=5)
-    tokenization.save(tokenizer, tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     assert tokenization.fingerprint(tokenization.load(str(tmp_path))) == tokenization.fingerprint(tokenizer) == before
     others = [MAKERS["bpe"]([TEXT]), MAKERS["bpe"]([TEXT]), tokenization.train_bpe([TEXT], 300)]
     prints = [tokenization.fingerprint(other) for other in (*others, MAKERS["characters"](["abc"]))]
@@ -132,9 +133,15 @@ def test_a_folder_that_holds_no_tokenizer_is_refused_with_a_remedy(tmp_path, con
 def test_a_tokenizer_without_end_of_text_is_refused(tmp_path):
     made = MAKERS["bpe"]([TEXT])
     made.eos_token = made.bos_token = None
-    tokenization.save(made, tmp_path)
+    made.save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="no end-of-text"):
         tokenization.load(str(tmp_path))
+
+
+def test_a_tokenizer_whose_ids_have_gaps_is_refused():
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token=""))
+    with pytest.raises(BadInput, match="tokenizer = owner/name: its ids have gaps; use another tokenizer"):
+        DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="b"), "owner/name")
 
 
 KINDS = {
@@ -231,7 +238,7 @@ def test_gpt2_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
 
 def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids(tmp_path):
     made = tokenization.train_bpe(KINDS.values(), 1000)
-    tokenization.save(made, tmp_path)
+    made.save_pretrained(tmp_path)
     for same in (made, tokenization.load(str(tmp_path))):
         encoder = tokenization.make_encoder(same)
         assert encoder.name == "tiktoken"

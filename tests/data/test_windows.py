@@ -1,5 +1,6 @@
 """Windows, their order and their batches: nothing but seed, weights and position decides what is trained on."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -201,25 +202,14 @@ def test_a_deleted_shard_keeps_its_numbers_and_is_refused_with_a_remedy(tmp_path
         assert message.endswith("delete the folder to stream it again")
 
 
-def test_only_shards_whose_windows_all_lie_before_are_named_for_deletion(tmp_path):
-    source = opened(tmp_path, range(21), range(3), range(13), range(9))  # windows 0 to 4, none, 5 to 7, 8 to 9
-    firsts, ends = [0, 5, 5, 8], [5, 5, 8, 10]
-    for window in range(12):
-        names = [path.name for path in source.paths_before(window)]
-        assert names == [f"train_{n}.bin" for n in range(4) if ends[n] <= window]
-        for path in source.paths_before(window):
-            assert not set(range(window, 10)) & set(range(firsts[int(path.stem[-1])], ends[int(path.stem[-1])]))
-
-
-def test_a_released_shard_is_no_longer_mapped_nor_named(tmp_path):
-    source = opened(tmp_path, range(21), range(30, 51))
-    (path,) = source.paths_before(5)
-    source.release(path)
-    path.unlink()
-    assert source.paths_before(10) == [tmp_path / "train_1.bin"] and source.num_windows == 10
-    assert read(source, 5)[0] == 30
-    with pytest.raises(BadInput, match="train_0.bin: was deleted"):
-        read(source, 0)
+def test_only_shards_whose_windows_all_lie_before_are_released_for_deletion_once(tmp_path):
+    for window, released in ((0, []), (4, []), (5, [0, 1]), (7, [0, 1]), (8, [0, 1, 2]), (10, [0, 1, 2, 3])):
+        source = opened(tmp_path, range(21), range(3), range(13), range(9))  # windows 0 to 4, none, 5 to 7, 8 to 9
+        assert source.release_before(window) == [tmp_path / f"train_{number}.bin" for number in released]
+        assert source.release_before(window) == [] and source.num_windows == 10
+        assert window == 10 or read(source, 9)[0] == 4
+        with contextlib.nullcontext() if window < 5 else pytest.raises(BadInput, match="train_0.bin: was deleted"):
+            read(source, 0)
 
 
 # The order

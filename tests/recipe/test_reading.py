@@ -12,7 +12,7 @@ from conftest import RECIPE, ROOT
 
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact_url
-from pretrain.recipe import keys, reading, rules
+from pretrain.recipe import keys, reading
 from pretrain.recipe.plan import Plan, make_plan
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -54,11 +54,6 @@ def mixture(folder, *given, **changes):
     return write(folder, **{"data_files": None, "tokenizer": "owner/tokenizer", "sources": list(given)} | changes)
 
 
-def read(folder, *given, **changes):
-    """What a run of that recipe reads."""
-    return keys.sources(reading.load_recipe(mixture(folder, *given, **changes)).data)
-
-
 def command(folder, *words):
     return reading.parse_command(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
 
@@ -74,23 +69,20 @@ def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_
         assert per_update * loaded.model.sequence_length == loaded.batch.tokens_per_step
 
 
-def test_as_yaml_keeps_prompts_and_numbers_to_the_bit(tmp_path):
+def test_a_recipe_survives_as_yaml_to_the_bit_also_without_values_taken_away(tmp_path):
     prompts = ["", "two\nlines\r\n", "é 中 \U0001f600", "yes", "1e3", " : # -", "\x00"]
-    given = recipe(tmp_path, sample_prompts=prompts, sample_steps=5, adam_epsilon=1e-9, learning_rate=3)
+    path = write(tmp_path, sample_prompts=prompts, sample_steps=5, adam_epsilon=1e-9, learning_rate=3, init_from="gpt2")
+    given = reading.load_recipe(path, {"init_from": "none", "run_name": "mine"})
     assert given.evaluation.sample_prompts == prompts and isinstance(given.schedule.learning_rate, float)
-    copy = write(tmp_path, keys.as_yaml(given), "copy.yaml")
-    assert reading.load_recipe(copy) == given
-
-
-def test_as_yaml_keeps_values_taken_away(tmp_path):
-    given = reading.load_recipe(write(tmp_path, init_from="gpt2", run_name="mine"), {"init_from": "none"})
     assert given.model.init_from is None
     assert reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml")) == given
 
 
-def test_misspelt_key_names_the_nearest(tmp_path):
+def test_a_misspelt_key_and_a_wrong_choice_name_the_nearest(tmp_path):
     (message,) = refused(write(tmp_path, warmup_step=3))
     assert "warmup_step: no such key" in message and "did you mean warmup_steps?" in message and "mine.yaml" in message
+    (message,) = refused(write(tmp_path, lr_scheduler_type="cosin"))
+    assert "cosine, linear, wsd or constant" in message and "did you mean cosine?" in message
 
 
 def test_duplicate_key_is_refused_with_both_lines(tmp_path):
@@ -117,20 +109,19 @@ def test_a_text_that_looks_like_a_number_stays_text_and_a_part_is_no_whole_numbe
 def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
     for key, text in (("learning_rate", '"0.1"'), ("max_steps", '"100"')):
         (message,) = refused(line(tmp_path, key, text))
-        written = re.search(r"write (\S+)$", message)[1]
+        written = re.search(r"write (\S+) without quotes$", message)[1]
         assert keys.flat(reading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
     for text in ("1e999", '"nan"', '"inf"'):
         (message,) = refused(line(tmp_path, "learning_rate", text))
-        assert "must be a number" in message and "write inf" not in message and "write nan" not in message
+        assert "must be a number" in message and "write" not in message
 
 
 def test_wrong_type_is_refused_for_every_key(tmp_path):
-    def wrong(wanted):
-        plain = rules.bare(wanted)
-        values = {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(plain, ["x", [5], 5])
-        return [{"a": 1}, *values] + [None] * (not rules.is_optional(wanted)) + [True] * (plain is not bool)
+    def wrong(name, wanted):
+        values = {int: ["5", 5.5, [1]], float: ["x", [1.0]], str: [5, ["x"]]}.get(wanted, ["x", [5], 5])
+        return [{"a": 1}, *values] + [None] * (name not in keys.OPTIONAL) + [True] * (wanted is not bool)
 
-    asked = {name: wrong(wanted) for name, wanted in keys.TYPES.items()}
+    asked = {name: wrong(name, wanted) for name, wanted in keys.TYPES.items()}
     for number in range(max(map(len, asked.values()))):
         values = {name: given[number % len(given)] for name, given in asked.items()}
         lines = refused(write(tmp_path, yaml.safe_dump(values)))
@@ -175,22 +166,15 @@ def test_all_faults_come_at_once(tmp_path):
         assert sum(name in line for line in lines) >= 1
 
 
-def test_wrong_choice_names_the_nearest(tmp_path):
-    (message,) = refused(write(tmp_path, lr_scheduler_type="cosin"))
-    assert "cosine, linear, wsd or constant" in message and "did you mean cosine?" in message
-
-
 def test_trackers_are_a_list_of_known_names(tmp_path):
     assert recipe(tmp_path, report_to=["wandb", "trackio"]).tracking.report_to == ["wandb", "trackio"]
     (message,) = refused(write(tmp_path, report_to="wandb"))
     assert "report_to = wandb: must be a list of texts" in message and message.endswith("write [wandb]")
     (message,) = refused(write(tmp_path, report_to=["wandb", "tensorbord"]))
     assert "none, wandb, tensorboard or trackio" in message and "did you mean tensorboard?" in message
-    (message,) = refused(write(tmp_path, report_to=["none", "wandb"]))
-    assert "none stands alone" in message
 
 
-@pytest.mark.parametrize("name", ["hub_token", "wandb_api_key", "password", "my_secret"])
+@pytest.mark.parametrize("name", ["hub_token", "wandb_api_key"])
 def test_a_secret_in_a_recipe_or_a_flag_is_refused_and_not_repeated(tmp_path, name):
     (message,) = refused(write(tmp_path, **{name: "hunter2"}))
     assert name in message and "environment" in message and "hunter2" not in message
@@ -204,25 +188,21 @@ def test_a_secret_in_a_recipe_or_a_flag_is_refused_and_not_repeated(tmp_path, na
     "words, wrong, nearest",
     [
         (["--learning_rte=1"], "--learning_rte", "--learning_rate"),
-        (["--learning_rte", "1"], "--learning_rte", "--learning_rate"),
         (["--max_step", "1"], "--max_step", "--max_steps"),  # argparse would take it as an abbreviation
-        (["--dri"], "--dri", "--dry"),
         (["--verfy", "folder"], "--verfy", "--verify"),
     ],
 )
 def test_unknown_flag_is_one_fault_that_names_the_nearest(tmp_path, words, wrong, nearest):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput, match=rf"^{wrong}\b.*: no such flag; did you mean {nearest}\?$") as caught:
         command(tmp_path, *words)
-    assert re.fullmatch(rf"{wrong}\b.*: no such flag; did you mean {nearest}\?", caught.value.lines[0])
     assert len(caught.value.lines) == 1
 
 
 def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(tmp_path):
-    assert command(tmp_path)[1] == {}
     words = ["--seed", "99", "--learning_rate", "6e-4", "--data_files", "b", "c", "--verify=3", "--job", "3", "--dry"]
     got, extras = command(tmp_path, *words)
     assert (got.model.seed, got.schedule.learning_rate, got.data.data_files) == (99, 6e-4, ["b", "c"])
-    assert got.model.n_layer == BASE["n_layer"] and extras == {"job": 3, "verify": "3", "dry": True}
+    assert extras == {"job": 3, "verify": "3", "dry": True} and command(tmp_path)[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +242,7 @@ def test_python_tags_are_refused_and_not_run(tmp_path):
 @pytest.mark.parametrize(
     "content, words",
     [
-        *[(text, "a recipe is a mapping") for text in (b"", b"- a\n- b\n", b"just words\n")],
+        *[(text, "a recipe is a mapping") for text in (b"", b"- a\n- b\n")],
         *[(text, "not a recipe: ") for text in (b"a: [1\n", b"a: b: c\n", b"? [1, 2]\n: 3\n", b"a: \0\n")],
         (b"run_name: 2024-13-45\n", "not a recipe: "),
         (b"tokenizer: caf\xe9\n", "cannot be read as text"),
@@ -318,11 +298,7 @@ def test_a_number_that_goes_with_no_other_is_refused_with_one_that_does(tmp_path
     assert reading.load_recipe(write(tmp_path), {name: re.search(remedy, message)[1]})
 
 
-def test_samples_without_prompts_are_refused(tmp_path):
-    assert "sample_prompts" in refused(write(tmp_path, sample_steps=1))[0]
-
-
-@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "a b", "x" * 65, "..", "x\n"])
+@pytest.mark.parametrize("name", ["../x", ".hidden", "", "a b", "x" * 65, "x\n"])
 def test_run_name_that_leaves_its_folder_is_refused(tmp_path, name):
     assert "run_name" in refused(write(tmp_path, run_name=name))[0]
     assert "run_name" in refused(write(tmp_path, name="my run.yaml"))[0]  # which is the run's name too
@@ -347,26 +323,22 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
+    """A key that is younger than the run had its default."""
     before = keys.fixed(recipe(tmp_path))
-    reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, data_files=["b"], eval_steps=7))
-    with pytest.raises(BadInput) as caught:
-        reading.refuse_changed_science(
-            Path("run"), before, recipe(tmp_path, seed=7, architecture="gpt2", init_from="gpt2")
-        )
-    with pytest.raises(BadInput, match="max_steps = none, asked for 10"):  # not stated by the run's older recipe
-        reading.refuse_changed_science(
-            Path("run"), {k: v for k, v in before.items() if k != "max_steps"}, recipe(tmp_path)
-        )
-    init, seed = sorted(caught.value.lines)
-    assert "run: init_from = none, asked for gpt2: fixed for a run" in init and "seed = 1, asked for 7" in seed
-
-
-def test_a_run_that_is_older_than_a_key_goes_on_with_the_keys_default(tmp_path):
-    before = keys.fixed(recipe(tmp_path))
-    del before["max_hours"]
-    reading.refuse_changed_science(Path("run"), before, recipe(tmp_path))
-    with pytest.raises(BadInput, match="max_hours = 0.0, asked for 2.0"):
-        reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, max_hours=2))
+    del before["max_hours"], before["max_steps"]
+    for changes, faults in (
+        ({"data_files": ["b"], "eval_steps": 7}, []),
+        (
+            {"seed": 7, "init_from": "gpt2", "architecture": "gpt2"},
+            ["init_from = none, asked for gpt2", "seed = 1, asked for 7"],
+        ),
+        ({"max_hours": 2}, ["max_hours = 0.0, asked for 2.0"]),
+    ):
+        with pytest.raises(BadInput) as caught:
+            reading.refuse_changed_science(Path("run"), before, recipe(tmp_path, **changes))
+        found = sorted(line.partition(": fixed for a run")[0] for line in caught.value.lines)
+        assert found == [f"run: {fault}" for fault in sorted([*faults, "max_steps = none, asked for 10"])]
+    reading.refuse_changed_science(Path("run"), before | {"max_steps": 10}, recipe(tmp_path, eval_steps=7))
 
 
 def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
@@ -384,35 +356,20 @@ def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
 # What a run reads.
 
 
-def test_without_a_mixture_the_recipe_is_the_only_source(tmp_path):
-    (source,) = keys.sources(recipe(tmp_path, validation_files=["v"], limit_tokens=9, text_column="c").data)
-    wanted = {"data_files": ["a.txt"], "validation_files": ["v"], "limit_tokens": 9, "text_column": "c", "weight": 1.0}
-    wanted |= {"dataset_name": None, "data_dir": None, "validation_fraction": 0.1}
-    assert vars(source).items() >= wanted.items()
-
-
-def test_each_source_of_a_mixture_has_its_own_name_and_weight(tmp_path):
-    found = read(tmp_path, HUB | {"dataset_revision": None}, OWN, {"weight": 0.5, "data_dir": "shards"})
-    assert [source.weight for source in found] == [1.0, 2.0, 0.5]
-    assert all(isinstance(source.weight, float) for source in found)
-    names = [(source.dataset_name, source.data_files, source.data_dir) for source in found]
-    assert names == [("owner/name", None, None), (None, OWN["data_files"], None), (None, None, "shards")]
-
-
-def test_a_source_has_the_recipes_rules_where_it_states_none(tmp_path):
-    rules = {"text_column": "t", "validation_fraction": 0.3, "validation_tokens": 5, "limit_tokens": 6}
-    rules["shard_tokens"] = 77
-    hub, own = read(tmp_path, HUB, OWN, **rules)
-    assert vars(hub).items() >= rules.items()
-    assert vars(own).items() >= (rules | {"text_column": "content", "validation_tokens": 7}).items()
-
-
-def test_a_source_has_none_of_the_recipes_names(tmp_path):
+def test_each_source_of_a_mixture_has_its_own_names_and_weight_and_the_recipes_rules(tmp_path):
     names = {"dataset_name": "x", "dataset_config_name": "c", "dataset_revision": "r", "validation_files": ["v"]}
-    (own,) = read(tmp_path, OWN, **names)
-    assert all(getattr(own, name) is None for name in names)
-    (hub,) = read(tmp_path, HUB, **names)
-    assert hub.dataset_name == "owner/name" and hub.dataset_config_name is None
+    rules = {
+        "text_column": "t",
+        "validation_fraction": 0.3,
+        "validation_tokens": 5,
+        "limit_tokens": 6,
+        "shard_tokens": 77,
+    }
+    data = reading.load_recipe(mixture(tmp_path, HUB, OWN, {"weight": 0.5, "data_dir": "d"}, **names, **rules)).data
+    none = dict.fromkeys(keys.SOURCE_NAMES)
+    wanted = [none | rules | given for given in (HUB, OWN, {"weight": 0.5, "data_dir": "d"})]
+    assert keys.weights(data) == tuple(given.pop("weight") for given in wanted)
+    assert [{name: vars(source)[name] for name in wanted[0]} for source in keys.sources(data)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -422,14 +379,12 @@ def test_a_source_has_none_of_the_recipes_names(tmp_path):
         ({"data_files": ["f"], "sources": [HUB], "dataset_name": "n"}, ["f"]),
         ({"sources": [HUB], "dataset_name": "n"}, "owner/name"),
         ({"dataset_name": "n"}, "n"),
-        ({"data_dir": "d", "sources": [HUB]}, "d"),
-        ({"data_dir": "d", "dataset_name": "n"}, "d"),
     ],
 )
 def test_data_dir_goes_before_data_files_before_sources_before_dataset_name(tmp_path, changes, wanted):
-    given = {"data_files": None, "tokenizer": "owner/tokenizer"} | changes
-    (source,) = keys.sources(recipe(tmp_path, **given).data)
-    assert (source.data_dir or source.data_files or source.dataset_name) == wanted
+    data = recipe(tmp_path, **{"data_files": None, "tokenizer": "owner/tokenizer"} | changes).data
+    (source,) = keys.sources(data)
+    assert (source.data_dir or source.data_files or source.dataset_name) == wanted and keys.weights(data) == (1.0,)
 
 
 def test_a_flag_that_names_data_goes_before_the_files_mixture(tmp_path):
@@ -443,10 +398,7 @@ def test_a_mixture_survives_as_yaml(tmp_path):
     shared = ["a.jsonl", "é.jsonl"]  # one list in two places: YAML writes it as an alias
     path = mixture(tmp_path, HUB, OWN | {"data_files": shared}, {"weight": 1e-9, "data_files": shared}, run_name="mine")
     given = reading.load_recipe(path)
-    copy = write(tmp_path, keys.as_yaml(given), "copy.yaml")
-    assert reading.load_recipe(copy) == given and keys.sources(reading.load_recipe(copy).data) == keys.sources(
-        given.data
-    )
+    assert reading.load_recipe(write(tmp_path, keys.as_yaml(given), "copy.yaml")) == given
     assert given.data.sources[2] == {"weight": 1e-9, "data_files": shared}
 
 
@@ -476,27 +428,18 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         ({"dataset_name": "a"}, "weight is missing"),
         *[
             ({"weight": weight, "dataset_name": "a"}, "must be a number above 0")
-            for weight in (0, -0.5, "1", True, None, [1], float("nan"), float("inf"), 10**400)
+            for weight in (0, "1", True, None, float("nan"), 10**400)
         ],
-        ({"weight": 1}, "give data_dir, data_files or dataset_name"),
-        ({"weight": 1, "dataset_name": None}, "give data_dir, data_files or dataset_name"),
-        ({"weight": 1, "data_files": []}, "give data_dir, data_files or dataset_name"),
-        ({"weight": 1, "validation_files": ["v"], "text_column": "c"}, "give data_dir, data_files or dataset_name"),
-        (HUB | {"dataset_nam": "a"}, "dataset_nam: no such key; did you mean dataset_name?"),
+        ({"weight": 1, "validation_files": ["v"], "data_files": []}, "give data_dir, data_files or dataset_name"),
         (HUB | {"wait": 1}, "wait: no such key; did you mean weight?"),
         (HUB | {"text_colum": "a"}, "text_colum: no such key; did you mean text_column?"),
-        (HUB | {"seed": 1}, "seed: no such key"),
         (HUB | {"tokenizer": "x"}, "tokenizer: no such key"),
-        (HUB | {"sources": [HUB]}, "sources: no such key"),
         ({"weight": 1, "data_files": "a.txt"}, "data_files = a.txt: must be a list of texts, is text"),
-        ({"weight": 1, "dataset_name": 5}, "dataset_name = 5: must be text, is an integer"),
         (HUB | {"text_column": None}, "text_column = none: must be text"),
         (HUB | {"limit_tokens": -1}, "limit_tokens = -1: must lie between 0 and"),
-        (HUB | {"shard_tokens": "100"}, "shard_tokens = 100: must be an integer, is text; YAML reads this as text"),
-        (HUB | {"validation_fraction": 2.0}, "validation_fraction = 2.0: must lie between 0.0 and 0.9"),
     ],
 )
-def test_each_fault_of_a_source_is_said_once_with_its_number(tmp_path, source, words):
+def test_each_fault_of_a_source_is_named_once_with_its_number(tmp_path, source, words):
     (message,) = refused(mixture(tmp_path, OWN, source))
     assert message.startswith(f"{tmp_path}/mine.yaml: sources, number 2: ") and words in message
     assert message.count("mine.yaml") == 1
@@ -520,11 +463,10 @@ def test_a_mixture_that_is_no_list_of_mappings_is_refused(tmp_path, text, words)
     assert "sources is empty" in refused(mixture(tmp_path))[0]
 
 
-@pytest.mark.parametrize("tokenizer", ["bpe", "characters"])
-def test_a_mixture_with_a_tokenizer_made_from_one_text_is_refused(tmp_path, tokenizer):
-    (message,) = refused(mixture(tmp_path, HUB, OWN, tokenizer=tokenizer))
-    assert f"tokenizer = {tokenizer}: a mixture needs one tokenizer" in message
-    assert reading.load_recipe(mixture(tmp_path, HUB, OWN, tokenizer=tokenizer), {"data_files": ["f"]})
+def test_a_mixture_with_a_tokenizer_made_from_one_text_is_refused(tmp_path):
+    (message,) = refused(mixture(tmp_path, HUB, OWN, tokenizer="bpe"))
+    assert "tokenizer = bpe: a mixture needs one tokenizer" in message
+    assert reading.load_recipe(mixture(tmp_path, HUB, OWN, tokenizer="bpe"), {"data_files": ["f"]})
 
 
 @pytest.mark.parametrize("changes", [{"data_dir": "d"}, {"sources": [HUB, {"weight": 1, "data_dir": "d"}]}])
@@ -533,16 +475,6 @@ def test_shards_of_ones_own_are_never_deleted(tmp_path, changes):
     (message,) = refused(write(tmp_path, **given, stream_keep="consumed"))
     assert "data_dir holds yours" in message and "--stream_keep all" in message
     assert recipe(tmp_path, **given, stream_keep="all")
-
-
-def test_tokenizer_identity_holds_the_size_only_where_it_counts(tmp_path):
-    def identities(tokenizer):
-        given = [recipe(tmp_path, tokenizer=tokenizer, tokenizer_vocab_size=size) for size in (300, 400)]
-        return [keys.sources(one.data)[0].tokenizer for one in given]
-
-    assert identities("bpe") == [{"tokenizer": "bpe", "size": 300}, {"tokenizer": "bpe", "size": 400}]
-    assert identities("characters") == [{"tokenizer": "characters", "size": None}] * 2
-    assert identities("gpt2") == [{"tokenizer": "gpt2", "size": None}] * 2
 
 
 MODEL = {"architecture": "llama", "n_layer": 3, "n_head": 4, "n_embd": 64, "vocab_size": 320, "num_key_value_heads": 2}
@@ -560,8 +492,9 @@ def test_a_model_or_run_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_
     assert found.model.init_from == found.data.tokenizer == str(tmp_path / "runs" / "r" / "model")
 
 
-def test_without_a_model_the_shape_must_be_stated(tmp_path):
+def test_without_a_model_the_shape_must_be_stated_and_no_architecture_is_the_default(tmp_path):
     assert "n_layer is missing" in refused(line(tmp_path, "n_layer", "null"))[0]
+    assert reading.load_recipe(line(tmp_path, "architecture", "null")).model.architecture == "gpt2"
 
 
 def test_llama_lacks_are_named_with_usual_values_that_work(tmp_path):
@@ -591,15 +524,23 @@ def test_what_a_llama_type_model_cannot_have_is_refused(tmp_path, change, words)
     assert words in message
 
 
-@pytest.mark.parametrize("name", ["num_key_value_heads", "tie_word_embeddings", "rope_theta"])
-def test_gpt2_refuses_what_only_llama_has(tmp_path, name):
-    (message,) = refused(write(tmp_path, **{name: LLAMA[name]}))
-    assert f"{name} = " in message and "gpt2 has none; leave it out, or use --architecture llama" in message
+def test_gpt2_refuses_what_only_llama_has(tmp_path):
+    lines = refused(write(tmp_path, num_key_value_heads=1, tie_word_embeddings=True, rope_theta=10000.0))
+    assert len(lines) == 3 and all("gpt2 has none; leave it out, or use --architecture llama" in line for line in lines)
 
 
-def test_eight_bit_moments_that_are_shared_out_are_refused(tmp_path):
-    (message,) = refused(write(tmp_path, optimizer="adamw_8bit", shard_optimizer=True))
-    assert "--shard_optimizer false, or --optimizer adamw" in message
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sample_steps": 1}, "needs sample_prompts"),
+        ({"optimizer": "adamw_8bit", "shard_optimizer": True}, "--shard_optimizer false, or --optimizer adamw"),
+        ({"report_to": ["none", "wandb"]}, "none stands alone"),
+        ({"lr_scheduler_type": "wsd", "warmup_steps": 9}, "overlap. Use --decay_ratio 0.09"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(tmp_path, changes, words):
+    (message,) = refused(write(tmp_path, **changes))
+    assert words in message
 
 
 @pytest.mark.parametrize(
@@ -610,21 +551,14 @@ def test_eight_bit_moments_that_are_shared_out_are_refused(tmp_path):
         ({"min_lr_ratio": "0.2", "lr_scheduler_type": "constant"}, "use --lr_scheduler_type cosine, linear or wsd"),
     ],
 )
-def test_a_flag_without_effect_is_refused_and_a_key_of_the_file_is_not(tmp_path, flags, words):
+def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_file_is_not(tmp_path, flags, words):
     with pytest.raises(BadInput, match="has no effect with") as caught:
         reading.load_recipe(write(tmp_path), flags)
     assert caught.value.lines[0].endswith(words)
     in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
     assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(iter(in_file.values()))
-
-
-def test_a_flag_without_effect_that_is_the_default_or_zero_does_no_harm(tmp_path):
     flags = {"muon_momentum": "0.95", "decay_ratio": "0.2", "min_lr_ratio": "0", "lr_scheduler_type": "constant"}
     assert reading.load_recipe(write(tmp_path), flags).schedule.lr_scheduler_type == "constant"
-
-
-def test_no_architecture_is_the_default(tmp_path):
-    assert reading.load_recipe(line(tmp_path, "architecture", "null")).model.architecture == "gpt2"
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def kill_at(what: str, number: int) -> None:
         setattr(owner, name, replaced)
 
     if what == "op":
-        for owner, name in ((shards.ShardWriter, "add"), (shards.files, "fsync"), (shards.files.shutil, "rmtree")):
+        for owner, name in ((shards.ShardWriter, "fill"), (shards.files, "fsync"), (shards.files.shutil, "rmtree")):
             counted(owner, name)
         for name in ("replace", "rename", "unlink"):
             counted(Path, name)
@@ -315,7 +315,7 @@ def test_every_file_of_a_glob_is_read_once_whatever_its_name(workplace, kind):
 def bpe(tmp_path_factory) -> str:
     """A byte-level tokenizer that knows every text."""
     folder = tmp_path_factory.mktemp("bpe")
-    tokenization.save(tokenization.train_bpe(texts(50), 400), folder)
+    tokenization.train_bpe(texts(50), 400).save_pretrained(folder)
     return str(folder)
 
 

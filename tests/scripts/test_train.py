@@ -472,7 +472,7 @@ def streams(tmp_path_factory):
         rows = [{"id": i, "text": text} for i, text in enumerate(texts[part * 6 : part * 6 + 6])]
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{'ab'[part // 2]}{part}.parquet", row_group_size=4)
     (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:10]))
-    tokenization.save(tokenization.train_bpe(texts, 300), folder / "tok")
+    tokenization.train_bpe(texts, 300).save_pretrained(folder / "tok")
     recipe = RECIPE.replace("tokenizer: characters", "tokenizer: tok").replace("vocab_size: 64", "vocab_size: 320")
     (folder / "stream.yaml").write_text("data_files: ['*.parquet']\n" + recipe + STREAMED)
     sources = ["- {weight: 3, data_files: ['a*.parquet']}", "- {weight: 1, data_files: [c.jsonl], shard_tokens: 90}"]
