@@ -10,13 +10,14 @@ pair, turns every text into quoted JSON where one row has a number, and wants th
 import contextlib
 import csv
 import difflib
+import functools
 import json
 import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from glob import has_magic
-from io import StringIO
+from io import BufferedReader, StringIO
 from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -77,30 +78,32 @@ def open_tables(
     _retry_here()
     asked = {split: _named_files(dataset_name, found) for split, found in (data_files or {}).items()}
     if not asked:
-        pinned = pinned or _patiently(dataset_name, _commit, dataset_name, dataset_revision)
+        about = functools.partial(
+            huggingface_hub.HfApi().dataset_info, revision=dataset_revision, timeout=TIMEOUT_SECONDS
+        )
+        pinned = pinned or _patiently(dataset_name, about, dataset_name).sha
     arguments: dict[str, Any] = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
     # A plain list would be expanded: a name's [ ] * ? a second time, and what then is not found left out.
     arguments["data_files"] = {split: DataFilesList(found, []) for split, found in asked.items()} or None
-    arguments["storage_options"] = STORAGE if asked else None
     given = [name for found in asked.values() for name in found]
     where = given[0] if given else dataset_name
-    builder = _patiently(where, _builder, arguments, files=given)
+    builder = _patiently(where, _builder, arguments | {"storage_options": STORAGE if asked else None}, files=given)
     names = {str(split): [str(name) for name in found] for split, found in builder.config.data_files.items()}
     for split, found in asked.items():
         _refuse_other_files(found, names.get(split, []))
     if "train" not in names:
         raise BadInput(f"dataset_name = {dataset_name}: has no split train, only {', '.join(names)}")
+    if hasattr(builder.config, "columns"):  # Parquet: the other columns are not even fetched
+        builder.config.columns, builder.config.batch_size = [text_column], ROWS
+        # Without pre_buffer=False Arrow keeps all of a file that was read until its end.
+        builder.config.fragment_scan_options = ParquetFragmentScanOptions(pre_buffer=False)
     splits = {}
     for split in ("train", "validation") if data_files else ("train",):
         if split not in names:
             continue
-        if hasattr(builder.config, "columns"):  # Parquet: the other columns are not even fetched
-            # Without pre_buffer=False Arrow keeps all of a file that was read until its end.
-            scan = ParquetFragmentScanOptions(pre_buffer=False)
-            arguments |= {"columns": [text_column], "batch_size": ROWS, "fragment_scan_options": scan}
         table = None
         if not isinstance(builder, Json):
-            table = _patiently(where, _open_split, arguments, split, files=given)
+            table = _patiently(where, builder.as_streaming_dataset, split, files=given)
         splits[split] = [(name, _reader(table, index, name, text_column)) for index, name in enumerate(names[split])]
     return pinned, splits
 
@@ -161,32 +164,29 @@ def _refuse_other_files(asked: list[str], found: list[str]) -> None:
 def expected_text_bytes(names: list[str], text_column: str) -> float:
     """Return about how many bytes of text these files of a data set hold, from the first one and all sizes.
 
-    Parquet's footer knows; of JSON lines or CSV the beginning is looked at. 0 where a server says no size.
+    Parquet's footer knows; of JSON lines or CSV the beginning is read. 0 where a server states no size.
     """
-    return _patiently(names[0], _expected_text_bytes, names, text_column)
-
-
-def _expected_text_bytes(names: list[str], text_column: str) -> float:
-    size = _file_size(names[0])
+    size = _patiently(names[0], _file_size, names[0])
     if not size:
         return 0.0
-    total = sum(map(_file_size, names)) if len(names) <= SIZES_ASKED else size * len(names)
-    if _is_parquet(names[0]):
-        with _open(names[0]) as file:
-            groups = pq.ParquetFile(file).metadata
-        columns = [
-            groups.row_group(i).column(j) for i in range(groups.num_row_groups) for j in range(groups.num_columns)
-        ]
-        return total / size * sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_column)
-    share = 1.0
-    with _open(names[0]) as raw:
-        head = _unpacked(names[0], raw).read(SAMPLE_BYTES)
-        if _compression(names[0]):
-            share = len(head) / max(1, raw.tell())
+    total = size * len(names) if len(names) > SIZES_ASKED else sum(_patiently(name, _file_size, name) for name in names)
+    return total / size * _patiently(names[0], _text_bytes, names[0], text_column, size)
+
+
+def _text_bytes(name: str, text_column: str, size: int) -> float:
+    with _open(name) as raw:
+        if _is_parquet(name):
+            groups = pq.ParquetFile(raw).metadata
+            columns = [
+                groups.row_group(i).column(j) for i in range(groups.num_row_groups) for j in range(groups.num_columns)
+            ]
+            return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_column)
+        head = _unpacked(name, raw).read(SAMPLE_BYTES)
+        share = len(head) / max(1, raw.tell()) if _compression(name) else 1.0
     with contextlib.suppress(ValueError, AttributeError):  # CSV, or one line longer than the sample: all of it is text
         rows = [json.loads(line).get(text_column) or "" for line in head.splitlines()[:-1] or [head]]
         share *= sum(len(text.encode()) for text in rows) / max(1, len(head))
-    return total * share
+    return size * share
 
 
 def _file_size(name: str) -> int:
@@ -293,10 +293,6 @@ def _behind(error: Exception, name: str) -> Exception:
     return OSError(f"said to be missing, but it is there: {error}") if isinstance(error, FileNotFoundError) else error
 
 
-def _commit(name: str, revision: str | None) -> str:
-    return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=TIMEOUT_SECONDS).sha
-
-
 def _builder(arguments: dict) -> datasets.DatasetBuilder:
     try:
         return datasets.load_dataset_builder(**arguments)
@@ -307,10 +303,6 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
             raise
         reason = redact(" ".join(str(error).split()))[:400]
         raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
-
-
-def _open_split(arguments: dict, split: str) -> datasets.IterableDataset:
-    return datasets.load_dataset(**arguments, split=split, streaming=True)
 
 
 def _no_column(where: str, text_column: str, columns: list[str]) -> str:
@@ -382,7 +374,7 @@ def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
     """
     number = -1
     with _whole(name) as file:
-        lines: Iterator[tuple[int, bytes]] = enumerate(_lines(file))
+        lines: Iterator[tuple[int, bytes]] = enumerate(file)
         if not start:
             head = list(islice(lines, ROWS))
             _refuse_no_column(name, text_column, [line for _, line in head])
@@ -398,19 +390,11 @@ def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
 def _whole(name: str) -> Iterator[Any]:
     """Open a file, decompressed. Raises OSError at the end where bytes were not read: an error can look like an end."""
     with _open(name) as raw:
-        yield _unpacked(name, raw)
+        buffered = BufferedReader(_unpacked(name, raw), BLOCK_BYTES)
+        yield buffered
         size = _file_size(name)
         if size and raw.tell() != size:
             raise OSError(f"ended after {raw.tell():,} of {size:,} bytes")
-
-
-def _lines(file: Any) -> Iterator[bytes]:
-    rest = b""
-    while block := file.read(BLOCK_BYTES):
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
 
 
 def _parsed(name: str, line: bytes) -> dict:

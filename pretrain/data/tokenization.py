@@ -4,11 +4,12 @@ Every tokenizer here has an end-of-text token, saves to a folder that ``AutoToke
 tokens that stand in the text as ordinary text.
 """
 
+import contextlib
 import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -68,30 +69,20 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
 
     Raises BadInput when it cannot be had, has no fast form, or has no end-of-text token.
     """
+    where = f"--model {name}" if of_model else f"tokenizer = {name}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if of_model:
-            raise BadInput(
-                f"--model {name}: its tokenizer cannot be loaded: {reason}. Give a folder with tokenizer.json, or a Hub "
-                f"id that this machine can reach"
-            ) from None
-        raise BadInput(
-            f"tokenizer = {name}: cannot be loaded ({reason}). Give a folder with tokenizer.json, a Hub id that this "
-            f"machine can reach, or bpe or characters to make one from the text"
-        ) from None
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        remedy = "a folder with tokenizer.json, a Hub id that this machine can reach"
+        remedy += "" if of_model else ", or bpe or characters to make one from the text"
+        raise BadInput(f"{where}: cannot be loaded ({reason}). Give {remedy}") from None
     if not getattr(tokenizer, "is_fast", False):
-        raise BadInput(f"tokenizer = {name}: has no fast (tokenizers) form; choose one that has tokenizer.json")
-    if not set(tokenizer.get_vocab()) - set(
-        tokenizer.all_special_tokens
-    ):  # what Transformers makes of a model's config
-        where = f"--model {name}" if of_model else f"tokenizer = {name}"
-        raise BadInput(
-            f"{where}: holds no tokenizer; give the one that the model was trained with: a folder or a Hub id"
-        )
+        raise BadInput(f"{where}: has no fast (tokenizers) form; choose one that has tokenizer.json")
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # Transformers made it of a model's config
+        raise BadInput(f"{where}: holds no tokenizer; give the one of the model's training: a folder or a Hub id")
     if tokenizer.eos_token_id is None:
-        raise BadInput(f"tokenizer = {name}: has no end-of-text (eos) token to join documents with")
+        raise BadInput(f"{where}: has no end-of-text (eos) token to join documents with")
     return tokenizer
 
 
@@ -121,17 +112,11 @@ class Encoder:
         Raises BadInput for a text that the tokenizer cannot write (a character that it has no id for, a lone
         surrogate).
         """
-        if self.tiktoken is None:
-            return self._by_tokenizers(texts)
-        return [self._by_tiktoken(text) for text in texts]
-
-    def _by_tiktoken(self, text: str) -> np.ndarray:
-        try:
-            return self.tiktoken.encode_to_numpy(text, disallowed_special=())
-        except ValueError:  # a run of about a million spaces overflows its regex's stack; or a lone surrogate
-            return self._by_tokenizers([text])[0]
-
-    def _by_tokenizers(self, texts: Sequence[str]) -> list[np.ndarray]:
+        if self.tiktoken is not None:
+            with contextlib.suppress(
+                ValueError
+            ):  # about a million spaces overflow its regex's stack; or half a surrogate
+                return [self.tiktoken.encode_to_numpy(text, disallowed_special=()) for text in texts]
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
@@ -148,7 +133,11 @@ def make_encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
     encoder = Encoder(tokenizer)
     tiktoken = _as_tiktoken(tokenizer)
     if tiktoken is not None:
-        texts = _sample(tiktoken.token_byte_values())
+        tokens = tiktoken.token_byte_values()
+        drawn = tokens * -(-SAMPLE_TOKENS // len(tokens))
+        random.Random(0).shuffle(drawn)
+        joined = [b"".join(drawn[start : start + 500]) for start in range(0, len(drawn), 500)]
+        texts = [*(text.decode("utf-8", "replace") for text in joined), *HARD_TEXTS]
         wanted = encoder(texts)
         encoder.tiktoken = tiktoken
         if not all(map(np.array_equal, encoder(texts), wanted)):
@@ -156,20 +145,9 @@ def make_encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
     return encoder
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> Iterator[np.ndarray]:
-    """Yield each document's ids, (n,) uint32: the end-of-text token, then its text.
-
-    The token stands first, as in llm.c, so that a model asked to go on from it begins a document.
-    Raises BadInput for a text that the tokenizer cannot write (a character that it has no id for).
-    """
-    for ids in Encoder(tokenizer)(documents):
-        yield np.insert(ids, 0, tokenizer.eos_token_id)
-
-
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return a prompt's ids; an empty prompt is the beginning of a document."""
-    (ids,) = encode(tokenizer, [text])
-    return ids.tolist() if not text else ids[1:].tolist()
+    """Return a prompt's ids; an empty prompt is the beginning of a document, which is the end-of-text token."""
+    return Encoder(tokenizer)([text])[0].tolist() or [tokenizer.eos_token_id]
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
@@ -268,13 +246,6 @@ def _byte_of_character() -> dict[str, int]:
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     moved = [byte for byte in range(256) if chr(byte) not in alphabet]
     return {chr(b): b for b in range(256) if chr(b) in alphabet} | {chr(256 + n): b for n, b in enumerate(moved)}
-
-
-def _sample(tokens: list[bytes]) -> list[str]:
-    drawn = tokens * -(-SAMPLE_TOKENS // len(tokens))
-    random.Random(0).shuffle(drawn)
-    joined = [b"".join(drawn[start : start + 500]) for start in range(0, len(drawn), 500)]
-    return [*(text.decode("utf-8", "replace") for text in joined), *HARD_TEXTS]
 
 
 def _cannot_write(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], error: Exception) -> str:

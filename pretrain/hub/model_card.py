@@ -68,13 +68,12 @@ class Facts:
 
 def published(recipe: Mapping) -> dict[str, dict[str, float]]:
     """Return what others measured that a run of this recipe may be held against: metric -> whose -> value."""
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     known, _ = _known_loss(recipe)
     if known:
         found["eval/loss"] = {f"GPT-2 124M on {known[1]}": known[0]}
-    names = {_nearest_gpt2(recipe): _nearest_gpt2(recipe)}
-    if "GPT-2 124M" in names:
-        names["GPT-3 124M"] = "GPT-3 124M, its own text"
+    nearest = SIZES.get((recipe["n_layer"], recipe["n_embd"]), "GPT-2 124M")
+    names = {nearest: nearest} | ({"GPT-3 124M": "GPT-3 124M, its own text"} if nearest == "GPT-2 124M" else {})
     for name, label in names.items():
         for score, value in zip(SCORES, PUBLISHED.get(name, ()), strict=False):
             if value is not None:
@@ -109,22 +108,46 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
     rows = [row for row in rows if row.get("step", math.inf) <= step]
     newest = {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
     measured = {name: value for name, (value, when) in newest.items() if when == step}
-    results = _eval_results(measured, recipe)
-    machine = {"hardware": facts.hardware, "processes": facts.num_processes, "precision": facts.precision}
-    picture = "![Loss, learning rate and speed over tokens](curves.png)"
+    planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # which plans another number
+    start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
+    prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
+    length = min(50, recipe["sequence_length"] // 2)  # which with the prompt must fit into the context
+    code = [
+        "from transformers import pipeline",
+        "",
+        f'generate = pipeline("text-generation", model={_quoted(repo_id)}, revision="{step_name(step)}")',
+        f'print(generate({_quoted(prompt)}, max_new_tokens={length})[0]["generated_text"])',
+    ]
+    main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
+    tokens = step * recipe["tokens_per_step"]
     parts = [
         f"# {_text(recipe['run_name'])}",
-        _what(recipe, step, facts.parameters),
-        _loading(repo_id, step, recipe),
-        picture if {"train/loss", "eval/loss"} & newest.keys() else "",
-        _results(newest, step, recipe),
-        _recipe(recipe),
-        _training(rows, newest, step * recipe["tokens_per_step"], facts.flops_per_token, machine),
-        "The command:\n\n" + _fenced(shlex.join(facts.command), "sh"),
+        f"A {'Llama-type' if recipe.get('architecture') == 'llama' else 'GPT-2'} language model of "
+        f"{facts.parameters / 1e6:,.1f}M parameters, {start} on {_data(recipe)} with Ursa Minor; after step "
+        f"{step:,}{planned}.",
+        "## Load",
+        _fenced("\n".join(code), "python"),
+        "Without `revision` it is the newest step.",
+        *(
+            ["![Loss, learning rate and speed over tokens](curves.png)"]
+            if {"train/loss", "eval/loss"} & newest.keys()
+            else []
+        ),
+        *_results(newest, step, recipe),
+        "## Recipe",
+        "All numbers stand in [recipe.yaml](recipe.yaml); the main ones:",
+        _fenced(yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "yaml"),
+        "## Training",
+        _table([("", ""), *_training(rows, newest, tokens, facts)]),
+        "The command:",
+        _fenced(shlex.join(facts.command), "sh"),
+        "## Limits",
         _limits(recipe, facts.tokenizer_size),
     ]
-    body = "\n\n".join(part for part in parts if part)
-    return str(ModelCard(f"{metadata(recipe, repo_id, results)}\n{body}\n"))  # which checks the metadata
+    body = "\n\n".join(parts)
+    return str(
+        ModelCard(f"{metadata(recipe, repo_id, _eval_results(measured, recipe))}\n{body}\n")
+    )  # checks the metadata
 
 
 def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
@@ -145,32 +168,12 @@ def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
     return f"---\n{data.to_yaml()}\n---\n"
 
 
-def _what(recipe: Mapping, step: int, parameters: int) -> str:
-    planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # which plans another number
-    start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
-    return (
-        f"A {'Llama-type' if recipe.get('architecture') == 'llama' else 'GPT-2'} language model of "
-        f"{parameters / 1e6:,.1f}M parameters, {start} on {_data(recipe)} with Ursa Minor; after step {step:,}{planned}."
-    )
-
-
-def _loading(repo_id: str, step: int, recipe: Mapping) -> str:
-    prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
-    length = min(50, recipe["sequence_length"] // 2)  # which with the prompt must fit into the context
-    code = [
-        "from transformers import pipeline",
-        "",
-        f'generate = pipeline("text-generation", model={_quoted(repo_id)}, revision="{step_name(step)}")',
-        f'print(generate({_quoted(prompt)}, max_new_tokens={length})[0]["generated_text"])',
-    ]
-    return "\n\n".join(["## Load", _fenced("\n".join(code), "python"), "Without `revision` it is the newest step."])
-
-
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _results(newest: Mapping, step: int, recipe: Mapping) -> str:
+def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
+    """Return the paragraphs with what was measured, and what others measured; none where nothing was."""
     lines, notes = [], []
     others, (known, why) = published(recipe), _known_loss(recipe)
     items = newest.get("hellaswag/items", (None, step))[0]
@@ -184,22 +187,22 @@ def _results(newest: Mapping, step: int, recipe: Mapping) -> str:
         theirs = {} if name in SCORES and items != HELLASWAG_ITEMS else others.get(name, {})
         beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
         lines.append((text, f"{number(value)}{error}{late}", beside))
-    if "eval/loss" in newest:
-        notes.append(
-            f"The published loss is from {known[2]}, on another held-out part of the same data."
-            if known
-            else f"No published loss stands beside it: {why}."
-        )
+    if not lines:
+        return []
+    if "eval/loss" in newest and known:
+        notes.append(f"The published loss is from {known[2]}, on another held-out part of the same data.")
+    elif "eval/loss" in newest:
+        notes.append(f"No published loss stands beside it: {why}.")
     if items is not None:
         notes.append(f"HellaSwag: {items:,.0f} items.")
+        shown = {whose.partition(",")[0] for name in SCORES for whose in others.get(name, ())}
         if items == HELLASWAG_ITEMS:
-            shown = {whose.partition(",")[0] for name in SCORES for whose in others.get(name, ())}
             notes += [f"{_text(line)}." for line in CITATIONS if any(_is_about(line, whose) for whose in shown)]
         else:
             notes.append(f"Published scores are for all {HELLASWAG_ITEMS:,}.")
     columns = 3 if any(beside for _, _, beside in lines) else 2
     table = _table([row[:columns] for row in [("", "this model", "published"), *lines]])
-    return "\n\n".join([f"## Results at step {step:,}", table, " ".join(notes)]).rstrip() if lines else ""
+    return [f"## Results at step {step:,}", table, *([" ".join(notes)] if notes else [])]
 
 
 def _is_about(source: str, whose: str) -> bool:
@@ -207,14 +210,9 @@ def _is_about(source: str, whose: str) -> bool:
     return all(word in source.partition(":")[0] for word in whose.split())
 
 
-def _recipe(recipe: Mapping) -> str:
-    main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
-    shown = _fenced(yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "yaml")
-    return f"## Recipe\n\nAll numbers stand in [recipe.yaml](recipe.yaml); the main ones:\n\n{shown}"
-
-
-def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, flops_per_token: int, machine: Mapping) -> str:
-    """Return the table of what the run took; ``machine``: hardware, processes, precision."""
+def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, facts: Facts) -> list[tuple[str, str]]:
+    """Return the rows of the table of what the run took."""
+    machine = {"hardware": facts.hardware, "processes": facts.num_processes, "precision": facts.precision}
     lines = [*((name, _text(value)) for name, value in machine.items()), ("tokens", f"{tokens:,}")]
     seconds, when = newest.get("elapsed_seconds", (None, None))
     if seconds is not None:
@@ -222,19 +220,19 @@ def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, flops_per_t
         lines.append(("training time", f"{shown} (h:mm:ss) to step {when:,}; evaluating and saving not counted"))
     if speeds := [row["tokens_per_second"] for row in rows if _is_number(row.get("tokens_per_second"))]:
         lines.append(("speed", f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"))
-    work = f"{flops_per_token * tokens:.3g} FLOP, computed: {flops_per_token / 1e6:,.1f} MFLOP a token (6 N + 12 L d T)"
-    lines.append(("compute", work))
+    flops = facts.flops_per_token
+    lines.append(("compute", f"{flops * tokens:.3g} FLOP, computed: {flops / 1e6:,.1f} MFLOP a token (6 N + 12 L d T)"))
     joules, covered = energy(rows)
-    used = (
-        f"{joules * machine['processes'] / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
-        f"{covered / seconds:.0%} of the training time, times {machine['processes']}"
-        if covered
-        else "not measured"
-    )
+    used = "not measured"
+    if covered:
+        used = (
+            f"{joules * facts.num_processes / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
+            f"{covered / seconds:.0%} of the training time, times {facts.num_processes}"
+        )
     lines.append(("energy", used))
     if skipped := newest.get("skipped_updates", (0, None))[0]:
         lines.append(("updates skipped", f"{skipped:,}"))
-    return f"## Training\n\n{_table([('', ''), *lines])}"
+    return lines
 
 
 def _limits(recipe: Mapping, tokenizer_size: int) -> str:
@@ -249,80 +247,62 @@ def _limits(recipe: Mapping, tokenizer_size: int) -> str:
             f"Its vocabulary has {recipe['vocab_size']:,} rows, of which the tokenizer has {tokenizer_size:,}; the rest is "
             f"padding, and `generation_config.json` keeps it from being sampled."
         )
-    return "## Limits\n\n" + "\n".join(f"- {line}" for line in lines)
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
     from huggingface_hub import EvalResult
 
     names = _hub_data_sets(recipe)
-    held_out: dict[str, str | None] = {"dataset_type": "text", "dataset_name": "text that was kept from training"}
+    loss: dict[str, str | None] = {"dataset_type": "text", "dataset_name": "text that was kept from training"}
     if len(names) == 1:
         name, subset = names[0]
-        held_out = {"dataset_type": name, "dataset_name": f"{name}, kept from training", "dataset_config": subset}
+        loss = {"dataset_type": name, "dataset_name": f"{name}, kept from training", "dataset_config": subset}
     items = f"HellaSwag, {measured['hellaswag/items']:,.0f} items" if "hellaswag/items" in measured else "HellaSwag"
-    hellaswag = {"dataset_type": "hellaswag", "dataset_name": items}
+    score: dict[str, str | None] = {"dataset_type": "hellaswag", "dataset_name": items}
     if not recipe.get("hellaswag_files"):
-        hellaswag |= {"dataset_type": "Rowan/hellaswag", "dataset_split": "validation"}
+        score |= {"dataset_type": "Rowan/hellaswag", "dataset_split": "validation"}
     results = []
     for metric, text in (LOSSES | SCORES).items():
         if metric in measured:
-            kind, _, name = metric.partition("/")
-            data = (
-                hellaswag
-                if metric in SCORES
-                else held_out | {"dataset_split": "test" if kind == "test" else "validation"}
-            )
+            split, _, kind = metric.partition("/")
             value = round(100 * measured[metric], 2) if metric in SCORES else round(measured[metric], 4)
-            result = {"metric_type": name, "metric_name": text, "metric_value": value}
-            results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **result))
+            data = score if metric in SCORES else loss | {"dataset_split": "test" if split == "test" else "validation"}
+            about = {"metric_type": kind, "metric_name": text, "metric_value": value}
+            results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **about))
     return results
 
 
-def _nearest_gpt2(recipe: Mapping) -> str:
-    return SIZES.get((recipe["n_layer"], recipe["n_embd"]), "GPT-2 124M")
-
-
-def _sources(recipe: Mapping) -> list[Mapping]:
-    """Return what the run reads, in the recipe's order: data_dir, else data_files, else sources, else dataset_name."""
+def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]:
+    """Return of each source of the run its id and subset (None where it is no data set), and what it is in words."""
     alone = recipe.get("data_dir") or recipe.get("data_files")
-    return list(recipe["sources"]) if recipe.get("sources") and not alone else [recipe]
-
-
-def _data_set(source: Mapping) -> tuple[str, str | None] | None:
-    """Return a source's id and subset on the Hub, or None where it is something else."""
-    name = source.get("dataset_name")
-    if source.get("data_dir") or source.get("data_files") or not name or name == "python_stdlib":
-        return None
-    return name, source.get("dataset_config_name")
+    found: list[tuple[tuple[str, str | None] | None, str]] = []
+    for source in recipe["sources"] if recipe.get("sources") and not alone else [recipe]:
+        name, subset = source.get("dataset_name"), source.get("dataset_config_name")
+        if source.get("data_dir"):
+            found.append((None, "token shards of its author's"))
+        elif source.get("data_files"):
+            found.append((None, "files of its author's"))
+        elif not name or name == "python_stdlib":
+            found.append((None, "the source of Python's standard library"))
+        else:
+            link = f"(https://huggingface.co/datasets/{name})" if HUB_ID.fullmatch(name) else ""
+            found.append(((name, subset), f"[{_text(name)}]{link}{f' ({_text(subset)})' if subset else ''}"))
+    return found
 
 
 def _hub_data_sets(recipe: Mapping) -> list[tuple[str, str | None]]:
-    found = [_data_set(source) for source in _sources(recipe)]
-    return list(dict.fromkeys(name for name in found if name and HUB_ID.fullmatch(name[0])))
+    return list(dict.fromkeys(name for name, _ in _sources(recipe) if name and HUB_ID.fullmatch(name[0])))
 
 
 def _data(recipe: Mapping) -> str:
-    """Return what the run reads, in words."""
-    words = []
-    for source in _sources(recipe):
-        if found := _data_set(source):
-            link = f"(https://huggingface.co/datasets/{found[0]})" if HUB_ID.fullmatch(found[0]) else ""
-            words.append(f"[{_text(found[0])}]{link}{f' ({_text(found[1])})' if found[1] else ''}")
-        elif source.get("data_dir"):
-            words.append("token shards of its author's")
-        elif source.get("data_files"):
-            words.append("files of its author's")
-        else:
-            words.append("the source of Python's standard library")
-    return ", ".join(words)
+    return ", ".join(words for _, words in _sources(recipe))
 
 
 def _known_loss(recipe: Mapping) -> tuple[tuple[float, str, str] | None, str]:
     """Return GPT-2's published loss that may stand beside a run of this recipe, or why none may."""
-    first, *more = _sources(recipe)
-    data_set = None if more or first.get("validation_files") else _data_set(first)
-    known = PUBLISHED_LOSS.get(data_set) if data_set else None
+    (data_set, _), *more = _sources(recipe)
+    known = None if more or not data_set else PUBLISHED_LOSS.get(data_set)
     if recipe["tokenizer"] not in GPT2_TOKENIZERS:
         return None, "this tokenizer is not known to be GPT-2's, so a token is something else"
     if known is None:

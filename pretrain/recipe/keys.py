@@ -55,54 +55,41 @@ class Data:
 
     dataset_name: str | None = data(None, "data set of the Hub, or python_stdlib (the running Python's own source)")
     dataset_config_name: str | None = data(None, "subset of the data set, for example sample-10BT")
-    dataset_revision: str | None = data(
-        None, "branch, tag or commit of the data set; pinned to a commit at first contact"
-    )
+    dataset_revision: str | None = data(None, "branch, tag or commit of the data set; from first contact on a commit")
     text_column: str = data("text", "column of the data set, or field of the JSON lines, with the text")
     data_files: list[str] | None = data(
-        None,
-        "files: paths, globs or https URLs. Text (UTF-8): each file is one document. Parquet, JSON lines, CSV: "
-        "each row is one",
+        None, "paths, globs or https URLs. Of text (UTF-8) a file is a document, of Parquet, JSON lines, CSV a row"
     )
     validation_files: list[str] | None = data(
-        None,
-        "files of the same kind that are the validation split; else validation_fraction (text) or validation_tokens",
+        None, "the validation split; else validation_fraction (text), validation_tokens (all other files)"
     )
     validation_fraction: float = data(0.1, "text files, python_stdlib: share kept for validation", (0.0, 0.9))
     validation_tokens: int = data(
-        10_485_760,
-        "data sets, Parquet, JSON lines: the first documents, to this many tokens, are kept for validation",
-        (1, 2**40),
+        10_485_760, "data sets, Parquet, JSON lines: the first documents, to so many tokens, for validation", (1, 2**40)
     )
     data_dir: str | None = data(
         None, "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin"
     )
     sources: list[dict] | None = data(
-        None, "a mixture: a list of mappings, each a weight and the data keys above (recipe file only)"
+        None, "a mixture: mappings of a weight and the data keys above (recipe file only)"
     )
     tokenizer: str = data(
         ABSENT, "bpe or characters (made from the text), or a Hub id or folder; left out with init_from: the model's"
     )
     tokenizer_vocab_size: int = data(4096, "size of the bpe made from the text", (257, 1_000_000))
     limit_tokens: int = data(0, "stop preparing after about this many train tokens; 0 = all", (0, 2**50))
-    shard_tokens: int = data(
-        100_000_000, "tokens of a shard; training begins when the first ones are there", (2, 2**31 - 1)
-    )
+    shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
     stream_keep: str = run(
-        "all",
-        "all, or consumed: delete train shards that no kept checkpoint needs (one epoch only)",
-        choices=("all", "consumed"),
+        "all", "consumed: delete train shards that no kept checkpoint needs (one epoch)", choices=("all", "consumed")
     )
     data_device: str = run(
         "auto",
-        "where the ids lie: cpu (memory-mapped files), cuda (whole on the card), auto (cuda when small)",
+        "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
         choices=("auto", "cpu", "cuda"),
     )
     data_seed: int = required("order of the windows", (0, 2**31 - 1))
     shuffle_block_tokens: int = science(
-        2**26,
-        "windows are shuffled within blocks of this many tokens; a stream trains when the first block is there",
-        (1, 2**40),
+        2**26, "windows are shuffled within blocks of so many tokens; training begins with the first one", (1, 2**40)
     )
 
 
@@ -133,23 +120,18 @@ class Model:
     seed: int = required("weights and dropout", (0, 2**31 - 1))
     gradient_checkpointing: str = run(
         "none",
-        "what the backward pass computes again instead of keeping it: none; mlp: the activation between the MLP's "
-        "products; full: whole blocks, about a third more work",
+        "what the backward pass computes again: mlp: its activations; full: whole blocks, a third more work",
         choices=("none", "mlp", "full"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What is made small in training; evaluation is the mean of -log p always."""
+    """What is made small, in training only; evaluation is the mean of -log p always."""
 
     document_mask: bool = science(False, "attention stays within a document, and positions begin again in each")
-    label_smoothing: float = science(
-        0.0, "share of the target's probability that is spread over the whole vocabulary, in training only", (0.0, 0.99)
-    )
-    z_loss: float = science(
-        0.0, "weight of the mean squared log of softmax's denominator, added in training only", (0.0, 1.0)
-    )
+    label_smoothing: float = science(0.0, "share of a target's probability, spread over the vocabulary", (0.0, 0.99))
+    z_loss: float = science(0.0, "weight of the mean squared log of softmax's denominator, added", (0.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +140,7 @@ class Batch:
 
     tokens_per_step: int = required("tokens in one update, over all processes", (1, 2**40))
     per_device_train_batch_size: int | Auto = run(
-        "auto",
-        "ceiling for the sequences of one micro-batch; auto = as many as the memory holds, tried before the first step",
-        (1, 2**20),
+        "auto", "most sequences of a micro-batch; auto = what the memory holds, tried before the first step", (1, 2**20)
     )
 
 
@@ -169,9 +149,7 @@ class Optimizer:
     """What makes an update of gradients."""
 
     optimizer: str = science(
-        "adamw",
-        "adamw; adamw_8bit: its moments in 8 bits; muon: Muon for the blocks' matrices, AdamW for the rest",
-        choices=OPTIMIZERS,
+        "adamw", "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW", choices=OPTIMIZERS
     )
     weight_decay: float = required("on tensors of two or more dimensions only", (0.0, 10.0))
     muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), only=("optimizer", ("muon",)))
@@ -179,9 +157,7 @@ class Optimizer:
     adam_beta2: float = required("AdamW's beta2", (0.0, 0.9999999))
     adam_epsilon: float = required("AdamW's epsilon", (0.0, 1.0))
     max_grad_norm: float = required("clip the gradient's norm here; 0 = no clipping", (0.0, 1e9))
-    shard_optimizer: bool = run(
-        False, "each process keeps its share of AdamW's moments (ZeRO-1) instead of all of them"
-    )
+    shard_optimizer: bool = run(False, "each process keeps its share of AdamW's moments (ZeRO-1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +167,7 @@ class Schedule:
     max_steps: int = required("updates", (1, 10**9))
     max_hours: float = science(
         0.0,
-        "plan fewer updates, from the speed of the first ones, so that training takes at most this long "
-        "(evaluating and saving come on top); 0 = max_steps as it stands",
+        "plan fewer updates so that they take at most this long (without evaluating and saving); 0 = no",
         (0.0, 1e6),
     )
     learning_rate: float = required("peak learning rate, of both where there are two", (0.0, 10.0))
@@ -219,9 +194,7 @@ class Evaluation:
     sample_prompts: list[str] = run((), "what the samples go on from")
     sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6))
     hellaswag_steps: int = run(0, "steps between HellaSwag scores", (0, 10**9))
-    hellaswag_files: list[str] | None = run(
-        None, "HellaSwag's items as JSON lines or Parquet; none: its validation split from the Hub"
-    )
+    hellaswag_files: list[str] | None = run(None, "HellaSwag's items, JSON lines or Parquet; none: those of the Hub")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,9 +205,7 @@ class Saving:
     save_total_limit: int = run(2, "checkpoints kept: 0 = all, else 2 or more", (0, 10**6))
     output_dir: str | None = run(None, "run folder; default runs/<run_name>")
     run_name: str | None = run(None, "name of the run folder, and of the run in trackers; default the recipe's")
-    resume_from_checkpoint: str = run(
-        "auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION): one that was pushed"
-    )
+    resume_from_checkpoint: str = run("auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION)")
 
     @property
     def run_dir(self) -> Path:
@@ -257,12 +228,10 @@ class Machine:
     """What the accelerate YAML has no key for. Nothing here changes what is learned."""
 
     tf32: bool | Auto = run("auto", "fp32 matrix products with 10 bits of mantissa; auto = on cards from Ampere on")
-    deterministic: bool = run(
-        False, "only kernels that give the same bits each time: a card, too, then resumes to the bit; slower"
-    )
+    deterministic: bool = run(False, "only kernels that repeat their bits: a card, too, resumes to the bit; slower")
     compile_mode: str = run(
         "default",
-        "torch.compile's mode where the run is compiled; default: what the accelerate YAML says",
+        "torch.compile's mode where the run is compiled; default: the accelerate YAML's",
         choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
     ddp_timeout: int = run(600, "seconds after which a process that others wait for counts as lost", (1, 10**6))
@@ -286,8 +255,7 @@ class Hub:
     hub_private_repo: bool = run(True, "whether a repository that is made is private")
     hub_strategy: str = run(
         "every_save",
-        "what is pushed: the model at the end; at every_save; with the newest full checkpoint, to resume from; or "
-        "with all_checkpoints",
+        "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
         choices=("end", "every_save", "checkpoint", "all_checkpoints"),
     )
     license: str = run("unknown", "of the model, for its card: an identifier of the Hub")

@@ -18,32 +18,14 @@ def raising(error):
 
 
 def test_bad_input_prints_each_line_and_exits_2(capsys, monkeypatch):
+    """Or with a status of its own; stopped training exits 1."""
     monkeypatch.delenv("RANK", raising=False)
-    assert raising(BadInput(["one", "two"]))() == 2
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "error: one\nerror: two\n")
-
-
-def test_status_of_bad_input_is_the_exit_status(capsys, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    assert raising(BadInput("busy", 75))() == 75 and raising(BadInput("bad"))() == 2
-    assert capsys.readouterr().err == "error: busy\nerror: bad\n"
-    assert BadInput(["a"]).status == 2 and BadInput(["a"], 75).status == 75
-
-
-def test_stopped_training_exits_1_with_its_words(capsys, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    assert raising(TrainingStopped("diverged"))() == 1
-    assert capsys.readouterr().err == "error: diverged\n"
-
-
-def test_only_the_first_process_says_it_and_all_exit_alike(capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert raising(BadInput("one"))() == 2
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("RANK", "0")
-    assert raising(BadInput("one"))() == 2
-    assert capsys.readouterr().err == "error: one\n"
+    for error, status, err in (
+        (BadInput(line for line in ("one", "two")), 2, "error: one\nerror: two\n"),
+        (BadInput("busy", 75), 75, "error: busy\n"),
+        (TrainingStopped("diverged"), 1, "error: diverged\n"),
+    ):
+        assert raising(error)() == status and capsys.readouterr() == ("", err)
 
 
 def test_our_own_faults_keep_their_traceback():
@@ -70,18 +52,13 @@ def test_exit_status_of_main_is_passed_on_with_its_arguments():
     assert exit_on_bad_input(lambda: None)() == 0
 
 
-def test_bad_input_is_a_value_error_that_holds_all_lines():
-    error = BadInput(line for line in ("a", "b"))
-    assert isinstance(error, ValueError) and error.lines == ["a", "b"] and str(error) == "a\nb"
-    assert BadInput("alone").lines == ["alone"]
-
-
-def test_what_one_process_alone_knows_it_says_whichever_it_is(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "3")
-    for alone, said in ((False, ""), (True, "error: out of memory\n")):
-
-        @exit_on_bad_input
-        def main(alone=alone):
-            raise TrainingStopped("out of memory", alone=alone)
-
-        assert main() == 1 and capsys.readouterr().err == said
+def test_what_all_processes_know_the_first_one_says_and_what_one_alone_knows_that_one(monkeypatch, capsys):
+    everyone, alone = BadInput("one"), TrainingStopped("out of memory", alone=True)
+    for rank, error, status, err in (
+        ("0", everyone, 2, "error: one\n"),
+        ("1", everyone, 2, ""),
+        ("1", TrainingStopped("diverged"), 1, ""),
+        ("1", alone, 1, "error: out of memory\n"),
+    ):
+        monkeypatch.setenv("RANK", rank)
+        assert raising(error)() == status and capsys.readouterr().err == err

@@ -76,6 +76,7 @@ def test_other_checkpoint_under_the_same_name_is_left_alone(pushed, new):
     with pytest.raises(BadInput, match=f"{tag(12)}/model.safetensors: is damaged; or it is not the one.*move"):
         fetch(new)
     assert (path / "model.safetensors").read_bytes() == b"another run's"
+    assert fetching.is_address("hub://me/run") and not fetching.is_address("runs/hub/checkpoints/step-00000005")
 
 
 @pytest.mark.parametrize("name", ["optimizer.safetensors", "state.json"])
@@ -114,20 +115,14 @@ def test_address_without_a_checkpoint_is_refused_with_a_remedy(pushed, new, sour
     assert not new.exists()
 
 
-def test_repository_without_a_full_checkpoint_is_refused(server, pending, new):
+def test_no_full_checkpoint_no_token_and_no_network_are_refused(server, pending, new, monkeypatch):
     stage(pending, 5, within=None)
     push.push_pending(pending)
     with pytest.raises(BadInput, match="has no full checkpoint; only hub_strategy = checkpoint"):
         fetch(new)
-
-
-def test_private_repository_needs_a_token(pushed, new, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(BadInput, match="HTTP status 401.*hf auth login, or HF_TOKEN"):
         fetch(new)
-
-
-def test_offline_is_refused_with_its_name(pushed, new, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match="HF_HUB_OFFLINE is set"):
         fetch(new)
@@ -152,7 +147,3 @@ def test_fetch_that_gave_up_goes_on_from_what_it_has(pushed, new):
     pushed.requests.clear()
     assert held(fetch(new)) == parts(12)
     assert not pushed.count("GET .*last-checkpoint/model.safetensors") and os.listdir(new / "checkpoints") == [tag(12)]
-
-
-def test_addresses_of_the_hub_are_told_from_paths():
-    assert fetching.is_address("hub://me/run") and not fetching.is_address("runs/hub/checkpoints/step-00000005")

@@ -27,20 +27,21 @@ PUSH = "import sys, pathlib; from pretrain.hub import push; push.push_pending(pa
 
 
 def test_push_is_one_commit_and_one_tag_in_a_private_repository(server, pending, caplog):
-    stage(pending, 3)
+    stage(pending, 3, repo_id="run")  # without an owner it is the login's
     assert push.push_pending(pending) == 0
     assert_arrived(server, pending, 3)
     assert server.repositories[ID].private and caplog.messages == [f"hub: {tag(3)} is on the Hub: {ID}@{tag(3)}"]
     assert server.count("POST .*/commit/") == 1
 
 
-def test_pushes_arrive_in_order_and_once_each(server, pending, tmp_path):
+def test_pushes_arrive_in_order_and_once_each_and_a_public_repository_stays_public(server, pending, tmp_path):
+    server.make(ID, private=False)
     stage(pending, 9, 100, 5)
     pusher = push.Pusher(pending)
     add(pusher, tmp_path, 200)
-    assert pusher.close(20) == 0
-    assert push.push_pending(pending) == 0
+    assert pusher.close(20) == 0 and push.push_pending(pending) == 0
     assert_arrived(server, pending, 5, 9, 100, 200)
+    assert not server.repositories[ID].private and not server.count("repos/create")
 
 
 def test_step_that_is_on_the_hub_already_is_not_sent_again(server, pending):
@@ -51,20 +52,6 @@ def test_step_that_is_on_the_hub_already_is_not_sent_again(server, pending):
     assert push.push_pending(pending) == 0
     assert_arrived(server, pending, 1, 2)
     assert server.count("PUT /lfs/") == sent and server.count("POST .*/commit/") == 2
-
-
-def test_repository_that_is_public_stays_public(server, pending):
-    server.make(ID, private=False)
-    stage(pending, 1)
-    assert push.push_pending(pending) == 0
-    assert_arrived(server, pending, 1)
-    assert not server.repositories[ID].private and not server.count("repos/create")
-
-
-def test_id_without_owner_becomes_the_logins_when_the_hub_is_there(server, pending):
-    stage(pending, 1, repo_id="run")
-    assert push.push_pending(pending) == 0
-    assert_arrived(server, pending, 1)
 
 
 def test_last_checkpoint_goes_when_another_kind_comes_and_stays_when_none_does(server, pending):
@@ -83,28 +70,18 @@ def test_last_checkpoint_goes_when_another_kind_comes_and_stays_when_none_does(s
 # What is laid ready.
 
 
-def test_other_names_are_refused(server, pending, tmp_path):
+def test_other_names_links_directories_and_missing_files_are_refused(server, pending, tmp_path):
     (tmp_path / "file").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
     pusher = push.Pusher(pending)
     names = [".env", "secrets.json", "a/config.json", "../config.json", "config.json\n", "last-checkpoint/.env"]
     names += ["model.bin", "checkpoints/step-1/state.json", "checkpoints/../state.json"]
-    for name in [*names, "last-checkpoint/model-2.safetensors"]:
-        with pytest.raises(ValueError, match="not on the list"):
-            pusher.add(1, repo_id=ID, private=True, title="t", files={name: tmp_path / "file"})
+    faults = [(name, "file", "not on the list") for name in names]
+    faults += [("config.json", source, "no regular file") for source in ("link", ".", "nothing")]
+    for name, source, words in faults:
+        with pytest.raises(ValueError, match=words):
+            pusher.add(1, repo_id=ID, private=True, title="t", files={name: tmp_path / source})
     assert pusher.close(5) == 0 and not server.requests
-
-
-def test_links_directories_and_missing_files_are_refused(server, pending, tmp_path):
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "link").symlink_to(tmp_path / "secret")
-    pusher = push.Pusher(pending)
-    for source in (tmp_path / "link", tmp_path, tmp_path / "nothing"):
-        with pytest.raises(ValueError, match="no regular file"):
-            pusher.add(1, repo_id=ID, private=True, title="t", files={"config.json": source})
-    assert pusher.close(5) == 0 and not server.requests
-
-
-def test_names_of_a_run_are_on_the_list():
     names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
     names += ["merges.txt", "README.md", "recipe.yaml", "curves.png", "metrics.jsonl", "model.safetensors"]
     names += ["model-00001-of-00002.safetensors", "model.safetensors.index.json"]
@@ -147,36 +124,43 @@ def test_a_full_disk_leaves_nothing_behind(server, pending, tmp_path, monkeypatc
     assert os.listdir(pending) == [".lock"] and not server.requests
 
 
-@pytest.mark.parametrize("change", [lambda data: data + b" ", lambda data: data.replace(b"2", b"3")])
-def test_staged_file_that_was_changed_is_never_sent_and_holds_up_no_other(server, pending, caplog, change):
+def longer(path, name):
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+def other_bytes(path, name):
+    path.write_bytes(path.read_bytes().replace(b"2", b"3"))
+
+
+def link(path, name):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def other_name(path, name):
+    push_json = path.parent.parent / "push.json"
+    made = json.loads(push_json.read_text())
+    made["files"][name] = {"size": 6}
+    push_json.write_text(json.dumps(made))
+
+
+@pytest.mark.parametrize(
+    "change, name, words",
+    [
+        *(
+            (change, "", "config.json: is damaged; to give this push up, remove ")
+            for change in (longer, other_bytes, link)
+        ),
+        *((other_name, name, "is not on the list") for name in ("../../../secret", ".env")),
+    ],
+)
+def test_staged_push_that_was_changed_is_never_sent_and_holds_up_no_other(server, pending, caplog, change, name, words):
+    (pending.parent.parent / "secret").write_text("secret")
     stage(pending, 1, 2)
-    path = pending / tag(1) / "files" / "config.json"
-    path.write_bytes(change(path.read_bytes()))
+    change(pending / tag(1) / "files" / "config.json", name)
     assert push.push_pending(pending) == 1
     assert server.titles(ID) == [title(2)] and waiting(pending) == [tag(1)]
-    assert f"{path}: is damaged; to give this push up, remove {pending / tag(1)}" in caplog.messages[-1]
-
-
-@pytest.mark.parametrize("name", ["../../../secret", ".env"])
-def test_name_that_was_put_into_push_json_is_not_sent(server, pending, tmp_path, name, caplog):
-    (tmp_path / "secret").write_text("secret")
-    stage(pending, 1)
-    path = pending / tag(1) / "push.json"
-    made = json.loads(path.read_text())
-    made["files"][name] = {"size": 6}
-    path.write_text(json.dumps(made))
-    assert push.push_pending(pending) == 1
-    assert "not on the list" in caplog.messages[0] and not server.requests
-
-
-def test_link_that_was_put_into_a_staged_push_is_not_sent(server, pending, tmp_path):
-    stage(pending, 1)
-    path = pending / tag(1) / "files" / "config.json"
-    (tmp_path / "secret").write_bytes(path.read_bytes())
-    path.unlink()
-    path.symlink_to(tmp_path / "secret")
-    assert push.push_pending(pending) == 1
-    assert not server.requests
+    assert str(pending / tag(1)) in caplog.messages[-1] and words in caplog.messages[-1]
 
 
 def test_what_a_killed_process_left_half_made_goes_and_what_it_left_whole_is_sent(server, pending):
@@ -281,17 +265,14 @@ def test_refusal_is_logged_once_and_not_tried_again(server, pending, clock, endp
     assert_arrived(server, pending, 1, 2)
 
 
-def test_refused_upload_is_a_refusal_though_the_client_wraps_it(server, pending, clock, caplog):
+def test_a_foreign_owner_and_a_refused_upload_that_the_client_wraps_are_refusals(server, pending, clock, caplog):
+    stage(pending, 1, repo_id="them/run")
+    assert push.push_pending(pending) == 1 and "HTTP status 403: You don't have the rights" in caplog.messages[-1]
+    shutil.rmtree(pending)
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["put"], 1000, status=403)]
-    assert push.push_pending(pending) == 1
-    assert "HTTP status 403" in caplog.messages[0] and not clock.waits
-
-
-def test_owner_that_is_not_ours_is_a_refusal(server, pending, clock, caplog):
-    stage(pending, 1, repo_id="them/run")
-    assert push.push_pending(pending) == 1
-    assert "HTTP status 403: You don't have the rights" in caplog.messages[0] and not clock.waits
+    assert push.push_pending(pending) == 1 and "HTTP status 403" in caplog.messages[-1]
+    assert not clock.waits
 
 
 def test_statuses_that_pass_are_tried_again(server, pending, clock):
@@ -320,20 +301,16 @@ def test_commit_that_someone_else_was_faster_than_is_made_on_top(server, pending
     assert server.files(ID, tag(1)) == content(1) | {"NOTES.md": b"by hand"}
 
 
-@pytest.mark.parametrize("endpoint", ["refs", "commit", "tag"])
-def test_retry_after_is_kept_to(server, pending, clock, endpoint):
-    stage(pending, 1)
-    server.faults = [Fault(ENDPOINTS[endpoint], 1, status=429, headers={"Retry-After": "77"})]
-    assert push.push_pending(pending) == 0
-    assert clock.waits == [77]
-    assert_arrived(server, pending, 1)
-
-
-def test_retry_after_past_the_deadline_ends_the_attempts(server, pending, clock):
+def test_retry_after_is_kept_to_unless_it_lies_past_the_deadline(server, pending, clock):
     stage(pending, 1)
     server.faults = [Fault(ENDPOINTS["refs"], 1, status=429, headers={"Retry-After": "3600"})]
     assert push.push_pending(pending) == 1
     assert not clock.waits and server.count("refs") == 1
+    asked = ((name, 70 + i) for i, name in enumerate(("refs", "commit", "tag")))
+    server.faults = [Fault(ENDPOINTS[name], 1, status=429, headers={"Retry-After": str(wait)}) for name, wait in asked]
+    assert push.push_pending(pending) == 0
+    assert clock.waits == [70, 71, 72]
+    assert_arrived(server, pending, 1)
 
 
 def test_files_are_read_for_their_checksums_once_however_often_it_is_tried(server, pending, monkeypatch):
@@ -364,30 +341,18 @@ def test_background_logs_a_fault_once_and_goes_on_when_the_hub_is_back(server, p
     assert_arrived(server, pending, 1, 2, 3, 4)
 
 
-def test_waiting_for_a_silent_hub_ends_in_time_and_can_go_on(server, pending, tmp_path):
-    server.faults = [Fault("GET .*/refs", 1000, "hang")]
-    pusher = push.Pusher(pending)
-    add(pusher, tmp_path, 1)
-    wait_until(lambda: server.count("refs"))
-    begun = time.monotonic()
-    assert pusher.close(0.1) == 1 and pusher.close(0.1) == 1
-    assert time.monotonic() - begun < 2
-    server.faults.clear()
-    server.ending.set()  # the silent answers end
-    assert pusher.close(20) == 0
-
-
-def test_adding_a_push_waits_for_nothing(server, pending, tmp_path):
+def test_a_silent_hub_holds_up_neither_training_nor_its_end(server, pending, tmp_path):
     server.faults = [Fault(".*", 1000, "hang")]
     pusher = push.Pusher(pending)
     begun = time.monotonic()
     for step in range(1, 6):
         add(pusher, tmp_path, step)
-    assert time.monotonic() - begun < 2
     assert waiting(pending) == [tag(step) for step in range(1, 6)]
+    assert pusher.close(0.1) == 5 and pusher.close(0.1) == 5 and pusher.sending
+    assert time.monotonic() - begun < 3
     server.faults.clear()
     server.ending.set()  # the silent answers end
-    assert pusher.close(20) == 0
+    assert pusher.close(20) == 0 and not pusher.sending
     assert_arrived(server, pending, 1, 2, 3, 4, 5)
 
 
@@ -445,9 +410,6 @@ def check(repo_id: str = "run", private: bool = True, fresh: bool = True):
     return push.check(repo_id, private=private, fresh=fresh)
 
 
-FINE = {"role": "fineGrained", "fineGrained": {"scoped": []}}
-
-
 def scope(name: str, *permissions: str) -> dict:
     scoped = [{"entity": {"type": "user", "name": name}, "permissions": list(permissions)}]
     return {"role": "fineGrained", "fineGrained": {"scoped": scoped}}
@@ -467,53 +429,40 @@ def test_check_refuses_a_license_that_the_hub_does_not_know(server):
     assert push.check("run", private=True, fresh=True, card="---\nlicense: mit\n---\n")[0] == ID
 
 
-def test_check_refuses_a_malformed_id_before_any_request(server):
-    for name in ("a b", "a/b/c", "--x", "x.git", "a..b", "x" * 97, "", "-x"):
+def test_check_refuses_a_malformed_id_and_no_login_before_any_request(server, monkeypatch):
+    for name in ("a b", "a/b/c", "x.git", "a..b", "x" * 97, "", "-x"):
         with pytest.raises(BadInput, match="^hub_model_id = "):
             check(name)
-    assert not server.requests
-
-
-def test_check_refuses_without_a_login(server, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(BadInput, match="^push_to_hub = true: no login.*hf auth login, or set HF_TOKEN"):
         check()
+    assert not server.requests
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_check_refuses_a_token_that_the_hub_does_not_take(server, status):
-    server.faults = [Fault("whoami", status=status)]
-    with pytest.raises(BadInput, match=f"^push_to_hub = true: .*HTTP status {status}"):
-        check()
+def test_check_refuses_a_token_that_the_hub_does_not_take_or_that_may_not_write(server):
+    for status in (401, 403):
+        server.faults = [Fault("whoami", status=status)]
+        with pytest.raises(BadInput, match=f"^push_to_hub = true: .*HTTP status {status}"):
+            check()
+    fine = {"role": "fineGrained", "fineGrained": {"scoped": []}}
+    for token in ({"role": "read"}, scope("me", "repo.content.read"), scope("you", "repo.write"), fine):
+        server.login["auth"]["accessToken"] = token
+        with pytest.raises(BadInput, match="make a fine-grained one that may write to me's repositories"):
+            check()
 
 
-@pytest.mark.parametrize(
-    "token", [{"role": "read"}, scope("me", "repo.content.read"), scope("you", "repo.write"), FINE]
-)
-def test_check_refuses_a_token_that_may_not_write(server, token):
-    server.login["auth"]["accessToken"] = token
-    with pytest.raises(BadInput, match="make a fine-grained one that may write to me's repositories"):
-        check()
-
-
-def test_check_refuses_an_owner_that_is_not_the_logins(server):
+def test_check_refuses_an_owner_that_is_not_the_logins_and_a_repository_that_may_only_be_read(server):
     server.login["orgs"] = [{"name": "readers", "roleInOrg": "read"}, {"name": "writers", "roleInOrg": "write"}]
     for owner in ("them", "readers"):
         with pytest.raises(BadInput, match=f"^hub_model_id = {owner}/run: me has no right to make it"):
             check(f"{owner}/run")
     assert check("writers/run")[0] == "writers/run"
-
-
-def test_check_refuses_a_repository_without_the_right_to_write(server):
     server.make("them/run", private=False)
     server.read_only.add("them/run")
     with pytest.raises(BadInput, match="^hub_model_id = them/run: HTTP status 403: You don't have the rights"):
         check("them/run")
-
-
-def test_check_does_without_a_route_that_a_mirror_lacks(server):
     server.make(ID)
-    server.faults = [Fault("auth-check", status=404)]
+    server.faults = [Fault("auth-check", status=404)]  # a mirror without that route
     assert check()[0] == ID
 
 
@@ -527,7 +476,7 @@ def test_check_refuses_another_runs_repository_only_to_a_new_run(server, pending
     assert check()[0] == ID
 
 
-def test_check_tells_of_a_token_that_may_too_much_and_of_a_public_repository(server):
+def test_check_notes_a_token_that_may_too_much_and_a_public_repository(server):
     server.make(ID, private=False)
     notes = check()[1]
     assert len(notes) == 2 and "fine-grained" in notes[0] and "is public" in notes[1]
