@@ -26,14 +26,17 @@ def handlers():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, number, code):
+def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, monkeypatch, number, code):
     stop = StopRequest()
+    assert stop.any_of(True, False, True) == [True, False, True]  # which are its own, and no request to stop
     assert not stop.agreed()
     os.kill(os.getpid(), number)
-    assert stop.agreed()
-    assert stop.exit_code == code
+    assert stop.agreed() and stop.exit_code == code
     os.kill(os.getpid(), signal.SIGTERM if number == signal.SIGINT else signal.SIGINT)
     assert stop.exit_code == code, "the first one counts"
+    for restarts, status in (("3", 0), ("0", code)):  # a launcher would restart what has failed
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+        assert stop.exit_code == status
 
 
 def orphan(act, launched):
@@ -86,7 +89,7 @@ def test_death_of_the_launcher_is_a_request_to_stop(early):
     assert json.loads(orphan(act, launched=True)) == [False, True, 143]
 
 
-def test_death_of_the_launcher_ends_a_process_that_cannot_stop_in_an_orderly_way_yet():
+def test_death_of_the_launcher_ends_a_process_that_has_no_handler_yet():
     def act(parent, ready):
         end_with_launcher(parent)
         ready()
@@ -105,22 +108,6 @@ def test_death_of_a_shell_is_none():
         return [stop.requested, threading.active_count()]
 
     assert json.loads(orphan(act, launched=False)) == [False, 1]
-
-
-def test_one_process_has_only_its_own_flags(handlers):
-    stop = StopRequest()
-    assert stop.any_of(True, False, True) == [True, False, True] and stop.any_of(False) == [False]
-    assert not stop.requested and stop.signal is None  # a flag is no request to stop
-
-
-def test_under_a_launcher_that_restarts_a_run_that_was_asked_to_stop_has_not_failed(handlers, monkeypatch):
-    stop = StopRequest()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.agreed()
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    assert stop.exit_code == 0
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
-    assert stop.exit_code == 143
 
 
 @pytest.mark.parametrize(
