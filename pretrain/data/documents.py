@@ -15,6 +15,7 @@ from pretrain.data.sources import Row
 from pretrain.recipe import keys
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
+NO_IDS = np.empty(0, dtype=np.uint32)
 NumberedRow = tuple[int, str | None, bool]  # its number, its text, whether a document begins with it
 
 
@@ -65,26 +66,15 @@ class DocumentEncoder:
                 yield from waiting.popleft().result()
 
     def _documents(self, batch: list[NumberedRow]) -> list[Document]:
-        texts, sizes, replaced = [], 0, set()
-        for number, text, _ in batch:
-            if text is None:
-                continue
-            try:
-                size = len(text.encode("utf-8"))
-            except UnicodeEncodeError:
-                text = well_formed(text)
-                size = len(text.encode("utf-8"))
-                replaced.add(number)
-            texts.append(text)
-            sizes += size
-        encodings = iter(self._encode(texts))
-        documents, found = [], 0
+        texts = [well_formed(text) for _, text, _ in batch if text is not None]
+        sizes, found, documents = sum(len(text.encode()) for text in texts), 0, []
+        encodings = zip(texts, self._encode(texts), strict=True)
         for number, text, begins in batch:
-            ids = np.empty(0, dtype=np.uint32) if text is None else next(encodings)
+            kept, ids = (None, NO_IDS) if text is None else next(encodings)
             text_bytes = int(self.bytes_per_token[ids].sum())
             found += text_bytes
             counts = {"documents": int(begins and text is not None), "without_text": int(text is None)}
-            counts["surrogates_replaced"] = int(number in replaced)
+            counts["surrogates_replaced"] = int(kept != text)
             if begins and text is not None:
                 ids = np.concatenate([self._end_of_text, ids])
             documents.append(Document(number, ids, text_bytes, counts))

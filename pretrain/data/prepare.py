@@ -52,16 +52,15 @@ class Job:
 class Opened:
     """A source that is open: the parts of each split, how they are encoded, and where a job writes their shards."""
 
-    wanted: keys.Data
-    folder: Path
+    source: FoundSource
     parts: dict[str, list[Part]]
     encode: DocumentEncoder
     job: Job
 
     def writer(self, split: str, part: int, first_number: int = 0) -> shards.ShardWriter:
         """Return what writes the shards of a part."""
-        shard_tokens = self.wanted.shard_tokens
-        return shards.ShardWriter(self.folder, split, part, first_number, self.encode.bytes_per_token, shard_tokens)
+        folder, shard_tokens = self.source.folder, self.source.wanted.shard_tokens
+        return shards.ShardWriter(folder, split, part, first_number, self.encode.bytes_per_token, shard_tokens)
 
 
 def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
@@ -82,7 +81,7 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
     if manifest and manifest["tokenizer"] != identity:
         raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
-    opened = Opened(wanted, folder, parts, DocumentEncoder(tokenizer, name, trainers), job)
+    opened = Opened(source, parts, DocumentEncoder(tokenizer, name, trainers), job)
     if manifest is None:
         splits, counts, begin = held_out_splits(opened)
         manifest = {
@@ -125,11 +124,11 @@ def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, di
     begin = {"part": 0, "row": 0, "token": 0}
     splits, counts, keep = {}, {}, opened.job.index == 0
     for split in ("validation", *(name for name in opened.parts if name not in ("validation", "train"))):
-        limit = 0 if split in opened.parts else opened.wanted.validation_tokens
+        limit = 0 if split in opened.parts else opened.source.wanted.validation_tokens
         if not keep and not limit:
             continue
         if keep:
-            shards.clear_partial(opened.folder, split)
+            shards.clear_partial(opened.source.folder, split)
         rows, tally, done = [], Counter(), 0
         for part, (_, read) in enumerate(opened.parts.get(split, opened.parts["train"])):
             if 0 < limit <= done:
@@ -154,7 +153,7 @@ def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, di
 
 def train_split(opened: Opened, manifest: dict, progress: Progress) -> None:
     """Write the train split from the manifest's cursor on. A shard never holds text of two parts."""
-    parts, job, limit_tokens = opened.parts["train"], opened.job, opened.wanted.limit_tokens
+    parts, job, limit_tokens = opened.parts["train"], opened.job, opened.source.wanted.limit_tokens
     rows, begin, cursor = manifest["splits"]["train"], manifest["train_begins"], manifest["cursor"]
     tally, done = Counter(manifest["counts"]["train"]), sum(row["tokens"] for row in rows)
 
@@ -163,7 +162,7 @@ def train_split(opened: Opened, manifest: dict, progress: Progress) -> None:
         rows.extend([finished] if finished else [])
         manifest["counts"]["train"] = dict(tally)
         manifest["cursor"] = next_cursor | {"file": file_at(parts, next_cursor["part"])}
-        files.write_json(opened.folder / job.manifest, manifest)
+        files.write_json(opened.source.folder / job.manifest, manifest)
         progress.shard(rows)
 
     for part in range(cursor["part"], len(parts)):
@@ -172,7 +171,7 @@ def train_split(opened: Opened, manifest: dict, progress: Progress) -> None:
         place = cursor if part == cursor["part"] else begin if part == begin["part"] else {"row": 0, "token": 0}
         if 0 < limit_tokens <= done and not place["token"]:  # a document that was begun is brought to its end
             continue
-        shards.clear_partial(opened.folder, "train", part)
+        shards.clear_partial(opened.source.folder, "train", part)
         writer = opened.writer("train", part, sum(row["file"].startswith(f"train_{part:05d}_") for row in rows))
         before = place["token"]  # of the first document: an earlier process ended its last shard inside of it
         for document in opened.encode(parts[part][1](place["row"]), place["row"]):

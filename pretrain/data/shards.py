@@ -5,6 +5,7 @@ of llm.c, modded-nanogpt, build-nanogpt and nanoGPT are read where they lie; not
 here unpickles. A fault is BadInput: file, byte offset, what stands there, the rule, the remedy.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -288,16 +289,14 @@ def refuse_other_contents(where: Path, before: dict, manifest: dict) -> None:
 def refuse_changed(folder: Path, rows: list[dict]) -> None:
     """Hash each shard that is newer than the manifest, as make would; raise BadInput for those that changed.
 
-    Rows without sha256 (others' files) and missing files are passed over: opening them says what is wrong.
+    Rows without sha256 (others' files) and files that cannot be read are passed over: opening them shows what is wrong.
     """
     faults = []
     for row in rows:
         path = folder / row["file"]
-        try:
-            newer = path.stat().st_mtime_ns > (folder / MANIFEST).stat().st_mtime_ns
-        except OSError:
-            continue
-        faults += _changes(path, row) if newer else []
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime_ns > (folder / MANIFEST).stat().st_mtime_ns:
+                faults += _changes(path, row)
     if faults:
         raise BadInput(faults)
 
@@ -324,15 +323,12 @@ def verify(folder: Path, rows: list[dict]) -> None:
 
 
 def _changes(path: Path, row: dict) -> list[str]:
-    # One line if the file's hash is not the row's. A hash cannot tell which byte it is, hence the range.
-    try:
-        size, found = path.stat().st_size, files.sha256(path) if row.get("sha256") else None
-    except OSError as error:
-        return _fault(path, 0, f"cannot be read: {error.strerror}; {RESTORE}").lines
+    # One line if the file's hash is not the row's. A hash does not show which byte it is, hence the range.
+    found = files.sha256(path) if row.get("sha256") else None
     if found is None or found == row["sha256"]:
         return []
     differ = f"its sha256 is {found[:12]}..., was {row['sha256'][:12]}..."
-    return _fault(path, f"0 to {size}", f"changed since {MANIFEST}: {differ}; {RESTORE}").lines
+    return _fault(path, f"0 to {path.stat().st_size}", f"changed since {MANIFEST}: {differ}; {RESTORE}").lines
 
 
 def _fault(path: Path, offset: int | str, words: str) -> BadInput:

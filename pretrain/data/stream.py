@@ -37,11 +37,9 @@ from pyarrow.dataset import ParquetFragmentScanOptions
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.network import answer_of
 from pretrain.base.redaction import is_redacted, redact
+from pretrain.data.sources import Part, Row
 
 log = logging.getLogger(__name__)
-
-Row = tuple[str | None, bool]
-Part = tuple[str, Callable[[int], Iterator[Row]]]
 
 TRIES = 10  # in a row without a new row; with the waits below about five minutes
 LONGEST_WAIT_SECONDS = 60

@@ -75,20 +75,15 @@ def patiently(deadline: float, call: Callable[..., Any], *args, **kwargs) -> Any
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the Hub was reached and refuses for good."""
-    status = status_of(error)
+    status = answer_of(error)[0]
     return status is not None and 400 <= status < 500 and status not in PASSING
-
-
-def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status behind an error."""
-    return answer_of(error)[0]
 
 
 def describe(error: BaseException) -> str:
     """Return an error in one line, without a token."""
     if isinstance(error, (LocalEntryNotFoundError, RuntimeError)):  # what happened is behind it
         error = error.__cause__ or error
-    status = status_of(error)
+    status = answer_of(error)[0]
     name = type(error).__name__ if status is None else f"HTTP status {status}"
     text = str(error) if status is None else getattr(error, "server_message", None) or ""
     text = redact(" ".join(SECRET.sub("hf_...", text).split()))[:300]

@@ -22,6 +22,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from pretrain.base import files, layout
 from pretrain.base.errors import BadInput
+from pretrain.base.network import answer_of
 from pretrain.hub import client
 from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
 
@@ -98,7 +99,7 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
     try:
         api.auth_check(repo_id, write=True)
     except OSError as error:
-        if client.status_of(error) != 404:  # some mirrors of the Hub have no such route
+        if answer_of(error)[0] != 404:  # some mirrors of the Hub have no such route
             raise
     if private and found.private is False:
         notes.append(f"{repo_id} is there and is public; hub_private_repo = true is for repositories that are made")
@@ -214,20 +215,21 @@ def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
         for name, source in sources.items():
             path = aside / "files" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            _place(source, path)
+            if isinstance(source, str):
+                path.write_bytes(source.encode())
+            elif path.suffix == ".safetensors":  # big, and never changed once written
+                _link(source, path)
+            else:  # a log grows
+                shutil.copyfile(source, path)
             rows[name] = {"size": path.stat().st_size, "sha256": files.sha256(path)}
         files.write_json(aside / PUSH, push | {"files": rows})
 
 
-def _place(source: Path | str, path: Path) -> None:
-    if isinstance(source, str):
-        path.write_bytes(source.encode())
-        return
-    if path.suffix == ".safetensors":  # big, and never changed once written; a log grows, so it must be copied
-        with contextlib.suppress(OSError):  # another file system, or one without links
-            os.link(source, path)
-            return
-    shutil.copyfile(source, path)
+def _link(source: Path, path: Path) -> None:
+    try:
+        os.link(source, path)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, path)
 
 
 def _staged(pending: Path) -> list[Path]:
