@@ -341,15 +341,6 @@ def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_tha
     assert found == "the reader of another process failed (see above)" and clock.sleeps == 2
 
 
-def test_training_asks_the_others_until_all_of_them_are_complete(clock):
-    story = Story([9])
-    story.complete = True
-    others = [True, True, False]
-    for asked in (1, 2, 3, 3, 3):
-        story.wait([99], any_of=lambda mine, failed, stop, growing: [mine, failed, stop, growing or others.pop(0)])
-        assert len(others) == 3 - asked
-
-
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_request_to_stop_ends_the_wait_of_every_process(clock, mine):
     story = Story([1])

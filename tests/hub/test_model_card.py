@@ -25,7 +25,7 @@ UPDATES = [
     | {"tokens_per_second": 1000.0 * step, "skipped_updates": 0}
     for step in range(10, 101, 10)
 ]
-LOOK = {"step": 100, "tokens": 10_000, "eval/loss": 3.123456, "eval/bits_per_byte": 1.0876543}
+VALIDATED = {"step": 100, "tokens": 10_000, "eval/loss": 3.123456, "eval/bits_per_byte": 1.0876543}
 SCORED = {
     "step": 100,
     "tokens": 10_000,
@@ -41,7 +41,7 @@ RECIPE |= {"license": "mit", "language": ["en"], "tags": ["mine"], "sample_promp
 OWN = RECIPE | {"dataset_name": "python_stdlib", "dataset_config_name": None, "tokenizer": "bpe"}
 
 
-def make(rows=(*UPDATES, LOOK, SCORED), recipe=RECIPE, **other) -> str:
+def make(rows=(*UPDATES, VALIDATED, SCORED), recipe=RECIPE, **other) -> str:
     facts = {"command": ["python", "train.py"]}
     facts |= {"hardware": "NVIDIA A100", "num_processes": 1, "precision": "bf16", "parameters": 124_475_904}
     facts |= {"flops_per_token": 855_000_000, "tokenizer_size": 50257}
@@ -77,20 +77,19 @@ def test_model_index_has_exactly_what_was_measured_at_this_step():
     scores = {"acc": 28.77, "acc_norm": 30.01, "acc_token_norm": 29.55}
     scores = {f"HellaSwag, 10,042 items/validation/{name}": value for name, value in scores.items()}
     assert index(make()) == losses | scores
-    assert index(make([*UPDATES, LOOK])) == losses
+    assert index(make([*UPDATES, VALIDATED])) == losses
     test = {"step": 100, "tokens": 10_000, "test/loss": 3.5}
     assert index(make([*UPDATES, test])) == {f"{text}/test/loss": 3.5}
-    assert index(make([*UPDATES, LOOK | {"step": 90}])) == {}  # of another model than this one
-    assert index(make([*UPDATES, LOOK | {"eval/loss": float("nan")}])) == {f"{text}/validation/bits_per_byte": 1.0877}
+    assert index(make([*UPDATES, VALIDATED | {"step": 90}])) == {}  # of another model than this one
+    assert index(make([*UPDATES, VALIDATED | {"eval/loss": float("nan")}])) == {
+        f"{text}/validation/bits_per_byte": 1.0877
+    }
 
 
-def test_rows_of_later_steps_are_not_used():
-    later = LOOK | {"step": 110, "eval/loss": 2.0}
-    assert make([*UPDATES, LOOK, later]) == make([*UPDATES, LOOK])
-
-
-def test_what_was_measured_earlier_says_when():
-    assert "| validation loss, nats per token | 3.1235 (at step 90) |" in make([*UPDATES, LOOK | {"step": 90}])
+def test_rows_of_later_steps_are_not_used_and_what_was_measured_earlier_says_when():
+    later = VALIDATED | {"step": 110, "eval/loss": 2.0}
+    assert make([*UPDATES, VALIDATED, later]) == make([*UPDATES, VALIDATED])
+    assert "| validation loss, nats per token | 3.1235 (at step 90) |" in make([*UPDATES, VALIDATED | {"step": 90}])
     assert "| validation loss, nats per token | 3.1235 | GPT-2 124M on FineWeb-Edu: 3.2924 |" in make()
 
 
@@ -101,7 +100,7 @@ def test_no_figure_where_there_is_no_row():
         assert absent not in text, absent
     assert "| energy | not measured |" in text
     assert "| tokens | 100,000 |" in text  # 100 steps of 1,000, by the recipe
-    assert "hellaswag" in make().lower() and "hellaswag" not in make([*UPDATES, LOOK]).lower()
+    assert "hellaswag" in make().lower() and "hellaswag" not in make([*UPDATES, VALIDATED]).lower()
 
 
 def test_figures_of_training_are_those_of_the_rows():
@@ -112,12 +111,13 @@ def test_figures_of_training_are_those_of_the_rows():
     assert "| hardware | NVIDIA A100 |" in text and "| precision | bf16 |" in text
     assert "updates skipped" not in text
     assert "| updates skipped | 3 |" in make([*UPDATES, UPDATES[-1] | {"skipped_updates": 3}])
+    assert "50,304 rows, of which the tokenizer has 50,257" in text and "padding" not in make(tokenizer_size=50304)
 
 
 def test_energy_is_the_power_over_the_time_that_has_readings():
     watts = [100.0, 300.0, None, 200.0, 200.0]
     rows = [{"step": s, "elapsed_seconds": 10.0 * s, "gpu/watts": w} for s, w in enumerate(watts, 1)]
-    rows.insert(1, {"step": 1, "eval/loss": 3.0})  # a look has no clock
+    rows.insert(1, {"step": 1, "eval/loss": 3.0})  # a validation has no clock
     assert model_card.energy(rows) == (10 * (100 + 300) / 2 + 10 * 200, 20.0)
     assert model_card.energy(UPDATES) == model_card.energy([]) == (0.0, 0.0)
     steady = [row | {"gpu/watts": 500.0} for row in UPDATES]  # 324 s apart, of 3,600 s in all
@@ -140,7 +140,7 @@ def test_gpt2_stands_beside_it_only_where_the_comparison_is_fair():
         assert "3.2924" not in text
     for own in ({"data_dir": "shards"}, {"data_files": ["a.txt"]}):
         assert "none is known for this text" in make(recipe=RECIPE | own)
-    few = make([*UPDATES, LOOK, SCORED | {"hellaswag/items": 1000}])
+    few = make([*UPDATES, VALIDATED, SCORED | {"hellaswag/items": 1000}])
     assert "HellaSwag: 1,000 items. Published scores are for all 10,042." in few and "31.14" not in few
     assert "3.4250" in make(recipe=RECIPE | {"dataset_name": "HuggingFaceFW/fineweb"})
     larger = make(recipe=RECIPE | {"n_layer": 24, "n_embd": 1024})
@@ -178,11 +178,6 @@ def test_a_model_that_was_trained_on_names_its_base(tmp_path):
     assert ModelCard(text).data.base_model == "openai-community/gpt2"
     assert "from scratch" not in text and "trained on from openai-community/gpt2" in text
     assert ModelCard(make(recipe=RECIPE | {"init_from": str(tmp_path)})).data.base_model is None
-
-
-def test_padding_is_stated_where_there_is_some():
-    assert "50,304 rows, of which the tokenizer has 50,257" in make()
-    assert "padding" not in make(tokenizer_size=50304)
 
 
 def test_the_command_can_be_pasted_back():
