@@ -21,7 +21,7 @@ from pretrain.recipe import keys, reading
 
 EXTRAS = {
     "verify": (str, "check every byte of this folder of shards, and stop"),
-    "dry_run": (bool, "read for some seconds and say the size on disk and the time of all of it"),
+    "dry_run": (bool, "read for some seconds and print the size on disk and the time of all of it"),
     "job_index": (int, "prepare this job's share of the source's files; from 0"),
     "num_jobs": (int, "how many jobs share the source's files"),
     "merge": (bool, "join what the jobs have prepared"),

@@ -1,4 +1,4 @@
-"""Bad input: what the user can mend, said in the user's words, one line each, and exit status 2."""
+"""Bad input: what the user can mend, in the user's words, one line each, and exit status 2."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ class BadInput(ValueError):
 class TrainingStopped(RuntimeError):
     """The run cannot go on through no fault of the input (three bad updates in a row, for example); exit status 1.
 
-    ``alone``: only this process knows, so it speaks whichever it is.
+    ``alone``: only this process knows, so it prints it whichever it is.
     """
 
     def __init__(self, message: str, *, alone: bool = False):
@@ -46,7 +46,7 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a script's ``main``: BadInput prints its lines and returns 2, TrainingStopped returns 1.
 
     Any other error keeps its traceback, which shows no secret of a URL.
-    Every process of a launch finds the same fault; only the first one says it, unless it is known to one ``alone``.
+    Every process of a launch finds the same fault; only the first one prints it, unless it is known to one ``alone``.
     """
 
     @functools.wraps(main)

@@ -32,9 +32,9 @@ def redact(text: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Return a URL without user, password, query and fragment; where something was left out, it says so.
+    """Return a URL without user, password, query and fragment; what was left out is marked.
 
-    What is left of the query without the parameters of PROOFS still tells files apart, as 12 digits of its SHA-256.
+    What is left of the query without the parameters of PROOFS still keeps files apart, as 12 digits of its SHA-256.
     """
     scheme, _, rest = url.partition("://")
     address, _, query = rest.partition("#")[0].partition("?")

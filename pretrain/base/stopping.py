@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Set by `accelerate launch` and by torchrun: then the parent process is a launcher, and its death is a request to stop
 # (`accelerate launch` dies of SIGTERM without telling its child).
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 
 
 def end_with_launcher(parent: int) -> None:
@@ -36,14 +36,14 @@ def end_with_launcher(parent: int) -> None:
 
 def _wait_for_end_of(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(CHECK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class StopRequest:
     """Notes a request to stop and lets the loop ask for it where it is safe.
 
-    Every process of a launch may hear of it at another moment; ``agreed`` makes them stop at the same place. The
+    Every process of a launch may receive it at another moment; ``agreed`` makes them stop at the same place. The
     question goes over a small gloo group: no device is involved, no stream waits. It is also where a process that
     died, or hangs for ``timeout`` seconds, is noticed first.
     """

@@ -74,7 +74,7 @@ class Preparation:
             self._start()
 
     def want(self, windows: int) -> None:
-        """Let it know how many windows will soon be needed."""
+        """Send it how many windows will soon be needed."""
         if windows > self._wanted:
             self._wanted = windows
             self._send_wanted()

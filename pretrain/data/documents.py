@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ class DocumentEncoder:
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
         self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
         # A long text comes in pieces that end where GPT-2's pattern does; another tokenizer gets the whole.
-        self._takes_pieces = name in keys.TRAINED_TOKENIZERS or self._encode.name == "tiktoken"
+        self._takes_pieces = name in keys.TRAINED_TOKENIZERS or self._encode.tiktoken is not None
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
     def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:
@@ -90,17 +91,15 @@ def whole_documents(rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
     """Join the pieces of each document; it has the number of its first row."""
     held: list[str] = []
     first = 0
-    for number, text, begins in rows:
+    for number, text, begins in chain(rows, [(-1, None, True)]):
         if held and (begins or text is None):
             yield first, "".join(held), True
             held = []
-        if text is None:
+        if text is not None:
+            first = first if held else number
+            held.append(text)
+        elif number >= 0:
             yield number, None, True
-            continue
-        first = number if not held else first
-        held.append(text)
-    if held:
-        yield first, "".join(held), True
 
 
 def batched(rows: Iterable[NumberedRow]) -> Iterator[list[NumberedRow]]:

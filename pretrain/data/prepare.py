@@ -284,7 +284,7 @@ def first_texts(parts: list[Part]) -> Iterator[str]:
 
 
 def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
-    """Return about how many bytes of text the train split has; 0 where that cannot be told."""
+    """Return about how many bytes of text the train split has; 0 where that is not known."""
     if source.tables is None:
         return source.most_tokens or 0.0
     from pretrain.data import stream

@@ -30,7 +30,7 @@ HEADER_BYTES = 1024
 FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 VERSIONS = dict(FORMATS.keys())  # of each magic
 MANIFEST = "manifest.json"
-# nanoGPT, data/*/prepare.py: uint16 ids and nothing else, so that only the name tells what they are.
+# nanoGPT, data/*/prepare.py: uint16 ids and nothing else, so that only the name shows what they are.
 HEADERLESS = ("train.bin", "val.bin")
 # build-nanogpt's fineweb.py saves uint16. int32 is read as uint32: a negative id becomes one that is beyond every
 # vocabulary, and is refused as such.

@@ -2,7 +2,7 @@
 
 A source is either text (the user's files, or the running Python's own standard library: each file is one document,
 every byte kept) or tables (a data set of the Hub, Parquet, JSON lines, CSV: each row is one), which ``stream`` reads.
-It is found without being read, so that a run can tell whether its shards exist. What is cut into shards by itself is
+It is found without being read, so that a run knows whether its shards exist. What is cut into shards by itself is
 a part: (name, read), where ``read(row)`` yields (text, begins) from that row on: the text or None where a row has
 none, and whether it begins a document. All text files of a split are one part; a table's file is one.
 """

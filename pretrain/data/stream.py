@@ -280,7 +280,7 @@ def _patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] 
 
 
 def _behind(error: Exception, name: str) -> Exception:
-    """Return what really happened to a remote file: ``datasets`` takes a failed look at one for a missing file."""
+    """Return what really happened to a remote file: ``datasets`` takes a failed request for a missing file."""
     if "://" not in name or answer_of(error, contexts=True)[0] is not None or isinstance(error, BadInput):
         return error
     filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))

@@ -91,20 +91,18 @@ class Encoder:
 
     It may be called from several threads at once, and is then what it is alone: nothing is set around a call. The
     tokenizer's own truncation and padding are left out.
+
+    Attributes:
+        tiktoken: the same merge table, where ``make_encoder`` has proved that, and makes the ids; else None.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = tokenizer
-        self.tiktoken: Any = None  # the same merge table, where make_encoder has proved that
+        self.tiktoken: Any = None
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
-
-    @property
-    def name(self) -> str:
-        """The library that makes the ids: ``tiktoken`` or ``tokenizers``."""
-        return "tokenizers" if self.tiktoken is None else "tiktoken"
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (n,) uint32, maybe read-only.
@@ -216,7 +214,7 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
         or split.get("type") != "ByteLevel"
         or split["add_prefix_space"]
         or not split["use_regex"]
-        or not all(token["special"] for token in added)  # any other is looked for in the text
+        or not all(token["special"] for token in added)  # any other is searched for in the text
         or tokenizer.eos_token_id is None
     ):
         return None
@@ -249,8 +247,7 @@ def _byte_of_character() -> dict[str, int]:
 
 
 def _cannot_write(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], error: Exception) -> str:
-    known = tokenizer.get_vocab()
-    text = "".join(documents)
+    known, text = tokenizer.get_vocab(), "".join(documents)
     unknown = sorted(set(text) - set(known))
     if all(len(token) == 1 for token in known if token not in tokenizer.all_special_tokens) and unknown:
         shown = " ".join(map(repr, unknown[:10])) + (" ..." if len(unknown) > 10 else "")

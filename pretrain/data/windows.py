@@ -22,7 +22,7 @@ from pretrain.base.errors import BadInput
 
 CYCLE = 1024  # positions in which each source of a mixture has exactly its share
 CYCLE_EPOCH = 2**32 - 1  # an epoch that no run reaches: its seeds are free for the cycles
-CHECK_TOKENS = 2**24  # ids that are looked at in one go: bounds the memory of a check
+CHECK_TOKENS = 2**24  # ids that are checked in one go: bounds the memory of a check
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Windows:
         return np.concatenate(parts), np.concatenate(starts)
 
     def check_ids(self) -> None:
-        """Look at every id of every shard that is there. Raises BadInput for the first one out of the vocabulary."""
+        """Check every id of every shard that is there. Raises BadInput for the first one out of the vocabulary."""
         for shard in self._shards:
             if shard.ids is not None:
                 for start in range(0, len(shard.ids), CHECK_TOKENS):

@@ -59,14 +59,14 @@ def api() -> HfApi:
     return HfApi()
 
 
-def patiently(deadline: float, call: Callable[..., Any], *args, **kwargs) -> Any:
-    """Call until it works; raise the last error where another attempt cannot help, or ``deadline`` seconds are over."""
+def patiently(call: Callable[..., Any], *args, **kwargs) -> Any:
+    """Call until it works; raise the last error where another attempt cannot help, or DEADLINE_SECONDS are over."""
     waits, until = chain(WAIT_SECONDS, repeat(WAIT_SECONDS[-1])), math.inf
     while True:
         try:
             return call(*args, **kwargs)
         except Exception as error:
-            until = min(until, time.monotonic() + deadline)
+            until = min(until, time.monotonic() + DEADLINE_SECONDS)
             wait = max(next(waits), answer_of(error)[1])
             if _is_final(error) or time.monotonic() + wait > until:
                 raise

@@ -1,6 +1,5 @@
 """A full checkpoint that a run pushed, fetched onto a fresh machine."""
 
-import functools
 import json
 import re
 import shutil
@@ -56,7 +55,7 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path) -> Path:
 
 
 def _fetch(api: HfApi, repo_id: str, revision: str | None, where: str, checkpoints: Path, run_dir: Path) -> Path:
-    found = client.patiently(client.DEADLINE_SECONDS, api.model_info, repo_id, revision=revision)
+    found = client.patiently(api.model_info, repo_id, revision=revision)
     names = {sibling.rfilename for sibling in found.siblings}
     within = sorted(
         name.removesuffix(layout.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + layout.MANIFEST, name)
@@ -67,8 +66,7 @@ def _fetch(api: HfApi, repo_id: str, revision: str | None, where: str, checkpoin
     aside.mkdir(parents=True, exist_ok=True)
 
     def fetched(name: str) -> Path:
-        download = functools.partial(api.hf_hub_download, revision=found.sha, local_dir=aside)
-        return Path(client.patiently(client.DEADLINE_SECONDS, download, repo_id, name))
+        return Path(client.patiently(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=aside))
 
     try:
         manifest = json.loads(fetched(within[-1] + layout.MANIFEST).read_text(encoding="utf-8"))

@@ -206,7 +206,7 @@ def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
 
 
 def _is_about(source: str, whose: str) -> bool:
-    """Whether a line as "GPT-2 124M, 1558M: where from" tells where the figures of "GPT-2 1558M" are from."""
+    """Whether a line as "GPT-2 124M, 1558M: where from" is the source of the figures of "GPT-2 1558M"."""
     return all(word in source.partition(":")[0] for word in whose.split())
 
 

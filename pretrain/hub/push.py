@@ -123,14 +123,12 @@ def _may_create(login: dict, token: dict, owner: str) -> bool:
 class Pusher:
     """Keeps pushes in ``pending``, a folder within the run's, and sends them in the background.
 
-    What an earlier process left there is sent first. A reason why nothing can be sent is logged once.
-
-    Args:
-        deadline: seconds of trying from a push's first failure on; then it waits for the next ``add``.
+    What an earlier process left there is sent first. A reason why nothing can be sent is logged once. What could not be
+    sent in time waits for the next ``add``.
     """
 
-    def __init__(self, pending: Path, deadline: float = client.DEADLINE_SECONDS):
-        self.pending, self.deadline = pending, deadline
+    def __init__(self, pending: Path):
+        self.pending = pending
         pending.mkdir(parents=True, exist_ok=True)
         layout.clear_partial(pending)
         self._due: SimpleQueue[bool] = SimpleQueue()
@@ -174,7 +172,7 @@ class Pusher:
         while self._due.get():
             try:
                 with _sending(self.pending):
-                    fault = _send_all(self.pending, self.deadline)
+                    fault = _send_all(self.pending)
             except BadInput:  # another process sends them
                 continue
             except Exception as error:  # the folder is gone, for example: training goes on
@@ -185,7 +183,7 @@ class Pusher:
             logged = fault and fault[1]
 
 
-def push_pending(pending: Path, deadline: float = client.DEADLINE_SECONDS) -> int:
+def push_pending(pending: Path) -> int:
     """Send all that is staged, and return how many pushes are left.
 
     Raises BadInput (status 4) when another process is sending them.
@@ -193,7 +191,7 @@ def push_pending(pending: Path, deadline: float = client.DEADLINE_SECONDS) -> in
     if not pending.is_dir():
         return 0
     with _sending(pending):
-        if fault := _send_all(pending, deadline, sent=logging.INFO):
+        if fault := _send_all(pending, sent=logging.INFO):
             log.warning(_waits(pending, *fault))
         return len(_staged(pending))
 
@@ -237,7 +235,7 @@ def _staged(pending: Path) -> list[Path]:
     return sorted(path for path in pending.iterdir() if layout.STEP.fullmatch(path.name) and (path / PUSH).is_file())
 
 
-def _send_all(pending: Path, deadline: float, sent: int = logging.DEBUG) -> tuple[str, str] | None:
+def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | None:
     """Send what is staged, also what is added meanwhile; return which push could not be sent, and why.
 
     ``sent``: the level at which a push that was sent is logged.
@@ -251,7 +249,7 @@ def _send_all(pending: Path, deadline: float, sent: int = logging.DEBUG) -> tupl
             if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
                 raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
             sums = refuse_damaged(folder / "files", push["files"], f"to give this push up, remove {folder}")
-            repo_id = client.patiently(deadline, _send, client.api(), folder, push, sums)
+            repo_id = client.patiently(_send, client.api(), folder, push, sums)
             log.log(sent, f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
             aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
             folder.rename(aside)  # a kill meanwhile must not leave half of it in the queue

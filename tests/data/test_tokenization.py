@@ -201,7 +201,7 @@ def by_the_tokenizer(tokenizer, text):
 def test_gpt2_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
     made = gpt2_tokenizer()
     encoder = tokenization.make_encoder(made)
-    assert encoder.name == "tiktoken" and len(made) == 50257
+    assert encoder.tiktoken and len(made) == 50257
     texts = ["Hello world", *KINDS.values(), *tokenization.HARD_TEXTS]
     assert encoder(texts[:1])[0].tolist() == [15496, 995]  # as GPT-2's own encoder.py gives
     for got, ids in zip(encoder(texts), tokenization.Encoder(made)(texts), strict=True):
@@ -211,7 +211,7 @@ def test_gpt2_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
 def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
     made = tokenization.train_bpe(KINDS.values(), 1000)
     encoder = tokenization.make_encoder(made)
-    assert encoder.name == "tiktoken"
+    assert encoder.tiktoken
     texts = [text.replace("<|endoftext|>", "") for text in (*KINDS.values(), *tokenization.HARD_TEXTS)]
     for text, ids in zip(texts, encoder(texts), strict=True):
         assert ids.tolist() == by_the_tokenizer(made, text)
@@ -221,7 +221,7 @@ def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
 def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_and_left_to_its_own_library(kind):
     made = UNLIKE_GPT2[kind]()
     encoder = tokenization.make_encoder(made)
-    assert encoder.name == "tokenizers" and tokenization._as_tiktoken(made) is None
+    assert encoder.tiktoken is None and tokenization._as_tiktoken(made) is None
     texts = ["def abc zebra others' defined don't 1234  x\n", TEXT.replace("<|endoftext|>", "")]
     for text, ids in zip(texts, encoder(texts), strict=True):
         assert ids.tolist() == by_the_tokenizer(made, text) and ids.dtype == np.uint32
@@ -230,7 +230,7 @@ def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_and_left_to_its_own_
 def test_tiktoken_with_another_split_is_found_out_and_not_used(monkeypatch):
     for pattern in (r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", r"'s| ?\S+|\s+"):
         monkeypatch.setattr(tiktoken_ext.openai_public, "r50k_pat_str", pattern)
-        assert tokenization.make_encoder(tokenization.train_bpe(KINDS.values(), 1000)).name == "tokenizers"
+        assert tokenization.make_encoder(tokenization.train_bpe(KINDS.values(), 1000)).tiktoken is None
 
 
 def test_without_tiktoken_or_with_another_merge_table_the_tokenizer_encodes(monkeypatch):
@@ -238,17 +238,17 @@ def test_without_tiktoken_or_with_another_merge_table_the_tokenizer_encodes(monk
     with monkeypatch.context() as patched:
         found = tokenization._as_tiktoken(right)
         patched.setattr(tokenization, "_as_tiktoken", lambda tokenizer: found)
-        assert tokenization.make_encoder(right).name == "tiktoken"
-        assert tokenization.make_encoder(other).name == "tokenizers"  # its sample shows it
+        assert tokenization.make_encoder(right).tiktoken
+        assert tokenization.make_encoder(other).tiktoken is None  # its sample shows it
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    assert tokenization.make_encoder(right).name == "tokenizers"
+    assert tokenization.make_encoder(right).tiktoken is None
 
 
 def test_both_libraries_class_every_character_alike():
     """Each of the merges shows whether a character is split from a letter, a digit, a sign or a space before it."""
     made = byte_level([(before, byte) for before in "a1.Ġ" for byte in sorted(pre_tokenizers.ByteLevel.alphabet())])
     encoder = tokenization.make_encoder(made)
-    assert encoder.name == "tiktoken"
+    assert encoder.tiktoken
     # Letters, digits and spaces end at U+323AF (Unicode 16); of ideographs and private use every eighth is enough.
     wide = [range(0x3400, 0xA000), range(0xAC00, 0xF900), range(0x17000, 0x1AFF0), range(0x20000, 0x32400)]
     codes = [code for code in range(0x32400) if code % 8 == 0 or not any(code in field for field in wide)]
@@ -284,7 +284,7 @@ def test_a_tokenizers_settings_do_not_touch_the_ids_nor_the_other_way_round(enco
 def test_a_million_spaces_in_a_row_are_encoded():
     made, run = MAKERS["bpe"]([TEXT]), " " * 1_000_000
     encoder = tokenization.make_encoder(made)
-    assert encoder.name == "tiktoken"
+    assert encoder.tiktoken
     got, after = encoder([run + "a", "after"])
     assert got.tolist() == ids_of(made, run + "a").tolist() and made.decode(after.tolist()) == "after"
 

@@ -198,10 +198,12 @@ def test_push_survives_lost_connections_and_lost_answers(server, pending, endpoi
 
 
 @pytest.mark.parametrize("endpoint", ["commit", "tag"])
-def test_what_a_lost_answer_has_made_is_found_by_the_next_process_too(server, pending, endpoint):
+def test_what_a_lost_answer_has_made_is_found_by_the_next_process_too(server, pending, monkeypatch, endpoint):
     stage(pending, 1, 2)
     server.faults = [Fault(ENDPOINTS[endpoint], kind="lose")]
-    assert push.push_pending(pending, deadline=0) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "DEADLINE_SECONDS", 0)
+        assert push.push_pending(pending) == 2
     assert server.titles(ID) == [title(1)]
     others = {**server.repositories[ID].commits[-1].files, "NOTES.md": b"by hand"}
     server.repositories[ID].commit("by hand", others)
@@ -218,7 +220,8 @@ def test_silent_hub_holds_a_push_up_no_longer_than_its_deadline(server, pending,
     begun = time.monotonic()
     with monkeypatch.context() as patched:
         patched.setitem(client.TIMEOUT_SECONDS, "read", 0.1)
-        assert push.push_pending(pending, deadline=0.5) == 1
+        patched.setattr(client, "DEADLINE_SECONDS", 0.5)
+        assert push.push_pending(pending) == 1
     assert time.monotonic() - begun < 5
     assert len(caplog.messages) == 1 and "Timeout" in caplog.messages[0]
     server.faults.clear()
@@ -312,9 +315,10 @@ def test_files_are_read_for_their_checksums_once_however_often_it_is_tried(serve
 # Beside training.
 
 
-def test_background_logs_a_fault_once_and_goes_on_when_the_hub_is_back(server, pending, tmp_path, caplog):
+def test_background_logs_a_fault_once_and_sends_when_the_hub_is_back(server, pending, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(client, "DEADLINE_SECONDS", 10)
     server.faults = [Fault("GET .*/refs", 10**6)]
-    pusher = push.Pusher(pending, deadline=10)
+    pusher = push.Pusher(pending)
     for step in (1, 2, 3):
         add(pusher, tmp_path, step)
     wait_until(lambda: server.count("refs") >= 12)  # several rounds of attempts
