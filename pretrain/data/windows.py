@@ -75,19 +75,12 @@ class Windows:
         row_T1[:] = _present(shard)[start : start + self.sequence_length + 1]
         self._refuse_bad_ids(shard, start, row_T1)
 
-    def read_all(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all shards that have windows, int32 end to end, and where each window starts in them.
-
-        The second array is (num_windows,) int64. Raises BadInput as ``read`` does, for every shard.
-        """
+    def read_all(self) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield the ids of each shard that has windows, int32, and how many it has. Raises BadInput as ``read`` does."""
         self.check_ids()
-        parts, starts, begin = [np.empty(0, np.int32)], [np.empty(0, np.int64)], 0
         for shard in self._shards:
             if shard.num_windows:
-                parts.append(_present(shard).astype(np.int32))
-                starts.append(begin + np.arange(shard.num_windows) * self.sequence_length)
-                begin += len(parts[-1])
-        return np.concatenate(parts), np.concatenate(starts)
+                yield _present(shard).astype(np.int32), shard.num_windows
 
     def check_ids(self) -> None:
         """Check every id of every shard that is there. Raises BadInput for the first one out of the vocabulary."""
@@ -284,12 +277,14 @@ class Resident:
 
     def __init__(self, sources: Sequence[Windows], device: torch.device):
         self._device = device
-        parts, self._starts, begin = [], [], 0
+        parts, self._starts, begin = [np.empty(0, np.int32)], [], 0
         for source in sources:
-            ids, starts = source.read_all()
-            parts.append(ids)
-            self._starts.append(begin + starts)
-            begin += len(ids)
+            starts = [np.empty(0, np.int64)]
+            for ids, num_windows in source.read_all():
+                starts.append(begin + np.arange(num_windows) * source.sequence_length)
+                begin += len(ids)
+                parts.append(ids)
+            self._starts.append(np.concatenate(starts))
         self._ids = torch.from_numpy(np.concatenate(parts)).to(device)
         self._places_T1 = torch.arange(sources[0].sequence_length + 1, device=device)
 
