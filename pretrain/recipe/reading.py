@@ -148,7 +148,8 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     Raises BadInput with every fault found: file, key, value, rule, remedy.
     """
     values, wrong, faults = _with_numbers(_read_file(path)), [], []
-    for name, text in (flags or {}).items():
+    flags = flags or {}
+    for name, text in flags.items():
         try:
             values[name] = rules.from_text(text, name)
         except ValueError:
@@ -167,7 +168,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
         for name, field in FIELDS.items():
             value = values.get(name, field.default)
             values[name] = float(value) if TYPES[name] is float and name not in OPTIONAL else value
-        faults, wrong = rules.recipe_faults(path, values), rules.idle_flags(values, list(flags or ()))
+        faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
     if faults or wrong:
         raise BadInput(wrong + [f"{path}: {fault}" for fault in faults])
     run_name = path.stem if values["run_name"] is None else values["run_name"]

@@ -5,7 +5,7 @@ import difflib
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,17 +99,8 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
 
 
 def _architecture_faults(r: SimpleNamespace) -> list[str]:
-    """Return what of the model's keys the architecture has not, lacks, or cannot do; init_from brings its own."""
-    faults = []
-    needed = ARCHITECTURES.get(r.architecture, ())
-    for name, field in FIELDS.items():
-        other, among = field.metadata["only"] or (None, ())
-        if other == "architecture" and r.architecture not in (None, *among) and getattr(r, name) not in (None, 0):
-            remedy = f"use --{name} 0" if field.default is ABSENT else "leave it out"
-            faults.append(
-                f"{name} = {shown(getattr(r, name))}: architecture = {r.architecture} has none; {remedy}, or use "
-                f"--architecture {either(among)}"
-            )
+    """Return what of the model's keys the architecture lacks, or cannot do; init_from brings its own."""
+    faults, needed = [], ARCHITECTURES.get(r.architecture, ())
     if r.init_from:
         return faults
     usual = {"num_key_value_heads": r.n_head, "intermediate_size": -(-8 * r.n_embd // 192) * 64}
@@ -153,14 +144,20 @@ def _mixture_faults(sources: list[dict], tokenizer: str) -> list[str]:
     return faults
 
 
-def idle_flags(values: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
-    """Return a fault for each flag that has no effect beside the others; a default or a zero does no harm."""
+def idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> list[str]:
+    """Return a fault for each key that the architecture has not, and for each flag that has no effect beside the others.
+
+    A zero does no harm, nor does a flag's default.
+    """
     faults = []
-    for name in flags:
-        other, among = FIELDS[name].metadata["only"] or (None, ())
-        if other and values[other] not in (None, *among) and values[name] not in (None, 0, FIELDS[name].default):
+    for name, field in FIELDS.items():
+        other, among = field.metadata["only"] or (None, ())
+        if other is None or values[other] in (None, *among) or values[name] in (None, 0):
+            continue
+        if other == "architecture" or (name in flags and values[name] != field.default):
+            remedy = f"use --{name} 0" if field.default is ABSENT else "leave it out"
             faults.append(
-                f"--{name} {shown(values[name])}: has no effect with {other} = {values[other]}; leave it out, or use "
+                f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}, or use "
                 f"--{other} {either(among)}"
             )
     return faults

@@ -40,12 +40,16 @@ def held(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_newest_checkpoint_is_fetched_whole_with_its_log(pushed, new):
+def test_newest_checkpoint_is_fetched_whole_with_its_log_and_not_again(pushed, new):
     path = fetch(new)
     assert path == new / "checkpoints" / tag(12) and held(path) == parts(12)
     assert (new / "metrics.jsonl").read_bytes() == content(12)["metrics.jsonl"]
     assert os.listdir(new / "checkpoints") == [tag(12)]
     assert stat.S_ISREG((path / "state.json").lstat().st_mode)
+    (new / "metrics.jsonl").write_text("mine")
+    pushed.requests.clear()
+    assert held(fetch(new)) == parts(12)
+    assert not pushed.count("safetensors") and (new / "metrics.jsonl").read_text() == "mine"
 
 
 def test_checkpoint_of_a_tag_or_a_commit_is_fetched(pushed, new, tmp_path):
@@ -60,14 +64,6 @@ def test_newest_of_all_checkpoints_is_fetched(server, pending, new):
     push.push_pending(pending)
     assert held(fetch(new)) == parts(12)
     assert held(fetch(new, f"hub://{ID}@{tag(5)}")) == parts(5)
-
-
-def test_what_is_here_and_whole_is_not_fetched_again(pushed, new):
-    fetch(new)
-    (new / "metrics.jsonl").write_text("mine")
-    pushed.requests.clear()
-    assert held(fetch(new)) == parts(12)
-    assert not pushed.count("safetensors") and (new / "metrics.jsonl").read_text() == "mine"
 
 
 def test_other_checkpoint_under_the_same_name_is_left_alone(pushed, new):

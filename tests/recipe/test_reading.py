@@ -484,7 +484,7 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
             "num_key_value_heads = 2 must divide n_head = 3; 1 or 3 does",
         ),
         ({"n_head": 32}, "n_embd / n_head = 1: rotary positions turn pairs"),
-        ({"resid_pdrop": 0.1}, "resid_pdrop = 0.1: architecture = llama has none; use --resid_pdrop 0"),
+        ({"resid_pdrop": 0.1}, "resid_pdrop = 0.1: has no effect with architecture = llama; use --resid_pdrop 0"),
         ({"embd_pdrop": 0.1}, "use --embd_pdrop 0"),
         ({"architecture": "lama"}, "must be gpt2 or llama; did you mean llama?"),
     ],
@@ -496,7 +496,9 @@ def test_what_a_llama_type_model_cannot_have_is_refused(tmp_path, change, words)
 
 def test_gpt2_refuses_what_only_llama_has(tmp_path):
     lines = refused(write(tmp_path, num_key_value_heads=1, tie_word_embeddings=True, rope_theta=10000.0))
-    assert len(lines) == 3 and all("gpt2 has none; leave it out, or use --architecture llama" in line for line in lines)
+    assert len(lines) == 3 and all(
+        "architecture = gpt2; leave it out, or use --architecture llama" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize(
