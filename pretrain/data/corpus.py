@@ -57,11 +57,6 @@ class OpenedSource:
             self.manifest = shards.describe_folder(self.folder)
             self._append(self.train, "train", opened)
 
-    def delete_before(self, window: int) -> None:
-        """Delete the train shards whose windows all lie below ``window``."""
-        for path in self.train.release_before(window):
-            path.unlink(missing_ok=True)
-
     def _append(self, opened: windows.Windows, split: str, first_row: int) -> None:
         rows = self.manifest["splits"][split][first_row:]
         shards.refuse_changed(self.folder, rows)
@@ -207,7 +202,8 @@ class Corpus:
         """With stream_keep = consumed, delete the train shards that no step from ``step`` on reads."""
         if self._consumed:
             for source, first in zip(self.sources, order.oldest_needed(step), strict=True):
-                source.delete_before(first)
+                for path in source.train.release_before(first):
+                    path.unlink(missing_ok=True)
 
     def contents(self) -> list[dict]:
         """Return what a resumed run must find again of each source."""

@@ -138,13 +138,7 @@ class ShardWriter:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        split: str,
-        part: int,
-        first_number: int,
-        bytes_per_token: np.ndarray,
-        shard_tokens: int,
+        self, folder: Path, split: str, part: int, first_number: int, bytes_per_token: np.ndarray, shard_tokens: int
     ):
         if part > 99_999:
             raise BadInput(f"{folder}: source file {part}: shard names count to 99999; join the source files")
