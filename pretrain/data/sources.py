@@ -86,8 +86,8 @@ def find_source(wanted: Data) -> FoundSource:
             if not held_out and not wanted.validation_fraction:
                 raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
             paths = {split: [*map(Path, names)] for split, names in splits.items()}
-            identity["validation"] = wanted.validation_fraction
             identity |= {split: [[p.name, files.sha256(p)] for p in found] for split, found in paths.items()}
+            identity.setdefault("validation", wanted.validation_fraction)
             parts = _text_parts(paths, wanted.validation_fraction)
             return FoundSource(wanted, Path(train[0]).stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
         identity |= {"train": _stamps(train), "text_column": wanted.text_column}
