@@ -31,8 +31,8 @@ FLAGS ?=
 # uv is used where it is installed.
 UV := $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
-# Of the tests: one more than cores, for some tests wait; each takes a gigabyte.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 16))')
+# Of the tests: two more than cores, for some tests wait; each takes a gigabyte.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 2, 16))')
 
 .DEFAULT_GOAL := help
 .PHONY: help environment venv check-setup gpu-status gpu-hot card-report train ddp-train stop kill-gpu test test-slow check format clean test-null-card
@@ -70,7 +70,7 @@ gpu-hot: $(VENV)/.installed ## full load on every card for a minute (SECONDS=60)
 card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak of GPT-2 124M, and the row to send us
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
 
-test: $(VENV)/.installed-dev ## the tests, about 4.5 minutes on 2 cores
+test: $(VENV)/.installed-dev ## the tests, about 3 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not slow and not null_card" -n $(WORKERS)
 
 test-slow: $(VENV)/.installed-slow ## campaigns of kills and parities

@@ -22,6 +22,7 @@ FILES = {
 }
 SCRIPTS = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 PRODUCT = [*FILES.values(), *SCRIPTS.values(), *PACKAGES]
+DISTRIBUTIONS = {"yaml": "pyyaml", "tiktoken_ext": "tiktoken", "pynvml": "nvidia-ml-py"}
 YAMLS = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 
 
@@ -174,6 +175,18 @@ def test_readme_names_every_top_level_entry_and_every_room_and_the_tour_every_fi
     missing = {name for name in tops if not name.startswith(".") and name not in text}
     assert not missing | {name for name in FILES if name.partition("/")[2] not in tour}
     assert not {room for room in ROOMS if f"      {room}/ " not in text or f"      {room}/ " not in tour}
+
+
+def test_every_package_that_is_imported_is_declared():
+    declared = {name.lower() for text in ("", "-trackers") for name in packages(f"requirements{text}.txt")}
+    for path in PRODUCT:
+        names = {name.lstrip(".").split(".")[0] for name in imported(path)} - sys.stdlib_module_names
+        names -= {"pretrain", "bitsandbytes"}  # the second is asked for by name where it is needed
+        assert {DISTRIBUTIONS.get(name, name) for name in names} <= declared, path
+
+
+def packages(name):
+    return re.findall(r"^[A-Za-z][\w-]*", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_readme_is_read_in_five_minutes_and_has_pictures():
