@@ -38,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if asked.warm_up_seconds:
             return warm_up(asked.warm_up_seconds)
-        recipe = reading.load_recipe(Path(asked.recipe))
+        sizes = keys.SIZES | keys.GPT3_SIZES
+        shape = reading.shape_of_size(asked.size, sizes=sizes) if asked.size else {}
+        recipe = reading.load_recipe(Path(asked.recipe), shape)
         if recipe.model.init_from:
             recipe = with_its_model(recipe)
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
@@ -56,6 +58,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, not lines")
     parser.add_argument("--quick", action="store_true", help="without compiler, all-reduce and the disk's speed")
     parser.add_argument("--estimate", action="store_true", help="what the recipe will take, not what the machine is")
+    parser.add_argument(
+        "--size", metavar="NAME", help="estimate the recipe with another shape (gpt2-xl, gpt3-175b, ...)"
+    )
     parser.add_argument("--card", metavar="NAME", help="estimate for this card (a6000, rtx4090, ...)")
     parser.add_argument("--all_cards", action="store_true", help="estimate for every card we know: a table")
     parser.add_argument("--count", type=int, metavar="N", help="estimate for this many cards")
@@ -87,7 +92,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         faults.append("--price_per_card_hour and --price_per_machine_hour: give one of them")
     if faults:
         raise BadInput(faults)
-    asked.estimate |= bool(asked.card or asked.all_cards or asked.count)
+    asked.estimate |= bool(asked.size or asked.card or asked.all_cards or asked.count)
     asked.estimate |= bool(asked.price_per_card_hour or asked.price_per_machine_hour)
     return asked
 
@@ -188,6 +193,9 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         raise BadInput(f"--estimate: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
     count = asked.count or len(found) or 1
     row = forecast.estimate_run(recipe, card, count, price(asked, count))
+    while asked.size and not asked.count and not row["fits"] and count < 4096:  # the fewest that hold the model
+        count *= 2
+        row = forecast.estimate_run(recipe, card, count, price(asked, count))
     print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
     return 0
 

@@ -9,6 +9,7 @@ not all there. The same command goes on where a stopped or killed one was: manif
 says which row of which file comes next.
 """
 
+import logging
 import sys
 from pathlib import Path
 
@@ -34,6 +35,7 @@ EXTRAS = {
 def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print where it lies."""
     client.bound_client()
+    logging.getLogger("pretrain.recipe").setLevel(logging.WARNING)  # train.py's own notes on the recipe are enough
     recipe, extras = reading.parse_command(
         sys.argv[1:] if argv is None else argv, "Turn text into folders of token shards.", EXTRAS
     )

@@ -1,7 +1,9 @@
-"""The terminal: what the product logs, beside a progress bar, from the main process of a launch."""
+"""The terminal: what the product logs, beside a progress bar, from the main process of a launch; and a copy in a file."""
 
+import contextlib
 import logging
 import sys
+from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
@@ -18,15 +20,43 @@ def start(is_main: bool = True, stream: TextIO | None = None) -> None:
     log.setLevel(logging.INFO)
 
 
+def keep_in(path: Path) -> None:
+    """Append to a file what has been shown since ``start`` and what will be; one that cannot be written ends nothing."""
+    for terminal in _terminals():
+        with contextlib.suppress(OSError):
+            terminal.file = path.open("a", encoding="utf-8", buffering=1)
+            terminal.keep(*terminal.before)
+
+
+def keep(line: str) -> None:
+    """Append a line to that file which was shown in another way."""
+    for terminal in _terminals():
+        terminal.keep(line)
+
+
+def _terminals() -> list["_Terminal"]:
+    return [handler for handler in logging.getLogger("pretrain").handlers if isinstance(handler, _Terminal)]
+
+
 class _Terminal(logging.Handler):
     def __init__(self, level: int, stream: TextIO | None):
         super().__init__(level)
         self.stream = stream
+        self.file: TextIO | None = None
+        self.before: list[str] = []  # what was shown before there was a file
 
     def emit(self, record: logging.LogRecord) -> None:
-        stream = self.stream or sys.stderr
-        tqdm.write(self.format(record), file=stream)
+        stream, line = self.stream or sys.stderr, self.format(record)
+        tqdm.write(line, file=stream)
         stream.flush()
+        self.keep(line)
+
+    def keep(self, *lines: str) -> None:
+        if self.file is None:
+            self.before += lines
+            return
+        with contextlib.suppress(OSError):
+            self.file.writelines(f"{line}\n" for line in lines)
 
     def format(self, record: logging.LogRecord) -> str:
         return f"error: {record.getMessage()}" if record.levelno >= logging.ERROR else record.getMessage()

@@ -55,9 +55,12 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
         try:
             return main(*args, **kwargs) or 0
         except (BadInput, TrainingStopped) as error:
+            from pretrain.base import console  # here, for its package may be what is missing
+
             if os.environ.get("RANK", "0") == "0" or getattr(error, "alone", False):
                 for line in getattr(error, "lines", [str(error)]):
                     print(f"error: {line}", file=sys.stderr, flush=True)
+                    console.keep(f"error: {line}")
             return getattr(error, "status", 1)
 
     return wrapper

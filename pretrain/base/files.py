@@ -1,17 +1,22 @@
 """Durable files: a reader sees the whole old file or the whole new one, also after a power cut."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from pretrain.base.errors import BadInput
+
+try:
+    import fcntl
+except ImportError:
+    sys.exit("error: this needs Linux or macOS; on Windows use WSL 2: wsl --install, then all commands within it")
 
 # As /proc/mounts names them.
 NETWORK_FILE_SYSTEMS = re.compile(

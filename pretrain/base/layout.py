@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-METRICS = "metrics.jsonl"
+METRICS, LOG = "metrics.jsonl", "run.log"
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 STEP = re.compile(r"step-(\d{8})")  # a checkpoint, a push, a tag
 PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")

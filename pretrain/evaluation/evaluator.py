@@ -13,8 +13,6 @@ from pretrain.machine.sharding import WholeModel
 from pretrain.model.loss import loss_module
 from pretrain.recipe import keys
 
-SAMPLING = {"temperature": 0.8, "top_k": 200, "top_p": 1.0}
-
 
 def read_items(evaluation: keys.Evaluation) -> list[hellaswag.Item]:
     """Return the HellaSwag items that the run scores itself on; none where it does not."""
@@ -97,7 +95,14 @@ class Evaluator:
                 ids = encode_prompt(tokenizer, prompt)
                 seed = self._recipe.model.seed + number
                 new = sampling.sample(
-                    model, ids, tokenizer, max_new_tokens=evaluation.sample_tokens, seed=seed, **SAMPLING
+                    model,
+                    ids,
+                    tokenizer,
+                    max_new_tokens=evaluation.sample_tokens,
+                    temperature=evaluation.sample_temperature,
+                    top_k=evaluation.sample_top_k,
+                    top_p=evaluation.sample_top_p,
+                    seed=seed,
                 )
                 found.append((prompt, tokenizer.decode(new, skip_special_tokens=True)))
         return found

@@ -13,6 +13,7 @@ from pretrain.recipe import keys
 from pretrain.recipe.plan import make_plan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+SHARED = ("weights", "gradients", "moments", "half copies")
 SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/machine/estimate.py, fitted to 20 cards
 on which others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.py). Rates of matrix products are those that
 others measured (pretrain/machine/cards.py). Parameters and FLOPs are counted."""
@@ -32,6 +33,10 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     for checkpointing in (recipe.model.gradient_checkpointing, "full"):
         if size := estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how):
             break
+    if not size and count > 1:  # the model itself shared out, as zero3_x8.yaml does, which is not compiled
+        compiled = False
+        how |= {"compiled": compiled, "shards": dict.fromkeys(SHARED, count)}
+        size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if isinstance(asked := recipe.batch.per_device_train_batch_size, int):
         size = min(size, asked)
     tokens = recipe.batch.tokens_per_step * recipe.schedule.max_steps
@@ -47,6 +52,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
         "flops_per_token": shape.flops_per_token,
         "tokens": tokens,
         "fits": bool(size),
+        "shared_out": "weights" in how.get("shards", ()),
     }
     if not size:
         return row
@@ -109,7 +115,12 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         f"{in_short(row['tokens'])} tokens",
     ]
     if not row["fits"]:
-        return "\n".join([*lines, "memory       does not fit, not even one sequence with gradient checkpointing"])
+        return "\n".join(
+            [
+                *lines,
+                "memory       does not fit, not even one sequence with gradient checkpointing",
+            ]
+        )
     parts, size, chosen = row["memory_bytes"], row["per_device_train_batch_size"], row["gradient_checkpointing"]
     listed = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
     lines += [
@@ -119,12 +130,17 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         f"and card; {row['precision']}, {'compiled' if row['compiled'] else 'not compiled'}"
         f"{f', {chosen} gradient checkpointing' if chosen != 'none' else ''}",
     ]
-    if chosen != recipe.model.gradient_checkpointing:
+    if row["shared_out"]:
+        lines.append(
+            "             fits only with the model shared out (zero3_x8.yaml) and --gradient_checkpointing full"
+        )
+    elif chosen != recipe.model.gradient_checkpointing:
         lines.append("             fits with --gradient_checkpointing full only, which is a third more work")
     lines += [
-        f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU",
+        f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
+        f"{', gathering shared weights not counted' if row['shared_out'] else ''}",
         *([f"others       {others(card.training)}"] if "measured_by_others" in row else []),
-        f"time         {rounded(row['hours'])} h, evaluating and saving not counted",
+        f"time         {rounded(row['hours'])} h{days(row['hours'])}, evaluating and saving not counted",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]
     if "cost" in row:
@@ -132,6 +148,11 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     speed = row["measured_tokens_per_second"]
     known = f"Measured: {speed:,.0f} tokens/s (benchmarks/results)." if speed else "Nothing of it is measured by us."
     return "\n".join([*lines, "", known, SOURCES])
+
+
+def days(hours: float) -> str:
+    """Return hours as days too, where they are some."""
+    return f" ({rounded(hours / 24)} days)" if hours >= 48 else ""
 
 
 def products(card: cards.Card) -> str:

@@ -59,9 +59,6 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
 
 def system(name: str, release: str) -> Check:
     """Judge the operating system: ``platform.system()`` and ``platform.release()``."""
-    if name == "Windows":
-        missing = "Windows has no fcntl, and no Triton for torch.compile"
-        return Check("system", ERROR, missing, "use WSL 2: wsl --install")
     if name == "Linux" and "microsoft" in release.lower():
         return Check("system", OK, "Linux under WSL; keep data/ and runs/ in its own file system, not under /mnt/c")
     if name == "Darwin":

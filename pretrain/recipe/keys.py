@@ -25,6 +25,10 @@ LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings",
 MODEL_KEYS = ("architecture", "n_layer", "n_head", "n_embd", "vocab_size", *LLAMA_KEYS)
 # Names of the architectures (records in model/architectures.py), each with the keys that it needs beside all models'.
 ARCHITECTURES: dict[str, tuple[str, ...]] = {"gpt2": (), "llama": LLAMA_KEYS}
+# GPT-2's sizes, as n_layer, n_head, n_embd, by llm.c's names and Transformers'; GPT-3's for estimates.
+SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}
+SIZES |= dict(zip(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), SIZES.values(), strict=True))
+GPT3_SIZES = {"gpt3-125m": (12, 12, 768), "gpt3-6.7b": (32, 32, 4096), "gpt3-175b": (96, 96, 12288)}
 OPTIMIZERS = ("adamw", "adamw_8bit", "muon")  # records in optim/optimizers.py
 UNSHARDED = ("adamw_8bit",)  # those whose moments cannot be shared out
 # What a source of a mixture may state: which one it is, and what else it has from the recipe.
@@ -174,7 +178,7 @@ class Schedule:
     min_lr_ratio: float = required(
         "last learning rate / peak", (0.0, 1.0), only=("lr_scheduler_type", ("cosine", "linear", "wsd"))
     )
-    warmup_steps: int = required("updates of linear warm-up", (0, 10**9))
+    warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
     lr_scheduler_type: str = required(
         "shape after the warm-up; wsd: the peak, then a line down", choices=("cosine", "linear", "wsd", "constant")
     )
@@ -193,6 +197,9 @@ class Evaluation:
     sample_steps: int = run(0, "steps between samples", (0, 10**9))
     sample_prompts: list[str] = run((), "what the samples go on from")
     sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6))
+    sample_temperature: float = run(0.8, "of a sample; 0 = always the likeliest token", (0.0, 100.0))
+    sample_top_k: int = run(200, "a sample chooses among so many likeliest tokens; 0 = all", (0, 10**6))
+    sample_top_p: float = run(1.0, "and among the likeliest that hold this probability", (1e-6, 1.0))
     hellaswag_steps: int = run(0, "steps between HellaSwag scores", (0, 10**9))
     hellaswag_files: list[str] | None = run(None, "HellaSwag's items, JSON lines or Parquet; none: those of the Hub")
 

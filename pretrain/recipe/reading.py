@@ -2,18 +2,21 @@
 
 import argparse
 import dataclasses
+import logging
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.recipe import rules
-from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SLICES, TYPES, Recipe, deal, fixed
-from pretrain.recipe.rules import nearest, shown, type_name
+from pretrain.recipe import others, rules
+from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
+from pretrain.recipe.rules import either, nearest, shown, type_name
+
+log = logging.getLogger(__name__)
 
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
 METAVARS = {int: "N", float: "X", bool: "true|false"}
@@ -99,6 +102,7 @@ def parse_command(
     usual.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
     for name in USUAL:
         _add_flag(usual, name)
+    usual.add_argument("--size", metavar="|".join(SIZES), help="n_layer, n_head and n_embd of this GPT-2")
     modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
     for name, (wanted, help) in extras.items():
         value: dict[str, Any] = {"action": "store_true"} if wanted is bool else {"metavar": type_name(wanted).upper()}
@@ -110,6 +114,8 @@ def parse_command(
                 _add_flag(group, field.name)
     given = vars(parse_flags(parser, argv))
     path = Path(given.pop("recipe"))
+    if "size" in given:
+        given |= shape_of_size(given.pop("size"), given)
     chosen = {}
     for name in extras.keys() & given.keys():
         text = given.pop(name)
@@ -118,6 +124,17 @@ def parse_command(
         except ValueError:
             raise BadInput(f"--{name} {text}: must be {type_name(extras[name][0])}") from None
     return load_recipe(path, given), chosen
+
+
+def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tuple] = SIZES) -> dict[str, str]:
+    """Return the flags that a size stands for; raises BadInput for an unknown one, or beside other flags of the shape."""
+    names = ("n_layer", "n_head", "n_embd")
+    faults = [f"--size {size} and --{name}: both give the shape; leave one out" for name in names if name in given]
+    if size not in sizes:
+        faults.append(f"--size {size}: must be {either(list(sizes))}")
+    if faults:
+        raise BadInput(faults)
+    return dict(zip(names, map(str, sizes[size]), strict=True))
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
@@ -134,11 +151,13 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         names = [flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-        flags = [word.split("=")[0] for word in unknown if word.startswith("-")]  # their values may be secrets
-        raise BadInput(
-            [f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}" for flag in flags]
-            or f"{unknown[0]}: is no flag; every value follows a --key"
-        )
+        faults = []
+        for word, value in zip(unknown, [*unknown[1:], ""], strict=True):
+            flag = word.split("=")[0]  # its value may be a secret
+            if word.startswith("-"):
+                unsaid = f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}"
+                faults.append(others.answer(flag, word.partition("=")[2] or value) or unsaid)
+        raise BadInput(faults or f"{unknown[0]}: is no flag; every value follows a --key")
     return known
 
 
@@ -168,6 +187,12 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
         for name, field in FIELDS.items():
             value = values.get(name, field.default)
             values[name] = float(value) if TYPES[name] is float and name not in OPTIONAL else value
+        if values["warmup_steps"] > values["max_steps"]:
+            asked, values["warmup_steps"] = values["warmup_steps"], values["max_steps"] // 4
+            log.info(
+                f"warmup_steps = {asked} is longer than the run, max_steps = {values['max_steps']}: the learning rate "
+                f"rises over the first {values['warmup_steps']}, a quarter of it"
+            )
         faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
     if faults or wrong:
         raise BadInput(wrong + [f"{path}: {fault}" for fault in faults])

@@ -69,11 +69,6 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
             f"optimizer = {r.optimizer} with shard_optimizer = true: its moments cannot be shared out; use "
             f"--shard_optimizer false, or --optimizer adamw"
         )
-    if r.warmup_steps > r.max_steps:
-        faults.append(
-            f"warmup_steps = {r.warmup_steps} is more than max_steps = {r.max_steps}: the peak would never be reached. "
-            f"Use --warmup_steps {max(1, r.max_steps // 20)}"
-        )
     if r.lr_scheduler_type == "wsd" and r.warmup_steps + r.decay_ratio * r.max_steps > r.max_steps:
         faults.append(
             f"warmup_steps = {r.warmup_steps} and the decay, decay_ratio = {r.decay_ratio} of max_steps = "

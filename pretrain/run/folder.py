@@ -6,9 +6,9 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from pretrain.base import files
+from pretrain.base import console, files
 from pretrain.base.errors import BadInput
-from pretrain.base.layout import clear_partial
+from pretrain.base.layout import LOG, clear_partial
 from pretrain.hub import fetch
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
@@ -17,6 +17,7 @@ LOCK = ".lock"
 CONTENTS = {
     "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {}",
     "metrics.jsonl": "every number above",
+    "run.log": "these lines",
     "curves.png": "loss, learning rate, speed",
     "samples.txt": "text on the way",
     "checkpoints": "to resume from",
@@ -53,6 +54,7 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     with files.locked(run_dir / LOCK, busy):
         clear_partial(recipe.saving.checkpoints)
         files.write_text(run_dir / "recipe.yaml", keys.as_yaml(recipe))
+        console.keep_in(run_dir / LOG)
         accelerator.wait_for_everyone()
         yield
 

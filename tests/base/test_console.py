@@ -33,6 +33,22 @@ def test_a_line_stands_beside_a_progress_bar(capsys):
     assert cleared.endswith("\r") and "3/10" in cleared and "4/10" in after
 
 
+def test_a_run_s_log_holds_what_was_shown_before_and_after_it_is_begun(tmp_path, capsys):
+    path = tmp_path / "run.log"
+    console.start()
+    log.info("the plan")
+    console.keep_in(path)
+    log.info("step 1")
+    console.keep("error: bad data")  # as what ends a run is shown
+    assert path.read_text() == "the plan\nstep 1\nerror: bad data\n"
+    console.start()
+    log.info("resumed")
+    console.keep_in(path)
+    assert path.read_text().endswith("bad data\nresumed\n") and "resumed" in capsys.readouterr().err
+    console.keep_in(tmp_path / "nowhere" / "run.log")
+    log.info("goes on without")
+
+
 def test_another_process_shows_only_the_errors_that_it_alone_knows(capsys):
     console.start(is_main=False)
     log.info("step 1")

@@ -33,6 +33,13 @@ def other_process(lock):
     )
 
 
+def test_windows_is_answered_in_a_line_that_names_wsl_2():
+    without = "import sys; sys.modules['fcntl'] = None; import pretrain.base.files"
+    done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: this needs Linux or macOS; on Windows use WSL 2")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_replacing_takes_the_place_of_the_old_file(tmp_path, monkeypatch):
     """Its bytes are synced before it has its name, and the name after."""
     done, real, path = [], os.replace, tmp_path / "a"

@@ -1,5 +1,6 @@
 """The recipe: what it accepts, what it refuses, and that each remedy it prints works."""
 
+import logging
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ from conftest import RECIPE, ROOT
 
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import redact_url
-from pretrain.recipe import keys, reading
+from pretrain.recipe import keys, others, reading
 from pretrain.recipe.plan import Plan, make_plan
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -283,7 +284,6 @@ def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
     [
         *[("tokens_per_step", tokens, r"the nearest is (\d+)") for tokens in (1, 15, 100, 129, 1000)],
         ("n_head", 3, r"n_head (\d+) is"),
-        ("warmup_steps", 11, r"--warmup_steps (\d+)"),
         ("save_total_limit", 1, r"Use (2) or more"),
     ],
 )
@@ -302,7 +302,16 @@ def test_run_name_decides_the_run_folder_and_one_that_leaves_it_is_refused(tmp_p
 
 def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(tmp_path):
     fixed = keys.fixed(recipe(tmp_path))
-    may_change = {"per_device_train_batch_size", "logging_steps", "eval_steps", "eval_tokens", "sample_steps"}
+    may_change = {
+        "per_device_train_batch_size",
+        "logging_steps",
+        "eval_steps",
+        "eval_tokens",
+        "sample_steps",
+        "sample_temperature",
+        "sample_top_k",
+        "sample_top_p",
+    }
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
     may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
     may_change |= {"tf32", "deterministic", "gradient_checkpointing", "compile_mode", "shard_optimizer", "ddp_timeout"}
@@ -342,6 +351,76 @@ def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
         (message,) = refused(path, flags)
         assert next(iter(flags)) in message
     assert "must be an integer, or auto" in refused(path, {"per_device_train_batch_size": "Auto"})[0]
+
+
+def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_and_one_that_fits_stays(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "pretrain")
+    path = write(tmp_path)
+    for steps, warmup in ((20, "20"), (20, "19"), (1, "1")):
+        read = reading.load_recipe(path, {"max_steps": str(steps), "warmup_steps": warmup})
+        assert read.schedule.warmup_steps == int(warmup) and not caplog.messages
+    cut = reading.load_recipe(path, {"max_steps": "20", "warmup_steps": "21"})
+    assert cut.schedule.warmup_steps == 5 and "warmup_steps = 21 is longer than the run, max_steps = 20" in caplog.text
+    assert reading.load_recipe(path, {"max_steps": "3", "warmup_steps": "4"}).schedule.warmup_steps == 0
+    for recipe_file in sorted((ROOT / "recipes").glob("*.yaml")):  # the first thing that anybody tries
+        assert reading.load_recipe(recipe_file, {"max_steps": "20"}).schedule.warmup_steps <= 20
+
+
+def test_a_size_is_gpt_2s_shape_by_either_name_and_stands_without_other_flags_of_the_shape(tmp_path):
+    def shape(*words):
+        model = reading.parse_command(["--recipe", str(write(tmp_path)), *words], "", {})[0].model
+        return model.n_layer, model.n_head, model.n_embd
+
+    assert shape("--size", "d12") == shape("--size", "gpt2") == (12, 12, 768)
+    assert shape("--size", "gpt2-xl") == shape("--size", "d48") == (48, 25, 1600)
+    assert shape("--size", "d24") == (24, 16, 1024) and shape("--size", "d36") == (36, 20, 1280)
+    with pytest.raises(BadInput, match="--size d12 and --n_embd: both give the shape; leave one out"):
+        shape("--size", "d12", "--n_embd", "768")
+    with pytest.raises(BadInput, match="--size d13: must be d12, d24, .* or gpt2-xl"):
+        shape("--size", "d13")
+
+
+@pytest.mark.parametrize(
+    ("words", "answers"),
+    [
+        (["--batch_size", "8"], ["--batch_size: a flag of nanoGPT; here it is: per_device_train_batch_size"]),
+        (
+            ["--gpu", "rtx_a6000"],
+            ["not needed: accelerate launch --config_file accelerate_configs/a6000.yaml train.py"],
+        ),
+        (["--gpu=auto"], ["accelerate_configs/CARD.yaml train.py; plain python train.py chooses"]),
+        (
+            ["--steps", "5", "--lr", "1e-3"],
+            ["--steps: a flag of other scripts; here it is: max_steps", "learning_rate"],
+        ),
+        (["--block-size", "8"], ["--block-size: a flag of nanoGPT; here it is: sequence_length"]),
+        (["-b", "8"], ["-b: a flag of llm.c; here it is: per_device_train_batch_size (a ceiling, or auto)"]),
+        (["--grad_accum_steps", "8"], ["not needed: derived. tokens_per_step / (per_device_train_batch_size x"]),
+        (["--gradient_accumulation_steps", "8"], ["not needed: derived"]),
+        (["--max_length", "8", "--max_iters", "5"], ["sequence_length", "nanoGPT; here it is: max_steps"]),
+        (["--eval_iters", "8"], ["eval_tokens = eval_iters x batch_size x block_size"]),
+        (["--amp_dtype", "bf16", "--use_amp"], ["YAML mixed_precision", "YAML mixed_precision"]),
+        (["--enable_flash_attention", "--enable_jit"], ["always SDPA", "what pays is on by itself; docs/cards.md"]),
+        (["--compile"], ["YAML dynamo_backend"]),
+        (["--dataloader_num_workers", "4"], ["no DataLoader"]),
+        (["--num_train_epochs", "3"], ["max_steps = epochs x train tokens / tokens_per_step"]),
+        (["--per_device_eval_batch_size", "3"], ["not needed: the training's micro-batch"]),
+    ],
+)
+def test_a_flag_of_another_trainer_is_answered_with_ours(tmp_path, words, answers):
+    with pytest.raises(BadInput) as caught:
+        reading.parse_command(["--recipe", str(write(tmp_path)), *words], "", {})
+    assert len(caught.value.lines) == len(answers)
+    assert all(answer in line for answer, line in zip(answers, caught.value.lines, strict=True))
+
+
+def test_no_flag_of_another_trainer_is_one_of_ours_and_their_tables_stand_on_the_page_of_knobs():
+    page = (ROOT / "docs/knobs.md").read_text()
+    for trainer, table in others.TABLES.items():
+        assert table.strip("\n") in page, trainer
+    cells = [line.split("|")[1] for line in others.TABLES["other scripts"].splitlines() if line]
+    first = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert first and not first & set(keys.FIELDS)
 
 
 # What a run reads.
@@ -430,7 +509,7 @@ def test_a_mixture_that_is_no_list_of_mappings_is_refused(tmp_path):
         assert "must be a list of mappings" in refused(line(tmp_path, "sources", text))[0]
     assert "weight stands twice" in refused(line(tmp_path, "sources", "[{weight: 1, dataset_name: a, weight: 2}]"))[0]
     assert "sources is empty" in refused(mixture(tmp_path))[0]
-    assert len(refused(mixture(tmp_path, {"weight": 0}, {"dataset_nam": 1}, tokenizer="bpe", warmup_steps=11))) == 7
+    assert len(refused(mixture(tmp_path, {"weight": 0}, {"dataset_nam": 1}, tokenizer="bpe"))) == 6
 
 
 def test_a_mixture_with_a_tokenizer_made_from_one_text_is_refused(tmp_path):

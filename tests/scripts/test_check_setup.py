@@ -247,6 +247,20 @@ def test_the_table_has_every_card_and_no_speed_above_a_peak(capsys):
         assert sum(row["memory_bytes"].values()) < card.memory_gib * 2**30
 
 
+def test_any_size_is_estimated_on_the_fewest_cards_that_hold_it(capsys):
+    gpt3 = ("--size", "gpt3-175b", "--card", "h100")
+    row = json.loads(called(capsys, *gpt3, "--json", "--price_per_machine_hour", "3")[0])
+    assert row["parameters"] == pytest.approx(175e9, rel=0.01) and row["shared_out"] and row["fits"]
+    assert row["count"] * 80 * 2**30 > 16 * row["parameters"] > row["count"] // 2 * 60 * 2**30
+    assert row["cost"] == pytest.approx(3 * row["hours"]) and sum(row["memory_bytes"].values()) < 80 * 2**30
+    out = called(capsys, *gpt3)[0]
+    assert "zero3_x8.yaml" in out and " days)" in out and "gathering shared weights not counted" in out
+    assert "does not fit" in called(capsys, *gpt3, "--count", "8")[0]
+    small = json.loads(called(capsys, "--size", "d12", "--card", "h100", "--json")[0])
+    assert small["count"] == 1 and not small["shared_out"] and small["parameters"] == 124_475_904
+    assert "must be d12, d24" in called(capsys, "--size", "d11", expect=2)[1]
+
+
 def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "nvidia_smi", lambda: [{"name": "NVIDIA RTX A6000"}] * 4)
     row = json.loads(called(capsys, "--estimate", "--json")[0])

@@ -51,8 +51,10 @@ def uninterrupted(whole_run, tmp_path, monkeypatch):
 def test_a_run_leaves_everything_that_the_readme_names(workplace):
     done = run("train.py", *TINY, "--run_name", "r", PICTURES="1")
     folder = Path("runs/r")
-    for name in ("recipe.yaml", "metrics.jsonl", "curves.png", "samples.txt", "model/config.json"):
+    for name in ("recipe.yaml", "metrics.jsonl", "curves.png", "samples.txt", "run.log", "model/config.json"):
         assert (folder / name).stat().st_size > 0, name
+    shown, kept = (text.splitlines() for text in (done.stderr, (folder / "run.log").read_text()))
+    assert len(kept) > 20 and kept == [line for line in shown if "\r" not in line and "it/s]" not in line]
     steps = [row["step"] for row in rows("r") if "train/loss" in row]
     assert steps == list(range(1, 13))
     assert [row["step"] for row in rows("r") if "eval/loss" in row] == [0, 4, 8, 12]
@@ -64,6 +66,14 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     again = run("train.py", *TINY, "--run_name", "r")  # a finished run has nothing left to do, and says so
     assert "resumed from runs/r/checkpoints/step-00000012" in again.stderr
     assert [row["step"] for row in rows("r") if "train/loss" in row] == steps
+
+
+def test_samples_are_drawn_as_the_recipe_says(workplace):
+    short = (*TINY, "--max_steps", "2", "--eval_steps", "0", "--save_steps", "0", "--sample_tokens", "30")
+    for name, keys in {"likeliest": ("temperature", "0"), "one": ("top_k", "1"), "any": ("top_p", "1")}.items():
+        run("train.py", *short, "--run_name", name, f"--sample_{keys[0]}", keys[1])
+    likeliest, one, other = (Path(f"runs/{name}/samples.txt").read_text() for name in ("likeliest", "one", "any"))
+    assert likeliest == one != other
 
 
 def test_first_update_has_a_learning_rate_and_the_last_is_the_floor(workplace):

@@ -1,0 +1,107 @@
+"""The pages: their commands are understood, the walkthrough and the notebook run, and print what they say."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TEXT
+
+import check_setup
+import eval_hellaswag
+import export_model
+import generate
+import prepare_data
+from benchmarks import terminal_picture
+from pretrain.recipe import reading
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What a script asks of its flags; a recipe, a model or a file need not be there.
+PARSERS = {
+    "check_setup.py": check_setup.parse,
+    "eval_hellaswag.py": eval_hellaswag.parse,
+    "export_model.py": export_model.parse,
+    "generate.py": generate.parse,
+    "prepare_data.py": lambda words: reading.parse_command(words, "", prepare_data.EXTRAS),
+    "train.py": lambda words: words[:1] == ["--push_pending"] or reading.parse_command(words, "", reading.TRAIN_MODES),
+}
+STANDS_FOR = {"$SLURM_ARRAY_TASK_ID": "0", "R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """Return the scripts that a page's commands start, with their flags."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = []
+    for line in re.findall(r"^    (.*(?:python|accelerate launch) .*)$", text, re.MULTILINE):
+        words = [STANDS_FOR.get(word, word) for word in shlex.split(line, comments=True)]
+        script = next((i for i, word in enumerate(words) if word in PARSERS), None)
+        if script is not None:
+            found.append((words[script], words[script + 1 :]))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_every_command_of_a_page_is_understood(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for script, words in commands(page):
+        PARSERS[script](words)
+
+
+def test_pages_have_commands_of_every_script():
+    found = {script for page in PAGES for script, _ in commands(page)}
+    assert found == set(PARSERS) and sum(len(commands(page)) for page in PAGES) > 30
+
+
+def test_the_walkthrough_runs_and_prints_lines_like_those_on_the_page(tmp_path):
+    page = (ROOT / "docs/walkthrough.md").read_text(encoding="utf-8")
+    steps = re.findall(r"```python\n([^`]*?)```\n+((?:    [^\n]*\n)*)", page)
+    assert len(steps) == 8
+    code = "".join(step for step, _ in steps).replace("updates = 300", "updates = 25")
+    told = "".join(shown for _, shown in steps).replace("    ", "")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    def without_figures(text):
+        return re.sub(r"'[^']*'", "TEXT", re.sub(r"\d[\d,.e-]*", "N", text.replace("'def'", "def")))
+
+    assert without_figures(done.stdout) == without_figures(told)
+    assert "equal to the bit: True" in done.stdout and "asked again, the same: True" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_a_clone(tmp_path, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
+    (tmp_path / "clone" / "text.txt").write_text(TEXT)
+    flags = (
+        "--dataset_name null --data_files text.txt --validation_fraction 0.1 --tokenizer_vocab_size 300 --max_steps 20"
+    )
+    monkeypatch.setenv("FLAGS", f"{flags} --eval_steps 10 --save_steps 10 --sample_steps 0")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    notebook = nbformat.read(ROOT / "notebooks/quickstart.ipynb", as_version=4)
+    where = {"metadata": {"path": str(tmp_path / "clone" / "notebooks")}}
+    NotebookClient(notebook, timeout=600, resources=where).execute()
+    printed = json.dumps([cell.get("outputs") for cell in notebook.cells])
+    assert "image/png" in printed and "runs/notebook/model/" in printed and "---- sample 2 of 2" in printed
+
+
+def test_the_notebooks_commands_are_understood(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    cells = json.loads((ROOT / "notebooks/quickstart.ipynb").read_text())["cells"]
+    lines = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
+    found = [shlex.split(line.replace("{FLAGS}", "")) for line in lines if line.startswith("!python")]
+    assert [words[1] for words in found] == ["train.py", "generate.py"]
+    for words in found:
+        PARSERS[words[1]](words[2:])
+
+
+def test_the_picture_of_a_terminal_is_an_svg_of_the_lines():
+    drawn = terminal_picture.draw("$ make train", ["step 1 <loss> & more", "x" * 300])
+    assert drawn.startswith("<svg") and "step 1 &lt;loss&gt; &amp; more" in drawn and "x" * 300 not in drawn
