@@ -177,6 +177,11 @@ def test_readme_names_every_top_level_entry_and_every_room_and_the_tour_every_fi
     assert not {room for room in ROOMS if f"      {room}/ " not in text or f"      {room}/ " not in tour}
 
 
+def test_the_version_is_the_changelogs():
+    (version,) = re.findall(r'^version: "(.*)"$', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert f"\n## {version}, " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def test_every_package_that_is_imported_is_declared():
     declared = {name.lower() for text in ("", "-trackers") for name in packages(f"requirements{text}.txt")}
     for path in PRODUCT:
