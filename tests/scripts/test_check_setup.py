@@ -379,6 +379,21 @@ def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
     assert head.split()[:3] == ["card", "name", "use"] and "NVIDIA RTX A6000" in line and line.endswith("71")
 
 
+def test_make_takes_only_the_cards_that_gpus_names(tmp_path, monkeypatch):
+    asked = 'echo "NVIDIA RTX A6000"; case "$*" in *--id=1,3*) echo "NVIDIA RTX A6000";; *) exit 3;; esac'
+    pretend(tmp_path, monkeypatch, "nvidia-smi", asked)
+    command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", "GPUS=1,3"]
+    shown = subprocess.check_output([*command, "ddp-train"], text=True)
+    assert "accelerate_configs/a6000_x2.yaml train.py --recipe recipes/gpt2_124m_openwebtext.yaml" in " ".join(
+        shown.split()
+    )
+    assert "accelerate_configs/a6000.yaml" in subprocess.check_output([*command, "train"], text=True)
+    show = "cards:\n\t@echo $$CUDA_DEVICE_ORDER $$CUDA_VISIBLE_DEVICES\n"
+    (tmp_path / "show.mk").write_text(show)
+    command = ["make", "-s", "-C", str(ROOT), "-f", "Makefile", "-f", str(tmp_path / "show.mk"), "cards", "GPUS=1,3"]
+    assert subprocess.check_output(command, text=True) == "PCI_BUS_ID 1,3\n"
+
+
 def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
     command = ["sh", str(ROOT / "scripts" / "stop.sh"), *runs]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
