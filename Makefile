@@ -95,6 +95,7 @@ clean: ## remove .venv; data/ and runs/ stay
 # torch goes first and alone, so that no other package's range chooses its build.
 $(VENV)/.installed: requirements.txt constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=python3.12 ..." or 0)'
+	@echo "installing requirements.txt into $(VENV): some minutes and gigabytes, once"
 	$(if $(UV),$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	$(INSTALL) --constraint constraints.txt -r requirements.txt
