@@ -4,12 +4,15 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, TEXT
+from conftest import ROOT, TEXT, run
 
 import check_setup
 import eval_hellaswag
@@ -49,6 +52,45 @@ def test_every_command_of_a_page_is_understood(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     for script, words in commands(page):
         PARSERS[script](words)
+
+
+# What makes a run of the README one of seconds.
+SMALL = "--max_steps 2 --n_layer 1 --n_head 2 --n_embd 32 --sequence_length 16 --tokens_per_step 64 --vocab_size 320"
+SMALL += " --tokenizer_vocab_size 300 --eval_steps 0 --sample_steps 0 --save_steps 0 --validation_tokens 100"
+SMALL += " --per_device_train_batch_size 2"
+
+
+def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, monkeypatch):
+    run("train.py", "--recipe", "tiny.yaml", *shlex.split(SMALL), "--run_name", "quickstart", "--tokenizer", "bpe")
+    shutil.copytree("runs/quickstart", "runs/gpt2_124m")
+    Path("recipes").symlink_to(ROOT / "recipes")
+    Path("my.txt").write_text(TEXT)
+    Path("corpus").mkdir()
+    pq.write_table(pa.table({"text": [TEXT[:3000], TEXT[3000:]]}), "corpus/a.parquet")
+    row = {"activity_label": "a", "ctx_a": "the cat", "ctx_b": "sat", "ctx": "the cat sat", "label": 1}
+    Path("items.jsonl").write_text(json.dumps(row | {"endings": ["on", "the", "mat", "dog"]}) + "\n")
+    more = {"train.py": SMALL, "eval_hellaswag.py": "--data_files items.jsonl", "generate.py": "--max_new_tokens 8"}
+    ran = []
+    for script, words in commands(ROOT / "README.md"):
+        needs_hub = "recipes/gpt2_124m.yaml" in words or "recipes/finetune_shakespeare.yaml" in words or not words
+        if "--estimate" not in words and (needs_hub or "openai-community/gpt2" in words):
+            continue
+        done = run(script, *words, *shlex.split(more.get(script, "")))
+        ran.append((script, done.stdout + done.stderr))
+    assert [script for script, _ in ran] == [
+        *(
+            "generate.py",
+            "generate.py",
+            "train.py",
+            "train.py",
+            "check_setup.py",
+            "eval_hellaswag.py",
+            "export_model.py",
+        )
+    ]
+    printed = "".join(text for _, text in ran)
+    assert "sample 3 of 3" in printed and "4 x a6000" in printed and "runs/own_text/model/" in printed
+    assert "acc_token_norm" in printed and Path("exports/gpt2/model.safetensors").is_file()
 
 
 def test_pages_have_commands_of_every_script():
