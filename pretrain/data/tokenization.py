@@ -111,9 +111,8 @@ class Encoder:
         surrogate).
         """
         if self.tiktoken is not None:
-            with contextlib.suppress(
-                ValueError
-            ):  # about a million spaces overflow its regex's stack; or half a surrogate
+            # About a million spaces overflow its regex's stack, and it takes no half of a surrogate pair.
+            with contextlib.suppress(ValueError):
                 return [self.tiktoken.encode_to_numpy(text, disallowed_special=()) for text in texts]
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
