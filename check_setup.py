@@ -20,6 +20,7 @@ from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.machine import cards
 
 try:
+    from pretrain.data import shards, sources
     from pretrain.machine import doctor, forecast, verdicts
     from pretrain.machine.verdicts import Check
     from pretrain.recipe import keys, reading
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         sizes = keys.SIZES | keys.GPT3_SIZES
         shape = reading.shape_of_size(asked.size, sizes=sizes) if asked.size else {}
         recipe = reading.load_recipe(Path(asked.recipe), shape)
+        if asked.size:
+            recipe = keys.replace(recipe, run_name=f"{recipe.saving.name} as {asked.size}")
         if recipe.model.init_from:
             recipe = with_its_model(recipe)
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
@@ -166,12 +169,20 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
             if there or not problems[url]:
                 yield Check(name, verdicts.OK, f"{url} answers")
             else:
-                yield Check(name, verdicts.WARNING, f"{url}: {problems[url]}", remedy)
+                level = verdicts.ERROR if name != "wandb" and needs_hub(recipe) else verdicts.WARNING
+                yield Check(name, level, f"{url}: {problems[url]}", remedy)
     if doctor.package_version("huggingface_hub"):
         from huggingface_hub import get_token
 
         text = "logged in to the Hub" if get_token() else "not logged in to the Hub; pushing needs it: hf auth login"
         yield Check("login", verdicts.OK, text)
+
+
+def needs_hub(recipe: keys.Recipe) -> bool:
+    """Return whether the run would stop without the Hub: it streams a data set of which not all shards are here."""
+    asked = [source for source in keys.sources(recipe.data) if not source.data_dir and not source.data_files]
+    missing = [source for source in asked if source.dataset_name != sources.STDLIB]
+    return any(not shards.is_complete(sources.find_source(source).folder) for source in missing)
 
 
 # ---- what a run will take
@@ -190,7 +201,7 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     card = cards.named(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
     if card is None:
         here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
-        raise BadInput(f"--estimate: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
+        raise BadInput(f"no card to estimate for: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
     count = asked.count or len(found) or 1
     row = forecast.estimate_run(recipe, card, count, price(asked, count))
     while asked.size and not asked.count and not row["fits"] and count < 4096:  # the fewest that hold the model

@@ -44,6 +44,8 @@ def attempt(work: Callable[..., dict], arguments: list[dict], seconds: float) ->
     has imported what ``multiprocessing.set_forkserver_preload`` names, and has touched neither a card nor a thread; they
     see the environment as it was at the first attempt.
     """
+    # A trial that ends at once leaves its locks to this process's tracker, which frees them, and would warn of it.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     context = multiprocessing.get_context("forkserver")
     deadline, started, found = time.monotonic() + seconds, {}, {}
     with tempfile.TemporaryDirectory(prefix="trial-", ignore_cleanup_errors=True) as folder:

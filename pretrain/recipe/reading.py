@@ -188,7 +188,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
             value = values.get(name, field.default)
             values[name] = float(value) if TYPES[name] is float and name not in OPTIONAL else value
         if values["warmup_steps"] > values["max_steps"]:
-            asked, values["warmup_steps"] = values["warmup_steps"], values["max_steps"] // 4
+            asked, values["warmup_steps"] = values["warmup_steps"], max(1, values["max_steps"] // 4)
             log.info(
                 f"warmup_steps = {asked} is longer than the run, max_steps = {values['max_steps']}: the learning rate "
                 f"rises over the first {values['warmup_steps']}, a quarter of it"

@@ -361,7 +361,7 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_and_one_that_fits_stay
         assert read.schedule.warmup_steps == int(warmup) and not caplog.messages
     cut = reading.load_recipe(path, {"max_steps": "20", "warmup_steps": "21"})
     assert cut.schedule.warmup_steps == 5 and "warmup_steps = 21 is longer than the run, max_steps = 20" in caplog.text
-    assert reading.load_recipe(path, {"max_steps": "3", "warmup_steps": "4"}).schedule.warmup_steps == 0
+    assert reading.load_recipe(path, {"max_steps": "3", "warmup_steps": "4"}).schedule.warmup_steps == 1
     for recipe_file in sorted((ROOT / "recipes").glob("*.yaml")):  # the first thing that anybody tries
         assert reading.load_recipe(recipe_file, {"max_steps": "20"}).schedule.warmup_steps <= 20
 

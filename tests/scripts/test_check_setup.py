@@ -98,7 +98,7 @@ def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch
     assert said["facts"]["fp32"]["seconds"] > 0 and said["facts"]["disk"]["checkpoint_bytes"] == 12 * 124_475_904
 
 
-def test_addresses_that_do_not_answer_are_warnings_and_offline_asks_nothing(pages, monkeypatch):
+def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(pages, monkeypatch):
     url, asked = pages
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -109,11 +109,15 @@ def test_addresses_that_do_not_answer_are_warnings_and_offline_asks_nothing(page
         return {check.name: check.level for check in found if check.level != verdicts.TRYING}
 
     assert levels("me/there") == {"hub": "ok", "data set me/there": "ok", "login": "ok"}
-    assert levels("me/missing")["data set me/missing"] == "warning"
+    assert levels("me/missing")["data set me/missing"] == "error"
     asked.clear()
     assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["/"]
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert levels("me/there") == {"hub": "warning", "login": "ok"}
+    assert levels("me/there") == {"hub": "error", "login": "ok"}, "its shards are not here: training would stop"
+    assert levels("python_stdlib")["hub"] == "warning"
+    with monkeypatch.context() as patch:
+        patch.setattr(check_setup.shards, "is_complete", lambda folder: True)
+        assert levels("me/there")["hub"] == "warning"
     asked.clear()
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
