@@ -98,7 +98,9 @@ def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch
     assert said["facts"]["fp32"]["seconds"] > 0 and said["facts"]["disk"]["checkpoint_bytes"] == 12 * 124_475_904
 
 
-def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(pages, monkeypatch):
+def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(
+    pages, monkeypatch
+):
     url, asked = pages
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
