@@ -151,7 +151,7 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     else:
         wanted["hub"] = (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else check HTTPS_PROXY")
         remedy = "check dataset_name, or log in (hf auth login); offline: data_files"
-        for name in sorted(filter(None, names - {"python_stdlib"})):
+        for name in sorted(filter(None, names - {sources.STDLIB})):
             wanted[f"data set {name}"] = (f"{hub}/api/datasets/{name}", remedy)
     if doctor.package_version("wandb") and os.environ.get("WANDB_MODE", "online") == "online":
         url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")

@@ -145,7 +145,7 @@ def runs_out_of_memory(
     Raises BadInput when the compiler cannot compile it.
 
     Args:
-        forward_and_backward: of one micro-batch.
+        forward_and_backward: of one micro-batch, without an exchange of gradients.
         parameters: whose gradients are made.
         micro_batches: of a step; of several two are tried, since the gradients of the first are there in the second.
         room_bytes: what must find room beside them: moments that the optimizer has not allocated yet.

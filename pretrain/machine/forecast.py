@@ -115,12 +115,7 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         f"{in_short(row['tokens'])} tokens",
     ]
     if not row["fits"]:
-        return "\n".join(
-            [
-                *lines,
-                "memory       does not fit, not even one sequence with gradient checkpointing",
-            ]
-        )
+        return "\n".join([*lines, "memory       does not fit, not even one sequence with gradient checkpointing"])
     parts, size, chosen = row["memory_bytes"], row["per_device_train_batch_size"], row["gradient_checkpointing"]
     listed = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
     lines += [
