@@ -1,0 +1,262 @@
+"""Bits flipped, files cut, swapped and replaced, in checkpoints, shards and what else a run leaves.
+
+The next start takes an older checkpoint and ends with the bits of the whole run, or states which file is damaged.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import commands
+
+Case = tuple[str, Callable[[Path], str | None]]
+RUN = Path("runs/tiny")
+LAST = RUN / "checkpoints" / f"step-{commands.STEPS:08d}"
+TRAIN = ("train.py", "--recipe", "tiny.yaml", "--save_total_limit", "0")
+IN_CHECKPOINT = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+
+
+def flips(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[Case]:
+    """200 bits: of each file of the newest checkpoint, of shards that training then meets, and of shards at rest."""
+    whole, wanted = finished(base, shared)
+    shards = sorted(path.relative_to(whole) for path in (whole / "data").rglob("*.bin"))
+    for _ in range(200):
+        kind, seed = rng.choice(("checkpoint", "checkpoint", "checkpoint", "shard", "at rest")), rng.random()
+        path = LAST / rng.choice(IN_CHECKPOINT) if kind == "checkpoint" else rng.choice(shards)
+
+        def hit(folder: Path, kind=kind, path=path, seed=seed) -> str | None:
+            commands.copy(whole, folder)
+            flip(folder / path, seed, keep_time=kind == "at rest")
+            if kind == "at rest":
+                done = commands.run(
+                    "prepare_data.py", "--recipe", "tiny.yaml", "--verify", str(path.parent), cwd=folder
+                )
+                return commands.fault_of(done, path.name) if done.code else "the flipped bit was not seen"
+            if kind == "shard":
+                shutil.rmtree(folder / LAST)  # so that there is something to train
+            done = commands.run(*TRAIN, cwd=folder)
+            return ends(done, folder, wanted, path.name)
+
+        yield f"{kind}: {path}", hit
+
+
+def cuts(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[Case]:
+    """Each way to damage a file, for each file of a checkpoint; then what else a folder of runs and data can suffer."""
+    whole, wanted = finished(base, shared)
+    for name in IN_CHECKPOINT:
+        for how in (cut, empty, remove, to_folder, to_dangling_link, append, swap):
+
+            def hit(folder: Path, name=name, how=how, seed=rng.random()) -> str | None:  # noqa: B008
+                commands.copy(whole, folder)
+                how(folder / LAST / name, seed)
+                return ends(commands.run(*TRAIN, cwd=folder), folder, wanted, name, LAST.name)
+
+            yield f"{how.__name__} {name}", hit
+    for what, damage, culprits in (*CHECKPOINTS, *FOLDERS):
+
+        def hit(folder: Path, damage=damage, culprits=culprits) -> str | None:
+            commands.copy(whole, folder)
+            damage(folder)
+            return ends(commands.run(*TRAIN, cwd=folder), folder, wanted, *culprits)
+
+        yield what, hit
+    for how in (cut, remove, empty, append, to_folder):
+
+        def hit(folder: Path, how=how, seed=rng.random()) -> str | None:  # noqa: B008
+            commands.copy(whole, folder)
+            shutil.rmtree(folder / LAST)
+            shards = sorted((folder / "data").rglob("train_*.bin"))
+            shard = shards[int(seed * len(shards))]
+            how(shard, seed)
+            done = commands.run(*TRAIN, cwd=folder)
+            if not done.code or (why := commands.fault_of(done, shard.name)):
+                return ends(done, folder, wanted, shard.name) if not done.code else why
+            # "prepare it again" has to mend it.
+            if how is to_folder:
+                shard.rmdir()
+            again = commands.run("prepare_data.py", "--recipe", "tiny.yaml", cwd=folder)
+            if again.code:
+                return f"preparing again: {commands.fault_of(again, shard.name) or 'refused'}"
+            return ends(commands.run(*TRAIN, cwd=folder), folder, wanted)
+
+        yield f"{how.__name__} a shard, then prepare it again", hit
+
+
+def finished(base: Path, shared: Path) -> tuple[Path, dict]:
+    """Return a folder with a run that is complete, and its bits."""
+    whole = shared / "whole"
+    whole.mkdir()
+    commands.copy(base, whole)
+    done = commands.run(*TRAIN, cwd=whole)
+    if done.code != 0:
+        raise RuntimeError(f"the tree cannot train: {done.stderr}")
+    return whole, commands.bits_of(whole / RUN)
+
+
+def ends(done: commands.Done, folder: Path, wanted: dict, *culprits: str) -> str | None:
+    """Return why a start after some damage does not hold: it names no culprit, or it ends with other bits."""
+    if done.code != 0:
+        return commands.fault_of(done, *culprits)
+    if "Traceback" in done.stderr:
+        return "success, with a traceback"
+    return commands.difference(commands.bits_of(folder / RUN), wanted)
+
+
+def flip(path: Path, seed: float, keep_time: bool = False) -> None:
+    """Flip one bit of a file."""
+    times, data = path.stat(), bytearray(path.read_bytes())
+    place = int(seed * 8 * len(data))
+    data[place // 8] ^= 1 << place % 8
+    path.write_bytes(data)
+    if keep_time:
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def cut(path: Path, seed: float) -> None:
+    """Keep the beginning of a file."""
+    os.truncate(path, int(seed * path.stat().st_size))
+
+
+def empty(path: Path, seed: float) -> None:
+    """Keep nothing of a file."""
+    os.truncate(path, 0)
+
+
+def remove(path: Path, seed: float) -> None:
+    """Remove a file."""
+    path.unlink()
+
+
+def append(path: Path, seed: float) -> None:
+    """Add a byte to a file."""
+    with open(path, "ab") as file:
+        file.write(b"x")
+
+
+def to_folder(path: Path, seed: float) -> None:
+    """Put a folder where a file was."""
+    path.unlink()
+    path.mkdir()
+
+
+def to_dangling_link(path: Path, seed: float) -> None:
+    """Put a link to nothing where a file was."""
+    path.unlink()
+    path.symlink_to("nothing")
+
+
+def swap(path: Path, seed: float) -> None:
+    """Swap a file with the same one of the checkpoint before."""
+    other = path.parent.with_name(f"step-{commands.STEPS - 3:08d}") / path.name
+    mine, its = path.read_bytes(), other.read_bytes()
+    path.write_bytes(its)
+    if seed < 0.5:  # else the older checkpoint stays sound
+        other.write_bytes(mine)
+
+
+def _manifest(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / LAST / "manifest.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+    return damage
+
+
+def _nested(folder: Path) -> None:
+    (folder / LAST / "manifest.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+def _other_state(folder: Path) -> None:
+    state, manifest = folder / LAST / "state.json", folder / LAST / "manifest.json"
+    text = re.sub(r'"step": \d+', '"step": 7', state.read_text(), count=1)
+    state.write_text(text)
+    rows = json.loads(manifest.read_text())
+    data = text.encode()
+    rows["files"]["state.json"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest.write_text(json.dumps(rows))
+
+
+def _file_for_checkpoint(folder: Path) -> None:
+    shutil.rmtree(folder / LAST)
+    (folder / LAST).write_text("a file")
+
+
+def _file_for_partial(folder: Path) -> None:
+    (folder / LAST.parent / ".step-00000012.tmp-0123abcd").write_text("a file")
+    shutil.rmtree(folder / LAST)
+
+
+def _odd_metrics(folder: Path) -> None:
+    path = folder / RUN / "metrics.jsonl"
+    path.write_text('3\n[1]\nnull\n"text"\n{"step": "text"}\n{"step": null}\n' + path.read_text() + '{"step": 12, "tr')
+    shutil.rmtree(folder / LAST)
+
+
+def _first_recipe_half_written(folder: Path) -> None:
+    shutil.rmtree(folder / RUN)
+    (folder / RUN).mkdir()
+    (folder / RUN / ".lock").write_text("12345\n")
+    (folder / RUN / ".recipe.yaml.tmp-0123abcd").write_text("data_files: [te")
+
+
+def _model_half_written(folder: Path) -> None:
+    shutil.rmtree(folder / RUN / "model")
+    (folder / RUN / ".model.tmp-0123abcd").mkdir()
+    (folder / RUN / ".model.tmp-0123abcd" / "config.json").write_text("{")
+    (folder / RUN / ".model.old-0123abcd").mkdir()
+
+
+def _swapped_shards(folder: Path) -> None:
+    first, second, *_ = sorted((folder / "data").rglob("train_*.bin"))
+    mine, its = first.read_bytes(), second.read_bytes()
+    first.write_bytes(its)
+    second.write_bytes(mine)
+    shutil.rmtree(folder / LAST)
+
+
+def _recipe(data: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / RUN / "recipe.yaml").write_bytes(data) and None
+
+
+def _data_manifest(data: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        next((folder / "data").glob("*/manifest.json")).write_text(data)
+
+    return damage
+
+
+CHECKPOINTS = (
+    ("a manifest's step is text", _manifest(lambda rows: rows | {"step": "twelve"}), (LAST.name,)),
+    ("a manifest's step is null", _manifest(lambda rows: rows | {"step": None}), (LAST.name,)),
+    ("a manifest's files are a list", _manifest(lambda rows: rows | {"files": [1]}), (LAST.name,)),
+    ("a manifest's size is text", _manifest(lambda rows: rows | {"files": {"state.json": "x"}}), (LAST.name,)),
+    ("a manifest is a list", _manifest(lambda rows: [rows]), (LAST.name,)),
+    ("a manifest is 100,000 brackets deep", _nested, (LAST.name,)),
+    ("state.json is of another step than its manifest", _other_state, (LAST.name, "state.json")),
+    ("a file has the name of the newest checkpoint", _file_for_checkpoint, (LAST.name,)),
+    ("a file has the name of a checkpoint that is being made", _file_for_partial, (LAST.name,)),
+)
+FOLDERS = (
+    ("rows of metrics.jsonl are no objects", _odd_metrics, ("metrics.jsonl",)),
+    ("killed while the first recipe.yaml was written", _first_recipe_half_written, ()),
+    ("killed while model/ was replaced", _model_half_written, ()),
+    ("recipe.yaml of the run is empty", _recipe(b""), ("recipe.yaml",)),
+    ("recipe.yaml of the run is binary", _recipe(bytes(range(256))), ("recipe.yaml",)),
+    ("recipe.yaml of the run is a list", _recipe(b"[1, 2]"), ("recipe.yaml",)),
+    ("two shards are swapped", _swapped_shards, ("train_",)),
+    ("the data's manifest is empty", _data_manifest(""), ("manifest.json",)),
+    ("the data's manifest is cut", _data_manifest('{"splits": {"train"'), ("manifest.json",)),
+    ("the data's manifest is a number", _data_manifest("3"), ("manifest.json",)),
+    ("the data's manifest is 100,000 brackets deep", _data_manifest("[" * 100_000), ("manifest.json",)),
+    (
+        "the data's manifest lacks all rows",
+        _data_manifest('{"splits": {}, "tokenizer": {}, "complete": true}'),
+        ("data",),
+    ),
+)

@@ -1,0 +1,150 @@
+"""A server that fails, lies and changes its mind, for each format that is streamed or fetched from it.
+
+What passes ends in the reference reader's count; what does not pass ends in one line with the file's name; never in a
+part of the text.
+"""
+
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import commands
+import data_files
+from data_server import DataServer, _Handler
+
+PASSING = ("503", "500", "429:1", "502", "reset", "short", "lie", "empty", "garbled", "stall", "408")
+LASTING = ("404", "403", "401", "410", "503", "reset", "short", "lie", "garbled", "loop")
+KINDS = (".parquet", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".arrow", ".txt")
+QUERY = "?token=SECRET&part=1"
+
+
+class _Liar(_Handler):
+    """Knows some lies more."""
+
+    def answer(self, body: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        kind = self.server.lie_for(f"{self.command} {path}")
+        if kind == "garbled":
+            self.connection.sendall(b"\x00\xff\x13 this is no HTTP\r\n\r\n" * 3)
+            self.close_connection = True
+        elif kind == "stall":
+            self.server.closing.wait(0.3)
+            self.close_connection = True
+        elif kind == "loop":
+            self.send(302, b"", [("Location", self.path)], body)
+        else:
+            super().answer(body)
+
+
+class LyingServer(DataServer):
+    """``lies``: as ``faults``, of further kinds."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.RequestHandlerClass = _Liar
+        self.lies: list[list] = []
+
+    def lie_for(self, line: str) -> str | None:
+        """Take a lie for this request, if there is one."""
+        with self.lock:
+            for lie in self.lies:
+                if lie[2] and re.search(lie[0], line):
+                    lie[2] -= 1
+                    return lie[1]
+        return None
+
+    def meet(self, pattern: str, kind: str, times: int) -> None:
+        """Add a fault or a lie."""
+        (self.lies if kind in ("garbled", "stall", "loop") else self.faults).append([pattern, kind, times])
+
+
+def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+    """Each fault for each format: at the first request, later, and for good; a file that changes on the way; secrets."""
+    for kind in KINDS:
+        for fault in PASSING:
+            yield f"{kind}: {fault}, then well", _case(rng, kind, fault, 2)
+        for fault in LASTING:
+            yield f"{kind}: {fault} for good", _case(rng, kind, fault, 10**9)
+        if kind != ".txt":  # a text is fetched once
+            yield f"{kind}: other content after a kill", _changing(rng, kind)
+
+
+def _case(rng: random.Random, kind: str, fault: str, times: int) -> Callable[[Path], str | None]:
+    later, seed = rng.random() < 0.5, rng.random()
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(folder.parents[1] / "base", folder)
+        with LyingServer(folder / "served") as server:
+            names, wanted = _serve(folder, kind, random.Random(seed))
+            urls = [f"{server.url}/files/{name}{QUERY}" for name in names]
+            method = "GET" if later else ""
+            server.meet(f"{method}.*/{re.escape(names[1])}", fault, times)
+            done = commands.run("prepare_data.py", *_flags(urls), cwd=folder, hasty=True)
+        return _judge(done, folder, names[1], wanted, lasting=times > 100)
+
+    return hit
+
+
+def _changing(rng: random.Random, kind: str) -> Callable[[Path], str | None]:
+    seed = rng.random()
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(folder.parents[1] / "base", folder)
+        with LyingServer(folder / "served") as server:
+            names, _ = _serve(folder, kind, random.Random(seed), rows=600)
+            urls = [f"{server.url}/files/{name}{QUERY}" for name in names]
+            started = commands.Started("prepare_data.py", *_flags(urls), cwd=folder, hasty=True)
+            while commands.alive(started.pids[0]) and len(list((folder / "data").rglob("train_*.bin"))) < 3:
+                time.sleep(0.005)
+            started.kill()
+            started.wait()
+            shutil.rmtree(folder / "served")
+            names, wanted = _serve(folder, kind, random.Random(seed + 1), rows=600)
+            done = commands.run("prepare_data.py", *_flags(urls), cwd=folder, hasty=True)
+        if done.code == 0:
+            return _judge(done, folder, names[0], wanted, lasting=False)
+        return commands.fault_of(done, *names)
+
+    return hit
+
+
+def _serve(folder: Path, kind: str, dice: random.Random, rows: int = 60) -> tuple[list[str], tuple[int, int]]:
+    packed = ".gz" if kind.endswith(".gz") else ""
+    suffix = kind.removesuffix(packed)
+    (folder / "served" / "files").mkdir(parents=True)
+    names = [f"one{kind}", f"two{kind}"]
+    for name in names:
+        texts = [f"{name} {dice.random()} {commands.text(i, 60)}" for i in range(rows)]
+        data = data_files.PACK[packed](data_files.FORMATS[suffix][0](texts))
+        (folder / "served" / "files" / name).write_bytes(data)
+    return names, _count(folder, names)
+
+
+def _count(folder: Path, names: list[str]) -> tuple[int, int]:
+    found = [data_files.reference(name, (folder / "served" / "files" / name).read_bytes()) for name in names]
+    if names[0].endswith(".txt"):  # two documents, of which the last one is cut
+        return 3, sum(size for _, size in found)
+    return sum(count for count, _ in found), sum(size for _, size in found)
+
+
+def _flags(urls: list[str]) -> tuple[str, ...]:
+    return ("--recipe", "tiny.yaml", "--shard_tokens", "600", "--data_files", *urls)
+
+
+def _judge(done: commands.Done, folder: Path, name: str, wanted: tuple[int, int], *, lasting: bool) -> str | None:
+    written = [path.read_bytes() for path in (folder / "data").rglob("*") if path.is_file()]
+    if "SECRET" in done.stdout + done.stderr or any(b"SECRET" in data for data in written):
+        return "the query's secret stands in what was printed or written"
+    if done.code != 0:
+        if not lasting:
+            return f"a fault that passes ends it: {(done.errors or [done.stderr[-300:]])[0][:300]}"
+        return commands.fault_of(done, name)
+    if lasting and name.endswith(".txt"):
+        return "success, without the text"
+    found = commands.prepared(folder)
+    return None if found == wanted else f"(documents, bytes) {found}, served were {wanted}"

@@ -1,0 +1,129 @@
+"""Recipes and flags that a slip of the hand, an editor or a stranger has changed: accepted, or refused by name, at once."""
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import commands
+
+SECONDS = 10.0  # on two busy cores; a user waits no longer for a typo
+# Refused behind the recipe: what stands in this line was accepted.
+ENDS = ("--job_index", "7", "--num_jobs", "2")
+ACCEPTED = "--job_index 7"
+VALUES = (
+    "null", "true", "''", "-1", "0", "1e309", "-1e400", ".nan", ".inf", "9" * 6000, "0x" + "f" * 5000, "1_000", "[]", "{}",
+    "[" * 5000 + "]" * 5000, "{a: " * 3000 + "1" + "}" * 3000, "!!python/object/apply:os.system ['true']", "&a [*a]",
+    "2001-99-99", "'\\x00'", '"\\ud800"', "1:20:30", "~", "6e-4", "1e5", "''''", "🦣" * 2000, "- a\n- b", "|\n  text\n",
+)  # fmt: skip
+
+
+def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+    """500 recipes: values of other types and sizes, lines that came, went or moved, bits, YAML's own traps, flags."""
+    recipes = [*sorted((commands.HERE.parents[1] / "recipes").glob("*.yaml")), base / "tiny.yaml"]
+    for _ in range(500):
+        path, how, seed = rng.choice(recipes), rng.choice(list(WAYS)), rng.random()
+
+        def hit(folder: Path, path=path, how=how, seed=seed) -> str | None:
+            dice, flags = random.Random(seed), []
+            data = WAYS[how](path.read_bytes(), dice, flags)
+            (folder / "attacked.yaml").write_bytes(data)
+            flags = [flag for flag in flags if "\0" not in flag]  # which no command line can hold
+            done = commands.run(
+                "prepare_data.py", "--recipe", "attacked.yaml", *flags, *ENDS, cwd=folder, seconds=SECONDS
+            )
+            names = [word.removeprefix("--") for word in flags if word.startswith("--")]
+            return commands.fault_of(done, ACCEPTED, "attacked.yaml", *names)
+
+        yield f"{path.name}: {how}", hit
+
+
+def _value(data: bytes, dice: random.Random, flags: list) -> bytes:
+    lines = data.decode().splitlines()
+    keys = [i for i, line in enumerate(lines) if re.match(r"\w+:", line)]
+    place = dice.choice(keys)
+    lines[place] = f"{lines[place].partition(':')[0]}: {dice.choice(VALUES)}"
+    return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
+def _lines(data: bytes, dice: random.Random, flags: list) -> bytes:
+    lines = data.splitlines(keepends=True)
+    for _ in range(dice.randint(1, 4)):
+        place, other = dice.randrange(len(lines)), dice.randrange(len(lines))
+        way = dice.randrange(4)
+        if way == 0 and len(lines) > 1:
+            del lines[place]
+        elif way == 1:
+            lines.insert(other % len(lines), lines[place % len(lines)])
+        elif way == 2:
+            lines[place], lines[other] = lines[other], lines[place]
+        else:
+            lines[place] = b" " * dice.randint(1, 3) + lines[place]
+    return b"".join(lines)
+
+
+def _bits(data: bytes, dice: random.Random, flags: list) -> bytes:
+    found = bytearray(data)
+    for _ in range(dice.randint(1, 20)):
+        found[dice.randrange(len(found))] ^= 1 << dice.randrange(8)
+    return bytes(found)
+
+
+def _noise(data: bytes, dice: random.Random, flags: list) -> bytes:
+    place = dice.randrange(len(data))
+    return data[:place] + dice.randbytes(dice.randint(1, 200)) + data[place:]
+
+
+def _names(data: bytes, dice: random.Random, flags: list) -> bytes:
+    keys = re.findall(rb"^\w+(?=:)", data, re.MULTILINE)
+    key = dice.choice(keys)
+    place = dice.randrange(len(key))
+    other = key[:place] + bytes([dice.choice(b"abcdefgxyz_-. ")]) + key[place + dice.randrange(2) :]
+    return data.replace(key + b":", other + b":", 1)
+
+
+def _aliases(data: bytes, dice: random.Random, flags: list) -> bytes:
+    bomb = ["x0: &x0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    bomb += [f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, dice.randint(2, 12))]
+    return data + b"\n" + "\n".join(bomb).encode()
+
+
+def _nested(data: bytes, dice: random.Random, flags: list) -> bytes:
+    depth = dice.choice((50, 5000, 100_000))
+    return data + b"\nsources: " + (b"[" if dice.random() < 0.5 else b"{a: ") * depth
+
+
+def _flag(data: bytes, dice: random.Random, flags: list) -> bytes:
+    keys = re.findall(r"^\w+(?=:)", data.decode(), re.MULTILINE)
+    values = ("", "nan", "inf", "-inf", "-1", "9" * 6000, "1e999", "true", "null", "none", "auto", "\u0000", "é" * 300)
+    flags += [f"--{dice.choice(keys)}", dice.choice(values)]
+    return data
+
+
+def _source(data: bytes, dice: random.Random, flags: list) -> bytes:
+    each = dice.choice(
+        (
+            "{weight: .nan}",
+            "{weight: 1, data_files: x}",
+            "3",
+            "null",
+            "{1: 2}",
+            "{[a]: b}",
+            "{weight: " + "9" * 400 + "}",
+        )
+    )
+    return data.replace(b"data_files:", b"old_files:") + f"\nsources:\n- {each}\n- {each}\n".encode()
+
+
+WAYS: dict[str, Callable[[bytes, random.Random, list], bytes]] = {
+    "a value": _value,
+    "lines": _lines,
+    "bits": _bits,
+    "noise": _noise,
+    "a key's name": _names,
+    "aliases": _aliases,
+    "nested": _nested,
+    "a flag": _flag,
+    "a source": _source,
+}

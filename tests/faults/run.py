@@ -1,0 +1,158 @@
+"""Attack the product in seeded campaigns, and print what held.
+
+    python tests/faults/run.py                              a quarter of each campaign's cases
+    python tests/faults/run.py --full --json faults.json
+    python tests/faults/run.py --tree ../older-checkout     the same attacks on another checkout
+    python tests/faults/run.py --only data --case 17        one case, whose folder is kept
+
+A case holds when the command ends in success with the bits, or the number of documents, that a reference has, or in
+exit status 1 or 2 with one line that names the culprit. A traceback, a hang and a wrong result are faults.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import commands
+
+ROOT = commands.HERE.parents[1]
+PART = 4  # without --full every fourth case
+
+
+def main() -> int:
+    """Run the campaigns that were asked for; return 1 where a case does not hold."""
+    parser = argparse.ArgumentParser(description="Attack the product in seeded campaigns.", allow_abbrev=False)
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to attack (default: this one)")
+    parser.add_argument("--only", nargs="+", metavar="CAMPAIGN", help="these campaigns")
+    parser.add_argument("--case", type=int, help="only the case of this number; its folder is kept")
+    parser.add_argument("--seed", type=int, default=19)
+    parser.add_argument("--full", action="store_true", help="all cases, not every fourth")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    asked = parser.parse_args()
+    tree = asked.tree.resolve()
+    if not (tree / "train.py").is_file():
+        parser.error(f"--tree {asked.tree}: holds no train.py")
+    commands.attack_tree(tree)
+    campaigns = load_campaigns()
+    if unknown := set(asked.only or ()) - set(campaigns):
+        parser.error(f"--only {' '.join(unknown)}: the campaigns are {', '.join(campaigns)}")
+
+    results, began = {}, time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
+        base = commands.prepare(Path(name))
+        for campaign in asked.only or campaigns:
+            results[campaign] = attack(campaign, campaigns[campaign], asked, base, Path(name))
+    tried, held = (sum(result[key] for result in results.values()) for key in ("tried", "held"))
+    seconds = time.perf_counter() - began
+    print(table(results))
+    print(f"{held} of {tried} cases held, in {seconds / 60:.1f} min; seed {asked.seed}; tree {commit(tree)}")
+    if asked.json:
+        about = {"date": datetime.date.today().isoformat(), "tree": commit(tree), "campaign": commit(ROOT)}
+        about |= {"seed": asked.seed, "full": asked.full, "python": platform.python_version()}
+        about |= {"cpus": os.cpu_count(), "seconds": round(seconds), "tried": tried, "held": held}
+        asked.json.write_text(json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n")
+    return 0 if held == tried else 1
+
+
+def load_campaigns() -> dict:
+    """Return each campaign's ``cases``, by name, in the order in which they run."""
+    import damage
+    import data_files
+    import full_disk
+    import kills
+    import lying_hub
+    import lying_server
+    import recipe_files
+    import two_trainers
+
+    return {
+        "bits": damage.flips,
+        "cuts": damage.cuts,
+        "kills": kills.cases,
+        "disk": full_disk.cases,
+        "data": data_files.cases,
+        "recipes": recipe_files.cases,
+        "server": lying_server.cases,
+        "hub": lying_hub.cases,
+        "trainers": two_trainers.cases,
+    }
+
+
+def attack(name: str, make_cases, asked: argparse.Namespace, base: Path, scratch: Path) -> dict:
+    """Run a campaign's cases, print what does not hold, and return the counts.
+
+    Args:
+        make_cases: from the base folder, a random generator and a folder for what the cases share: (title, attack) of
+            each case; attack(folder) returns None, or why it does not hold.
+    """
+    began = time.perf_counter()
+    shared = scratch / name
+    shared.mkdir()
+    with contextlib.ExitStack() as stack:
+        cases = list(enumerate(make_cases(base, random.Random(asked.seed), shared, stack)))
+        if asked.case is not None:
+            cases = cases[asked.case : asked.case + 1]
+        elif not asked.full:
+            cases = cases[asked.seed % PART :: PART]
+        show = sys.stderr.isatty()
+        faults = []
+
+        def one(numbered: tuple[int, tuple]) -> None:
+            number, (title, hit) = numbered
+            folder = shared / f"case-{number}"
+            folder.mkdir()
+            try:
+                why = hit(folder)
+            except Exception:
+                why = f"the campaign itself fails: {traceback.format_exc()}"
+            if why:
+                faults.append({"case": number, "what": title, "why": why})
+                print(f"{name} {number}: {title}: {why}", flush=True)
+            if asked.case is not None:
+                kept = Path(tempfile.mkdtemp(prefix=f"faults-{name}-{number}-"))
+                shutil.copytree(folder, kept, dirs_exist_ok=True, symlinks=True)
+                print(f"{name} {number}: {title}: kept in {kept}")
+            subprocess.run(["rm", "-rf", str(folder)], check=False)
+            if show:
+                print(f"\r{name} {number}", end="", file=sys.stderr)
+
+        with ThreadPoolExecutor(asked.workers) as pool:
+            list(pool.map(one, cases))
+    seconds = round(time.perf_counter() - began, 1)
+    faults.sort(key=lambda fault: fault["case"])
+    print(f"{name}: {len(cases) - len(faults)} of {len(cases)} held, {seconds} s", flush=True)
+    return {"tried": len(cases), "held": len(cases) - len(faults), "seconds": seconds, "faults": faults}
+
+
+def table(results: dict[str, dict]) -> str:
+    """Return the results as lines to read."""
+    lines = ["", f"{'campaign':10} {'tried':>6} {'held':>6} {'seconds':>8}"]
+    lines += [
+        f"{name:10} {result['tried']:6} {result['held']:6} {result['seconds']:8.0f}" for name, result in results.items()
+    ]
+    return "\n".join(lines)
+
+
+def commit(tree: Path) -> str:
+    """Return the commit of a checkout, with + where files differ from it."""
+    git = ["git", "-C", str(tree)]
+    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
