@@ -2,10 +2,10 @@
 
 import torch
 from torch.nn.attention import sdpa_kernel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from pretrain.evaluation.likelihood import KERNELS
+from pretrain.evaluation.likelihood import KERNELS, context_length
 
 
 @torch.inference_mode()
@@ -31,13 +31,14 @@ def sample(
         streamer: gets the new ids as they come.
 
     Text longer than the context is continued from a sliding window: its last half, whenever the context is full.
-    The global random state is left as it was.
+    The global random state is left as it was. The model's own generation_config has no part in it.
     """
-    context = model.config.max_position_embeddings
+    context = context_length(model.config) or len(prompt_ids) + max_new_tokens + 1  # some models set no limit
     choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature > 0 else {}
     padding = list(range(len(tokenizer), model.config.vocab_size))
     ids, made = list(prompt_ids), 0
-    was_training = model.training
+    was_training, own = model.training, model.generation_config
+    model.generation_config = GenerationConfig()  # theirs may ask for beams, stop strings, another kind of result
     model.eval()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -64,7 +65,7 @@ def sample(
             if new[-1] == tokenizer.eos_token_id:
                 ids.pop()
                 break
-    model.train(was_training)
+    model.train(was_training).generation_config = own
     if streamer:
         streamer.end()
     return ids[len(prompt_ids) :]

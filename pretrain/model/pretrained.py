@@ -1,7 +1,7 @@
 """Models that others have trained: to train on (init_from), and to use."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -38,15 +38,13 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     rows, context = config.vocab_size, config.max_position_embeddings
     for key, value in record.training_config(model).items():
         setattr(config, key, value)
-    how = {"dtype": torch.float32, "attn_implementation": CAUSAL, "output_loading_info": True}
-    with _loading(f"init_from = {name}"):
-        made, info = AutoModelForCausalLM.from_pretrained(find(name), config=config, trust_remote_code=False, **how)
-    # Missing ones would stay noise, others be left out; but for a buffer that old GPT-2s keep beside their weights.
-    beside = [key for key in info["unexpected_keys"] if not key.endswith(".attn.masked_bias")]
-    for fault, names in (("lacks", sorted(info["missing_keys"])), ("has besides", sorted(beside))):
-        if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise BadInput(f"init_from = {name}: its weights are not those of its config.json: it {fault} {shown}")
+    how = {"dtype": torch.float32, "attn_implementation": CAUSAL, "config": config}
+    made, unused = _load_whole(f"init_from = {name}", find(name), **how)
+    # Old GPT-2s keep a buffer beside their weights.
+    if beside := [key for key in unused if not key.endswith(".attn.masked_bias")]:
+        raise BadInput(
+            f"init_from = {name}: its weights are not those of its config.json: it has besides {_few(beside)}"
+        )
     embedding, head = made.get_input_embeddings(), made.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
         raise BadInput(
@@ -97,6 +95,29 @@ def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     return config
 
 
+def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]]:
+    """Return a model and the names of the tensors beside it that it does not take.
+
+    Raises BadInput where tensors are missing, which Transformers would fill with noise, or hold numbers that are none.
+    """
+    with _loading(what):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name, trust_remote_code=False, output_loading_info=True, **how
+        )
+    if info["missing_keys"]:
+        lacks = _few(info["missing_keys"])
+        raise BadInput(f"{what}: its weights are not those of its config.json: it lacks {lacks}; give the whole model")
+    for key, tensor in model.named_parameters():
+        if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.isfinite().all():
+            raise BadInput(f"{what}: {key} holds values that are no finite numbers; give a model that has not diverged")
+    return model, sorted(info["unexpected_keys"])
+
+
+def _few(names: Collection[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
 @contextlib.contextmanager
 def _loading(what: str) -> Iterator[None]:
     """Raise BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds."""
@@ -132,10 +153,9 @@ def find(name: str, asked: str = "--model") -> str:
 def load(name: str) -> PreTrainedModel:
     """Load any causal language model of Transformers, in the precision it was saved in, for use, not for training.
 
-    Its GELU runs as one kernel. Raises BadInput when it cannot be loaded.
+    Its GELU runs as one kernel. Raises BadInput when it cannot be loaded whole.
     """
-    with _loading(f"--model {name}"):
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=False)
+    model, _ = _load_whole(f"--model {name}", name, dtype="auto")
     for module in list(model.modules()):
         for child, part in module.named_children():
             if isinstance(part, NewGELUActivation):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from pretrain.evaluation.sampling import sample
@@ -110,3 +110,19 @@ def test_streamer_gets_exactly_the_new_ids_and_one_end(model, n):
     streamer = Ids()
     assert streamer.ids == [] and go(model, prompt=[1, 2, 3], n=n, streamer=streamer) == streamer.ids
     assert len(streamer.ids) == n and streamer.ended == 1
+
+
+def test_a_model_without_a_limit_of_its_context_writes_on():
+    config = MambaConfig(num_hidden_layers=1, hidden_size=16, vocab_size=ROWS, state_size=4)
+    assert not hasattr(config, "max_position_embeddings")
+    torch.manual_seed(3)
+    ids = go(MambaForCausalLM(config), n=20)
+    assert 0 < len(ids) <= 20 and max(ids) < USED
+
+
+def test_what_a_models_generation_config_asks_for_has_no_part_in_it(model):
+    plain = go(model)
+    own = {"return_dict_in_generate": True, "stop_strings": ["a"], "num_beams": 3, "num_return_sequences": 2}
+    model.generation_config = GenerationConfig(**own, min_length=30, repetition_penalty=9.0)
+    assert go(model) == plain
+    assert model.generation_config.num_beams == 3

@@ -273,6 +273,18 @@ def test_a_foreign_owner_and_a_refused_upload_that_the_client_wraps_are_refusals
     assert not clock.waits
 
 
+@pytest.mark.parametrize("ignored", [r".*\.safetensors", ".*", "README.md"])
+def test_files_that_the_repository_ignores_are_named_and_wait_until_it_takes_them(server, pending, ignored, caplog):
+    stage(pending, 1)
+    server.ignored = ignored
+    assert push.push_pending(pending) == 1 and waiting(pending) == [tag(1)]
+    assert "me/run ignores " in caplog.messages[-1] and ".gitignore" in caplog.messages[-1]
+    assert not server.tags(ID)
+    server.ignored = None
+    assert push.push_pending(pending) == 0
+    assert server.files(ID, tag(1)) == content(1)
+
+
 def test_commit_that_someone_else_was_faster_than_is_made_on_top(server, pending, monkeypatch):
     stage(pending, 1)
     server.make(ID)
