@@ -35,7 +35,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 2, 16))')
 
 .DEFAULT_GOAL := help
-.PHONY: help environment venv check-setup gpu-status gpu-hot card-report train ddp-train stop kill-gpu test test-slow check format clean test-null-card
+.PHONY: help environment venv check-setup gpu-status gpu-hot card-report train ddp-train stop kill-gpu test test-slow test-faults check format clean test-null-card
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
@@ -73,8 +73,11 @@ card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak o
 test: $(VENV)/.installed-dev ## the tests, about 3 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not slow and not null_card" -n $(WORKERS)
 
-test-slow: $(VENV)/.installed-slow ## campaigns of kills and parities
+test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, parities, mutants
 	$(BIN)/python -m pytest -m slow
+
+test-faults: $(VENV)/.installed-dev ## attacks: damage, kills, full disks, fuzz, servers that lie (FULL=1: all of it; TREE=another checkout)
+	$(BIN)/python tests/faults/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(TREE)) --json benchmarks/results/
 
 test-null-card: $(if $(NULL_CARD_PYTHON),,$(NULL_CARD_VENV)/.installed) ## code for cards, compiled too, without a card (an hour, 6 GB)
 	$(or $(NULL_CARD_PYTHON),$(NULL_CARD_VENV)/bin/python) -m pytest -m null_card tests/card/null

@@ -73,6 +73,7 @@ class Done:
     code: int | None
     stdout: str
     stderr: str
+    seconds: float  # that it was given
 
     @property
     def errors(self) -> list[str]:
@@ -134,7 +135,7 @@ class Started:
         for process in self.processes:
             process.join()
         out, err = self.out.read_text(errors="replace"), self.err.read_text(errors="replace")
-        return Done(None if None in codes else max(codes, key=abs), out, err)
+        return Done(None if None in codes else max(codes, key=abs), out, err, seconds)
 
     def kill(self) -> None:
         """Kill each process and what it has started, as a lack of memory would: with SIGKILL."""
@@ -168,7 +169,7 @@ class Launched:
             code = None
             self.kill()
             self._process.wait()
-        return Done(code, self.out.read_text(errors="replace"), self.err.read_text(errors="replace"))
+        return Done(code, self.out.read_text(errors="replace"), self.err.read_text(errors="replace"), seconds)
 
     def kill(self) -> None:
         """Kill the launcher and what it has started."""
@@ -204,7 +205,7 @@ def fault_of(done: Done, *culprits: str) -> str | None:
         culprits: one of them has to stand in a line that begins with ``error:``.
     """
     if done.code is None:
-        return f"no end in {SECONDS:.0f} s; last: {_last(done.stderr)}"
+        return f"no end in {done.seconds:.0f} s; last: {_last(done.stderr)}"
     if "Traceback (most recent call last)" in done.stderr:
         return f"traceback: {_last(done.stderr)}"
     if done.code not in (1, 2):
@@ -306,6 +307,7 @@ def attack_tree(tree: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # the warmed process reads it
     os.environ["FAULTS_TREE"] = str(tree)
     sys.path[:0] = paths
+    os.chdir(tree)  # whose modules the warmed process would else take from where the campaign was started
 
 
 def _main(
@@ -321,7 +323,6 @@ def _main(
         for number, path in ((1, out), (2, err)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-        sys.modules["matplotlib"] = None  # a picture takes as long as a run
         if any(name.startswith("HF_") for name in environment):
             _turn_hub_client()
         if hasty:

@@ -20,7 +20,7 @@ from data_server import DataServer, _Handler
 PASSING = ("503", "500", "429:1", "502", "reset", "short", "lie", "empty", "garbled", "stall", "408")
 LASTING = ("404", "403", "401", "410", "503", "reset", "short", "lie", "garbled", "loop")
 KINDS = (".parquet", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".arrow", ".txt")
-QUERY = "?token=SECRET&part=1"
+QUERY, SIGNED = "?part=1", "?part=1&token=SECRET&X-Amz-Signature=SECRET"
 
 
 class _Liar(_Handler):
@@ -72,6 +72,8 @@ def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Ite
             yield f"{kind}: {fault} for good", _case(rng, kind, fault, 10**9)
         if kind != ".txt":  # a text is fetched once
             yield f"{kind}: other content after a kill", _changing(rng, kind)
+        for fault in ("ok", "403", "garbled"):
+            yield f"{kind}: a signed URL, {fault}", _signed(rng, kind, fault)
 
 
 def _case(rng: random.Random, kind: str, fault: str, times: int) -> Callable[[Path], str | None]:
@@ -86,6 +88,25 @@ def _case(rng: random.Random, kind: str, fault: str, times: int) -> Callable[[Pa
             server.meet(f"{method}.*/{re.escape(names[1])}", fault, times)
             done = commands.run("prepare_data.py", *_flags(urls), cwd=folder, hasty=True)
         return _judge(done, folder, names[1], wanted, lasting=times > 100)
+
+    return hit
+
+
+def _signed(rng: random.Random, kind: str, fault: str) -> Callable[[Path], str | None]:
+    seed = rng.random()
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(folder.parents[1] / "base", folder)
+        with LyingServer(folder / "served") as server:
+            names, wanted = _serve(folder, kind, random.Random(seed))
+            server.meet(f"/{names[1]}", fault, 10**9)
+            urls = [f"{server.url}/files/{name}{SIGNED}" for name in names]
+            urls[0] = urls[0].replace("http://", "http://me:SECRET@")
+            done = commands.run("prepare_data.py", *_flags(urls), cwd=folder, hasty=True)
+        written = [path.read_bytes() for path in (folder / "data").rglob("*") if path.is_file()]
+        if "SECRET" in done.stdout + done.stderr or any(b"SECRET" in data for data in written):
+            return "the URL's secret stands in what was printed or written"
+        return _judge(done, folder, names[1], wanted, lasting=fault != "ok")
 
     return hit
 
@@ -137,9 +158,6 @@ def _flags(urls: list[str]) -> tuple[str, ...]:
 
 
 def _judge(done: commands.Done, folder: Path, name: str, wanted: tuple[int, int], *, lasting: bool) -> str | None:
-    written = [path.read_bytes() for path in (folder / "data").rglob("*") if path.is_file()]
-    if "SECRET" in done.stdout + done.stderr or any(b"SECRET" in data for data in written):
-        return "the query's secret stands in what was printed or written"
     if done.code != 0:
         if not lasting:
             return f"a fault that passes ends it: {(done.errors or [done.stderr[-300:]])[0][:300]}"

@@ -86,7 +86,10 @@ def _names(data: bytes, dice: random.Random, flags: list) -> bytes:
 def _aliases(data: bytes, dice: random.Random, flags: list) -> bytes:
     bomb = ["x0: &x0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     bomb += [f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, dice.randint(2, 12))]
-    return data + b"\n" + "\n".join(bomb).encode()
+    keys = re.findall(rb"^\w+(?=:)", data, re.MULTILINE)
+    key, last = dice.choice(keys), bomb[-1].partition(":")[0].encode()
+    used = re.sub(rb"^" + key + rb":.*$", key + b": *" + last, data, flags=re.MULTILINE)
+    return "\n".join(bomb).encode() + b"\n" + used
 
 
 def _nested(data: bytes, dice: random.Random, flags: list) -> bytes:

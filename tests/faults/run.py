@@ -1,7 +1,7 @@
 """Attack the product in seeded campaigns, and print what held.
 
     python tests/faults/run.py                              a quarter of each campaign's cases
-    python tests/faults/run.py --full --json faults.json
+    python tests/faults/run.py --full --json benchmarks/results
     python tests/faults/run.py --tree ../older-checkout     the same attacks on another checkout
     python tests/faults/run.py --only data --case 17        one case, whose folder is kept
 
@@ -39,10 +39,10 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="only the case of this number; its folder is kept")
     parser.add_argument("--seed", type=int, default=19)
     parser.add_argument("--full", action="store_true", help="all cases, not every fourth")
-    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="write the results there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    tree = asked.tree.resolve()
+    tree, results_folder = asked.tree.resolve(), asked.json and asked.json.resolve()
     if not (tree / "train.py").is_file():
         parser.error(f"--tree {asked.tree}: holds no train.py")
     commands.attack_tree(tree)
@@ -59,11 +59,14 @@ def main() -> int:
     seconds = time.perf_counter() - began
     print(table(results))
     print(f"{held} of {tried} cases held, in {seconds / 60:.1f} min; seed {asked.seed}; tree {commit(tree)}")
-    if asked.json:
+    if results_folder and asked.case is None:
         about = {"date": datetime.date.today().isoformat(), "tree": commit(tree), "campaign": commit(ROOT)}
         about |= {"seed": asked.seed, "full": asked.full, "python": platform.python_version()}
         about |= {"cpus": os.cpu_count(), "seconds": round(seconds), "tried": tried, "held": held}
-        asked.json.write_text(json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n")
+        other = "" if tree == ROOT else f"{commit(tree)}-"
+        path = results_folder / f"faults-{other}{about['date']}.json"
+        path.write_text(json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n")
+        print(f"written to {path}")
     return 0 if held == tried else 1
 
 

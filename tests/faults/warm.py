@@ -8,6 +8,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELI
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", ACCELERATE_USE_CPU="true")
 
 import commands  # noqa: E402, F401
+import matplotlib.pyplot  # noqa: E402, F401
 import torch  # noqa: E402
 from transformers import GenerationMixin, GPT2LMHeadModel  # noqa: E402, F401
 
