@@ -110,4 +110,5 @@ def _working_in(folder: Path) -> list[int]:
 
 
 def _shards(folder: Path) -> dict[str, str]:
-    return {path.name: commands.digest(path) for path in sorted((folder / "data").rglob("*.bin"))}
+    found = sorted((folder / "data").rglob("*.bin"))
+    return {str(path.relative_to(folder / "data")): commands.digest(path) for path in found}
