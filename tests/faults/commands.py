@@ -14,6 +14,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping
@@ -99,16 +100,13 @@ class Started:
         hasty: bool = False,
         file_bytes: int = 0,
     ):
-        number = 1 + sum(1 for path in cwd.glob(".out-*"))
-        self.out, self.err = cwd / f".out-{number}", cwd / f".err-{number}"
+        self.out, self.err = printed_by(cwd)
         several = [{}]
         if ranks > 1:
             port = 20000 + (os.getpid() * 31 + time.monotonic_ns() // 1000) % 20000
             shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             shared |= {"TORCHELASTIC_RUN_ID": "faults", "LOCAL_WORLD_SIZE": str(ranks)}
             several = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-        for path in (self.out, self.err):
-            path.touch()
         self.processes = [
             _context().Process(
                 target=_main,
@@ -149,8 +147,7 @@ class Launched:
     """``accelerate launch train.py``, the real one: a launcher and its trainer, with ``Started``'s methods."""
 
     def __init__(self, tree: Path, *flags: str, cwd: Path):
-        number = 1 + sum(1 for path in cwd.glob(".out-*"))
-        self.out, self.err = cwd / f".out-{number}", cwd / f".err-{number}"
+        self.out, self.err = printed_by(cwd)
         command = [sys.executable, "-m", "accelerate.commands.launch"]
         command += ["--config_file", str(tree / "accelerate_configs/cpu.yaml"), str(tree / "train.py"), *flags]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -175,6 +172,14 @@ class Launched:
         """Kill the launcher and what it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pids[0], signal.SIGKILL)
+
+
+def printed_by(cwd: Path) -> tuple[Path, Path]:
+    """Return two new files beside a command's folder, whose disk may be full: for what it prints, and its errors."""
+    with tempfile.NamedTemporaryFile(dir=cwd.parent, prefix=f".{cwd.name}-", suffix=".out", delete=False) as file:
+        out = Path(file.name)
+    out.with_suffix(".err").touch()
+    return out, out.with_suffix(".err")
 
 
 def children(pid: int) -> list[int]:
@@ -233,17 +238,13 @@ def prepare(shared: Path) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Remove what commands have printed and prepared."""
-    for path in folder.glob(".*-[0-9]*"):
-        path.unlink()
+    """Remove what commands have prepared and trained."""
     subprocess.run(["rm", "-rf", str(folder / "data"), str(folder / "runs")], check=True)
 
 
 def copy(base: Path, folder: Path) -> Path:
     """Copy a folder's contents with their times, which the product goes by."""
     subprocess.run(["cp", "-a", f"{base}/.", str(folder)], check=True)
-    for path in folder.glob(".???-[0-9]*"):
-        path.unlink()
     return folder
 
 

@@ -128,7 +128,9 @@ def attack(name: str, make_cases, asked: argparse.Namespace, base: Path, scratch
                 kept = Path(tempfile.mkdtemp(prefix=f"faults-{name}-{number}-"))
                 shutil.copytree(folder, kept, dirs_exist_ok=True, symlinks=True)
                 print(f"{name} {number}: {title}: kept in {kept}")
-            subprocess.run(["rm", "-rf", str(folder)], check=False)
+                for path in shared.glob(f".{folder.name}-*"):
+                    shutil.copy(path, kept)
+            subprocess.run(["rm", "-rf", str(folder), *shared.glob(f".{folder.name}-*")], check=False)
             if show:
                 print(f"\r{name} {number}", end="", file=sys.stderr)
 
