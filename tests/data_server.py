@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable
 from email.message import Message
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -22,7 +23,8 @@ class DataServer(ThreadingHTTPServer):
 
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
     (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
-    "silent" (no answer in time), "ok" (no fault: what it meets is passed to no later one).
+    "other" (its ETag is another file's), "garbage" (an answer that is no HTTP), "silent" (no answer in time), "ok" (no
+    fault: what it meets is passed to no later one).
     """
 
     daemon_threads = True
@@ -30,6 +32,7 @@ class DataServer(ThreadingHTTPServer):
     def __init__(self, folder: Path):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.faults, self.log, self.lock = Path(folder), [], [], threading.Lock()
+        self.marks = ("ETag",)  # by which files are known: ETag, Last-Modified, now (modified at each answer)
         self.allowed: Callable[[str, Message], bool] = lambda path, headers: True  # else 403
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commit, self.model_commits = "c0ffee" + "0" * 34, 1
@@ -89,6 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.outwaited += not self.server.closing.wait(30)
             self.close_connection = True
             return
+        if fault == "garbage":
+            self.wfile.write(b"HTTP/1.1 two hundred\r\n\r\n")
+            self.close_connection = True
+            return
         if fault and fault[0].isdigit():
             status, _, after = fault.partition(":")
             self.send(int(status), b"no", [("Retry-After", after)] if after else [], body)
@@ -133,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             rows = [row(root / path, root) for path in asked if (root / path).exists()]
             self.send(200, json.dumps(rows).encode(), self.of_commit(), body)
         elif rest == "" or rest.startswith("/revision/"):
-            if rest.split("/")[-1] not in ("", "main", self.server.commit):
+            if not re.fullmatch("|main|[0-9a-f]{40}", rest.split("/")[-1]):  # it keeps earlier commits
                 self.send(404, b'{"error": "no"}', [("X-Error-Code", "RevisionNotFound")], body)
                 return
             siblings = [{"rfilename": str(path.relative_to(root))} for path in found if path.is_file()]
@@ -171,7 +178,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(404, b"{}", [("X-Error-Code", "EntryNotFound"), *headers], body)
             return
         data = path.read_bytes()
-        headers = [("ETag", f'"{_oid(path)}"'), ("Accept-Ranges", "bytes"), *headers]
+        oid = _oid(path)[::-1] if fault == "other" else _oid(path)
+        marks = {"ETag": f'"{oid}"', "Last-Modified": formatdate(int(oid[:7], 16), usegmt=True)}
+        headers = [*((mark, marks[mark]) for mark in self.server.marks if mark in marks), *headers]
+        if "now" in self.server.marks:
+            headers.append(("Last-Modified", self.date_time_string()))
+        headers.append(("Accept-Ranges", "bytes"))
         status = 200
         if asked := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             begin, end = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)

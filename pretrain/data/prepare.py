@@ -75,7 +75,8 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
     if job.count > 1 and wanted.limit_tokens:
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     manifest = shards.read_manifest(folder, job.manifest)
-    revision, parts = open_parts(source, manifest["revision"] if manifest else None)
+    versions = manifest.setdefault("versions", {}) if manifest else {}
+    revision, parts = open_parts(source, manifest["revision"] if manifest else None, versions)
     tokenizer, name = open_tokenizer(source, parts), wanted.tokenizer
     identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
     if manifest and manifest["tokenizer"] != identity:
@@ -88,6 +89,7 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
             "source": source.name,
             "identity": source.identity,
             "revision": revision,
+            "versions": versions,  # filled in while reading
             "tokenizer": identity,
             "files": len(parts["train"]),
             "splits": splits | {"train": []},
@@ -142,6 +144,8 @@ def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, di
                     begin = {"part": part, "row": document.row + 1, "token": 0}
                     break
             rows += [row] if (row := writer.finish()) else []
+        if done < limit and not done:
+            raise no_text(opened.source)
         if done < limit:
             raise BadInput(
                 f"validation_tokens = {limit}: the source has {done} tokens in all; use --validation_tokens "
@@ -210,7 +214,9 @@ def finish(folder: Path, manifest: dict) -> None:
         )
     for path in folder.glob(".*.tmp-*"):  # of killed processes
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    kept = {name: value for name, value in manifest.items() if name not in ("cursor", "train_begins")}
+    kept = {name: value for name, value in manifest.items() if name not in ("cursor", "train_begins", "versions")}
+    if pinned := {name: said for name, said in manifest.get("versions", {}).items() if "commit" in said}:
+        kept["versions"] = pinned
     files.write_json(folder / shards.MANIFEST, kept | {"complete": True})
 
 
@@ -236,6 +242,11 @@ def join(folder: Path, manifests: list[dict]) -> None:
     """Write the folder's manifest from those of all jobs. Raises BadInput where they are not of one source."""
     first, *others = manifests
     rows, tally = first["splits"]["train"], Counter(first["counts"]["train"])
+    versions: dict[str, dict] = {}
+    for name, said in chain.from_iterable(manifest.get("versions", {}).items() for manifest in manifests):
+        if said and versions.setdefault(name, said) != said:
+            raise BadInput(f"{folder}: {name} has changed between the jobs; delete the folder and prepare it again")
+    first["versions"] = versions
     for other in others:
         for name in ("identity", "revision", "tokenizer", "files", "train_begins"):
             if other[name] != first[name]:
@@ -248,13 +259,13 @@ def join(folder: Path, manifests: list[dict]) -> None:
     log.info(f"merged {len(manifests)} jobs: {sum(row['tokens'] for row in rows):,} train tokens")
 
 
-def open_parts(source: FoundSource, pinned: str | None) -> tuple[str | None, dict[str, list[Part]]]:
+def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple[str | None, dict[str, list[Part]]]:
     """Return the pinned commit (None for files) and the parts of each split."""
     if source.parts is not None:
         return None, source.parts
     from pretrain.data import stream  # imports datasets, which text does not need
 
-    return stream.open_tables(**source.tables or {}, pinned=pinned)
+    return stream.open_tables(**source.tables or {}, pinned=pinned, versions=versions, kept_in=str(source.folder))
 
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
@@ -266,11 +277,19 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
         elif wanted.tokenizer == "characters":
             every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
             tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
+            if len(tokenizer) == 1:  # the end of text
+                raise no_text(source)
         else:
             tokenizer = tokenization.load(wanted.tokenizer)
         with files.making(path) as temporary:
             tokenizer.save_pretrained(temporary)
     return tokenization.load(str(path))
+
+
+def no_text(source: FoundSource) -> BadInput:
+    """Return what is said of a source without any text."""
+    column = source.wanted.text_column
+    return BadInput(f"{source.name}: no row has text in text_column = {column}; give --text_column with one that has")
 
 
 def first_texts(parts: list[Part]) -> Iterator[str]:
@@ -294,7 +313,7 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
 
 def dry_run(source: FoundSource) -> str:
     """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
-    _, parts = open_parts(source, None)
+    _, parts = open_parts(source, None, {})
     name, wanted = source.wanted.tokenizer, source.wanted
     if name in keys.TRAINED_TOKENIZERS:
         size = wanted.tokenizer_vocab_size if name == "bpe" else 257  # bytes for characters

@@ -39,6 +39,7 @@ DOWNLOAD_TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20  # a long text file is read in pieces of about this size: rows of one document
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
+FORMATS = {"csv": 3}  # where only one kind is
 
 Row = tuple[str | None, bool]
 Part = tuple[str, Callable[[int], Iterator[Row]]]
@@ -90,7 +91,7 @@ def find_source(wanted: Data) -> FoundSource:
             identity.setdefault("validation", wanted.validation_fraction)
             parts = _text_parts(paths, wanted.validation_fraction)
             return FoundSource(wanted, Path(train[0]).stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
-        identity |= {"train": _stamps(train), "text_column": wanted.text_column}
+        identity |= {"format": FORMATS.get(kind, FORMAT), "train": _stamps(train), "text_column": wanted.text_column}
         identity["validation"] = _stamps(held_out) or wanted.validation_tokens
         tables: dict[str, Any] = {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
         name = Path(_path_of(train[0])).name.split(".")[0]

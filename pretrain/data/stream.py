@@ -3,21 +3,28 @@
 ``datasets`` reads; what it leaves open is closed here (research/reliability.md, 2.2): a fault is retried from the row
 it happened at and not from the shuffle buffer's or iterator's own state (D1, D4-D9), waits have a limit (D10), a file
 is finished only when its last row was read (a swallowed error looks like an end, D8), and a data set is pinned to a
-commit (D12). JSON lines are found by ``datasets`` and parsed here: its parser (Arrow's) refuses half of a surrogate
-pair, turns every text into quoted JSON where one row has a number, and wants the first file's fields in every file.
+commit (D12). JSON lines and CSV are found by ``datasets`` and parsed here. Its parser of JSON (Arrow's) refuses half of
+a surrogate pair, turns every text into quoted JSON where one row has a number, and wants the first file's fields in
+every file. Its parser of CSV (pandas') takes the texts None, NA and 12 for none or for numbers, and moves the fields of
+a record that has too many.
 """
 
 import contextlib
 import csv
 import difflib
+import errno
 import functools
+import gzip
 import json
 import logging
+import lzma
+import re
 import time
+import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glob import has_magic
-from io import BufferedReader, StringIO
+from io import BufferedReader, TextIOWrapper
 from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -26,18 +33,20 @@ from urllib.parse import unquote, urlsplit
 import datasets
 import fsspec
 import huggingface_hub
+import pyarrow as pa
 import pyarrow.parquet as pq
-from aiohttp import ClientTimeout
+from aiohttp import ClientResponse, ClientSession, ClientTimeout, TraceConfig
 from datasets.data_files import DataFilesList
+from datasets.packaged_modules.csv.csv import Csv, CsvConfig
 from datasets.packaged_modules.json.json import Json
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 from pyarrow.dataset import ParquetFragmentScanOptions
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.network import answer_of
+from pretrain.base.network import answer_of, causes
 from pretrain.base.redaction import is_redacted, redact
-from pretrain.data.sources import Part, Row
+from pretrain.data.sources import Part, Row, shown_name
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +55,76 @@ LONGEST_WAIT_SECONDS = 60
 LONGEST_RETRY_AFTER_SECONDS = 600  # what a server may ask for
 TIMEOUT_SECONDS = 60
 ROWS = 256  # of one step of reading
-BLOCK_BYTES = TAIL_BYTES = SAMPLE_BYTES = 2**20
+BLOCK_BYTES = SAMPLE_BYTES = 2**20
 SIZES_ASKED = 64  # files whose size is asked for; of more, the first one's stands for all
+FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
+# What may be over the next time, of a disk or of a share over the network.
+PASSING = {
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOMEM, errno.ENOBUFS),
+    *(errno.EMFILE, errno.ENFILE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EHOSTDOWN),
+    *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+}
+# What parsers say of bytes that they were given.
+PARSERS = (
+    *(ValueError, EOFError, RecursionError, MemoryError, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
+    *(pa.ArrowException, datasets.exceptions.DatasetsError),
+)
+CSV_DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # as csv.reader has them
+CSV_OTHER = ("skiprows", "nrows", "skipfooter", "comment", "lineterminator", "dialect")  # it has not
+JSON_TYPES = {str: "text", int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
+SHOWN_COLUMNS = 20
+
+# By URL: what its server said of the file when it was first read, and where what was read of it is kept.
+WATCHED: dict[Any, tuple[dict[str, str], str]] = {}
+
+
+async def _session(**options) -> ClientSession:
+    """Return what asks servers for files: every answer is checked before a byte of it is read."""
+    trace = TraceConfig()
+    trace.on_request_end.append(_check_answer)
+    return ClientSession(trace_configs=[trace], **options)
+
+
+async def _check_answer(_client, _context, asked) -> None:
+    """Raise _Cut for an answer of other bytes than were asked for, _Unreadable for another file than before."""
+    answer: ClientResponse = asked.response
+    size = answer.headers.get("Content-Length")
+    wanted = re.match(r"bytes=(\d+)-(\d+)", answer.request_info.headers.get("Range", ""))
+    got = re.match(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range", ""))
+    if answer.status == 206 and wanted and got:
+        first, last, whole = map(int, got.groups())
+        number = size or str(last - first + 1)
+        if (first, last, number) != (int(wanted[1]), min(int(wanted[2]), whole - 1), str(last - first + 1)):
+            raise _Cut(f"was asked for {wanted[0]}, answered {number} from {first} to {last} of {whole}")
+        size = got[3]
+    url = (*answer.history, answer)[0].url
+    if url not in WATCHED or answer.status not in (200, 206):
+        return
+    before, kept_in = WATCHED[url]
+    said = {"ETag": answer.headers.get("ETag", "").removeprefix("W/"), "size": size}
+    # A server that makes its answer up on the way says that it was modified now.
+    if (modified := answer.headers.get("Last-Modified")) != answer.headers.get("Date"):
+        said["Last-Modified"] = modified
+    for mark in ("ETag", "Last-Modified", "size"):  # the first one that both have: a better one decides
+        if before.get(mark) and said.get(mark):
+            if before[mark] != said[mark]:
+                raise _Unreadable(
+                    f"has changed on its server since it was first read: {mark} {said[mark]}, was {before[mark]}. "
+                    f"Texts of both would be mixed: put the old file back, or delete {kept_in} to read all of it anew"
+                )
+            break
+    if asked.method == "GET" and not before:
+        before.update({mark: value for mark, value in said.items() if value})
+
+
 HTTP = {
-    "client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)}
+    "get_client": _session,
+    "headers": {"Accept-Encoding": "identity"},  # sizes and ranges are those of the file
+    "client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)},
 }
 STORAGE = {"http": HTTP, "https": HTTP}
-FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
+
+csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
 
 
 def open_tables(
@@ -63,18 +135,27 @@ def open_tables(
     data_files: dict[str, list[str]] | None = None,
     text_column: str,
     pinned: str | None = None,
+    versions: dict[str, dict[str, str]] | None = None,
+    kept_in: str = "its shards",
 ) -> tuple[str | None, dict[str, list[Part]]]:
     """Open a data set for streaming.
 
     Args:
         dataset_name: a Hub id, or parquet, json, csv or arrow for ``data_files`` by split.
         pinned: the commit of an earlier contact; else it is asked for.
+        versions: of remote ``data_files``: the commit that their repository was pinned to, or what the server said of
+            a file when it was first read. It is filled in while reading, and another file than that is refused.
+        kept_in: what is to be deleted when all is to be read anew.
 
     Returns: the commit (None for files) and each split's parts; a file of the data set is one part.
     Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
     """
     _retry_here()
-    asked = {split: _named_files(dataset_name, found) for split, found in (data_files or {}).items()}
+    versions = {} if versions is None else versions
+    asked = {split: _named_files(found, versions) for split, found in (data_files or {}).items()}
+    for name in (name for found in asked.values() for name in found if name.startswith(("http://", "https://"))):
+        WATCHED[_as_asked(name)] = (versions.setdefault(shown_name(name), {}), kept_in)
+        _patiently(name, _file_size, name, files=[name])  # a missing one is known before hours of reading others
     if not asked:
         about = functools.partial(
             huggingface_hub.HfApi().dataset_info, revision=dataset_revision, timeout=TIMEOUT_SECONDS
@@ -100,13 +181,21 @@ def open_tables(
         if split not in names:
             continue
         table = None
-        if not isinstance(builder, Json):
+        parts: list[Part] = []
+        if not isinstance(builder, (Json, Csv)):
             table = _patiently(where, builder.as_streaming_dataset, split, files=given)
-        splits[split] = [(name, _reader(table, index, name, text_column)) for index, name in enumerate(names[split])]
+        for index, name in enumerate(names[split]):
+            values = functools.partial(_table_values, table, index, name, text_column)
+            if isinstance(builder, Json):
+                values = functools.partial(_json_values, name, text_column)
+            elif isinstance(builder, Csv):
+                values = functools.partial(_csv_values, builder.config, name, text_column)
+            parts.append((name, functools.partial(_read, name, values)))
+        splits[split] = parts
     return pinned, splits
 
 
-def _named_files(kind: str, names: list[str]) -> list[str]:
+def _named_files(names: list[str], versions: dict[str, dict[str, str]]) -> list[str]:
     """Return the files behind names: of the Hub those that a pattern matches, else each name as it stands.
 
     Raises BadInput for a file that is not there, and for one whose name ``datasets`` would take for something else.
@@ -116,7 +205,7 @@ def _named_files(kind: str, names: list[str]) -> list[str]:
         if name.startswith(hub) and "/resolve/" in name:  # a link to a file there, with the login
             name = "hf://" + unquote(name.removeprefix(hub).partition("?")[0]).replace("/resolve/", "@", 1)
         if name.startswith("hf://"):
-            found += _patiently(name, _hub_files, name)
+            found += _patiently(name, _hub_files, name, versions)
         else:
             found.append(name if "://" in name else str(Path(name).absolute()))
     for name in found:
@@ -124,22 +213,24 @@ def _named_files(kind: str, names: list[str]) -> list[str]:
             raise BadInput(f"{name}: fsspec takes :: for a chain of file systems; rename it (in a URL: %3A%3A)")
         if "://" in name and "*" in name:
             raise BadInput(f"{name}: datasets takes * for a pattern; list the files (a * that is meant: %2A)")
-        if kind == "csv" and _compression(name) and {"[", "]"} & set(name.rpartition("/")[2]):
-            raise BadInput(
-                f"{name}: datasets cannot unpack a CSV with [ or ] in its name; rename it (in a URL: %5B, %5D)"
-            )
         if is_redacted(name):
             raise BadInput(
                 f"{name}: its user, password or query was left out here; give the whole URL: --data_files URL"
             )
-        if name.startswith(("http://", "https://")):  # a missing one is known before hours of reading others
-            _patiently(name, _file_size, name, files=[name])
     return found
 
 
-def _hub_files(pattern: str) -> list[str]:
-    """Return the files of a pattern. Unlike the client's own ``exists``, it takes no fault for an absence."""
+def _hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
+    """Return the files of a pattern at a commit. Unlike the client's own ``exists``, it takes no fault for an absence."""
     filesystem, path = fsspec.core.url_to_fs(pattern)
+    place = filesystem.resolve_path(path)
+    if hasattr(place, "revision"):  # a bucket has none
+        if f"hf://{place.root}" not in versions:
+            ask = functools.partial(huggingface_hub.HfApi().repo_info, timeout=TIMEOUT_SECONDS)
+            about = ask(place.repo_id, repo_type=place.repo_type, revision=place.revision)
+            versions[f"hf://{place.root}"] = {"commit": about.sha}
+        commit = versions[f"hf://{place.root}"]["commit"]
+        path = f"{place.root.partition('@')[0]}@{commit}/{place.path_in_repo}"
     try:
         found = [filesystem.info(path)["name"]]
     except FileNotFoundError:
@@ -164,11 +255,12 @@ def expected_text_bytes(names: list[str], text_column: str) -> float:
 
     Parquet's footer knows; of JSON lines or CSV the beginning is read. 0 where a server states no size.
     """
-    size = _patiently(names[0], _file_size, names[0])
+    size = _patiently(names[0], _file_size, names[0], files=names[:1])
     if not size:
         return 0.0
-    total = size * len(names) if len(names) > SIZES_ASKED else sum(_patiently(name, _file_size, name) for name in names)
-    return total / size * _patiently(names[0], _text_bytes, names[0], text_column, size)
+    asked = names if len(names) <= SIZES_ASKED else names[:1]
+    total = sum(_patiently(name, _file_size, name, files=[name]) for name in asked) * len(names) / len(asked)
+    return total / size * _patiently(names[0], _text_bytes, names[0], text_column, size, files=names[:1])
 
 
 def _text_bytes(name: str, text_column: str, size: int) -> float:
@@ -190,6 +282,12 @@ def _text_bytes(name: str, text_column: str, size: int) -> float:
 def _file_size(name: str) -> int:
     filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
     return int(filesystem.size(path) or 0)
+
+
+def _as_asked(url: str) -> Any:
+    """Return a URL as the client knows that it asked for it, which takes the user and password out of it."""
+    filesystem, path = fsspec.core.url_to_fs(url, **HTTP)
+    return filesystem.encode_url(path).with_user(None).with_fragment(None)
 
 
 def _open(name: str):
@@ -234,30 +332,55 @@ def _retry_here() -> None:
     client.handlers, client.propagate = [_Redacted(logging.WARNING)], False
 
 
+class _Cut(OSError):
+    """There are fewer bytes or rows than there should be."""
+
+
+class _Unreadable(ValueError):
+    """What bytes are not, and what to do, in words of our own."""
+
+
 class _Patience:
-    """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged."""
+    """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged.
+
+    What a parser says of a local file is final; of a remote one it is when a second reading says the same.
+    """
 
     def __init__(self, what: str):
-        self.what, self.failures = redact(what), 0
+        self.what, self.failures, self.reason = redact(what), 0, ""
         self.place: int | None = -1
+        self.local = Path(what).is_absolute()
+        self.is_file = self.local or "://" in what
 
     def failed(self, error: Exception, place: int | None = None) -> None:
         """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
-        if isinstance(error, BadInput):
-            raise error
-        self.failures = self.failures + 1 if place == self.place else 1
-        self.place = place
+        behind = [*causes(error, contexts=True)]
+        for one in behind:
+            if isinstance(one, BadInput):
+                raise one from None
+        error = next((one for one in behind if isinstance(one, _Unreadable)), error)
         status, asked = answer_of(error, contexts=True)
         where = self.what if place is None else f"{self.what}: row {place}"
-        reason = f"{type(error).__name__}: {redact(' '.join(str(error).split()))[:300]}"
+        reason = redact(" ".join(str(error).split()))
         if status is not None:
             reason = f"HTTP status {status}"
+        elif not isinstance(error, _Unreadable):
+            reason = f"{type(error).__name__}: {reason[:300]}"
         if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
             raise BadInput(f"{where}: HF_HUB_OFFLINE is set; unset it, or give --data_files or --data_dir") from None
         # Clients say "not found" of a server that is down, too: then there is a status.
         missing = status is None and isinstance(error, (FileNotFoundError, PermissionError))
         if missing or status in FINAL_STATUS:
             raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
+        again = (place, reason) == (self.place, self.reason)
+        if self.is_file and (self.local or again) and _is_final(error, self.local):
+            if isinstance(error, _Unreadable):
+                raise BadInput(f"{self.what}: {reason}") from None
+            raise BadInput(f"{where}: cannot be read: {reason}. Mend or replace the file, or leave it out") from None
+        if self.local and not isinstance(error, OSError):
+            raise error
+        self.failures = self.failures + 1 if place == self.place else 1
+        self.place, self.reason = place, reason
         if self.failures >= TRIES:
             raise TrainingStopped(
                 f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
@@ -267,6 +390,15 @@ class _Patience:
         wait = min(LONGEST_RETRY_AFTER_SECONDS, max(wait, asked))
         log.warning(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
         time.sleep(wait)
+
+
+def _is_final(error: Exception, local: bool) -> bool:
+    """Return whether the bytes were got and are not what they should be, or whether a disk will not give them."""
+    if isinstance(error, _Cut):
+        return local
+    if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):  # Arrow and bz2 raise a plain one
+        return (type(error) is OSError and error.errno is None) or (local and error.errno not in PASSING)
+    return isinstance(error, PARSERS) or type(error).__name__ == "ZstdError"  # of several packages
 
 
 def _patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
@@ -281,7 +413,8 @@ def _patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] 
 
 def _behind(error: Exception, name: str) -> Exception:
     """Return what really happened to a remote file: ``datasets`` takes a failed request for a missing file."""
-    if "://" not in name or answer_of(error, contexts=True)[0] is not None or isinstance(error, BadInput):
+    ours = any(isinstance(one, (BadInput, _Unreadable)) for one in causes(error, contexts=True))
+    if "://" not in name or ours or answer_of(error, contexts=True)[0] is not None:
         return error
     filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
     try:
@@ -303,118 +436,178 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
         raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
 
 
-def _no_column(where: str, text_column: str, columns: list[str]) -> str:
-    near = difflib.get_close_matches(text_column, columns, n=1)
-    hint = f"; did you mean --text_column {near[0]}?" if near else ""
-    return f"{where}: text_column = {text_column}: no such column; it has {', '.join(columns)}{hint}"
+def _refuse_column(name: str, text_column: str, types: Mapping[str, str]) -> None:
+    """Raise BadInput unless a column holds text, or nothing.
 
-
-def _reader(
-    table: datasets.IterableDataset | None, index: int, name: str, text_column: str
-) -> Callable[[int], Iterator[Row]]:
-    """Return ``read(row)`` of one file: its texts from that row on, each row once whatever fails on the way.
-
-    Without ``table`` it is a file of JSON lines: a row is a line, and a blank one has no text.
+    Args:
+        types: what each column holds: text, "" for nothing, or what else.
     """
+    if (found := types.get(text_column)) in ("text", ""):
+        return
+    near = difflib.get_close_matches(text_column, types, n=1)
+    hint = f"; did you mean --text_column {near[0]}?" if near else ""
+    if found is None:
+        raise BadInput(f"{name}: text_column = {text_column}: no such column; it has {_listed(types)}{hint}")
+    texts = [column for column, holds in types.items() if holds == "text"]
+    remedy = f"give --text_column with one of text: {_listed(texts)}" if texts else "write it as text"
+    raise BadInput(f"{name}: text_column = {text_column}: holds {found}, not text; {remedy}")
 
-    def read(row: int) -> Iterator[Row]:
-        one = None if table is None else table.shard(num_shards=table.num_shards, index=index)
-        groups = None
-        patience = _Patience(name)
-        while True:
-            try:
-                if groups is None and _is_parquet(name):
-                    groups = _row_groups(name, text_column)
-                values = _json_values(name, text_column, row)
-                if one is not None:
-                    values = _table_values(one, name, text_column, row, groups)
-                for text in values:
-                    row += 1
-                    yield (text if isinstance(text, str) and text.strip() else None), True
-                return
-            except Exception as error:
-                patience.failed(_behind(error, name), row)
 
-    return read
+def _listed(columns: Iterable[str]) -> str:
+    """Return names as words of one line; a file that is no table can have any."""
+    shown = [column if column.isprintable() else ascii(column) for column in columns]
+    return ", ".join(shown[:SHOWN_COLUMNS])[:1000] + (", ..." if len(shown) > SHOWN_COLUMNS else "")
+
+
+def _read(name: str, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
+    """Yield one file's rows from one on, each once whatever fails on the way.
+
+    Args:
+        values: what stands in the column from a row on.
+    """
+    patience = _Patience(name)
+    while True:
+        try:
+            for text in values(row):
+                row += 1
+                yield (text if isinstance(text, str) and text.strip() else None), True
+            return
+        except Exception as error:
+            patience.failed(_behind(error, name), row)
 
 
 def _table_values(
-    one: datasets.IterableDataset, name: str, text_column: str, start: int, groups: list[int] | None
+    table: datasets.IterableDataset, index: int, name: str, text_column: str, start: int
 ) -> Iterator[Any]:
     """Yield the column's values from row ``start`` on. In Parquet it begins at the row group; else it reads up to it.
 
-    The last ones come when it is sure that they are the last. Raises OSError where it ends before its end, or ``start``.
+    Raises _Cut where it ends before its end, or ``start``: some clients take an error for an end.
     """
-    pieces, skip, row, last, held = iter([one]), start, start, None, []
+    groups = _row_groups(name, text_column) if _is_parquet(name) else None
+    one = table.shard(num_shards=table.num_shards, index=index)
+    pieces, row, skip = iter([one]), start, start
     if start and groups is not None:
         first = min(bisect_right(groups, start) - 1, len(groups) - 2)
         parts, skip = one.reshard(), start - groups[first]
         pieces = (parts.shard(num_shards=parts.num_shards, index=i) for i in range(first, parts.num_shards))
     for piece in pieces:
-        for table in piece.with_format("arrow").iter(batch_size=ROWS):
-            if text_column not in table.column_names:
-                raise BadInput(_no_column(name, text_column, table.column_names))
-            yield from held
-            values = table.column(text_column).to_pylist()
-            last, held, skip = values[-1], values[skip:], max(0, skip - len(values))
-            row += len(held)
+        for found in piece.with_format("arrow").iter(batch_size=ROWS):
+            _refuse_column(name, text_column, _column_types(found.schema))
+            values = found.column(text_column).to_pylist()[skip:]
+            skip = max(0, skip - len(found))
+            row += len(values)
+            yield from values
     if skip or (groups is not None and row != groups[-1]):
-        raise OSError(f"ended after {row - skip} rows, before row {groups[-1] if groups else row}")
-    if _path_of(name).lower().endswith(".csv") and isinstance(last, str):
-        _refuse_other_end(name, last)
-    yield from held
+        raise _Cut(f"ended after {row - skip} rows, before row {groups[-1] if groups else row}")
+
+
+def _csv_values(config: CsvConfig, name: str, text_column: str, start: int) -> Iterator[str]:
+    """Yield the column's field of each record from record ``start`` on; a blank line is none.
+
+    Raises _Cut where it ends before its end, or ``start``.
+    """
+    other = [option for option in CSV_OTHER if getattr(config, option) != getattr(CsvConfig, option)]
+    if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
+        said = f"is described as a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not read here"
+        raise BadInput(f"{name}: {said}; try --dataset_revision refs/convert/parquet")
+    number = -1
+    with _whole(name) as file:
+        text = TextIOWrapper(file, config.encoding or "utf-8-sig", "surrogateescape", newline="")
+        records = _csv_records(config, text)
+        first = [] if config.names and config.header == "infer" else next(records, [])
+        header = config.names or first
+        if header:
+            _refuse_column(name, text_column, dict.fromkeys(header, "text"))
+        for number, record in enumerate(records):
+            if number >= start:
+                yield record[header.index(text_column)]
+    if not header:
+        raise BadInput(f"{name}: has no line; give a CSV with a header")
+    if number + 1 < start:
+        raise _Cut(f"ended after {number + 1} rows, before row {start}")
+
+
+def _csv_records(config: CsvConfig, text: TextIOWrapper) -> Iterator[list[str]]:
+    """Yield records, all of as many fields. Raises _Unreadable with the first line of one that is none."""
+    dialect = {option: getattr(config, option) for option in CSV_DIALECT} | {"delimiter": config.sep}
+    records, line, width = csv.reader(text, strict=True, **dialect), 1, len(config.names or ())
+    while True:
+        try:
+            record = next(records, None)
+            if record is None:
+                return
+            "".join(record).encode()
+        except (csv.Error, UnicodeEncodeError) as error:
+            fault = f"is no record of a CSV ({error}); mend it, or write another format"
+            if isinstance(error, UnicodeEncodeError):
+                fault = "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
+            raise _Unreadable(f"line {line}: {fault}") from None
+        if record:
+            width = width or len(record)
+            if len(record) != width:
+                fault = f"{len(record)} fields, and {width} in the lines before"
+                raise _Unreadable(f"line {line}: {fault}; a text with {config.sep!r} in it stands between quotes")
+            yield record
+        line = records.line_num + 1
 
 
 def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
     """Yield the field of each line from line ``start`` on: None where a line is blank, no object, or has no such field.
 
-    Raises OSError where it ends before its end, or ``start``.
+    Raises _Cut where it ends before its end, or ``start``.
     """
     number = -1
     with _whole(name) as file:
         lines: Iterator[tuple[int, bytes]] = enumerate(file)
         if not start:
             head = list(islice(lines, ROWS))
-            _refuse_no_column(name, text_column, [line for _, line in head])
+            _refuse_no_text(name, text_column, head)
             lines = chain(head, lines)
         for number, line in lines:
             if number >= start:
-                yield _parsed(name, line).get(text_column)
+                yield _parsed(name, number, line).get(text_column)
     if number + 1 < start:
-        raise OSError(f"ended after {number + 1} rows, before row {start}")
+        raise _Cut(f"ended after {number + 1} rows, before row {start}")
 
 
 @contextlib.contextmanager
 def _whole(name: str) -> Iterator[Any]:
-    """Open a file, decompressed. Raises OSError at the end where bytes were not read: an error can look like an end."""
+    """Open a file, decompressed. Raises _Cut at the end where bytes were not read: an error can look like an end."""
     with _open(name) as raw:
         buffered = BufferedReader(_unpacked(name, raw), BLOCK_BYTES)
         yield buffered
         size = _file_size(name)
         if size and raw.tell() != size:
-            raise OSError(f"ended after {raw.tell():,} of {size:,} bytes")
+            raise _Cut(f"ended after {raw.tell():,} of {size:,} bytes")
 
 
-def _parsed(name: str, line: bytes) -> dict:
-    """Return a line's object; an empty one where it is blank or something else."""
+def _parsed(name: str, number: int, line: bytes) -> dict:
+    """Return the object of a line, by its number from 0; an empty one where it is blank or something else."""
     line = line.strip()
     if line.startswith(b"["):
         raise BadInput(
             f"{name}: is a JSON array, which can only be read whole. Write one object a line, for example: "
             f"jq -c '.[]' old.json > new.jsonl; of a data set of the Hub try --dataset_revision refs/convert/parquet"
         )
-    value = json.loads(line) if line else None
+    try:
+        value = json.loads(line) if line else None
+    except (ValueError, RecursionError) as error:
+        raise _Unreadable(f"line {number + 1}: is no JSON ({error}); mend it: a line is one object") from None
     return value if isinstance(value, dict) else {}
 
 
-def _refuse_no_column(name: str, text_column: str, lines: list[bytes]) -> None:
-    """Raise BadInput where a file's first lines have fields, but none of them this one."""
-    columns: dict[str, None] = {}
-    for line in lines:
-        with contextlib.suppress(UnicodeDecodeError, json.JSONDecodeError):  # they are found again, at their row
-            columns |= dict.fromkeys(_parsed(name, line))
-    if columns and text_column not in columns:
-        raise BadInput(_no_column(name, text_column, list(columns)))
+def _refuse_no_text(name: str, text_column: str, lines: list[tuple[int, bytes]]) -> None:
+    """Raise BadInput where a file's first lines have fields, but none of them has text in this one."""
+    types: dict[str, set[str]] = {}
+    for number, line in lines:
+        with contextlib.suppress(_Unreadable):  # it is found again, at its row
+            for column, value in _parsed(name, number, line).items():
+                types.setdefault(column, set()).add(JSON_TYPES.get(type(value), ""))
+    if types:
+        held = {column: found - {""} for column, found in types.items()}
+        _refuse_column(
+            name, text_column, {c: "text" if "text" in f else " and ".join(sorted(f)) for c, f in held.items()}
+        )
 
 
 def _is_parquet(name: str) -> bool:
@@ -425,21 +618,17 @@ def _row_groups(name: str, text_column: str) -> list[int]:
     """Return the first row of each row group, and the number of rows, from the file's footer."""
     with _open(name) as file:
         footer = pq.ParquetFile(file)
-        if text_column not in footer.schema_arrow.names:
-            raise BadInput(_no_column(name, text_column, footer.schema_arrow.names))
+        _refuse_column(name, text_column, _column_types(footer.schema_arrow))
         about = footer.metadata
         return list(accumulate((about.row_group(i).num_rows for i in range(about.num_row_groups)), initial=0))
 
 
-def _refuse_other_end(name: str, last: str) -> None:
-    """Raise OSError unless a value may stand in the last record of a CSV file."""
-    with _open(name) as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        tail = file.read().decode("utf-8", "replace")
-    ends = []
-    for quote in ("", '"'):  # the tail may begin inside of quotes
-        with contextlib.suppress(csv.Error):
-            ends += [record for record in csv.reader(StringIO(quote + tail, newline=""), strict=True) if record][-1:]
-    if ends and not any(last in ",".join(record) for record in ends):
-        raise OSError(f"ended before the last record of {size:,} bytes")
+def _column_types(schema: pa.Schema) -> dict[str, str]:
+    """Return what each column holds, as ``_refuse_column`` has it."""
+    types = {}
+    for field in schema:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        holds = "" if pa.types.is_null(kind) else str(kind)
+        types[field.name] = "text" if any(is_text(kind) for is_text in texts) else holds
+    return types

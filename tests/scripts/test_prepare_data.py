@@ -502,6 +502,13 @@ def test_too_little_text_is_refused_with_a_number_that_works(workplace):
     assert decoded(folder_of(*files, "--validation_tokens", number), "train")
 
 
+def test_rows_without_any_text_are_refused_with_the_column(workplace):
+    path = write_table(Path("a.jsonl"), [None, "", " "])
+    for tokenizer in ("characters", "bpe"):
+        refused = run("prepare_data.py", *TINY, "--data_files", path, "--tokenizer", tokenizer, expect=2).stderr
+        assert refused.count("error: ") == 1 and "a: no row has text in text_column = text; give" in refused
+
+
 def test_no_train_text_is_refused_each_time(workplace):
     rows, files = write_tables("jsonl", 9)
     flags = (*files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])))
