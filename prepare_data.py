@@ -6,7 +6,8 @@
 
 It takes the same recipe and flags as train.py, which starts it in the background (``--follow``) when the shards are
 not all there. The same command goes on where a stopped or killed one was: manifest.json, replaced after each shard,
-says which row of which file comes next.
+says which row of which file comes next. Of shards that are there it checks every byte, and makes again, to the same
+bytes, those that are missing or have changed.
 """
 
 import logging
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from pretrain.base import console, files
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.data import background, prepare, shards, sources
+from pretrain.data import background, mending, prepare, shards, sources
 from pretrain.data.progress import Pace
 from pretrain.hub import client
 from pretrain.recipe import keys, reading
@@ -67,8 +68,10 @@ def main(argv: list[str] | None = None) -> int:
         ):
             if "merge" in extras:
                 prepare.merge(folder)
-            elif not shards.is_complete(folder):
-                prepare.prepare(source, job, pace)
+            else:
+                mending.mend(source, job, every=pace is None)
+                if not shards.is_complete(folder):
+                    prepare.prepare(source, job, pace)
         if pace is None:
             print(folder)
     return 0

@@ -57,10 +57,10 @@ class Opened:
     encode: DocumentEncoder
     job: Job
 
-    def writer(self, split: str, part: int, first_number: int = 0) -> shards.ShardWriter:
-        """Return what writes the shards of a part."""
-        folder, shard_tokens = self.source.folder, self.source.wanted.shard_tokens
-        return shards.ShardWriter(folder, split, part, first_number, self.encode.bytes_per_token, shard_tokens)
+    def writer(self, split: str, part: int, first_number: int = 0, folder: Path | None = None) -> shards.ShardWriter:
+        """Return what writes the shards of a part, into the source's folder unless it is another."""
+        sizes, shard_tokens = self.encode.bytes_per_token, self.source.wanted.shard_tokens
+        return shards.ShardWriter(folder or self.source.folder, split, part, first_number, sizes, shard_tokens)
 
 
 def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
@@ -75,34 +75,25 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
     if job.count > 1 and wanted.limit_tokens:
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     manifest = shards.read_manifest(folder, job.manifest)
-    versions = manifest.setdefault("versions", {}) if manifest else {}
-    revision, parts = open_parts(source, manifest["revision"] if manifest else None, versions)
-    tokenizer, name = open_tokenizer(source, parts), wanted.tokenizer
-    identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
-    if manifest and manifest["tokenizer"] != identity:
-        raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
-    trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
-    opened = Opened(source, parts, DocumentEncoder(tokenizer, name, trainers), job)
+    opened, about = open_source(source, job, manifest, pace)
     if manifest is None:
         splits, counts, begin = held_out_splits(opened)
         manifest = {
             "source": source.name,
             "identity": source.identity,
-            "revision": revision,
-            "versions": versions,  # filled in while reading
-            "tokenizer": identity,
-            "files": len(parts["train"]),
+            **about,
+            "files": len(opened.parts["train"]),
             "splits": splits | {"train": []},
             "counts": counts | {"train": {}},
             "train_begins": begin,
-            "cursor": begin | {"file": file_at(parts["train"], begin["part"])},
+            "cursor": begin | {"file": file_at(opened.parts["train"], begin["part"])},
             "complete": False,
         }
         files.write_json(folder / job.manifest, manifest)
     elif not manifest["complete"]:
-        shards.refuse_changed(folder, manifest["splits"]["train"])
-        refuse_other_files(folder, manifest, parts["train"])
-    expected_bytes = 0.0 if pace else expected_text_bytes(source, parts["train"]) / job.count
+        manifest |= about
+        refuse_other_files(folder, manifest, opened.parts["train"])
+    expected_bytes = 0.0 if pace else expected_text_bytes(source, opened.parts["train"]) / job.count
     progress = Progress(pace, manifest, expected_bytes, wanted.limit_tokens)
     if pace:
         pace.wait(manifest["splits"]["train"])
@@ -114,6 +105,23 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
         files.write_json(folder / job.manifest, manifest | {"complete": True})
         log.info(f"job {job.index} of {job.count} is complete; when all are, join them with --merge")
     progress.end(manifest)
+
+
+def open_source(source: FoundSource, job: Job, manifest: dict | None, pace: Pace | None = None) -> tuple[Opened, dict]:
+    """Open what is to be read, and return what a manifest says of it.
+
+    Raises BadInput when the folder's tokenizer is not the one that its manifest names.
+    """
+    folder, name = source.folder, source.wanted.tokenizer
+    versions = manifest.get("versions", {}) if manifest else {}
+    revision, parts = open_parts(source, manifest["revision"] if manifest else None, versions)
+    tokenizer = open_tokenizer(source, parts)
+    identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
+    if manifest and manifest["tokenizer"] != identity:
+        raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
+    trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
+    opened = Opened(source, parts, DocumentEncoder(tokenizer, name, trainers), job)
+    return opened, {"revision": revision, "versions": versions, "tokenizer": identity}  # versions fill while reading
 
 
 def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, dict], dict[str, int]]:

@@ -186,6 +186,11 @@ def clear_partial(folder: Path, split: str, part: int | None = None) -> None:
         path.unlink(missing_ok=True)
 
 
+def part_of(row: dict) -> int:
+    """Return the number of the source file that a shard of ours was made from."""
+    return int(row["file"].split("_")[1])
+
+
 def _prefix(split: str, part: int | None) -> str:
     word = "val" if split == "validation" else split
     return f"{word}_" if part is None else f"{word}_{part:05d}_"
@@ -293,6 +298,26 @@ def refuse_changed(folder: Path, rows: list[dict]) -> None:
                 faults += _changes(path, row)
     if faults:
         raise BadInput(faults)
+
+
+def broken(folder: Path, rows: list[dict], newer_than: Path | None = None) -> list[dict]:
+    """Return the rows whose file is missing, or is not what the row says.
+
+    Args:
+        newer_than: hash only what is newer than this file, as make would.
+    """
+    found = []
+    for row in rows:
+        path = folder / row["file"]
+        try:
+            open_ids(path, row["tokens"])
+        except BadInput:
+            found.append(row)
+            continue
+        old = newer_than is not None and path.stat().st_mtime_ns <= newer_than.stat().st_mtime_ns
+        if not old and _changes(path, row):
+            found.append(row)
+    return found
 
 
 def verify(folder: Path, rows: list[dict]) -> None:

@@ -419,13 +419,80 @@ def test_what_was_finished_before_a_kill_is_not_written_again(workplace):
     assert {name: (folder / name).stat().st_mtime_ns for name in kept} == before
 
 
-def test_a_shard_that_was_changed_after_a_kill_stops_the_next_run(workplace):
+@pytest.mark.parametrize("name", ["tables", *(pytest.param(n, marks=pytest.mark.slow) for n in SOURCES)])
+def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(workplace, request, name):
+    """In a complete folder and in one of a killed process; killed on the way, too."""
+    flags, drawn = source(name), random.Random(name)
+    folder, whole = prepared_once(*flags)
+    numbers = (1, 2, None) if request.node.get_closest_marker("slow") else (2,)
+    for kill in ("shard:6", "op:999"):  # the second comes too late
+        shutil.rmtree(folder, ignore_errors=True)
+        assert killed(kill, *flags) == (kill == "shard:6")
+        for number in numbers:
+            manifest = shards.read_manifest(folder)
+            rows = [row for found in manifest["splits"].values() for row in found]
+            before = {row["file"]: (folder / row["file"]).stat().st_mtime_ns for row in rows}
+            wrong = drawn.sample(sorted(before), number or len(rows))
+            for i, file in enumerate(wrong):
+                damage(folder / file, i % 3)
+            assert number != 2 or killed(f"op:{drawn.randint(2, 4)}", *flags)
+            run(ME, *TINY, *flags, PIECES="200")
+            after = {file: (folder / file).stat().st_mtime_ns for file in before}
+            assert contents(folder) == whole
+            assert {file for file in before if before[file] != after[file]} <= {*wrong}
+            assert max(after.values()) <= (folder / "manifest.json").stat().st_mtime_ns, (
+                "else they are hashed each time"
+            )
+
+
+def damage(path: Path, how: int) -> None:
+    """Take a shard away, cut it, or change its last byte and leave its size and time."""
+    if how == 0:
+        path.unlink()
+    elif how == 1:
+        os.truncate(path, path.stat().st_size - 2)
+    else:
+        times = path.stat()
+        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_a_shard_of_a_job_is_made_again_by_its_job_and_after_the_merge(workplace):
     flags = source("tables")
-    assert killed("shard:6", *flags)
-    (folder,) = Path("data").glob("0-*")
-    path = folder / shards.read_manifest(folder)["splits"]["train"][0]["file"]
-    path.write_bytes(path.read_bytes()[:-2] + b"\1\0")
-    assert f"{path}: offset 0 to " in run("prepare_data.py", *TINY, *flags, expect=2).stderr
+    folder, whole = prepared_once(*flags)
+    for index in range(2):
+        run("prepare_data.py", *TINY, *flags, *job(index, 2))
+    damage(folder / "train_00001_00000.bin", 0)
+    run("prepare_data.py", *TINY, *flags, *job(1, 2))
+    run("prepare_data.py", *TINY, *flags, "--merge")
+    assert contents(folder) == whole
+    damage(folder / "val_00000_00000.bin", 2)
+    run("prepare_data.py", *TINY, *flags, *job(1, 2))
+    (folder / prepare.Job(1, 2).lock).unlink()
+    assert contents(folder) == whole
+
+
+def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(workplace):
+    path = write_table(Path("0.jsonl"), texts(30))
+    flags = ("--data_files", path, *FEW, "--stream_keep", "consumed")
+    folder = folder_of(*flags)
+    (folder / "train_00000_00000.bin").unlink()
+    damage(folder / "train_00000_00001.bin", 2)
+    run("prepare_data.py", *TINY, *flags)
+    (first, *others) = shards.read_manifest(folder)["splits"]["train"]
+    assert not (folder / first["file"]).exists() and not shards.broken(folder, others)
+    stat = Path(path).stat()
+    write_table(Path("0.jsonl"), texts(30)[::-1])
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # of the same size: taken for the same
+    run("prepare_data.py", *TINY, *flags)
+    (folder / others[1]["file"]).write_bytes(b"")
+    refused = run("prepare_data.py", *TINY, *flags, expect=2).stderr
+    assert re.search(rf"{folder}/train_00000_00000.bin: cannot be made again, .* or delete {folder}", refused)
+
+
+def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace):
+    flags = source("tables")
+    (folder,) = [folder_of(*flags)]
     shutil.rmtree(folder)
     assert killed("shard:6", *flags)
     named = json.loads((folder / "tokenizer" / "tokenizer.json").read_text())
