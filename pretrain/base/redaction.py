@@ -5,7 +5,7 @@ The redacted URL is also what a file behind a URL is known by, so that a renewed
 
 import hashlib
 import re
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_plus, urlsplit
 
 # Parameters that prove who may read, not what is read, without - and _ and in small letters. The last ones are Azure's,
 # which mean that only beside a sig.
@@ -52,6 +52,10 @@ def is_redacted(url: str) -> bool:
 
 def is_url(url: str) -> bool:
     """Return whether a text is a URL that every client reads alike."""
+    try:
+        _ = urlsplit(url).port
+    except ValueError:  # half of an address, no port, letters that a host cannot have
+        return False
     return not ILLEGAL.search(url) and not redact_url(url).endswith(f"://{HIDDEN}")
 
 

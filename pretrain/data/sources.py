@@ -36,6 +36,10 @@ COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 URL = ("https://", "http://", "hf://")
 DOWNLOADS = Path("data/downloads")
 DOWNLOAD_TIMEOUT_SECONDS = 60
+DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text comes in tables, which are streamed
+# What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
+ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+NAME_BYTES, SUFFIX_BYTES = 240, 200  # of a source in its folder's name; of a URL in its copy's: both have 255 in all
 BLOCK_BYTES = 2**20  # a long text file is read in pieces of about this size: rows of one document
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
@@ -60,7 +64,7 @@ class FoundSource:
     def folder(self) -> Path:
         """``data/<name>-<fingerprint>``: another text, split or tokenizer is another folder."""
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
-        return Path("data") / f"{self.name}-{digest[:12]}"
+        return Path("data") / f"{self.name.encode()[:NAME_BYTES].decode(errors='ignore')}-{digest[:12]}"
 
 
 def find_source(wanted: Data) -> FoundSource:
@@ -119,6 +123,7 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
     """
     found: dict[str, str] = {}  # by where it lies: links and other spellings are no other file
     for pattern in patterns:
+        _refuse_odd_name(key, pattern)
         if pattern.startswith(URL):
             if not is_url(pattern):
                 raise BadInput(
@@ -132,10 +137,11 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
         if not matches or os.path.lexists(pattern) and pattern not in matches:
             matches = [pattern]
         for name in matches:
+            _refuse_odd_name(key, name)
             path = Path(name)
-            if path.is_dir():
+            if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)
                 raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
-            if not path.is_file():
+            if not os.path.isfile(path):  # noqa: PTH113
                 raise BadInput(f"{key}: {path}: no such file")
             if not path.stat().st_size:
                 raise BadInput(f"{key}: {path}: is empty")
@@ -147,23 +153,35 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
 
 def download(key: str, url: str, folder: Path) -> Path:
     """Fetch a text file once; later calls return the kept copy. Raises BadInput when it cannot be had."""
-    name = Path(urlparse(url).path).name or "text"
+    name = (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
     path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
     if path.is_file():
         return path
     if is_redacted(url):
         raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        answer = httpx.get(url, follow_redirects=True, timeout=DOWNLOAD_TIMEOUT_SECONDS)
-        reason = "" if answer.is_success else f"HTTP status {answer.status_code}"
+        with (
+            files.replacing(path) as temporary,
+            temporary.open("wb") as file,
+            httpx.stream("GET", url, follow_redirects=True, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer,
+        ):
+            if not answer.is_success:
+                raise ValueError(f"HTTP status {answer.status_code}")
+            for block in answer.iter_bytes(BLOCK_BYTES):
+                if file.tell() + len(block) > DOWNLOAD_BYTES:
+                    raise BadInput(
+                        f"{key}: {url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; "
+                        f"fetch it yourself, or give JSON lines or Parquet, which are streamed"
+                    )
+                file.write(block)
+    except BadInput:
+        raise
     except (OSError, ValueError, httpx.InvalidURL, httpx.HTTPError) as error:
         # An error of the protocol may hold pieces of where the URL led to.
-        reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else f"{type(error).__name__}: {error}"
-    if reason:
-        raise BadInput(f"{key}: {url}: cannot be fetched ({reason}). Give a file: --{key} FILE")
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as temporary:
-        temporary.write_bytes(answer.content)
+        words = "" if isinstance(error, httpx.ProtocolError) else str(error)
+        reason = words if type(error) is ValueError else f"{type(error).__name__}: {words}".removesuffix(": ")
+        raise BadInput(f"{key}: {url}: cannot be fetched ({reason}). Give a file: --{key} FILE") from None
     return path
 
 
@@ -274,6 +292,11 @@ def _reading(rows: Callable[..., Iterator[Row]], *args) -> Callable[[int], Itera
 
 def _most_tokens(paths: list[Path]) -> int:
     return sum(path.stat().st_size + 1 for path in paths)
+
+
+def _refuse_odd_name(key: str, name: str) -> None:
+    if ODD_NAME.search(name):
+        raise BadInput(f"{key}: {name!a}: a name with a line break, a control character or no UTF-8; rename the file")
 
 
 def _path_of(name: str) -> str:

@@ -212,6 +212,32 @@ def test_no_text_to_validate_on_is_refused_with_a_remedy_that_works_and_tables_k
     assert find(data_files=[text(tmp_path, "t.jsonl", "{}")], validation_fraction=0.0).tables
 
 
+@pytest.mark.parametrize("name", ["a\nb.txt", "\udcff.txt", "a\tb.csv", "\x85.jsonl", "\u2028.txt", "\x7f.txt"])
+def test_a_name_that_breaks_a_line_or_is_not_utf8_is_refused_in_one_line_as_given_and_as_found(tmp_path, name):
+    path = text(tmp_path, name, "x")
+    for pattern in (path, f"{tmp_path}/*", "http://host/a\0.txt"):
+        message = refused(data_files=[pattern])
+        assert re.fullmatch(r"data_files: '.*': a name with a line break, .* no UTF-8; rename the file", message)
+        assert message.isascii() and message.isprintable()
+
+
+@pytest.mark.parametrize("name", ["x" * 251 + ".txt", "é" * 122 + ".jsonl", "é" * 120 + ".txt"])
+def test_a_long_name_is_found_and_has_a_folder_that_can_be_made(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    folder = find(data_files=[text(tmp_path, name, "x" * 20)]).folder
+    folder.mkdir(parents=True)
+    assert folder.name.startswith(name[:100])
+    for longer in ("y" * 256, "y" * 5000):
+        assert refused(data_files=[f"{longer}.txt"]) == f"data_files: {longer}.txt: no such file"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[bad/x.txt", "http://h:port/x.csv", "http://h:99999/x.txt", "http://\u2100.h/x.txt"]
+)
+def test_what_is_no_url_is_refused(url, offline):
+    assert refused(data_files=[url]).startswith("data_files, number 1: is no URL; write")
+
+
 # Text: documents, splits, pieces.
 
 
@@ -472,3 +498,14 @@ def test_failed_download_is_refused_and_leaves_nothing(tmp_path, downloads, serv
     message = refused(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
     assert re.fullmatch(rf"{key}: {url}: cannot be fetched \({reason}\). Give a file: --{key} FILE", message)
     assert not downloads.exists() or not list(downloads.iterdir())
+
+
+def test_a_download_has_a_limit_that_is_said_and_a_name_that_can_be_made(downloads, server, monkeypatch):
+    url = f"{server.url}/{'x' * 250}.txt"
+    monkeypatch.setattr(sources, "DOWNLOAD_BYTES", len("some text\r\nof a file\n"))
+    (kept,) = sources.find_files("data_files", [url])
+    assert kept.endswith("xx.txt") and Path(kept).read_bytes() == b"some text\r\nof a file\n"
+    monkeypatch.setattr(sources, "DOWNLOAD_BYTES", 20)
+    message = refused(data_files=[f"{server.url}/more.txt"])
+    assert re.search(r"/more.txt: has more than [\de-]+ GB, the limit of a text .*JSON lines or Parquet", message)
+    assert list(downloads.iterdir()) == [Path(kept)]
