@@ -80,7 +80,8 @@ class Progress:
             self._bar.update(self._bytes - self._bar.n)
             return
         speed = self._bytes_per_second()
-        left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total else ""
+        # The first rows may have no text at all.
+        left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total and speed else ""
         log.info(f"{done}, {speed / 1e6:.1f} MB/s{left}")
 
     def shard(self, rows: list[dict]) -> None:

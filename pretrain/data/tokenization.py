@@ -21,6 +21,7 @@ from pretrain.base.errors import BadInput
 
 SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
 END_OF_TEXT = "<|endoftext|>"
+LONGEST_WORD = 1024  # the time to learn from a word grows with its square; no language's and no code's comes near
 SAMPLE_TOKENS = 100_000  # at least so many must come out alike from tiktoken and tokenizers, each of them once or more
 HARD_TEXTS = [  # where two splitters or two merge loops could part
     "",
@@ -39,9 +40,13 @@ HARD_TEXTS = [  # where two splitters or two merge loops could part
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE like GPT-2's (same split, no unknown token) of at most ``vocab_size`` ids."""
+    """Train a byte-level BPE like GPT-2's (same split, no unknown token) of at most ``vocab_size`` ids.
+
+    What the split leaves whole is learnt from in pieces of LONGEST_WORD bytes: no token is longer.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.FixedLength(LONGEST_WORD)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -50,6 +55,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = split
     return _wrap(tokenizer)
 
 

@@ -133,6 +133,29 @@ KINDS = {
 }
 
 
+RUNS = {
+    "letters": "a" * 2_000_000,
+    "lines": "\n" * 50_000,
+    "signs": "=" * 100_000 + "\t" * 100_000,
+    "Chinese": "words " * 50 + "中" * 300_000,
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_bpe_is_trained_on_a_text_without_a_break_and_no_token_is_longer_than_the_bound(kind):
+    """Without the bound each of these takes from half a minute to hours."""
+    made = tokenization.train_bpe([RUNS[kind]], 400)
+    assert 0 < max(tokenization.token_bytes(made)) <= tokenization.LONGEST_WORD
+    assert made.decode(ids_of(made, RUNS[kind][-5000:]).tolist()) == RUNS[kind][-5000:]
+
+
+def test_a_trained_bpe_never_changes_between_versions():
+    """As it was before words had a bound: a run that is resumed makes its tokenizer again."""
+    texts = [text for kind, text in KINDS.items() if kind != "code"]
+    made = tokenization.train_bpe([*texts, "x" * 1000], 1000)
+    assert tokenization.fingerprint(made)[:12] == "a0c92df654fb"
+
+
 def changed(edit):
     """A BPE of ours after a change of its definition."""
     definition = json.loads(

@@ -1,0 +1,19 @@
+"""What the user sees of a preparation: lines now and then, of whatever is read."""
+
+import pytest
+
+from pretrain.data import progress
+from pretrain.data.documents import NO_IDS, Document
+
+NOTHING = {"splits": {"train": []}, "counts": {"train": {}}}
+
+
+@pytest.mark.parametrize("expected, limit", [(1e6, 0), (1e6, 50), (0.0, 50)])
+def test_rows_without_text_at_the_begin_are_shown_too(monkeypatch, caplog, expected, limit):
+    """There is no speed yet to tell from how long it takes."""
+    monkeypatch.setattr(progress, "SHOW_LINE_SECONDS", 0.0)
+    shown = progress.Progress(None, NOTHING, expected, limit)
+    shown.count(Document(0, NO_IDS, 0, {"documents": 0, "without_text": 1}))
+    shown.count(Document(1, NO_IDS, 9, {"documents": 1, "without_text": 0}))
+    before, after = caplog.messages
+    assert before == "0 documents, 0 tokens, 0.0 MB/s" and ("min left" in after) == bool(expected)
