@@ -5,6 +5,7 @@ manifest.json, replaced after each shard, says which row of which file comes nex
 
 import logging
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
 DRY_RUN_SECONDS = 10
+JOB_MANIFEST = re.compile(r"manifest\.job-(\d{5})-of-(\d{5})\.json")
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,13 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
         pace: how far to go, when train.py follows.
     """
     folder, wanted = source.folder, source.wanted
-    if job.count == 1 and (others := sorted(folder.glob("manifest.job-*.json"))):
-        raise BadInput(f"{folder} is being prepared in jobs ({others[0].name}); when all are done, use --merge")
+    if others := [other for other in _jobs(folder) if other.count != job.count]:
+        name, count = others[0].manifest, others[0].count
+        if job.count == 1:
+            raise BadInput(f"{folder} is being prepared in jobs ({name}); when all are done, use --merge")
+        raise BadInput(
+            f"--num_jobs {job.count}: {folder} is being prepared in {count} jobs ({name}); give --num_jobs {count}"
+        )
     if job.count > 1 and wanted.limit_tokens:
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     manifest = shards.read_manifest(folder, job.manifest)
@@ -230,20 +237,32 @@ def finish(folder: Path, manifest: dict) -> None:
 
 def merge(folder: Path) -> None:
     """Join the manifests of all jobs into the folder's, and delete them. Raises BadInput while a job is missing."""
-    names = sorted(path.name for path in folder.glob("manifest.job-*.json"))
-    found = {name: manifest for name in names if (manifest := shards.read_manifest(folder, name))}
+    jobs = _jobs(folder)
     if not shards.is_complete(folder):
-        count = int(names[0][-10:-5]) if names else 0
-        wanted = [Job(index, count).manifest for index in range(count)]
-        missing = [name for name in wanted if name not in found or not found[name]["complete"]]
-        if missing or set(found) != set(wanted) or not found:
+        found = {job: manifest for job in jobs if (manifest := shards.read_manifest(folder, job.manifest))}
+        missing = {}
+        for count in sorted({job.count for job in jobs}):
+            wanted = [Job(index, count) for index in range(count)]
+            missing[count] = [job.manifest for job in wanted if job not in found or not found[job]["complete"]]
+            if not missing[count]:
+                join(folder, [found[job] for job in wanted])
+                break
+        else:
+            fewest = min(missing.values(), key=len, default=["jobs"])
+            mixed = f"; of several numbers of jobs ({', '.join(map(str, missing))}) one is to be finished"
             raise BadInput(
-                f"{folder}: cannot be merged: {', '.join(missing) or 'jobs'} not complete; run these jobs first"
+                f"{folder}: cannot be merged: {', '.join(fewest)} not complete; run these jobs first"
+                f"{mixed if len(missing) > 1 else ''}"
             )
-        join(folder, [found[name] for name in wanted])
-    for name in found:
-        (folder / name.replace("manifest", ".lock").removesuffix(".json")).unlink(missing_ok=True)
-        (folder / name).unlink()
+    for job in jobs:
+        (folder / job.lock).unlink(missing_ok=True)
+        (folder / job.manifest).unlink()
+
+
+def _jobs(folder: Path) -> list[Job]:
+    """Return the jobs that have begun to prepare a folder, in order."""
+    found = (JOB_MANIFEST.fullmatch(name) for name in sorted(path.name for path in folder.iterdir()))
+    return [Job(int(match[1]), int(match[2])) for match in found if match]
 
 
 def join(folder: Path, manifests: list[dict]) -> None:

@@ -559,6 +559,25 @@ def test_jobs_that_cannot_be_are_refused(workplace):
     assert "is being prepared in jobs (manifest.job-00000-of-00002.json)" in refused and "--merge" in refused
 
 
+def test_another_number_of_jobs_is_refused_at_its_start_and_where_both_began_the_complete_one_is_merged(workplace):
+    flags = source("tables")
+    folder, whole = prepared_once(*flags)
+    run("prepare_data.py", *TINY, *flags, *job(2, 3))
+    refused = run("prepare_data.py", *TINY, *flags, *job(0, 2), expect=2).stderr
+    assert f"--num_jobs 2: {folder} is being prepared in 3 jobs (manifest.job-00002-of-00003.json)" in refused
+    (folder / "manifest.job-00002-of-00003.json").rename("aside")  # as if both had begun at the same time
+    for index in range(2):
+        (folder / "manifest.job-00002-of-00003.json").unlink(missing_ok=True)
+        run("prepare_data.py", *TINY, *flags, *job(index, 2))
+        shutil.copy("aside", folder / "manifest.job-00002-of-00003.json")
+        if index == 0:
+            refused = run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
+            assert "manifest.job-00001-of-00002.json not complete; run these jobs first" in refused
+            assert "of several numbers of jobs (2, 3) one is to be finished" in refused
+    run("prepare_data.py", *TINY, *flags, "--merge")
+    assert contents(folder) == whole
+
+
 # What is refused.
 
 
@@ -644,6 +663,14 @@ def test_whole_folders_of_every_maker_verify(workplace, capsys):
     for name, number in (("theirs", 70), ("nano", 120)):
         whole = f"{name}: 2 shards, {number} tokens are whole: sizes (there are no hashes"
         assert whole in prepare.verify(Path(name), 64)
+
+
+def test_a_folder_is_verified_from_any_folder(workplace, tmp_path_factory, monkeypatch):
+    (folder,) = workplace.glob("data/text-*")
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    for flags in (("--verify", str(folder)), (f"--verify={folder}",)):
+        assert "are whole" in run("prepare_data.py", *flags).stdout
+    assert "no such recipe" in run("prepare_data.py", "--verify", str(folder), "--recipe", "a.yaml", expect=2).stderr
 
 
 def flip(path: Path, offset: int) -> None:
