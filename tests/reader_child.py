@@ -43,7 +43,7 @@ show, progress.Progress.shard = progress.Progress.shard, held
 
 if __name__ == "__main__":
     if "HASTY_READER" in os.environ:
-        from pretrain.data import stream
+        from pretrain.data import patience
 
-        stream.LONGEST_WAIT_SECONDS = 0
+        patience.LONGEST_WAIT_SECONDS = 0
     sys.exit(prepare_data.main())

@@ -229,9 +229,11 @@ def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
                 if not block:
                     return
     except UnicodeDecodeError as error:
+        remedy = f"convert it, for example: iconv -f LATIN1 -t UTF-8 {path} > new.txt"
+        if path.suffix.lower() in COMPRESSED:
+            remedy = "unpack it: of compressed files JSON lines and CSV are read"
         raise BadInput(
-            f"{path}: offset {begin + error.start}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert it, "
-            f"for example: iconv -f LATIN1 -t UTF-8 {path} > new.txt"
+            f"{path}: offset {begin + error.start}: byte 0x{error.object[error.start]:02x} is not UTF-8; {remedy}"
         ) from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None

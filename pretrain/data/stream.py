@@ -10,19 +10,12 @@ a record that has too many.
 """
 
 import contextlib
-import csv
-import difflib
-import errno
 import functools
-import gzip
 import json
 import logging
-import lzma
 import re
-import time
-import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from glob import has_magic
 from io import BufferedReader, TextIOWrapper
 from itertools import accumulate, chain, islice, zip_longest
@@ -33,7 +26,6 @@ from urllib.parse import unquote, urlsplit
 import datasets
 import fsspec
 import huggingface_hub
-import pyarrow as pa
 import pyarrow.parquet as pq
 from aiohttp import ClientResponse, ClientSession, ClientTimeout, TraceConfig
 from datasets.data_files import DataFilesList
@@ -43,36 +35,20 @@ from fsspec.compression import compr
 from fsspec.utils import infer_compression
 from pyarrow.dataset import ParquetFragmentScanOptions
 
-from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.errors import BadInput
 from pretrain.base.network import answer_of, causes
 from pretrain.base.redaction import is_redacted, redact
-from pretrain.data.sources import Part, Row, shown_name
+from pretrain.data.patience import Cut, Patience, Unreadable
+from pretrain.data.records import column_types, csv_records, json_object, refuse_column, refuse_no_text
+from pretrain.data.sources import COMPRESSED, Part, Row, shown_name
 
 log = logging.getLogger(__name__)
 
-TRIES = 10  # in a row without a new row; with the waits below about five minutes
-LONGEST_WAIT_SECONDS = 60
-LONGEST_RETRY_AFTER_SECONDS = 600  # what a server may ask for
 TIMEOUT_SECONDS = 60
 ROWS = 256  # of one step of reading
 BLOCK_BYTES = SAMPLE_BYTES = 2**20
-SIZES_ASKED = 64  # files whose size is asked for; of more, the first one's stands for all
-FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
-# What may be over the next time, of a disk or of a share over the network.
-PASSING = {
-    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOMEM, errno.ENOBUFS),
-    *(errno.EMFILE, errno.ENFILE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EHOSTDOWN),
-    *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-}
-# What parsers say of bytes that they were given.
-PARSERS = (
-    *(ValueError, EOFError, RecursionError, MemoryError, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
-    *(pa.ArrowException, datasets.exceptions.DatasetsError),
-)
-CSV_DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # as csv.reader has them
 CSV_OTHER = ("skiprows", "nrows", "skipfooter", "comment", "lineterminator", "dialect")  # it has not
-JSON_TYPES = {str: "text", int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
-SHOWN_COLUMNS = 20
+SIZES_ASKED = 64  # files whose size is asked for; of more, the first one's stands for all
 
 # By URL: what its server said of the file when it was first read, and where what was read of it is kept.
 WATCHED: dict[Any, tuple[dict[str, str], str]] = {}
@@ -86,7 +62,7 @@ async def _session(**options) -> ClientSession:
 
 
 async def _check_answer(_client, _context, asked) -> None:
-    """Raise _Cut for an answer of other bytes than were asked for, _Unreadable for another file than before."""
+    """Raise Cut for an answer of other bytes than were asked for, Unreadable for another file than before."""
     answer: ClientResponse = asked.response
     size = answer.headers.get("Content-Length")
     wanted = re.match(r"bytes=(\d+)-(\d+)", answer.request_info.headers.get("Range", ""))
@@ -95,7 +71,7 @@ async def _check_answer(_client, _context, asked) -> None:
         first, last, whole = map(int, got.groups())
         number = size or str(last - first + 1)
         if (first, last, number) != (int(wanted[1]), min(int(wanted[2]), whole - 1), str(last - first + 1)):
-            raise _Cut(f"was asked for {wanted[0]}, answered {number} from {first} to {last} of {whole}")
+            raise Cut(f"was asked for {wanted[0]}, answered {number} from {first} to {last} of {whole}")
         size = got[3]
     url = (*answer.history, answer)[0].url
     if url not in WATCHED or answer.status not in (200, 206):
@@ -108,7 +84,7 @@ async def _check_answer(_client, _context, asked) -> None:
     for mark in ("ETag", "Last-Modified", "size"):  # the first one that both have: a better one decides
         if before.get(mark) and said.get(mark):
             if before[mark] != said[mark]:
-                raise _Unreadable(
+                raise Unreadable(
                     f"has changed on its server since it was first read: {mark} {said[mark]}, was {before[mark]}. "
                     f"Texts of both would be mixed: put the old file back, or delete {kept_in} to read all of it anew"
                 )
@@ -123,8 +99,6 @@ HTTP = {
     "client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)},
 }
 STORAGE = {"http": HTTP, "https": HTTP}
-
-csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
 
 
 def open_tables(
@@ -152,7 +126,7 @@ def open_tables(
     """
     _retry_here()
     versions = {} if versions is None else versions
-    asked = {split: _named_files(found, versions) for split, found in (data_files or {}).items()}
+    asked = {split: _named_files(dataset_name, found, versions) for split, found in (data_files or {}).items()}
     for name in (name for found in asked.values() for name in found if name.startswith(("http://", "https://"))):
         WATCHED[_as_asked(name)] = (versions.setdefault(shown_name(name), {}), kept_in)
         _patiently(name, _file_size, name, files=[name])  # a missing one is known before hours of reading others
@@ -195,7 +169,7 @@ def open_tables(
     return pinned, splits
 
 
-def _named_files(names: list[str], versions: dict[str, dict[str, str]]) -> list[str]:
+def _named_files(kind: str, names: list[str], versions: dict[str, dict[str, str]]) -> list[str]:
     """Return the files behind names: of the Hub those that a pattern matches, else each name as it stands.
 
     Raises BadInput for a file that is not there, and for one whose name ``datasets`` would take for something else.
@@ -211,6 +185,8 @@ def _named_files(names: list[str], versions: dict[str, dict[str, str]]) -> list[
     for name in found:
         if "::" in name:
             raise BadInput(f"{name}: fsspec takes :: for a chain of file systems; rename it (in a URL: %3A%3A)")
+        if kind in ("parquet", "arrow") and Path(_path_of(name)).suffix.lower() in COMPRESSED:
+            raise BadInput(f"{name}: {kind} is read in places, which this compression hides; unpack it")
         if "://" in name and "*" in name:
             raise BadInput(f"{name}: datasets takes * for a pattern; list the files (a * that is meant: %2A)")
         if is_redacted(name):
@@ -332,77 +308,8 @@ def _retry_here() -> None:
     client.handlers, client.propagate = [_Redacted(logging.WARNING)], False
 
 
-class _Cut(OSError):
-    """There are fewer bytes or rows than there should be."""
-
-
-class _Unreadable(ValueError):
-    """What bytes are not, and what to do, in words of our own."""
-
-
-class _Patience:
-    """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged.
-
-    What a parser says of a local file is final; of a remote one it is when a second reading says the same.
-    """
-
-    def __init__(self, what: str):
-        self.what, self.failures, self.reason = redact(what), 0, ""
-        self.place: int | None = -1
-        self.local = Path(what).is_absolute()
-        self.is_file = self.local or "://" in what
-
-    def failed(self, error: Exception, place: int | None = None) -> None:
-        """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
-        behind = [*causes(error, contexts=True)]
-        for one in behind:
-            if isinstance(one, BadInput):
-                raise one from None
-        error = next((one for one in behind if isinstance(one, _Unreadable)), error)
-        status, asked = answer_of(error, contexts=True)
-        where = self.what if place is None else f"{self.what}: row {place}"
-        reason = redact(" ".join(str(error).split()))
-        if status is not None:
-            reason = f"HTTP status {status}"
-        elif not isinstance(error, _Unreadable):
-            reason = f"{type(error).__name__}: {reason[:300]}"
-        if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
-            raise BadInput(f"{where}: HF_HUB_OFFLINE is set; unset it, or give --data_files or --data_dir") from None
-        # Clients say "not found" of a server that is down, too: then there is a status.
-        missing = status is None and isinstance(error, (FileNotFoundError, PermissionError))
-        if missing or status in FINAL_STATUS:
-            raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
-        again = (place, reason) == (self.place, self.reason)
-        if self.is_file and (self.local or again) and _is_final(error, self.local):
-            if isinstance(error, _Unreadable):
-                raise BadInput(f"{self.what}: {reason}") from None
-            raise BadInput(f"{where}: cannot be read: {reason}. Mend or replace the file, or leave it out") from None
-        if self.local and not isinstance(error, OSError):
-            raise error
-        self.failures = self.failures + 1 if place == self.place else 1
-        self.place, self.reason = place, reason
-        if self.failures >= TRIES:
-            raise TrainingStopped(
-                f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
-                f"command goes on from there"
-            ) from None
-        wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
-        wait = min(LONGEST_RETRY_AFTER_SECONDS, max(wait, asked))
-        log.warning(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
-        time.sleep(wait)
-
-
-def _is_final(error: Exception, local: bool) -> bool:
-    """Return whether the bytes were got and are not what they should be, or whether a disk will not give them."""
-    if isinstance(error, _Cut):
-        return local
-    if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):  # Arrow and bz2 raise a plain one
-        return (type(error) is OSError and error.errno is None) or (local and error.errno not in PASSING)
-    return isinstance(error, PARSERS) or type(error).__name__ == "ZstdError"  # of several packages
-
-
 def _patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
-    patience = _Patience(what)
+    patience = Patience(what)
     while True:
         try:
             return call(*args)
@@ -413,7 +320,7 @@ def _patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] 
 
 def _behind(error: Exception, name: str) -> Exception:
     """Return what really happened to a remote file: ``datasets`` takes a failed request for a missing file."""
-    ours = any(isinstance(one, (BadInput, _Unreadable)) for one in causes(error, contexts=True))
+    ours = any(isinstance(one, (BadInput, Unreadable)) for one in causes(error, contexts=True))
     if "://" not in name or ours or answer_of(error, contexts=True)[0] is not None:
         return error
     filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
@@ -436,36 +343,13 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
         raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
 
 
-def _refuse_column(name: str, text_column: str, types: Mapping[str, str]) -> None:
-    """Raise BadInput unless a column holds text, or nothing.
-
-    Args:
-        types: what each column holds: text, "" for nothing, or what else.
-    """
-    if (found := types.get(text_column)) in ("text", ""):
-        return
-    near = difflib.get_close_matches(text_column, types, n=1)
-    hint = f"; did you mean --text_column {near[0]}?" if near else ""
-    if found is None:
-        raise BadInput(f"{name}: text_column = {text_column}: no such column; it has {_listed(types)}{hint}")
-    texts = [column for column, holds in types.items() if holds == "text"]
-    remedy = f"give --text_column with one of text: {_listed(texts)}" if texts else "write it as text"
-    raise BadInput(f"{name}: text_column = {text_column}: holds {found}, not text; {remedy}")
-
-
-def _listed(columns: Iterable[str]) -> str:
-    """Return names as words of one line; a file that is no table can have any."""
-    shown = [column if column.isprintable() else ascii(column) for column in columns]
-    return ", ".join(shown[:SHOWN_COLUMNS])[:1000] + (", ..." if len(shown) > SHOWN_COLUMNS else "")
-
-
 def _read(name: str, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
     """Yield one file's rows from one on, each once whatever fails on the way.
 
     Args:
         values: what stands in the column from a row on.
     """
-    patience = _Patience(name)
+    patience = Patience(name)
     while True:
         try:
             for text in values(row):
@@ -481,7 +365,7 @@ def _table_values(
 ) -> Iterator[Any]:
     """Yield the column's values from row ``start`` on. In Parquet it begins at the row group; else it reads up to it.
 
-    Raises _Cut where it ends before its end, or ``start``: some clients take an error for an end.
+    Raises Cut where it ends before its end, or ``start``: some clients take an error for an end.
     """
     groups = _row_groups(name, text_column) if _is_parquet(name) else None
     one = table.shard(num_shards=table.num_shards, index=index)
@@ -492,19 +376,19 @@ def _table_values(
         pieces = (parts.shard(num_shards=parts.num_shards, index=i) for i in range(first, parts.num_shards))
     for piece in pieces:
         for found in piece.with_format("arrow").iter(batch_size=ROWS):
-            _refuse_column(name, text_column, _column_types(found.schema))
+            refuse_column(name, text_column, column_types(found.schema))
             values = found.column(text_column).to_pylist()[skip:]
             skip = max(0, skip - len(found))
             row += len(values)
             yield from values
     if skip or (groups is not None and row != groups[-1]):
-        raise _Cut(f"ended after {row - skip} rows, before row {groups[-1] if groups else row}")
+        raise Cut(f"ended after {row - skip} rows, before row {groups[-1] if groups else row}")
 
 
 def _csv_values(config: CsvConfig, name: str, text_column: str, start: int) -> Iterator[str]:
     """Yield the column's field of each record from record ``start`` on; a blank line is none.
 
-    Raises _Cut where it ends before its end, or ``start``.
+    Raises Cut where it ends before its end, or ``start``.
     """
     other = [option for option in CSV_OTHER if getattr(config, option) != getattr(CsvConfig, option)]
     if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
@@ -513,101 +397,48 @@ def _csv_values(config: CsvConfig, name: str, text_column: str, start: int) -> I
     number = -1
     with _whole(name) as file:
         text = TextIOWrapper(file, config.encoding or "utf-8-sig", "surrogateescape", newline="")
-        records = _csv_records(config, text)
+        records = csv_records(config, text)
         first = [] if config.names and config.header == "infer" else next(records, [])
         header = config.names or first
         if header:
-            _refuse_column(name, text_column, dict.fromkeys(header, "text"))
+            refuse_column(name, text_column, dict.fromkeys(header, "text"))
         for number, record in enumerate(records):
             if number >= start:
                 yield record[header.index(text_column)]
     if not header:
         raise BadInput(f"{name}: has no line; give a CSV with a header")
     if number + 1 < start:
-        raise _Cut(f"ended after {number + 1} rows, before row {start}")
-
-
-def _csv_records(config: CsvConfig, text: TextIOWrapper) -> Iterator[list[str]]:
-    """Yield records, all of as many fields. Raises _Unreadable with the first line of one that is none."""
-    dialect = {option: getattr(config, option) for option in CSV_DIALECT} | {"delimiter": config.sep}
-    records, line, width = csv.reader(text, strict=True, **dialect), 1, len(config.names or ())
-    while True:
-        try:
-            record = next(records, None)
-            if record is None:
-                return
-            "".join(record).encode()
-        except (csv.Error, UnicodeEncodeError) as error:
-            fault = f"is no record of a CSV ({error}); mend it, or write another format"
-            if isinstance(error, UnicodeEncodeError):
-                fault = "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
-            raise _Unreadable(f"line {line}: {fault}") from None
-        if record:
-            width = width or len(record)
-            if len(record) != width:
-                fault = f"{len(record)} fields, and {width} in the lines before"
-                raise _Unreadable(f"line {line}: {fault}; a text with {config.sep!r} in it stands between quotes")
-            yield record
-        line = records.line_num + 1
+        raise Cut(f"ended after {number + 1} rows, before row {start}")
 
 
 def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
     """Yield the field of each line from line ``start`` on: None where a line is blank, no object, or has no such field.
 
-    Raises _Cut where it ends before its end, or ``start``.
+    Raises Cut where it ends before its end, or ``start``.
     """
     number = -1
     with _whole(name) as file:
         lines: Iterator[tuple[int, bytes]] = enumerate(file)
         if not start:
             head = list(islice(lines, ROWS))
-            _refuse_no_text(name, text_column, head)
+            refuse_no_text(name, text_column, head)
             lines = chain(head, lines)
         for number, line in lines:
             if number >= start:
-                yield _parsed(name, number, line).get(text_column)
+                yield json_object(name, number, line).get(text_column)
     if number + 1 < start:
-        raise _Cut(f"ended after {number + 1} rows, before row {start}")
+        raise Cut(f"ended after {number + 1} rows, before row {start}")
 
 
 @contextlib.contextmanager
 def _whole(name: str) -> Iterator[Any]:
-    """Open a file, decompressed. Raises _Cut at the end where bytes were not read: an error can look like an end."""
+    """Open a file, decompressed. Raises Cut at the end where bytes were not read: an error can look like an end."""
     with _open(name) as raw:
         buffered = BufferedReader(_unpacked(name, raw), BLOCK_BYTES)
         yield buffered
         size = _file_size(name)
         if size and raw.tell() != size:
-            raise _Cut(f"ended after {raw.tell():,} of {size:,} bytes")
-
-
-def _parsed(name: str, number: int, line: bytes) -> dict:
-    """Return the object of a line, by its number from 0; an empty one where it is blank or something else."""
-    line = line.strip()
-    if line.startswith(b"["):
-        raise BadInput(
-            f"{name}: is a JSON array, which can only be read whole. Write one object a line, for example: "
-            f"jq -c '.[]' old.json > new.jsonl; of a data set of the Hub try --dataset_revision refs/convert/parquet"
-        )
-    try:
-        value = json.loads(line) if line else None
-    except (ValueError, RecursionError) as error:
-        raise _Unreadable(f"line {number + 1}: is no JSON ({error}); mend it: a line is one object") from None
-    return value if isinstance(value, dict) else {}
-
-
-def _refuse_no_text(name: str, text_column: str, lines: list[tuple[int, bytes]]) -> None:
-    """Raise BadInput where a file's first lines have fields, but none of them has text in this one."""
-    types: dict[str, set[str]] = {}
-    for number, line in lines:
-        with contextlib.suppress(_Unreadable):  # it is found again, at its row
-            for column, value in _parsed(name, number, line).items():
-                types.setdefault(column, set()).add(JSON_TYPES.get(type(value), ""))
-    if types:
-        held = {column: found - {""} for column, found in types.items()}
-        _refuse_column(
-            name, text_column, {c: "text" if "text" in f else " and ".join(sorted(f)) for c, f in held.items()}
-        )
+            raise Cut(f"ended after {raw.tell():,} of {size:,} bytes")
 
 
 def _is_parquet(name: str) -> bool:
@@ -618,17 +449,6 @@ def _row_groups(name: str, text_column: str) -> list[int]:
     """Return the first row of each row group, and the number of rows, from the file's footer."""
     with _open(name) as file:
         footer = pq.ParquetFile(file)
-        _refuse_column(name, text_column, _column_types(footer.schema_arrow))
+        refuse_column(name, text_column, column_types(footer.schema_arrow))
         about = footer.metadata
         return list(accumulate((about.row_group(i).num_rows for i in range(about.num_row_groups)), initial=0))
-
-
-def _column_types(schema: pa.Schema) -> dict[str, str]:
-    """Return what each column holds, as ``_refuse_column`` has it."""
-    types = {}
-    for field in schema:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        holds = "" if pa.types.is_null(kind) else str(kind)
-        types[field.name] = "text" if any(is_text(kind) for is_text in texts) else holds
-    return types

@@ -1,6 +1,7 @@
 """Sources: found and named without being read; text kept to the byte, in pieces; fetched whole or not at all."""
 
 import functools
+import gzip
 import http.server
 import os
 import random
@@ -315,6 +316,11 @@ def test_characters_lie_across_blocks_and_bytes_that_are_not_utf8_are_refused_wi
                 pieces(name, block_bytes)
             where = f"{name}: offset {wanted.value.start}: byte 0x{content[wanted.value.start]:02x} is not UTF-8"
             assert where in str(caught.value) and f"iconv -f LATIN1 -t UTF-8 {name} >" in str(caught.value)
+
+
+def test_a_packed_text_is_refused_with_its_remedy(tmp_path):
+    message = refused(data_files=[text(tmp_path, "a.txt.gz", gzip.compress(b"words of text " * 9))])
+    assert "a.txt.gz: offset 1: byte 0x8b is not UTF-8; unpack it" in message
 
 
 def test_reading_from_a_row_on_is_reading_all_without_the_rows_before(tmp_path, pieces_of, library):

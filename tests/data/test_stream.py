@@ -32,7 +32,7 @@ from fsspec.utils import infer_compression
 
 import prepare_data
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import prepare, stream
+from pretrain.data import patience, prepare, stream
 from pretrain.data.shards import is_complete
 from pretrain.data.sources import FoundSource
 from pretrain.hub import client
@@ -60,7 +60,7 @@ def running(tmp_path_factory):
 def waits(monkeypatch):
     """The client's waits, which are only noted."""
     noted = []
-    monkeypatch.setattr(stream.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None)
+    monkeypatch.setattr(patience.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None)
     return noted
 
 
@@ -151,7 +151,7 @@ def test_faults_that_go_on_are_retried_from_the_row_where_they_began(server, cap
 
 def test_retry_after_is_obeyed_and_bounded(server, caplog):
     ((_, read),) = open_files([f"{server.url}/files/a.jsonl"])["train"]
-    for asked, waited in (("7", 7), ("100000", stream.LONGEST_RETRY_AFTER_SECONDS), ("0", 1), ("soon", 1)):
+    for asked, waited in (("7", 7), ("100000", patience.LONGEST_RETRY_AFTER_SECONDS), ("0", 1), ("soon", 1)):
         server.waits.clear(), caplog.clear()
         server.faults = fault(f"429:{asked}", after=2)
         assert [text for text, _ in read(0)] == ROWS and server.waits == [waited], asked
@@ -515,6 +515,13 @@ def test_names_that_look_like_patterns_are_read_as_they_stand_each_once(tmp_path
     assert found["validation"] == [(held, [wanted[held]])] and not waits
 
 
+@pytest.mark.parametrize("name", ["a.parquet.gz", "a.arrow.XZ"])
+def test_a_packed_table_that_is_read_in_places_is_refused_with_a_remedy(tmp_path, waits, name):
+    with pytest.raises(BadInput, match=rf"/{name}: (parquet|arrow) is read in places, .*; unpack it"):
+        open_files([tmp_path / name])
+    assert not waits
+
+
 @pytest.mark.parametrize("name", ["a::b.parquet", "a::b.jsonl"])
 def test_a_name_that_the_client_cannot_open_is_refused_with_a_remedy(tmp_path, waits, name):
     write_rows(tmp_path / name, ["text"])
@@ -703,10 +710,11 @@ class Hub:
         client.TIMEOUT_SECONDS["read"] = 0.3
         self.server, self.folder, self.waits, self.said = server, folder, [], []
         self.filesystem = huggingface_hub.HfFileSystem
-        stream.time.sleep = self.waits.append
+        patience.time.sleep = self.waits.append
         logged = logging.Handler()
         logged.emit = lambda record: self.said.append(record.getMessage())
-        stream.log.addHandler(logged)
+        for log in (stream.log, patience.log):
+            log.addHandler(logged)
         stream.TIMEOUT_SECONDS = 0.3
 
     def read(self, faults=(), name="me/corpus", config="sample", pinned=None, column="text", files=None, versions=None):

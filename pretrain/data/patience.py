@@ -1,0 +1,105 @@
+"""Faults of reading: which are tried again, how often and after how long, and which are final."""
+
+import errno
+import gzip
+import logging
+import lzma
+import time
+import zlib
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import pyarrow as pa
+
+from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.network import answer_of, causes
+from pretrain.base.redaction import redact
+
+log = logging.getLogger(__name__)
+
+TRIES = 10  # in a row without a new row; with the waits below about five minutes
+LONGEST_WAIT_SECONDS = 60
+LONGEST_RETRY_AFTER_SECONDS = 600  # what a server may ask for
+FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
+# What may be over the next time, of a disk or of a share over the network.
+PASSING = {
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOMEM, errno.ENOBUFS),
+    *(errno.EMFILE, errno.ENFILE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EHOSTDOWN),
+    *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+}
+# What parsers say of bytes that they were given.
+PARSERS = (
+    *(ValueError, EOFError, RecursionError, MemoryError, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
+    *(pa.ArrowException, datasets.exceptions.DatasetsError),
+)
+
+
+class Cut(OSError):
+    """There are fewer bytes or rows than there should be."""
+
+
+class Unreadable(ValueError):
+    """What bytes are not, and what to do, in words of our own."""
+
+
+class Patience:
+    """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged.
+
+    What a parser says of a local file is final; of a remote one it is when a second reading says the same.
+    """
+
+    def __init__(self, what: str):
+        self.what, self.failures, self.reason = redact(what), 0, ""
+        self.place: int | None = -1
+        self.local = Path(what).is_absolute()
+        self.is_file = self.local or "://" in what
+
+    def failed(self, error: Exception, place: int | None = None) -> None:
+        """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
+        behind = [*causes(error, contexts=True)]
+        for one in behind:
+            if isinstance(one, BadInput):
+                raise one from None
+        error = next((one for one in behind if isinstance(one, Unreadable)), error)
+        status, asked = answer_of(error, contexts=True)
+        where = self.what if place is None else f"{self.what}: row {place}"
+        reason = redact(" ".join(str(error).split()))
+        if status is not None:
+            reason = f"HTTP status {status}"
+        elif not isinstance(error, Unreadable):
+            reason = f"{type(error).__name__}: {reason[:300]}"
+        if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
+            raise BadInput(f"{where}: HF_HUB_OFFLINE is set; unset it, or give --data_files or --data_dir") from None
+        # Clients say "not found" of a server that is down, too: then there is a status.
+        missing = status is None and isinstance(error, (FileNotFoundError, PermissionError))
+        if missing or status in FINAL_STATUS:
+            raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
+        again = (place, reason) == (self.place, self.reason)
+        if self.is_file and (self.local or again) and _is_final(error, self.local):
+            if isinstance(error, Unreadable):
+                raise BadInput(f"{self.what}: {reason}") from None
+            remedy = "Mend or replace the file, or leave it out"
+            raise BadInput(f"{where}: cannot be read: {reason.rstrip('.')}. {remedy}") from None
+        if self.local and not isinstance(error, OSError):
+            raise error
+        self.failures = self.failures + 1 if place == self.place else 1
+        self.place, self.reason = place, reason
+        if self.failures >= TRIES:
+            raise TrainingStopped(
+                f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
+                f"command goes on from there"
+            ) from None
+        wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
+        wait = min(LONGEST_RETRY_AFTER_SECONDS, max(wait, asked))
+        log.warning(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
+        time.sleep(wait)
+
+
+def _is_final(error: Exception, local: bool) -> bool:
+    """Return whether the bytes were got and are not what they should be, or whether a disk will not give them."""
+    if isinstance(error, Cut):
+        return local
+    if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):  # Arrow and bz2 raise a plain one
+        return (type(error) is OSError and error.errno is None) or (local and error.errno not in PASSING)
+    return isinstance(error, PARSERS) or type(error).__name__ == "ZstdError"  # of several packages
