@@ -3,8 +3,9 @@
 import contextlib
 import json
 import re
-import shutil
 from pathlib import Path
+
+from pretrain.base import files
 
 METRICS, LOG = "metrics.jsonl", "run.log"
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -19,16 +20,23 @@ def step_name(step: int) -> str:
 
 def clear_partial(folder: Path) -> None:
     """Remove the step folders that killed processes left half-made. Only for the holder of the run folder's lock."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if PARTIAL.fullmatch(path.name) and not path.is_symlink():
-            shutil.rmtree(path)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if PARTIAL.fullmatch(path.name):
+            files.remove(path)
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Return the rows of a metrics.jsonl; a torn last line (a kill while writing) is left out."""
-    rows = []
+    """Return the rows of a metrics.jsonl; a line that is none (a kill while writing has torn it) is left out."""
+    return [row for _, row in numbered_rows(path) if row is not None]
+
+
+def numbered_rows(path: Path) -> list[tuple[int, dict | None]]:
+    """Return each line of a metrics.jsonl with its number, from 1; None where it is no mapping with a whole ``step``."""
+    found: list[tuple[int, dict | None]] = []
     if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
-    return rows
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            row = None
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(line)
+            found.append((number, row if isinstance(row, dict) and type(row.get("step")) is int else None))
+    return found

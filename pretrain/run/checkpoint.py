@@ -10,11 +10,14 @@ There is no generator state to save: order and dropout are functions of (seed, s
 
 import json
 import logging
+import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -146,7 +149,7 @@ def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, k
         }
         files.write_json(aside / MANIFEST, {"step": step, "files": rows})
         files.fsync(aside)
-        if path.exists():  # a damaged one of this step, which the run did not resume from
+        if os.path.lexists(path):  # a damaged one of this step, which the run did not resume from
             path.rename(aside.with_name(aside.name[:-8] + uuid.uuid4().hex[:8]))
         aside.rename(path)
         files.fsync(folder)
@@ -155,10 +158,12 @@ def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, k
         raise
     if fault := find_fault(path):
         raise OSError(f"{path}: does not read back as written: {fault}")
-    clear_partial(folder)
-    if keep:
-        for old in [other for other in list_checkpoints(folder) if other.name <= path.name][keep:]:
-            shutil.rmtree(old)
+    try:
+        clear_partial(folder)
+        for old in [other for other in list_checkpoints(folder) if other.name <= path.name][keep:] if keep else ():
+            files.remove(old)
+    except OSError as error:
+        log.error(f"an older checkpoint cannot be removed: {error}. The run goes on")
     return path
 
 
@@ -212,10 +217,10 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoint folders by name, newest first, whether they verify or not."""
+    """Return what has a checkpoint's name, newest first, whether it verifies, is a folder at all, or not."""
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if STEP.fullmatch(p.name) and p.is_dir()), reverse=True)
+    return sorted((path for path in folder.iterdir() if STEP.fullmatch(path.name)), reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -224,29 +229,52 @@ def step_of(path: Path) -> int:
 
 
 def find_fault(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, file first, or None when every byte is as it was written."""
+    """Return what is wrong with a checkpoint, file first, or None when every byte is as it was written and can be read."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if not path.is_dir():
+            return f"is {'no folder' if os.path.lexists(path) else 'missing'}"
+        manifest = _read_json(path / MANIFEST)
         rows, step = manifest["files"], manifest["step"]
         expected = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__})"
-    if path.name != step_name(step):
-        return f"{MANIFEST} is of step {step}"
+        return f"{MANIFEST} {_unreadable(error)}"
+    if type(step) is not int or path.name != step_name(step):
+        return f"{MANIFEST} is of step {step!r:.40}"
     for name in (MODEL, OPTIMIZER, STATE):
         if name not in expected:
             return f"{MANIFEST} does not name {name}"
-    for name, (size, digest) in expected.items():
-        file = path / name
-        if not file.is_file() or file.is_symlink():
+        try:
+            if fault := _find_difference(path / name, *expected[name]):
+                return f"{name} {fault}"
+            if name == STATE and (told := _read_json(path / name)["step"]) != step:
+                return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes, should have {size}"
-        if files.sha256(file) != digest:
-            return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"{name} {_unreadable(error)}"
     return None
+
+
+def _find_difference(file: Path, size: int, digest: str) -> str | None:
+    found = file.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        return "is no file"
+    if found.st_size != size:
+        return f"has {found.st_size} bytes, should have {size}"
+    return None if files.sha256(file) == digest else f"is damaged: its SHA-256 is not the one in {MANIFEST}"
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nests too deeply") from None
+
+
+def _unreadable(error: Exception) -> str:
+    return f"cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
 
 
 def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
@@ -273,7 +301,7 @@ def read_state(path: Path) -> dict:
         )
     if fault := find_fault(path):
         raise BadInput(f"resume_from_checkpoint = {path}: {fault}")
-    return json.loads((path / STATE).read_text(encoding="utf-8"))
+    return _read_json(path / STATE)
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.base import files
-from pretrain.base.layout import METRICS, read_metrics
+from pretrain.base.layout import METRICS, numbered_rows, read_metrics
 from pretrain.evaluation.evaluator import describe_hellaswag, describe_loss
 from pretrain.hub import model_card
 from pretrain.machine import hardware
@@ -51,7 +51,10 @@ class Report:
             return
         run_dir = recipe.saving.run_dir
         self.metrics_path, self._samples_path = run_dir / METRICS, run_dir / "samples.txt"
-        rows = [row for row in read_metrics(self.metrics_path) if _is_past(row, state.step)]
+        lines = numbered_rows(self.metrics_path)
+        rows = [row for _, row in lines if row is not None and _is_past(row, state.step)]
+        if odd := [number for number, row in lines[:-1] if row is None]:  # the last one may be torn, which is no news
+            log.info(f"note     {self.metrics_path}: line {odd[0]} is no row; {len(odd)} such lines are left out")
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
         self._metrics = open(self.metrics_path, "a", encoding="utf-8")
         files.write_text(self._samples_path, _samples_before(self._samples_path, state.step))
@@ -194,7 +197,7 @@ def due(step: int, interval: int, last: bool = False) -> bool:
 
 def _is_past(row: dict, first_step: int) -> bool:
     # A row of an update belongs to the past of the step that it ended; an evaluation at `first_step` is done again.
-    step = row.get("step", 0)
+    step = row["step"]
     return step < first_step or (step == first_step and "train/loss" in row)
 
 

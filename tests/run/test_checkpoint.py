@@ -1,11 +1,15 @@
 """A checkpoint is whole, or it is not taken."""
 
+import builtins
 import dataclasses
+import errno
 import importlib.util
+import io
 import json
 import os
 import random
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -180,6 +184,7 @@ def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignore
     path, skipped = checkpoint.find_newest(tmp_path)
     assert path == good and checkpoint.read_state(path) == {"step": 1}
     assert [line.split("/")[-1] for line in skipped] == [
+        "step-00000008: is no folder",
         "step-00000007: manifest.json is missing",
         f"step-00000002: model.safetensors has 1 bytes, should have {(good / checkpoint.MODEL).stat().st_size}",
     ]
@@ -187,6 +192,87 @@ def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignore
     assert "step 1" in checkpoint.find_fault(tmp_path / "step-00000005")
     with pytest.raises(BadInput, match="no checkpoint verifies"):
         checkpoint.find_newest(tmp_path)
+
+
+def test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_before_it_is_taken(tmp_path, monkeypatch):
+    """A folder where a file should be, a link that leads nowhere, and a disk that answers EIO, at each file."""
+    good, bad = save(tmp_path, 1), save(tmp_path, 2)
+    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE, checkpoint.MANIFEST):
+        (bad / name).rename(tmp_path / "kept")
+        for spoil in (Path.mkdir, lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to(path)):
+            spoil(bad / name)
+            path, (line,) = checkpoint.find_newest(tmp_path)
+            assert path == good and line.startswith(f"{bad}: {name} ")
+            checkpoint.files.remove(bad / name)
+        (tmp_path / "kept").rename(bad / name)
+
+        def failing(path, *args, real=open, name=name, **kwargs):
+            if Path(path) == bad / name:
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return real(path, *args, **kwargs)
+
+        with monkeypatch.context() as disk:
+            disk.setattr(io, "open", failing)  # of Path.read_text
+            disk.setattr(builtins, "open", failing)
+            assert checkpoint.find_newest(tmp_path) == (good, [f"{bad}: {name} cannot be read (Input/output error)"])
+        assert checkpoint.find_fault(bad) is None
+
+
+@pytest.mark.parametrize(
+    "manifest, words",
+    [
+        ({"step": "2"}, "manifest.json is of step '2'"),
+        ({"step": None}, "manifest.json is of step None"),
+        ({"step": 2.0}, "manifest.json is of step 2.0"),
+        ({"step": True}, "manifest.json is of step True"),
+        ({"step": 10**4000}, "manifest.json is of step 1000"),
+        ({"files": []}, "manifest.json cannot be read (AttributeError)"),
+        ("[" * 100_000, "manifest.json cannot be read (ValueError)"),
+    ],
+)
+def test_a_manifest_that_says_odd_things_is_damage(tmp_path, manifest, words):
+    path = save(tmp_path, 2) / checkpoint.MANIFEST
+    odd = manifest if isinstance(manifest, str) else json.dumps(json.loads(path.read_text()) | manifest)
+    path.write_text(odd)
+    assert checkpoint.find_fault(path.parent).startswith(words)
+
+
+@pytest.mark.parametrize("state", ['{"step": 3}', "[]", "{}", "[" * 100_000], ids=["step", "list", "empty", "deep"])
+def test_a_state_of_another_step_than_its_manifest_s_is_damage_also_with_a_manifest_that_agrees(tmp_path, state):
+    path = save(tmp_path, 2)
+    (path / checkpoint.STATE).write_text(state)
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    manifest["files"][checkpoint.STATE] = {
+        "size": len(state),
+        "sha256": checkpoint.files.sha256(path / checkpoint.STATE),
+    }
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    assert checkpoint.find_fault(path).startswith("state.json ")
+
+
+def test_what_has_a_checkpoint_s_name_and_is_no_folder_is_replaced_and_files_of_killed_saves_go(tmp_path, caplog):
+    (tmp_path / "kept").write_text("theirs")
+    (tmp_path / "step-00000001").write_text("a file")
+    (tmp_path / "step-00000002").symlink_to("nowhere")
+    (tmp_path / "step-00000003").symlink_to(tmp_path / "kept")
+    (tmp_path / ".step-00000009.tmp-01234567").write_text("a file")
+    save_and_rotate(tmp_path, 1, 2, 3)
+    assert not caplog.messages
+    assert sorted(os.listdir(tmp_path)) == ["kept", "step-00000002", "step-00000003"]
+    assert checkpoint.find_newest(tmp_path) == (tmp_path / "step-00000003", [])
+
+
+def test_an_older_checkpoint_that_cannot_be_removed_is_said_and_the_new_one_stands(tmp_path, monkeypatch, caplog):
+    save_and_rotate(tmp_path, 1, 2)
+    saved = []
+    monkeypatch.setattr(
+        checkpoint.files, "remove", lambda path: (_ for _ in ()).throw(OSError(13, "Denied", str(path)))
+    )
+    with checkpoint.Saver(tmp_path, is_main=True, keep=2, saved=saved.append) as saver:
+        saver.save(3, *make(3), {})
+    assert saved == [tmp_path / "step-00000003"]
+    (line,) = caplog.messages
+    assert "an older checkpoint cannot be removed" in line and "step-00000001" in line
 
 
 def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch, caplog):

@@ -76,6 +76,15 @@ def test_resume_drops_a_torn_last_line(tmp_path):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
 
 
+def test_lines_of_metrics_that_are_no_rows_are_left_out_and_the_first_is_named(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    odd = ["[]", "3", "null", "{}", '{"step": "1"}', '{"step": null}', '{"step": 1.5}', "[" * 100_000, "{", "\x00"]
+    path.write_text("\n".join(['{"step": 1, "train/loss": 2}', *odd, '{"step": 2, "train/loss": 2}', '{"st']))
+    make(tmp_path, first_step=2).close()
+    assert [row["step"] for row in read_metrics(path)] == [1, 2] == [json.loads(x)["step"] for x in path.open()]
+    assert f"{path}: line 2 is no row; {len(odd)} such lines are left out" in capsys.readouterr().err
+
+
 def test_resume_drops_samples_past_the_checkpoint_and_text_that_looks_like_a_heading_breaks_none(tmp_path):
     made = make(tmp_path)
     for step in (0, 4, 8):
