@@ -78,11 +78,12 @@ def write_json(path: Path, value: object) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (not what it leads to) or a whole folder."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    """Remove a file, a link (not what it leads to) or a whole folder; another process may do so at the same time."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def sha256(path: Path) -> str:

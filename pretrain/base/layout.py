@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pretrain.base import files
 METRICS, LOG = "metrics.jsonl", "run.log"
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 STEP = re.compile(r"step-(\d{8})")  # a checkpoint, a push, a tag
-PARTIAL = re.compile(r"\.step-\d{8}\.tmp-[0-9a-f]{8}")
+PARTIAL = re.compile(r"\.(.+)\.(tmp|old)-[0-9a-f]{8}")  # half-made; or moved aside for what comes in its place
 
 
 def step_name(step: int) -> str:
@@ -19,9 +20,15 @@ def step_name(step: int) -> str:
 
 
 def clear_partial(folder: Path) -> None:
-    """Remove the step folders that killed processes left half-made. Only for the holder of the run folder's lock."""
+    """Remove what killed processes left half-made. Only for the holder of the run folder's lock.
+
+    What was moved aside comes back, unless what was to come in its place is there.
+    """
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if PARTIAL.fullmatch(path.name):
+        found = PARTIAL.fullmatch(path.name)
+        if found and found[2] == "old" and not os.path.lexists(folder / found[1]):
+            path.rename(folder / found[1])
+        elif found:
             files.remove(path)
 
 

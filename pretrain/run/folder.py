@@ -1,6 +1,7 @@
 """The run folder: whose it is, one trainer at a time, and what lies in it at the end."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +9,11 @@ from accelerate import Accelerator
 
 from pretrain.base import console, files
 from pretrain.base.errors import BadInput
-from pretrain.base.layout import LOG, clear_partial
+from pretrain.base.layout import LOG, PARTIAL, STEP, clear_partial
 from pretrain.hub import fetch
 from pretrain.recipe import keys, reading
-from pretrain.run import checkpoint
+from pretrain.run import checkpoint, trackers
+from pretrain.run.publisher import PENDING
 
 LOCK = ".lock"
 CONTENTS = {
@@ -33,12 +35,25 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise BadInput(f"output_dir = {run_dir}: is a file; give another --run_name or --output_dir")
     if not old.is_file():
-        if run_dir.is_dir() and any(path.name != LOCK for path in run_dir.iterdir()):
+        found = run_dir.iterdir() if run_dir.is_dir() else ()
+        if any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in found):
             raise BadInput(f"output_dir = {run_dir}: has files and no recipe.yaml: not a run folder of ours")
         return
-    reading.refuse_changed_science(old, keys.fixed(reading.load_recipe(old)), recipe)
+    if holds_results(recipe.saving):
+        reading.refuse_changed_science(old, keys.fixed(reading.load_recipe(old)), recipe)
     if asked == "none" and checkpoint.list_checkpoints(recipe.saving.checkpoints):
         raise BadInput(f"resume_from_checkpoint = none: {run_dir} holds checkpoints; give another --run_name")
+
+
+def holds_results(saving: keys.Saving) -> bool:
+    """Return whether a run folder holds what another run would spoil: a checkpoint, sound or not, a model, a push.
+
+    Without them nothing is kept of a run, and its folder may be used for another one.
+    """
+    run_dir, pushes = saving.run_dir, saving.run_dir / PENDING
+    models = [run_dir / "model", *run_dir.glob(".model.old-*")]
+    staged = pushes.is_dir() and any(STEP.fullmatch(path.name) for path in pushes.iterdir())
+    return bool(checkpoint.list_checkpoints(saving.checkpoints)) or staged or any(map(os.path.lexists, models))
 
 
 @contextlib.contextmanager
@@ -52,11 +67,23 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
     with files.locked(run_dir / LOCK, busy):
+        clear_partial(run_dir)
         clear_partial(recipe.saving.checkpoints)
+        if not holds_results(recipe.saving) and not _is_of(run_dir / "recipe.yaml", recipe):
+            trackers.forget(run_dir)
         files.write_text(run_dir / "recipe.yaml", keys.as_yaml(recipe))
         console.keep_in(run_dir / LOG)
         accelerator.wait_for_everyone()
         yield
+
+
+def _is_of(path: Path, recipe: keys.Recipe) -> bool:
+    """Return whether a run folder's recipe.yaml has the science and the data of a recipe."""
+    try:
+        then, now = keys.public(reading.load_recipe(path)), keys.public(recipe)
+    except BadInput:
+        return False
+    return all(then[name] == now[name] for name, field in keys.FIELDS.items() if field.metadata["kind"] != "run")
 
 
 def describe(run_dir: Path) -> Iterator[str]:

@@ -62,6 +62,12 @@ def check(names: Iterable[str], project_name: str) -> None:
         raise BadInput(lines)
 
 
+def forget(run_dir: Path) -> None:
+    """Begin new curves in a run folder: those of the run that was there are another one's."""
+    for name in (IDS, "tensorboard"):
+        files.remove(run_dir / name)
+
+
 class Trackers:
     """The trackers of a run, on its main process.
 

@@ -408,6 +408,14 @@ def test_run_folder_of_another_recipe_is_refused_with_the_difference(uninterrupt
     assert final_state("whole") == before
 
 
+def test_a_run_that_was_refused_or_killed_before_its_first_checkpoint_leaves_its_folder_to_another_recipe(workplace):
+    run("train.py", *TINY, "--run_name", "r", "--init_from", "no/model", expect=2)
+    run(CHILD, *TINY, "--run_name", "r", expect=-9, LEDGER="r.ledger", KILL_AT="step:2")
+    short = ("--max_steps", "2", "--warmup_steps", "1", "--sequence_length", "8", "--sample_steps", "0")
+    run("train.py", *TINY, *short, "--run_name", "r")
+    assert list(losses("r")) == [1, 2] and reading.load_recipe(Path("runs/r/recipe.yaml")).model.sequence_length == 8
+
+
 def test_resuming_from_another_runs_checkpoint_is_refused_with_the_difference(uninterrupted):
     flags = ["--run_name", "wider", "--n_embd", "64", "--resume_from_checkpoint"]
     done = run("train.py", *TINY, *flags, "runs/whole/checkpoints/step-00000012", expect=2)

@@ -1,0 +1,97 @@
+"""Whose a run folder is, what a killed run leaves in it, and what may be done there next."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.recipe import keys
+from pretrain.recipe.reading import load_recipe
+from pretrain.run import folder
+
+ALONE = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs" / "r"
+
+
+def recipe(run_dir, **changes):
+    return keys.replace(
+        load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]}), output_dir=str(run_dir), **changes
+    )
+
+
+def begin(asked):
+    """Do what each start does before it trains."""
+    folder.refuse_foreign_run(asked)
+    with folder.held(asked, ALONE):
+        pass
+
+
+def test_a_kill_while_the_first_recipe_is_written_leaves_a_folder_that_the_same_command_uses(run_dir):
+    run_dir.mkdir(parents=True)
+    (run_dir / ".lock").touch()
+    (run_dir / ".recipe.yaml.tmp-0123abcd").write_text("half")
+    begin(recipe(run_dir))
+    assert sorted(os.listdir(run_dir)) == [".lock", "recipe.yaml"]
+
+
+def test_what_kills_left_half_made_is_cleared_and_a_model_that_was_moved_aside_comes_back(run_dir):
+    begin(recipe(run_dir))
+    for name in (".model.tmp-01234567", ".model.old-01234567", ".curves.png.old-01234567"):
+        (run_dir / name).mkdir()
+    (run_dir / ".model.old-01234567" / "config.json").write_text("{}")
+    (run_dir / "curves.png").touch()
+    for name in (".metrics.jsonl.tmp-89abcdef", "checkpoints", ".mine"):
+        (run_dir / name).mkdir()
+    (run_dir / "checkpoints" / ".step-00000003.tmp-01234567").touch()
+    begin(recipe(run_dir))
+    kept = [".lock", ".mine", "checkpoints", "curves.png", "model", "recipe.yaml"]
+    assert sorted(os.listdir(run_dir)) == kept and not os.listdir(run_dir / "checkpoints")
+    assert os.listdir(run_dir / "model") == ["config.json"]
+    (run_dir / ".model.old-76543210").mkdir()  # the new one is there
+    begin(recipe(run_dir))
+    assert sorted(os.listdir(run_dir)) == kept and os.listdir(run_dir / "model") == ["config.json"]
+
+
+def test_a_run_folder_without_a_result_takes_another_recipe_and_its_curves_begin_anew(run_dir):
+    begin(recipe(run_dir))
+    (run_dir / "trackers.json").write_text("{}")
+    (run_dir / "tensorboard").mkdir()
+    begin(recipe(run_dir, logging_steps=3))
+    assert (run_dir / "trackers.json").exists() and (run_dir / "tensorboard").exists()
+    (run_dir / "recipe.yaml").write_text("damaged")
+    begin(recipe(run_dir, learning_rate=0.5))
+    assert load_recipe(run_dir / "recipe.yaml").schedule.learning_rate == 0.5
+    assert not (run_dir / "trackers.json").exists() and not (run_dir / "tensorboard").exists()
+
+
+@pytest.mark.parametrize(
+    "result", ["checkpoints/step-00000003", "model", ".model.old-01234567", "hub/step-00000003"], ids=str
+)
+def test_the_science_of_a_run_that_has_left_something_is_fixed(run_dir, result):
+    """A checkpoint, sound or damaged or fetched, a model whose checkpoints were deleted, a push that waits."""
+    begin(recipe(run_dir))
+    (run_dir / result).mkdir(parents=True)
+    (run_dir / "trackers.json").write_text("{}")
+    with pytest.raises(BadInput, match="learning_rate = 0.001, asked for 0.5: fixed for a run"):
+        folder.refuse_foreign_run(recipe(run_dir, learning_rate=0.5))
+    begin(recipe(run_dir, data_files=["moved"]))  # what it holds is compared instead
+    assert (run_dir / "trackers.json").exists()
+
+
+def test_a_folder_of_other_files_is_left_as_it_is(run_dir):
+    for name in ("thesis.txt", ".hidden"):
+        files.remove(run_dir)
+        run_dir.mkdir(parents=True)
+        (run_dir / name).write_text("x")
+        with pytest.raises(BadInput, match="not a run folder of ours"):
+            folder.refuse_foreign_run(recipe(run_dir))
+        assert [path.name for path in Path(run_dir).iterdir()] == [name]
