@@ -36,7 +36,7 @@ from pretrain.machine.accelerator import gradient_exchange, make_accelerator, pr
 from pretrain.machine.fit import fit_micro_batch, save_when_out_of_memory
 from pretrain.machine.sharding import WholeModel
 from pretrain.machine.time_budget import TimeBudget
-from pretrain.model import export, pretrained
+from pretrain.model import pretrained
 from pretrain.model.build import build
 from pretrain.model.loss import loss_module
 from pretrain.optim import optimizers, update
@@ -115,7 +115,7 @@ def train(
 
     How a run ends, and whether all processes know, a checkpoint is saved, and the model exported:
 
-        max_steps reached        all know    saved                  exported   0
+        max_steps reached        all know    saved                  exported   0, or 1 where model/ cannot be written
         asked to stop (signal)   all agree   saved                  no         128 + the signal's number
         data cannot come         all agree   saved                  no         1
         3 bad updates in a row   all know    saved                  no         1
@@ -241,8 +241,9 @@ def train(
                 if corpus.test:
                     report.loss(step, "test", evaluator.loss("test", micro_batch))
                 with whole_model() as whole:
-                    if is_main:
-                        export.write(whole, run_dir / "model", tokenizer)
+                    fault = folder.write_model(whole, run_dir, tokenizer) if is_main else None
+                if any(stop.any_of(fault is not None)):
+                    raise TrainingStopped(fault or "model/ could not be written")
             for line in (
                 f"trained for {duration(clock.elapsed)} (evaluating and saving not counted)",
                 *folder.describe(run_dir),

@@ -339,8 +339,8 @@ BREAKAGES = [
     # Files, messages, secrets
     Breakage(
         "pretrain/base/files.py",
-        "        yield temporary\n        fsync(temporary)\n",
-        "        temporary = path\n        yield temporary\n        fsync(temporary)\n",
+        "            yield temporary\n            fsync(temporary)\n",
+        "            temporary = path\n            yield temporary\n            fsync(temporary)\n",
         "a reader sees the whole old file or the whole new one",
         "tests/base/test_files.py::test_replacing_takes_the_place_of_the_old_file",
     ),
@@ -357,6 +357,21 @@ BREAKAGES = [
         "return 1",
         "input that the user can mend ends with exit status 2",
         "tests/base/test_errors.py::test_bad_input_prints_each_line_and_exits_2",
+    ),
+    Breakage(
+        "pretrain/base/files.py",
+        "            while self._left:\n",
+        "            while self._left and not before:\n",
+        "no row is lost to a disk that is full for a while",
+        "tests/base/test_files.py::test_no_line_is_lost_to_a_disk_that_is_full_for_a_while",
+    ),
+    Breakage(
+        "pretrain/base/errors.py",
+        "if (fault := machine_fault(error)) is None:",
+        "if True:",
+        "a full disk ends a run with a line, not a traceback",
+        "tests/base/test_errors.py::"
+        "test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_traceback",
     ),
     # Hub
     Breakage(

@@ -8,6 +8,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from pretrain.base import files
+
 
 def start(is_main: bool = True, stream: TextIO | None = None) -> None:
     """Write the records of the logger "pretrain" to ``stream`` (None: standard error), a line each, and nowhere else.
@@ -24,7 +26,7 @@ def keep_in(path: Path) -> None:
     """Append to a file what has been shown since ``start`` and what will be; one that cannot be written ends nothing."""
     for terminal in _terminals():
         with contextlib.suppress(OSError):
-            terminal.file = path.open("a", encoding="utf-8", buffering=1)
+            terminal.file = files.Log(path)
             terminal.keep(*terminal.before)
 
 
@@ -42,21 +44,25 @@ class _Terminal(logging.Handler):
     def __init__(self, level: int, stream: TextIO | None):
         super().__init__(level)
         self.stream = stream
-        self.file: TextIO | None = None
+        self.file: files.Log | None = None
         self.before: list[str] = []  # what was shown before there was a file
 
     def emit(self, record: logging.LogRecord) -> None:
-        stream, line = self.stream or sys.stderr, self.format(record)
+        line = self.format(record)
+        self.show(line)
+        self.keep(line)
+
+    def show(self, line: str) -> None:
+        stream = self.stream or sys.stderr
         tqdm.write(line, file=stream)
         stream.flush()
-        self.keep(line)
 
     def keep(self, *lines: str) -> None:
         if self.file is None:
             self.before += lines
             return
-        with contextlib.suppress(OSError):
-            self.file.writelines(f"{line}\n" for line in lines)
+        if news := self.file.write("".join(f"{line}\n" for line in lines)):
+            self.show(news)
 
     def format(self, record: logging.LogRecord) -> str:
         return f"error: {record.getMessage()}" if record.levelno >= logging.ERROR else record.getMessage()

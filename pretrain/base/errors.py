@@ -1,5 +1,6 @@
 """Bad input: what the user can mend, in the user's words, one line each, and exit status 2."""
 
+import errno
 import functools
 import os
 import re
@@ -42,10 +43,55 @@ def is_out_of_memory(error: BaseException) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or bool(OUT_OF_MEMORY.search(str(error)))
 
 
+# What a system call answers where the machine, not the program, is at fault, and what the user can do. Of the first kind
+# is the place, which the user has chosen: bad input; of the second the machine's state: it may pass.
+RIGHTS = "use another place, or get the right to it"
+OTHER_PLACE = "a part of this path is a file, or a link that leads nowhere; give another place"
+PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
+    errno.ENOTDIR: OTHER_PLACE,
+    errno.ELOOP: OTHER_PLACE,
+    errno.EISDIR: "a file of ours goes there; move that folder away",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENOLCK: "this file system knows no locks; use another one",
+    errno.EOPNOTSUPP: "this file system cannot do that; use another one",
+}
+STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command goes on") | {
+    errno.EFBIG: "raise the limit (ulimit -f); the same command goes on",
+    errno.EIO: "the disk, or the way to it, fails (dmesg says more); the same command goes on once it is mended",
+    errno.ESTALE: "the disk, or the way to it, fails (dmesg says more); the same command goes on once it is mended",
+    errno.EMFILE: "raise the limit (ulimit -n); the same command goes on",
+    errno.ENFILE: "too many files are open on this machine; the same command goes on",
+}
+RUST = re.compile(r"\(os error (\d+)\)")  # so safetensors and tokenizers name it
+
+
+def errno_of(error: BaseException) -> int | None:
+    """Return the number of a system call's answer behind an error, where it is one of ``PLACE`` or ``STATE``."""
+    if isinstance(error, (BadInput, TrainingStopped)):
+        return None
+    written = RUST.search(str(error))
+    number = int(written[1]) if written else getattr(error, "errno", None) if isinstance(error, OSError) else None
+    return number if number in PLACE or number in STATE else None
+
+
+def machine_fault(error: BaseException) -> BadInput | None:
+    """Return what is wrong with the machine, or with a place on it, in a line; None: the error is none of that kind.
+
+    A place has a name; what is wrong with the machine may have none.
+    """
+    number, name = errno_of(error), getattr(error, "filename", None)
+    if number is None or (number in PLACE and name is None):
+        return None
+    remedy = PLACE.get(number) or STATE[number]
+    where = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: " if name is not None else ""
+    return BadInput(f"{where}{os.strerror(number)}: {remedy}", 2 if number in PLACE else 1)
+
+
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a script's ``main``: BadInput prints its lines and returns 2, TrainingStopped returns 1.
 
-    Any other error keeps its traceback, which shows no secret of a URL.
+    So do errors of the system that are no bug of ours: a full disk 1, a place that may not be written 2. Any other error
+    keeps its traceback, which shows no secret of a URL.
     Every process of a launch finds the same fault; only the first one prints it, unless it is known to one ``alone``.
     """
 
@@ -55,15 +101,24 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
         try:
             return main(*args, **kwargs) or 0
         except (BadInput, TrainingStopped) as error:
-            from pretrain.base import console  # here, for its package may be what is missing
-
-            if os.environ.get("RANK", "0") == "0" or getattr(error, "alone", False):
-                for line in getattr(error, "lines", [str(error)]):
-                    print(f"error: {line}", file=sys.stderr, flush=True)
-                    console.keep(f"error: {line}")
+            _say(error, alone=getattr(error, "alone", False))
             return getattr(error, "status", 1)
+        except Exception as error:
+            if (fault := machine_fault(error)) is None:
+                raise
+            _say(fault, alone=True)
+            return fault.status
 
     return wrapper
+
+
+def _say(error: BadInput | TrainingStopped, *, alone: bool) -> None:
+    from pretrain.base import console  # here, for its package may be what is missing
+
+    if os.environ.get("RANK", "0") == "0" or alone:
+        for line in getattr(error, "lines", [str(error)]):
+            print(f"error: {line}", file=sys.stderr, flush=True)
+            console.keep(f"error: {line}")
 
 
 def _print_traceback(*error) -> None:

@@ -6,12 +6,13 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, errno_of
 
 try:
     import fcntl
@@ -35,12 +36,25 @@ def fsync(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of the system, such as a full disk's, the name of what was being written; writing itself names none."""
+    try:
+        yield
+    except Exception as error:
+        number = errno_of(error)
+        if number is None or getattr(error, "filename", None) is not None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path``; on success it takes its place atomically, on error it goes."""
     temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
-        yield temporary
-        fsync(temporary)
+        with naming(path):
+            yield temporary
+            fsync(temporary)
         temporary.replace(path)
         fsync(path.parent)
     finally:
@@ -53,9 +67,10 @@ def making(folder: Path) -> Iterator[Path]:
     temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
     temporary.mkdir()
     try:
-        yield temporary
-        for path in [*temporary.rglob("*"), temporary]:
-            fsync(path)
+        with naming(folder):
+            yield temporary
+            for path in [*temporary.rglob("*"), temporary]:
+                fsync(path)
         try:
             temporary.rename(folder)
         except OSError:
@@ -86,6 +101,26 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
+def unusable(folder: Path) -> str | None:
+    """Return why a folder cannot be made, or nothing be written into it, as far as that is known before trying."""
+    for place in (folder, *folder.parents):
+        try:
+            found = os.lstat(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"{place}: {error.strerror}"
+        if not place.is_dir():
+            return f"{place} is a {'link that leads nowhere' if stat.S_ISLNK(found.st_mode) else 'file'}"
+        if not os.access(place, os.W_OK | os.X_OK):
+            return f"{place} may not be written to by this user"
+        longest = os.pathconf(place, "PC_NAME_MAX")
+        if long := [part for part in folder.relative_to(place).parts if len(os.fsencode(part)) > longest]:
+            return f"{long[0][:40]}... is longer than the {longest} bytes that a name may have there"
+        return None
+    return None
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
@@ -98,16 +133,47 @@ def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
 
     Raises BadInput with this exit status when another process holds it.
     """
-    with open(path, "a+", encoding="utf-8") as file:
+    with open(path, "a+b", buffering=0) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            with naming(path):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(0)
+                file.write(b"%d\n" % os.getpid())
+        except BlockingIOError:
             file.seek(0)
-            raise BadInput(busy.format(pid=file.read().strip() or "unknown"), status) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+            raise BadInput(busy.format(pid=file.read().decode().strip() or "unknown"), status) from None
         yield
+
+
+class Log:
+    """A file that text is appended to, on disk when ``write`` returns; what the disk does not take is kept for the next.
+
+    Raises OSError where it cannot be opened.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file, self._left = open(path, "ab", buffering=0), b""
+        self._fault: str | None = None
+
+    def write(self, text: str = "") -> str | None:
+        """Append to the file; return what the user should know: that it cannot be written, and when it can again."""
+        before, self._fault = self._fault, None
+        self._left += text.encode("utf-8", "backslashreplace")
+        try:
+            while self._left:
+                self._left = self._left[self._file.write(self._left) :]
+        except OSError as error:
+            self._fault = error.strerror
+        if self._fault and not before:
+            return f"{self.path}: {self._fault}: what comes is kept in memory and tried again; free some space"
+        return f"{self.path}: is whole again" if before and not self._fault else None
+
+    def close(self) -> str | None:
+        """Try once more, and close it; return what the user should know: that its end is lost."""
+        self.write()
+        self._file.close()
+        return f"{self.path}: {self._fault}: its end is lost, {len(self._left):,} bytes" if self._fault else None
 
 
 def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:

@@ -106,7 +106,8 @@ class Saver:
         try:
             future.result()
         except (OSError, SafetensorError) as error:
-            log.error(f"no checkpoint at step {step}: {error}. Free some space; the run goes on")
+            reason = getattr(error, "strerror", None) or error
+            log.error(f"no checkpoint at step {step} in {self.folder}: {reason}. Free some space; the run goes on")
 
     def __enter__(self) -> "Saver":
         return self
@@ -140,8 +141,9 @@ def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, k
     aside = folder / f".{path.name}.tmp-{uuid.uuid4().hex[:8]}"
     aside.mkdir()
     try:
-        _write_tensors(weights, aside / MODEL)
-        _write_tensors(moments, aside / OPTIMIZER)
+        with files.naming(path):
+            _write_tensors(weights, aside / MODEL)
+            _write_tensors(moments, aside / OPTIMIZER)
         files.write_json(aside / STATE, {"step": step, **state})
         rows = {
             name: {"size": (aside / name).stat().st_size, "sha256": files.sha256(aside / name)}

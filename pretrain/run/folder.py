@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accelerate import Accelerator
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pretrain.base import console, files
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, machine_fault
 from pretrain.base.layout import LOG, PARTIAL, STEP, clear_partial
 from pretrain.hub import fetch
+from pretrain.model import export
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint, trackers
 from pretrain.run.publisher import PENDING
 
-LOCK = ".lock"
+LOCK, MODEL_FOLDER = ".lock", "model"
 CONTENTS = {
     "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {}",
     "metrics.jsonl": "every number above",
@@ -32,8 +34,9 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
     old = run_dir / "recipe.yaml"
     if asked not in ("auto", "none") and not fetch.is_address(asked):
         checkpoint.read_state(Path(asked))
-    if run_dir.exists() and not run_dir.is_dir():
-        raise BadInput(f"output_dir = {run_dir}: is a file; give another --run_name or --output_dir")
+    for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
+        if fault := files.unusable(place):
+            raise BadInput(f"output_dir = {run_dir}: {fault}; give another --run_name or --output_dir, or mend that")
     if not old.is_file():
         found = run_dir.iterdir() if run_dir.is_dir() else ()
         if any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in found):
@@ -51,7 +54,7 @@ def holds_results(saving: keys.Saving) -> bool:
     Without them nothing is kept of a run, and its folder may be used for another one.
     """
     run_dir, pushes = saving.run_dir, saving.run_dir / PENDING
-    models = [run_dir / "model", *run_dir.glob(".model.old-*")]
+    models = [run_dir / MODEL_FOLDER, *run_dir.glob(f".{MODEL_FOLDER}.old-*")]
     staged = pushes.is_dir() and any(STEP.fullmatch(path.name) for path in pushes.iterdir())
     return bool(checkpoint.list_checkpoints(saving.checkpoints)) or staged or any(map(os.path.lexists, models))
 
@@ -84,6 +87,19 @@ def _is_of(path: Path, recipe: keys.Recipe) -> bool:
     except BadInput:
         return False
     return all(then[name] == now[name] for name, field in keys.FIELDS.items() if field.metadata["kind"] != "run")
+
+
+def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Write a finished run's ``model/``; return why it cannot be, a full disk for example, in a line."""
+    try:
+        with files.naming(run_dir / MODEL_FOLDER):
+            export.write(model, run_dir / MODEL_FOLDER, tokenizer)
+    except OSError as error:
+        if machine_fault(error) is None:
+            raise
+        done = f"all steps are done, and the same command writes {MODEL_FOLDER}/ once that is mended"
+        return f"{error.filename}: {error.strerror}: {done}"
+    return None
 
 
 def describe(run_dir: Path) -> Iterator[str]:

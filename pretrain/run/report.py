@@ -46,7 +46,7 @@ class Report:
         self._recipe, self._plan, self._clock, self._is_main = recipe, plan, clock, is_main
         self._first_step, self._max_steps = state.step, state.max_steps
         self._measured: tuple[int, float] | None = None  # step and seconds that the expected time is counted from
-        self._hinted = self._expected = False
+        self._hinted = self._expected = self._undrawn = False
         if not is_main:
             return
         run_dir = recipe.saving.run_dir
@@ -56,8 +56,8 @@ class Report:
         if odd := [number for number, row in lines[:-1] if row is None]:  # the last one may be torn, which is no news
             log.info(f"note     {self.metrics_path}: line {odd[0]} is no row; {len(odd)} such lines are left out")
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
-        self._metrics = open(self.metrics_path, "a", encoding="utf-8")
         files.write_text(self._samples_path, _samples_before(self._samples_path, state.step))
+        self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
         self._trackers = Trackers(recipe, ids=state.trackers, rows=rows)
         state.trackers = self._trackers.ids
         self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
@@ -69,11 +69,13 @@ class Report:
             self._bar = tqdm(total=self._max_steps, initial=state.step, unit="step", dynamic_ncols=True)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Append a row to metrics.jsonl: step, tokens, values. On disk before this returns to the loop."""
+        """Append a row to metrics.jsonl: step, tokens, values. On disk before this returns to the loop.
+
+        A full disk is logged and survived: the row is written with a later one.
+        """
         if self._is_main:
             row = {"step": step, "tokens": step * self._recipe.batch.tokens_per_step, **values}
-            self._metrics.write(json.dumps(row) + "\n")
-            self._metrics.flush()
+            _append(self._metrics, json.dumps(row) + "\n")
             self._trackers.log(step, row)
 
     def loss(self, step: int, split: str, result: dict[str, float] | None) -> None:
@@ -102,19 +104,23 @@ class Report:
         """Append samples, each a prompt and what follows it, to samples.txt; ``show`` them on the terminal too."""
         if not self._is_main:
             return
-        with open(self._samples_path, "a", encoding="utf-8") as out:
-            for prompt, text in texts:
-                out.write(f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
-                if show:
-                    log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
+        for prompt, text in texts:
+            _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            if show:
+                log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
         self._trackers.sample(step, texts)
 
     def draw(self, at_least: float = 0.0) -> None:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
         if self._is_main and self._draws and time.monotonic() - self._drawn >= at_least:
-            published = model_card.published(keys.public(self._recipe))
-            rows, name = read_metrics(self.metrics_path), self._recipe.saving.name
-            curves.draw_curves(rows, self._picture, name, published=published)
+            published, name = model_card.published(keys.public(self._recipe)), self._recipe.saving.name
+            try:
+                curves.draw_curves(read_metrics(self.metrics_path), self._picture, name, published=published)
+                self._undrawn = False
+            except OSError as error:
+                if not self._undrawn:
+                    log.warning(f"{self._picture}: not drawn: {error.strerror or error}; it is tried again")
+                self._undrawn = True
             self._drawn = time.monotonic()
 
     def set_length(self, max_steps: int) -> None:
@@ -129,7 +135,9 @@ class Report:
             if self._bar is not None:
                 self._bar.close()
                 self._bar = None
-            self._metrics.close()
+            for file in (self._metrics, self._samples):
+                if lost := file.close():
+                    log.error(lost)
             self._trackers.close()
 
     def _evaluated(self, step: int, prefix: str, result: dict[str, float], words: str) -> None:
@@ -176,6 +184,11 @@ class Report:
         if text:
             self._hinted = True
             log.info(f"hint: {text}")
+
+
+def _append(file: files.Log, text: str) -> None:
+    if news := file.write(text):
+        log.warning(news)
 
 
 def duration(seconds: float) -> str:

@@ -1,18 +1,21 @@
 """Bad input is said in the user's words, one line each, and becomes an exit status."""
 
+import errno
+import os
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput, TrainingStopped, exit_on_bad_input
 
 
 def raising(error):
     @exit_on_bad_input
     def main():
-        raise error
+        raise error if isinstance(error, BaseException) else error() or AssertionError
 
     return main
 
@@ -31,6 +34,49 @@ def test_bad_input_prints_each_line_and_exits_2(capsys, monkeypatch):
 def test_our_own_faults_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         raising(ZeroDivisionError())()
+
+
+def filled():
+    with open("/dev/full", "w") as file:
+        file.write("x")
+
+
+def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_traceback(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    cases = {  # 1 where it may pass, 2 where the user has chosen the place
+        1: [filled, OSError(errno.EIO, "x", "disk/a"), OSError(errno.EMFILE, "x", "a")],
+        2: [lambda: open(tmp_path / "file" / "a"), lambda: os.listdir(tmp_path / "loop"), lambda: open(tmp_path)],
+    }
+    cases[2] += [lambda: open(tmp_path / ("a" * 300)), PermissionError(errno.EACCES, "x", b"runs/x")]
+    for status, faults in cases.items():
+        for fault in faults:
+            assert raising(fault)() == status
+            line = capsys.readouterr().err
+            assert line.startswith("error: ") and line.count("\n") == 1 and line.count(": ") >= 2, line
+    assert raising(OSError(errno.EROFS, "x", "http://me:canary@host/a"))() == 2
+    assert capsys.readouterr().err.startswith("error: http://redacted@host/a: Read-only file system: use another place")
+
+
+def test_a_full_disk_has_a_name_also_where_a_library_in_rust_meets_it(tmp_path, capsys):
+    """So do errors that the write itself raised, which have none."""
+    for fault in (filled, Exception("I/O error: No space left on device (os error 28)")):
+        with files.naming(tmp_path):
+            assert raising(fault)() == 1
+        assert capsys.readouterr().err.startswith("error: No space left on device: free some space")
+        with (
+            pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/runs'"),
+            files.naming(tmp_path / "runs"),
+        ):
+            raising(fault).__wrapped__()
+        with pytest.raises(OSError, match="No space left on device: '.*/a'"), files.replacing(tmp_path / "a"):
+            raising(fault).__wrapped__()
+
+
+def test_system_errors_that_may_be_our_own_bugs_keep_their_traceback():
+    for error in (FileNotFoundError(errno.ENOENT, "x", "a"), PermissionError(errno.EACCES, "x"), ConnectionError("x")):
+        with pytest.raises(type(error)):
+            raising(error)()
 
 
 def test_a_traceback_shows_no_secret_of_a_url():

@@ -1,5 +1,6 @@
 """Durable files: whole or old, and locks that die with their holder."""
 
+import errno
 import hashlib
 import json
 import os
@@ -114,6 +115,63 @@ def test_a_lock_is_refused_with_its_holders_pid_and_free_after_the_block_and_aft
     holder.communicate()
     with files.locked(lock, "busy"):
         assert lock.read_text() == f"{os.getpid()}\n"
+
+
+class Disk:
+    """A file on a disk that has ``room`` for so many bytes."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self.file.write(data[: self.room])
+        self.room -= written
+        return written
+
+    def close(self):
+        self.file.close()
+
+
+def test_no_line_is_lost_to_a_disk_that_is_full_for_a_while(tmp_path):
+    path = tmp_path / "log"
+    log = files.Log(path)
+    assert log.write("one\n") is None and path.read_text() == "one\n"
+    log._file = disk = Disk(log._file, room=2)
+    assert log.write("two\n") == (
+        f"{path}: No space left on device: what comes is kept in memory and tried again; free some space"
+    )
+    assert log.write("three\n") is None and path.read_text() == "one\ntw"  # that is said once
+    disk.room = 100
+    assert log.write("é\udcff\n") == f"{path}: is whole again"
+    assert path.read_text() == "one\ntwo\nthree\né\\udcff\n"
+    disk.room = 1
+    assert log.write("end\n") and log.close() == f"{path}: No space left on device: its end is lost, 3 bytes"
+    assert files.Log(path).close() is None
+
+
+def test_a_folder_that_cannot_be_used_is_known_before_it_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "link").symlink_to(tmp_path)
+    words = {"file": "file is a file", "file/x/y": "file is a file", "gone": "gone is a link that leads nowhere"}
+    words |= {"gone/x": "gone is a link", "loop/x": "loop", "a" * 300: "File name too long"}
+    words |= {f"new/{'a' * 300}": "is longer than the 255 bytes", "new/x": None, ".": None, "link/new": None}
+    for name, fault in words.items():
+        for place in (Path(name), tmp_path / name):
+            assert (fault in files.unusable(place)) if fault else files.unusable(place) is None, name
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path / "link")
+    assert files.unusable(tmp_path / "link" / "x") == f"{tmp_path / 'link'} may not be written to by this user"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_lock_that_the_file_system_does_not_have_is_not_taken_for_a_holder(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    with pytest.raises(OSError, match=f"'{tmp_path / 'lock'}'"), files.locked(tmp_path / "lock", "held by {pid}"):
+        pass
 
 
 def network_mount(tmp_path, path, *mounts):

@@ -1,6 +1,7 @@
 """What a run reports and writes, and the clock it goes by."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,6 +75,26 @@ def test_resume_drops_a_torn_last_line(tmp_path):
     made.log(3, {})
     made.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
+
+
+def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypatch):
+    made = make(tmp_path)
+    full = OSError(28, "No space left on device")
+    with monkeypatch.context() as disk:
+        disk.setattr(made._metrics, "_file", SimpleNamespace(write=lambda data: (_ for _ in ()).throw(full)))
+        disk.setattr(made._samples, "_file", made._metrics._file)
+        disk.setattr(report.curves, "draw_curves", lambda *_, **__: (_ for _ in ()).throw(full))
+        for step in (1, 2):
+            made.log(step, {"train/loss": 2.0})
+            made.samples(step, [("a", "b")], show=False)
+            made.draw()
+    made.log(3, {"train/loss": 2.0})
+    made.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert (tmp_path / "samples.txt").read_text().count("==== step") == 2
+    said = capsys.readouterr().err
+    for name in ("metrics.jsonl", "samples.txt", "curves.png"):
+        assert said.count(f"{name}: ") == (2 if name == "metrics.jsonl" else 1) and "Traceback" not in said, said
 
 
 def test_lines_of_metrics_that_are_no_rows_are_left_out_and_the_first_is_named(tmp_path, capsys):

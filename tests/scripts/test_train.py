@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -467,6 +468,44 @@ def test_full_disk_at_a_save_is_said_and_survived(workplace, monkeypatch):
     assert "no checkpoint at step 6" in done.stderr
     names = sorted(os.listdir("runs/f/checkpoints"))
     assert names == ["step-00000009", "step-00000012"]
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int):
+    """Let no process write a longer file: a disk that is full for the large ones."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+
+
+def test_a_model_that_cannot_be_written_is_said_in_a_line_and_the_same_command_writes_it(workplace):
+    flags = (*TINY, *UNSEEN, "--run_name", "f", "--save_steps", "4")
+    run(CHILD, *flags, expect=-9, LEDGER="k.ledger", KILL_AT="save:rename:2")
+    before = os.listdir("runs/f/checkpoints")
+    with files_of_at_most(60_000):
+        done = run("train.py", *flags, expect=1)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: runs/f/model")]
+    assert line.startswith(
+        "error: runs/f/model: File too large: all steps are done, and the same command writes model/"
+    )
+    assert "Traceback" not in done.stderr and "no checkpoint at step 12" in done.stderr
+    assert os.listdir("runs/f/checkpoints") == before == ["step-00000004"]
+    run("train.py", *flags)
+    assert Path("runs/f/model/model.safetensors").stat().st_size > 60_000
+
+
+def test_data_that_the_disk_has_no_room_for_stops_the_reader_and_the_run_in_a_line(workplace):
+    shutil.rmtree("data")
+    flags = (*TINY, *UNSEEN, "--run_name", "f")
+    with files_of_at_most(12_000):
+        for script in ("prepare_data.py", "train.py"):
+            done = run(script, *flags, expect=1)
+            assert "File too large: raise the limit" in done.stderr and "Traceback" not in done.stderr
+    assert "the reader stopped with exit status 1 (see above)" in done.stderr
+    run("train.py", *flags, "--max_steps", "1", "--warmup_steps", "1")
 
 
 # What a run reads is one list, however it is read: the ledger.
