@@ -8,7 +8,6 @@ reader_child.py where one of that file's variables is set.
 import os
 import signal
 import sys
-import types
 from pathlib import Path
 
 import train
@@ -75,15 +74,15 @@ def kill_in_save(stage: str, number: int) -> None:
     stages = {checkpoint.STATE: "state", checkpoint.MANIFEST: "manifest"}
     after(files, "write_json", lambda args: at(stages.get(args[0].name, "")))
     after(checkpoint, "find_fault", lambda args: at("rename"))
-    remove = checkpoint.shutil.rmtree
+    remove = files.remove
 
-    def half_removed(path, *args, **kwargs):
-        if stage == "rotate" and path.parent.name == "checkpoints":
+    def half_removed(path):
+        if stage == "rotate" and checkpoint.STEP.fullmatch(path.name):
             (path / checkpoint.MODEL).unlink(missing_ok=True)
             at("rotate")
-        return remove(path, *args, **kwargs)
+        remove(path)
 
-    checkpoint.shutil = types.SimpleNamespace(rmtree=half_removed)
+    files.remove = half_removed
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The terminal: what the product logs, beside a progress bar, from the main process of a launch; and a copy in a file."""
 
 import contextlib
+import errno
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -30,10 +32,24 @@ def keep_in(path: Path) -> None:
             terminal.keep(*terminal.before)
 
 
-def keep(line: str) -> None:
-    """Append a line to that file which was shown in another way."""
+def say(line: str) -> None:
+    """Write a line to standard error and into that file, from whichever process."""
+    _show(line, None)
     for terminal in _terminals():
         terminal.keep(line)
+
+
+def _show(line: str, stream: TextIO | None) -> None:
+    """Write a line to ``stream``; to standard error (None) as long as somebody reads it: a dead terminal ends no run."""
+    try:
+        tqdm.write(line, file=stream or sys.stderr)
+        (stream or sys.stderr).flush()
+    except OSError as error:
+        if stream is not None:
+            raise
+        if error.errno in (errno.EPIPE, errno.EIO):
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stderr.fileno())  # nor does it end what else writes there
 
 
 def _terminals() -> list["_Terminal"]:
@@ -49,20 +65,15 @@ class _Terminal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record)
-        self.show(line)
+        _show(line, self.stream)
         self.keep(line)
-
-    def show(self, line: str) -> None:
-        stream = self.stream or sys.stderr
-        tqdm.write(line, file=stream)
-        stream.flush()
 
     def keep(self, *lines: str) -> None:
         if self.file is None:
             self.before += lines
             return
         if news := self.file.write("".join(f"{line}\n" for line in lines)):
-            self.show(news)
+            _show(news, self.stream)
 
     def format(self, record: logging.LogRecord) -> str:
         return f"error: {record.getMessage()}" if record.levelno >= logging.ERROR else record.getMessage()

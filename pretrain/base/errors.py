@@ -117,8 +117,7 @@ def _say(error: BadInput | TrainingStopped, *, alone: bool) -> None:
 
     if os.environ.get("RANK", "0") == "0" or alone:
         for line in getattr(error, "lines", [str(error)]):
-            print(f"error: {line}", file=sys.stderr, flush=True)
-            console.keep(f"error: {line}")
+            console.say(f"error: {line}")
 
 
 def _print_traceback(*error) -> None:

@@ -1,4 +1,4 @@
-"""Stopping early: SIGTERM, Ctrl-C, or a launcher that died, agreed on by all processes."""
+"""Stopping early: SIGTERM, Ctrl-C, a terminal that closed or a launcher that died, agreed on by all processes."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from pretrain.base.errors import TrainingStopped
 LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|timed? ?out|timing out|broken pipe|remote process exited", re.IGNORECASE
 )
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Set by `accelerate launch` and by torchrun: then the parent process is a launcher, and its death is a request to stop
 # (`accelerate launch` dies of SIGTERM without telling its child).
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
@@ -53,7 +53,8 @@ class StopRequest:
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
         for number in SIGNALS:
-            signal.signal(number, self._note)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:
         self.signal = self.signal or signal.Signals(number)  # after Ctrl-C the launcher's death comes, too

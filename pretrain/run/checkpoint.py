@@ -57,6 +57,7 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._preparing: Future | None = None
         self._writing: tuple[int, Future] | None = None
+        self._saved: int | None = None  # the last step that this process saved; others' are of a run that went back
         self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -82,8 +83,10 @@ class Saver:
         self.finish()
         self.ready()
         weights, moments = _gather(model, optimizer, alone)
-        if not (self.is_main or alone) or find_fault(self.folder / step_name(step)) is None:
+        again = step == self._saved and find_fault(self.folder / step_name(step)) is None
+        if not (self.is_main or alone) or again:
             return
+        self._saved = step
         weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
         write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep))  # noqa: E731
         self._writing = step, self._writer.submit(write)
@@ -293,6 +296,44 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
     if skipped:
         raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
     return None, []
+
+
+def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
+    """Return the newest sound checkpoint in ``folder`` of the run that began at ``begin``, or ``begin`` where none is.
+
+    A run knows where it began by the manifest there, or, where that is gone (rotated away, say), by the path as it was
+    given. ``begin`` may lie in ``folder`` itself: then the run goes back, and what came after it before is passed over.
+
+    Returns also a line for each newer one of that run that is damaged. Raises BadInput where ``begin`` is needed and
+    does not verify, or lies elsewhere and ``folder`` holds another run's checkpoints.
+    """
+    known = (begin / MANIFEST).is_file()
+    key, value = ("manifest", files.sha256(begin / MANIFEST)) if known else ("checkpoint", str(begin))
+    skipped, others = [], []
+    for path in list_checkpoints(folder):
+        try:
+            origin = _read_json(path / STATE).get("origin")
+        except (OSError, ValueError, AttributeError) as error:
+            skipped.append(f"{path}: {STATE} {_unreadable(error)}")
+            continue
+        if not isinstance(origin, dict) or origin.get(key) != value:
+            others.append(path)
+        elif fault := find_fault(path):
+            skipped.append(f"{path}: {fault}")
+        else:
+            return path, skipped
+    read_state(begin)
+    if others and begin.resolve().parent != folder.resolve():
+        raise BadInput(
+            f"resume_from_checkpoint = {begin}: {others[0]} is there and did not begin from it; give another --run_name, "
+            f"or leave resume_from_checkpoint out to go on from there"
+        )
+    return begin, skipped
+
+
+def origin_of(path: Path) -> dict[str, str]:
+    """Return what a run that begins at this checkpoint keeps to know it by."""
+    return {"checkpoint": str(path), "manifest": files.sha256(path / MANIFEST)}
 
 
 def read_state(path: Path) -> dict:

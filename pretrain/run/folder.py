@@ -11,11 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pretrain.base import console, files
 from pretrain.base.errors import BadInput, machine_fault
 from pretrain.base.layout import LOG, PARTIAL, STEP, clear_partial
-from pretrain.hub import fetch
 from pretrain.model import export
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint, trackers
 from pretrain.run.publisher import PENDING
+from pretrain.run.resume import begins_at
 
 LOCK, MODEL_FOLDER = ".lock", "model"
 CONTENTS = {
@@ -32,11 +32,11 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
     """Raise BadInput when the run folder holds another recipe's run, or is no run folder."""
     run_dir, asked = recipe.saving.run_dir, recipe.saving.resume_from_checkpoint
     old = run_dir / "recipe.yaml"
-    if asked not in ("auto", "none") and not fetch.is_address(asked):
-        checkpoint.read_state(Path(asked))
     for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
         if fault := files.unusable(place):
             raise BadInput(f"output_dir = {run_dir}: {fault}; give another --run_name or --output_dir, or mend that")
+    if begin := begins_at(recipe.saving):
+        checkpoint.find_from(recipe.saving.checkpoints, begin)
     if not old.is_file():
         found = run_dir.iterdir() if run_dir.is_dir() else ()
         if any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in found):

@@ -20,20 +20,25 @@ from pretrain.run.state import RunState
 log = logging.getLogger(__name__)
 
 
+def begins_at(saving: keys.Saving) -> Path | None:
+    """Return the checkpoint on this machine that a run is to begin from, if the recipe names one."""
+    asked = saving.resume_from_checkpoint
+    return None if asked in ("auto", "none") or fetch.is_address(asked) else Path(asked)
+
+
 def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
     """Return the checkpoint to resume from, the same on all processes, and a line for each newer one that is damaged."""
-    asked = recipe.saving.resume_from_checkpoint
+    asked, folder = recipe.saving.resume_from_checkpoint, recipe.saving.checkpoints
     if asked == "none":
         return None, []
-    if asked != "auto" and not fetch.is_address(asked):
-        return Path(asked), []
     found: list = [None, [], None]
     if accelerator.is_main_process:
         try:
-            found[:2] = checkpoint.find_newest(recipe.saving.checkpoints)
+            begin = begins_at(recipe.saving)
+            found[:2] = checkpoint.find_from(folder, begin) if begin else checkpoint.find_newest(folder)
             if found[0] is None and fetch.is_address(asked):  # later starts of the same command resume from this folder
                 log.info(f"hub      fetching {asked}")
-                found[0] = fetch.fetch_checkpoint(asked, recipe.saving.checkpoints, recipe.saving.run_dir)
+                found[0] = fetch.fetch_checkpoint(asked, folder, recipe.saving.run_dir)
         except BadInput as error:
             found[2] = error.lines
     broadcast_object_list(found)
@@ -61,6 +66,8 @@ def resume(
     if accelerator.scaler is not None and saved["scaler"]:
         accelerator.scaler.load_state_dict(saved["scaler"])
     state = RunState.begin(recipe.schedule, saved)
+    if path == begins_at(recipe.saving):
+        state.origin = checkpoint.origin_of(path)
     notes.append(f"resumed from {path}")
     if state.step >= state.max_steps:
         notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")

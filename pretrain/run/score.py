@@ -15,7 +15,7 @@ from pretrain.machine.sharding import WholeModel
 from pretrain.recipe import keys, reading
 from pretrain.recipe.plan import make_plan
 from pretrain.run import checkpoint
-from pretrain.run.resume import find_checkpoint
+from pretrain.run.resume import begins_at, find_checkpoint
 
 
 def score(
@@ -23,7 +23,7 @@ def score(
 ) -> str:
     """Return the validation loss and HellaSwag of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
     begun_from, run_dir = recipe.model.init_from, recipe.saving.run_dir
-    path = None if begun_from else find_checkpoint(recipe, accelerator)[0]
+    path = None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
     if path is None and not begun_from:
         raise BadInput(f"eval_only: {run_dir} holds no checkpoint; train first, or give --init_from MODEL")
     if path is not None:

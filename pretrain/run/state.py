@@ -19,6 +19,7 @@ class RunState:
         elapsed_seconds: of training, without evaluating and saving; ``data_wait_seconds``: of these, waiting for data.
         micro_batch: sequences; a resumed run keeps the size, and so its bits.
         trackers: the run's ids there.
+        origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path, its manifest's hash.
     """
 
     max_steps: int
@@ -31,6 +32,7 @@ class RunState:
     data_wait_seconds: float = 0.0
     micro_batch: int | None = None
     trackers: dict[str, str] = field(default_factory=dict)
+    origin: dict[str, str] | None = None
 
     @classmethod
     def begin(cls, schedule: keys.Schedule, saved: dict[str, Any] | None = None) -> "RunState":

@@ -1,9 +1,13 @@
 """What the terminal shows of what is logged."""
 
+import contextlib
 import io
 import logging
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 from tqdm import tqdm
 
 from pretrain.base import console
@@ -39,7 +43,7 @@ def test_a_run_s_log_holds_what_was_shown_before_and_after_it_is_begun(tmp_path,
     log.info("the plan")
     console.keep_in(path)
     log.info("step 1")
-    console.keep("error: bad data")  # as what ends a run is shown
+    console.say("error: bad data")  # as what ends a run is shown
     assert path.read_text() == "the plan\nstep 1\nerror: bad data\n"
     console.start()
     log.info("resumed")
@@ -47,6 +51,43 @@ def test_a_run_s_log_holds_what_was_shown_before_and_after_it_is_begun(tmp_path,
     assert path.read_text().endswith("bad data\nresumed\n") and "resumed" in capsys.readouterr().err
     console.keep_in(tmp_path / "nowhere" / "run.log")
     log.info("goes on without")
+
+
+DYING = """
+import logging, os, sys
+from pathlib import Path
+from pretrain.base import console
+log = logging.getLogger("pretrain.room")
+console.start()
+console.keep_in(Path(sys.argv[1]))
+log.info("one")
+sys.stdin.read()
+log.info("two")
+log.info("three")
+sys.stderr.write("of a library")
+os.write(2, b"of native code")
+console.say("error: four")
+"""
+
+
+def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_lines(tmp_path):
+    """As `... 2>&1 | tee log` has it whose tee has died."""
+    command = [sys.executable, "-c", DYING, str(tmp_path / "run.log")]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    assert process.stdout.readline() == "one\n"
+    process.stdout.close()
+    process.stdin.close()
+    assert process.wait() == 0 and (tmp_path / "run.log").read_text() == "one\ntwo\nthree\nerror: four\n"
+
+
+def test_a_terminal_on_a_full_disk_ends_no_run(monkeypatch, capsys):
+    console.start()
+    with monkeypatch.context() as full, contextlib.suppress(OSError), open("/dev/full", "w") as disk:
+        full.setattr(sys, "stderr", disk)
+        log.info("one")
+    log.info("two")
+    assert capsys.readouterr().err == "two\n"
 
 
 def test_another_process_shows_only_the_errors_that_it_alone_knows(capsys):

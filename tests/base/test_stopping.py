@@ -25,7 +25,7 @@ def handlers():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, monkeypatch, number, code):
     stop = StopRequest()
     assert stop.any_of(True, False, True) == [True, False, True]  # which are its own, and no request to stop
@@ -37,6 +37,13 @@ def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, monkeypatch,
     for restarts, status in (("3", 0), ("0", code)):  # a launcher would restart what has failed
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
         assert stop.exit_code == status
+
+
+def test_a_terminal_that_closes_stops_no_run_that_nohup_started(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = StopRequest()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not stop.agreed()
 
 
 def orphan(act, launched):

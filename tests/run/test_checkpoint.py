@@ -10,6 +10,7 @@ import os
 import random
 import threading
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -273,6 +274,37 @@ def test_an_older_checkpoint_that_cannot_be_removed_is_said_and_the_new_one_stan
     assert saved == [tmp_path / "step-00000003"]
     (line,) = caplog.messages
     assert "an older checkpoint cannot be removed" in line and "step-00000001" in line
+
+
+def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
+    mine, begin = tmp_path / "mine", save(tmp_path / "theirs", 4)
+    assert checkpoint.find_from(mine, begin) == (begin, [])
+    origin = checkpoint.origin_of(begin)
+    first = save(mine, 5, origin=origin)
+    (save(mine, 6, origin=origin) / checkpoint.MODEL).write_bytes(b"x")
+    (save(mine, 7) / checkpoint.STATE).write_text("[")
+    path, skipped = checkpoint.find_from(mine, begin)
+    assert path == first and [line.split("/")[-1].split(":")[0] for line in skipped] == [
+        "step-00000007",
+        "step-00000006",
+    ]
+    begin.rename(tmp_path / "kept")  # rotated away: the path is what is left to know it by
+    assert checkpoint.find_from(mine, begin)[0] == first
+    with pytest.raises(BadInput, match="no such checkpoint"):
+        checkpoint.find_from(mine, tmp_path / "theirs" / "step-00000003")
+    save(tmp_path / "theirs", 4, make(9))  # another run's, under the same name
+    with pytest.raises(BadInput, match="step-00000006 is there and did not begin from it"):
+        checkpoint.find_from(mine, begin)
+    assert checkpoint.find_from(mine, first) == (first, ANY)  # it goes back
+
+
+def test_a_run_that_went_back_replaces_what_stands_in_its_way(tmp_path):
+    for begun in ("before", "after"):
+        with checkpoint.Saver(tmp_path, is_main=True, keep=0) as saver:
+            for time in ("first", "second"):  # the second save of a step by the same process is none
+                saver.save(3, *make(3), {"begun": begun, "time": time})
+        state = checkpoint.read_state(tmp_path / "step-00000003")
+        assert (state["begun"], state["time"]) == (begun, "first")
 
 
 def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch, caplog):

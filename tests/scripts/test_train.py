@@ -424,6 +424,33 @@ def test_resuming_from_another_runs_checkpoint_is_refused_with_the_difference(un
     assert "Traceback" not in done.stderr
 
 
+def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kill(uninterrupted):
+    """Also when the checkpoint that it began at is gone; another run's folder is refused."""
+    begin = "runs/whole/checkpoints/step-00000009"
+    flags = (*TINY, "--run_name", "k", "--save_steps", "1", "--resume_from_checkpoint")
+    done = run(CHILD, *flags, begin, expect=-9, LEDGER="k.ledger", KILL_AT="step:2")
+    assert f"resumed from {begin}" in done.stderr
+    shutil.rmtree(begin)
+    done = run(CHILD, *flags, begin, LEDGER="k.ledger")
+    assert "resumed from runs/k/checkpoints/step-00000010" in done.stderr
+    assert final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
+    done = run("train.py", *flags, "runs/whole/checkpoints/step-00000012", expect=2)
+    assert "runs/k/checkpoints/step-00000012 is there and did not begin from it" in done.stderr
+    scored = run("train.py", *flags, "runs/k/checkpoints/step-00000011", "--eval_only", "--run_name", "whole")
+    assert '"model": "runs/k/checkpoints/step-00000011"' in scored.stdout
+
+
+def test_a_run_that_goes_back_keeps_what_it_does_from_there_after_a_kill(uninterrupted):
+    flags = (*TINY, "--run_name", "whole", "--save_steps", "2", "--save_total_limit", "0")
+    back = (*flags, "--resume_from_checkpoint", "runs/whole/checkpoints/step-00000009")
+    run(CHILD, *back, expect=-9, LEDGER="k.ledger", KILL_AT="step:2")  # past step 10
+    done = run(CHILD, *back, LEDGER="k.ledger")
+    assert "resumed from runs/whole/checkpoints/step-00000010" in done.stderr  # not from step 12 of the time before
+    state = checkpoint.read_state(Path("runs/whole/checkpoints/step-00000012"))
+    assert state["origin"]["checkpoint"] == "runs/whole/checkpoints/step-00000009"
+    assert "nothing is left to train" in run("train.py", *flags).stderr
+
+
 def test_resuming_on_other_text_is_refused(uninterrupted):
     Path("other.txt").write_text(Path("text.txt").read_text().replace("cat", "tac"))
     done = run("train.py", *TINY, "--run_name", "whole", "--data_files", "other.txt", expect=2)
@@ -492,7 +519,7 @@ def test_a_model_that_cannot_be_written_is_said_in_a_line_and_the_same_command_w
         "error: runs/f/model: File too large: all steps are done, and the same command writes model/"
     )
     assert "Traceback" not in done.stderr and "no checkpoint at step 12" in done.stderr
-    assert os.listdir("runs/f/checkpoints") == before == ["step-00000004"]
+    assert os.listdir("runs/f/checkpoints") == before and len(before) == 2
     run("train.py", *flags)
     assert Path("runs/f/model/model.safetensors").stat().st_size > 60_000
 
