@@ -18,6 +18,8 @@ from pretrain.recipe.rules import either, nearest, shown, type_name
 
 log = logging.getLogger(__name__)
 
+# Of a recipe, that it may take no minutes to read: lists and mappings within each other, values, bytes.
+DEEPEST, MOST_VALUES, MOST_BYTES = 10, 100_000, 2**20
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
 METAVARS = {int: "N", float: "X", bool: "true|false"}
 USUAL = (
@@ -34,19 +36,50 @@ USUAL = (
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice (PyYAML keeps the last one silently)."""
+    """SafeLoader that refuses a key given twice (PyYAML keeps the last one silently), tags, and what takes minutes.
+
+    A few aliases of aliases stand for more values than any memory holds, and PyYAML fails at tags in many ways.
+    """
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._depth = 0
+        self._extents: dict[object, tuple[int, int]] = {}  # of what is composed: values, depth; aliases written out
+
+    def compose_node(self, parent, index):
+        event = self.peek_event()
+        if tag := getattr(event, "tag", None):
+            self._refuse(event, f"{shown(tag.replace('tag:yaml.org,2002:', '!!'))} is a tag; write the value itself")
+        self._depth += 1
+        node = super().compose_node(parent, index) if self._depth <= DEEPEST else None
+        self._depth -= 1
+        if node is not None and not isinstance(event, yaml.AliasEvent):
+            pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+            inner = node.value if isinstance(node, yaml.SequenceNode) else [each for pair in pairs for each in pair]
+            below = [self._extents[each] for each in inner]
+            self._extents[node] = 1 + sum(n for n, _ in below), 1 + max((depth for _, depth in below), default=0)
+        values, depth = self._extents.get(node, (0, DEEPEST + 1))  # not of an alias that stands within itself
+        if self._depth + depth > DEEPEST or values > MOST_VALUES:
+            self._refuse(event, f"stands for more than {MOST_VALUES:,} values, or nests more than {DEEPEST} deep")
+        return node
+
+    def construct_object(self, node, deep=False):
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError) as error:  # a date that is none, an integer of 5,000 digits
+            self._refuse(node, f"{shown(node.value)}: {str(error).partition(';')[0]}")
+
+    def _refuse(self, place, why: str) -> typing.NoReturn:
+        raise yaml.YAMLError(f"line {place.start_mark.line + 1}: {why}")
 
     def construct_mapping(self, node, deep=False):
         seen = {}
         for key_node, _ in node.value:
             name = self.construct_object(key_node, deep=True)
             if not isinstance(name, typing.Hashable):
-                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: a key must be a plain word")
+                self._refuse(key_node, "a key must be a plain word")
             if name in seen:
-                raise yaml.YAMLError(
-                    f"line {key_node.start_mark.line + 1}: {name} stands twice (first in line {seen[name]}); "
-                    f"keep one of them"
-                )
+                self._refuse(key_node, f"{shown(name)} stands twice (first in line {seen[name]}); keep one of them")
             seen[name] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
@@ -175,8 +208,8 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
             wrong.append(f"--{name} {shown(text)}: must be {rules.wanted_name(name)}")
     _begin_from_model(values)
     for name in [name for name in values if name not in FIELDS]:
-        secret = "; secrets come from the environment or a login only" if SECRET.search(str(name)) else ""
-        faults.append(f"{name}: no such key{secret or nearest(str(name), FIELDS)}")
+        secret = "; secrets come from the environment or a login only" if SECRET.search(shown(name)) else ""
+        faults.append(f"{shown(name)}: no such key{secret or nearest(shown(name), FIELDS)}")
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
@@ -216,20 +249,24 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        text = data.decode("utf-8") if len(data) <= MOST_BYTES else ""
     except FileNotFoundError:
         folder = path.parent if path.parent != Path() or any(Path().glob("*.yaml")) else Path("recipes")
         near = sorted(str(p) for p in folder.glob("*.yaml"))
         raise BadInput(f"{path}: no such recipe{nearest(str(folder / f'{path.stem}.yaml'), near)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as text: {error}") from None
+    if len(data) > MOST_BYTES:
+        raise BadInput(f"{path}: not a recipe: has more than {MOST_BYTES:,} bytes; name many files by a glob")
     try:
         values = yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
-        where = str(error)
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
             where = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise BadInput(f"{path}: not a recipe: {where}") from None
+        raise BadInput(f"{path}: not a recipe: {where:.300}") from None
     if not isinstance(values, dict):
         raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")
     return values
@@ -242,11 +279,18 @@ def _begin_from_model(values: dict[str, Any]) -> None:
         if values.get("architecture", "") is None:  # none is no architecture: the default
             del values["architecture"]
         return
-    if (Path(source) / "model").is_dir():
+    if _is_folder(Path(source) / "model"):
         source = values["init_from"] = str(Path(source) / "model")
     values.setdefault("tokenizer", source)
     for name in MODEL_KEYS:
         values.setdefault(name, None)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # too long for a name, for example
+        return False
 
 
 def _refuse(message: str) -> typing.NoReturn:

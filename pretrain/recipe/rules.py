@@ -26,6 +26,7 @@ from pretrain.recipe.keys import (
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+LONG = 200  # characters of a value that a message shows
 TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
 
@@ -36,12 +37,15 @@ def key_faults(name: str, value: Any) -> list[str]:
     if (value is None and name in OPTIONAL) or (value == "auto" and name in AUTO):
         return []
     if not _fits(value, wanted):
-        hint = f"; write [{value}]" if isinstance(value, str) and wanted == list[str] else ""
+        hint = f"; write [{shown(value)}]" if isinstance(value, str) and wanted == list[str] else ""
         if isinstance(value, str) and wanted in (int, float):
             with contextlib.suppress(ValueError):
                 if math.isfinite(float(value)):
-                    hint = f"; YAML reads this as text, write {value} without quotes"
+                    hint = f"; YAML reads this as text, write {shown(value)} without quotes"
         return [f"{name} = {shown(value)}: must be {wanted_name(name)}, is {type_name(type(value))}{hint}"]
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (not _is_utf8(text) or ("\0" in text and name != "sample_prompts")):
+            return [f"{name} = {shown(text)}: has a NUL byte, or one that is not UTF-8; use a name without it"]
     for chosen in (value if isinstance(value, list) else [value]) if field["choices"] else ():
         if chosen not in field["choices"]:
             return [f"{name} = {shown(value)}: must be {either(field['choices'])}{nearest(chosen, field['choices'])}"]
@@ -89,7 +93,7 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
         faults.append(f"report_to = {shown(r.report_to)}: none stands alone; leave it out, or the others")
     run_name = path.stem if r.run_name is None else r.run_name
     if not RUN_NAME.fullmatch(run_name):
-        faults.append(f"run_name = {run_name!r}: letters, digits and . _ - only, no leading dot, at most 64")
+        faults.append(f"run_name = {shown(run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64")
     return faults
 
 
@@ -173,6 +177,14 @@ def _fits(value: Any, wanted: Any) -> bool:
     return isinstance(value, (int, float) if wanted is float else wanted)
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a name on the command line that is not UTF-8, or half a character of a recipe
+        return False
+    return True
+
+
 def from_text(text: str | list[str], name: str) -> Any:
     """Read the text of a key's flag; raises ValueError where it is not of the key's type."""
     wanted = TYPES[name]
@@ -222,7 +234,12 @@ def either(values: Sequence) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it."""
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
+    """Return a value as a message shows it, in one line: the beginning of a long one."""
+    if value is None or value in ([], ()):
+        return "none"
+    try:
+        text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = f"{type_name(type(value))} of thousands of digits"
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[: LONG + 1])
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
