@@ -11,6 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pretrain.base.errors import BadInput, errno_of
 
@@ -90,6 +91,14 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: object) -> None:
     """Replace ``path`` by ``value`` as JSON, readable by people, atomically."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value that JSON stands for. Raises ValueError where it is none, or nests too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nests too deeply") from None
 
 
 def remove(path: Path) -> None:

@@ -7,7 +7,6 @@
 Legend: N items, Q questions (an item's text under one rule), 4 endings each.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from huggingface_hub import hf_hub_download
 from transformers import PreTrainedTokenizerBase
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput
 
 DATASET, FILE = "Rowan/hellaswag", "data/validation-00000-of-00001.parquet"
@@ -175,7 +175,7 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     try:
-                        row = json.loads(line)
+                        row = files.parse_json(line)
                     except ValueError as error:
                         row = error
                     yield f"{path}: line {number}", row

@@ -252,6 +252,7 @@ ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
         ("[]", "no complete, splits, tokenizer"),
         (b"\xff\xfe", "utf-8"),
         ("7", "TypeError"),
+        ("[" * 100_000, "nests too deeply"),
         (ROWS % "[]", "AttributeError"),
         (ROWS % '{"train": [7]}', "TypeError"),
         (ROWS % '{"train": [{"file": "a.bin"}]}', "'tokens'"),

@@ -88,7 +88,7 @@ def test_damaged_file_is_found_and_nothing_of_it_is_kept(pushed, new, name):
 
 
 def test_manifest_that_is_none_is_refused(pushed, new):
-    for manifest in (b"", b"{}", b"[]", b'{"step": "x", "files": {}}', b'{"step": 1, "files": {}}'):
+    for manifest in (b"", b"{}", b"[]", b'{"step": "x", "files": {}}', b'{"step": 1, "files": {}}', b"[" * 100_000):
         pushed.repositories[ID].commits[-1].files["last-checkpoint/manifest.json"] = manifest
         with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
             fetch(new)
