@@ -29,7 +29,8 @@ def clear_partial(folder: Path) -> None:
         if found and found[2] == "old" and not os.path.lexists(folder / found[1]):
             path.rename(folder / found[1])
         elif found:
-            files.remove(path)
+            with contextlib.suppress(OSError):  # it harms nothing, and the next start tries again
+                files.remove(path)
 
 
 def read_metrics(path: Path) -> list[dict]:

@@ -279,7 +279,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _unreadable(error: Exception) -> str:
-    return f"cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
+    return f"cannot be read ({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error!s:.60}'})"
 
 
 def find_newest(folder: Path) -> tuple[Path | None, list[str]]:

@@ -67,7 +67,12 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         yield
         return
     run_dir = recipe.saving.run_dir
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, FileExistsError) as error:  # the working folder was deleted, or this is /proc
+        raise BadInput(
+            f"output_dir = {run_dir}: cannot be made ({error.strerror}); give another --output_dir"
+        ) from None
     busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
     with files.locked(run_dir / LOCK, busy):
         clear_partial(run_dir)

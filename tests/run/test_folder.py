@@ -61,6 +61,13 @@ def test_what_kills_left_half_made_is_cleared_and_a_model_that_was_moved_aside_c
     assert sorted(os.listdir(run_dir)) == kept and os.listdir(run_dir / "model") == ["config.json"]
 
 
+def test_what_cannot_be_cleared_ends_no_start(run_dir, monkeypatch):
+    (run_dir / ".model.tmp-01234567").mkdir(parents=True)
+    monkeypatch.setattr(files.shutil, "rmtree", lambda path: (_ for _ in ()).throw(PermissionError(13, "Denied", path)))
+    begin(recipe(run_dir))
+    assert (run_dir / "recipe.yaml").is_file()
+
+
 def test_a_run_folder_without_a_result_takes_another_recipe_and_its_curves_begin_anew(run_dir):
     begin(recipe(run_dir))
     (run_dir / "trackers.json").write_text("{}")
