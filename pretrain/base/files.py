@@ -101,6 +101,11 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nests too deeply") from None
 
 
+def read_json(path: Path) -> Any:
+    """Return the value of a file of JSON. Raises OSError, and ValueError as ``parse_json`` does."""
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
 def remove(path: Path) -> None:
     """Remove a file, a link (not what it leads to) or a whole folder; another process may do so at the same time."""
     with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,6 @@
 """Names in a run folder that several rooms know."""
 
 import contextlib
-import json
 import os
 import re
 from pathlib import Path
@@ -44,7 +43,7 @@ def numbered_rows(path: Path) -> list[tuple[int, dict | None]]:
     if path.is_file():
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             row = None
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(line)
+            with contextlib.suppress(ValueError):
+                row = files.parse_json(line)
             found.append((number, row if isinstance(row, dict) and type(row.get("step")) is int else None))
     return found

@@ -200,7 +200,7 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict | None:
     """Return a folder's manifest, complete or not, or None when there is none. Raises BadInput for a damaged one."""
     path = folder / name
     try:
-        manifest = files.parse_json(path.read_text(encoding="utf-8"))
+        manifest = files.read_json(path)
         missing = {"splits", "tokenizer", "complete"} - set(manifest)
         if missing:
             raise ValueError(f"no {', '.join(sorted(missing))}")

@@ -68,7 +68,7 @@ def _fetch(api: HfApi, repo_id: str, revision: str | None, where: str, checkpoin
         return Path(client.patiently(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=aside))
 
     try:
-        manifest = files.parse_json(fetched(within[-1] + layout.MANIFEST).read_text(encoding="utf-8"))
+        manifest = files.read_json(fetched(within[-1] + layout.MANIFEST))
         path = checkpoints / layout.step_name(manifest["step"])
         rows = {name: {key: manifest["files"][name][key] for key in ("size", "sha256")} for name in PARTS}
     except (ValueError, KeyError, TypeError) as error:

@@ -107,10 +107,12 @@ def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
     asked, length = recipe.batch.per_device_train_batch_size, recipe.model.sequence_length
     remedies = [f"--per_device_train_batch_size {size // 2}{' or auto' if asked != 'auto' else ''}"] if size > 1 else []
     remedies += [] if recipe.model.gradient_checkpointing == "full" else ["--gradient_checkpointing full"]
-    remedies += [] if size > 1 else ["a smaller model or --sequence_length", "or, on several cards, zero3_x8.yaml"]
+    remedies += [] if size > 1 else ["on several cards zero3_x8.yaml"]
+    same = f"Use {', or '.join(remedies)}; what is learned stays the same" if remedies else "Nothing smaller is left"
+    begun = "" if size > 1 else ". Else begin another run with a smaller model or --sequence_length"
     return (
         f"per_device_train_batch_size = {asked}: {hardware.device_name(device)} runs out of memory at a micro-batch of "
-        f"{size} x {length} tokens. Use {', or '.join(remedies)}; what is learned stays the same"
+        f"{size} x {length} tokens. {same}{begun}"
     )
 
 

@@ -132,14 +132,15 @@ def _save_tokenizer(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedT
 def replacing(folder: Path) -> Iterator[Path]:
     """Give a new folder beside ``folder``; on success it takes its place by renaming, on error it goes.
 
-    So a reader never sees half of it.
+    So a reader never sees half of it. Raises OSError with the folder's name where the disk does not take it.
     """
     aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
     aside.mkdir(parents=True)
     try:
-        yield aside
-        for path in [*aside.iterdir(), aside]:
-            files.fsync(path)
+        with files.naming(folder):
+            yield aside
+            for path in [*aside.iterdir(), aside]:
+                files.fsync(path)
         old = folder.with_name(f".{folder.name}.old-{uuid.uuid4().hex[:8]}")
         if folder.exists():
             folder.rename(old)

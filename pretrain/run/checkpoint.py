@@ -8,7 +8,6 @@ There is no generator state to save: order and dropout are functions of (seed, s
 ``Saver`` does all of this beside training, which stands still only while the tensors are copied.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -17,7 +16,6 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +36,8 @@ from pretrain.base.errors import BadInput
 from pretrain.base.layout import MANIFEST, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
 
 log = logging.getLogger(__name__)
+
+STATED = ("step", "science", "data", "scaler", "threads")  # by a state.json of ours
 
 
 class Saver:
@@ -238,7 +238,7 @@ def find_fault(path: Path) -> str | None:
     try:
         if not path.is_dir():
             return f"is {'no folder' if os.path.lexists(path) else 'missing'}"
-        manifest = _read_json(path / MANIFEST)
+        manifest = files.read_json(path / MANIFEST)
         rows, step = manifest["files"], manifest["step"]
         expected = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
     except FileNotFoundError:
@@ -253,7 +253,7 @@ def find_fault(path: Path) -> str | None:
         try:
             if fault := _find_difference(path / name, *expected[name]):
                 return f"{name} {fault}"
-            if name == STATE and (told := _read_json(path / name)["step"]) != step:
+            if name == STATE and (told := files.read_json(path / name)["step"]) != step:
                 return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
         except FileNotFoundError:
             return f"{name} is missing"
@@ -269,13 +269,6 @@ def _find_difference(file: Path, size: int, digest: str) -> str | None:
     if found.st_size != size:
         return f"has {found.st_size} bytes, should have {size}"
     return None if files.sha256(file) == digest else f"is damaged: its SHA-256 is not the one in {MANIFEST}"
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("nests too deeply") from None
 
 
 def _unreadable(error: Exception) -> str:
@@ -312,7 +305,7 @@ def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
     skipped, others = [], []
     for path in list_checkpoints(folder):
         try:
-            origin = _read_json(path / STATE).get("origin")
+            origin = files.read_json(path / STATE).get("origin")
         except (OSError, ValueError, AttributeError) as error:
             skipped.append(f"{path}: {STATE} {_unreadable(error)}")
             continue
@@ -344,7 +337,10 @@ def read_state(path: Path) -> dict:
         )
     if fault := find_fault(path):
         raise BadInput(f"resume_from_checkpoint = {path}: {fault}")
-    return _read_json(path / STATE)
+    state = files.read_json(path / STATE)
+    if lacks := [name for name in STATED if name not in state]:
+        raise BadInput(f"resume_from_checkpoint = {path}: {STATE} has no {', '.join(lacks)}: not a checkpoint of ours")
+    return state
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:

@@ -1,7 +1,6 @@
 """A run or a model made into another: read back as a user will load it, and its loss measured before and after."""
 
 import argparse
-import json
 import logging
 import math
 from importlib.metadata import version
@@ -11,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -82,7 +80,7 @@ def convert(asked: argparse.Namespace) -> str:
                     f"it adds up. Nothing was written; use --dtype bf16"
                 )
             write_record(aside, asked, text, before, after)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise BadInput(f"--out {asked.out}: cannot be written: {error}") from None
     if not text:
         measured = f"nothing was measured: {why_not}. Give --text FILE to have the loss before and after"
@@ -106,7 +104,7 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
     if out == Path(asked.model).resolve():
         raise BadInput(f"--out {asked.out}: is the model that is to be exported; give another folder")
     try:
-        written = json.loads((out / RECORD).read_text(encoding="utf-8"))["files"]
+        written = files.read_json(out / RECORD)["files"]
         there = {path for path in out.iterdir() if path.name != RECORD}
         same = {p for p in there if p.is_file() and not p.is_symlink() and written.get(p.name) == files.sha256(p)}
     except (OSError, ValueError, KeyError, TypeError) as error:

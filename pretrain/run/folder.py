@@ -97,8 +97,7 @@ def _is_of(path: Path, recipe: keys.Recipe) -> bool:
 def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Write a finished run's ``model/``; return why it cannot be, a full disk for example, in a line."""
     try:
-        with files.naming(run_dir / MODEL_FOLDER):
-            export.write(model, run_dir / MODEL_FOLDER, tokenizer)
+        export.write(model, run_dir / MODEL_FOLDER, tokenizer)
     except OSError as error:
         if machine_fault(error) is None:
             raise
