@@ -271,10 +271,11 @@ def _open(name: str):
 
 
 def _compression(name: str) -> str | None:
-    plain = _path_of(name)
-    if plain.lower().endswith(".zst") and not infer_compression(plain):
-        raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install zstandard")
-    return infer_compression(plain)
+    found = infer_compression(_path_of(name))
+    # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
+    if Path(_path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
+        raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")
+    return found
 
 
 def _path_of(name: str) -> str:
