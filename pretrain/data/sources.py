@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from glob import glob
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlparse
 
 import httpx
@@ -152,37 +152,44 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
 
 
 def download(key: str, url: str, folder: Path) -> Path:
-    """Fetch a text file once; later calls return the kept copy. Raises BadInput when it cannot be had."""
+    """Fetch a text file once, as patiently as tables are read; later calls return the kept copy.
+
+    Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
+    """
     name = (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
     path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
     if path.is_file():
         return path
     if is_redacted(url):
         raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
+    from pretrain.data.patience import Patience  # imports datasets, which a text at hand does not need
+
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with (
-            files.replacing(path) as temporary,
-            temporary.open("wb") as file,
-            httpx.stream("GET", url, follow_redirects=True, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer,
-        ):
-            if not answer.is_success:
-                raise ValueError(f"HTTP status {answer.status_code}")
-            for block in answer.iter_bytes(BLOCK_BYTES):
-                if file.tell() + len(block) > DOWNLOAD_BYTES:
-                    raise BadInput(
-                        f"{key}: {url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; "
-                        f"fetch it yourself, or give JSON lines or Parquet, which are streamed"
-                    )
-                file.write(block)
-    except BadInput:
-        raise
-    except (OSError, ValueError, httpx.InvalidURL, httpx.HTTPError) as error:
-        # An error of the protocol may hold pieces of where the URL led to.
-        words = "" if isinstance(error, httpx.ProtocolError) else str(error)
-        reason = words if type(error) is ValueError else f"{type(error).__name__}: {words}".removesuffix(": ")
-        raise BadInput(f"{key}: {url}: cannot be fetched ({reason}). Give a file: --{key} FILE") from None
-    return path
+    patience = Patience(f"{key}: {url}")
+    while True:
+        try:
+            with files.replacing(path) as temporary, temporary.open("wb") as file:
+                _fetch(f"{key}: {url}", url, file)
+            return path
+        except httpx.ProtocolError as error:  # whose words may hold pieces of where the URL led to
+            patience.failed(ConnectionError(type(error).__name__))
+        except (ValueError, httpx.InvalidURL, httpx.HTTPError) as error:
+            patience.failed(error)
+
+
+def _fetch(what: str, url: str, file: BinaryIO) -> None:
+    """Write what is behind a URL into a file. Raises BadInput where it is too long, ValueError where it is empty."""
+    with httpx.stream("GET", url, follow_redirects=True, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
+        answer.raise_for_status()
+        for block in answer.iter_bytes(BLOCK_BYTES):
+            if file.tell() + len(block) > DOWNLOAD_BYTES:
+                raise BadInput(
+                    f"{what}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; fetch it "
+                    f"yourself, or give JSON lines or Parquet, which are streamed"
+                )
+            file.write(block)
+    if not file.tell():
+        raise ValueError("is empty")
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:

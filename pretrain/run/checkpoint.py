@@ -37,8 +37,6 @@ from pretrain.base.layout import MANIFEST, MODEL, OPTIMIZER, STATE, STEP, clear_
 
 log = logging.getLogger(__name__)
 
-STATED = ("step", "science", "data", "scaler", "threads")  # by a state.json of ours
-
 
 class Saver:
     """Saves checkpoints into ``folder`` while training goes on, one at a time.
@@ -337,10 +335,7 @@ def read_state(path: Path) -> dict:
         )
     if fault := find_fault(path):
         raise BadInput(f"resume_from_checkpoint = {path}: {fault}")
-    state = files.read_json(path / STATE)
-    if lacks := [name for name in STATED if name not in state]:
-        raise BadInput(f"resume_from_checkpoint = {path}: {STATE} has no {', '.join(lacks)}: not a checkpoint of ours")
-    return state
+    return files.read_json(path / STATE)
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:

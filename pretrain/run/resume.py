@@ -19,6 +19,8 @@ from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
 
+STATED = ("step", "science", "data", "scaler", "threads")  # by each state.json
+
 
 def begins_at(saving: keys.Saving) -> Path | None:
     """Return the checkpoint on this machine that a run is to begin from, if the recipe names one."""
@@ -47,6 +49,14 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     return found[0], found[1]
 
 
+def read_state(path: Path) -> dict:
+    """Return what a checkpoint of a run holds beside the tensors. Raises BadInput where it is none, or of another program."""
+    saved = checkpoint.read_state(path)
+    if lacks := [name for name in STATED if name not in saved]:
+        raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is no checkpoint of a run of train.py")
+    return saved
+
+
 def resume(
     recipe: keys.Recipe,
     corpus: Corpus,
@@ -59,7 +69,7 @@ def resume(
     notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
     if path is None:
         return RunState.begin(recipe.schedule), notes
-    saved = checkpoint.read_state(path)
+    saved = read_state(path)
     reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
     corpus.refuse_other(path, saved["data"])
     checkpoint.load(path, model, optimizer)

@@ -15,7 +15,7 @@ from pretrain.machine.sharding import WholeModel
 from pretrain.recipe import keys, reading
 from pretrain.recipe.plan import make_plan
 from pretrain.run import checkpoint
-from pretrain.run.resume import begins_at, find_checkpoint
+from pretrain.run.resume import begins_at, find_checkpoint, read_state
 
 
 def score(
@@ -27,7 +27,7 @@ def score(
     if path is None and not begun_from:
         raise BadInput(f"eval_only: {run_dir} holds no checkpoint; train first, or give --init_from MODEL")
     if path is not None:
-        reading.refuse_changed_science(path, checkpoint.read_state(path)["science"], recipe)
+        reading.refuse_changed_science(path, read_state(path)["science"], recipe)
         checkpoint.load(path, model, None)
     auto = recipe.batch.per_device_train_batch_size == "auto"
     free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)

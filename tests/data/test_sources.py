@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.base.errors import BadInput
-from pretrain.data import sources, tokenization
+from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.data import patience, sources, tokenization
 from pretrain.recipe import keys
 
 ODD = "a\r\nb\rc\n\n\x00\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
@@ -67,7 +67,11 @@ def server():
             if self.path == "/missing.txt":
                 self.send_error(404)
                 return
-            body = b"some text\r\nof a file\n"
+            if made.busy:
+                made.busy -= 1
+                self.send_error(503)
+                return
+            body = b"" if self.path == "/empty.txt" else b"some text\r\nof a file\n"
             self.send_response(200)
             self.send_header("Content-Length", str(len(body) + 5 * (self.path == "/short.txt")))
             self.end_headers()
@@ -81,6 +85,7 @@ def server():
     made = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
+    made.busy = 0
     made.url, made.asked = f"http://127.0.0.1:{made.server_port}", Handler.asked
     yield made
     made.shutdown()
@@ -497,13 +502,29 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
 
 
 @pytest.mark.parametrize(
-    "name, reason", [("missing.txt", "HTTP status 404"), ("short.txt", "RemoteProtocolError"), ("", "ConnectError: .*")]
+    "name, reason",
+    [
+        ("missing.txt", "HTTP status 404. Check the name"),
+        ("short.txt", "failed 10 times in a row, last with ConnectionError: RemoteProtocolError"),
+        ("empty.txt", "cannot be read: ValueError: is empty. Mend or replace the file"),
+        ("", "failed 10 times in a row, last with ConnectError: "),
+    ],
 )
-def test_failed_download_is_refused_and_leaves_nothing(tmp_path, downloads, server, name, reason):
+def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, server, name, reason, monkeypatch):
+    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
     key, url = "validation_files", f"{server.url}/{name}" if name else "http://127.0.0.1:1/a.txt"
-    message = refused(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
-    assert re.fullmatch(rf"{key}: {url}: cannot be fetched \({reason}\). Give a file: --{key} FILE", message)
+    with pytest.raises((BadInput, TrainingStopped)) as caught:
+        find(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
+    assert str(caught.value).startswith(f"{key}: {url}: {reason}")
     assert not downloads.exists() or not list(downloads.iterdir())
+
+
+def test_a_download_is_tried_again_where_that_can_help(downloads, server, monkeypatch):
+    waits = []
+    monkeypatch.setattr(patience.time, "sleep", waits.append)
+    server.busy = 3
+    (kept,) = sources.find_files("data_files", [f"{server.url}/text.txt"])
+    assert Path(kept).read_bytes() == b"some text\r\nof a file\n" and waits == [1, 2, 4]
 
 
 def test_a_download_has_a_limit_that_is_said_and_a_name_that_can_be_made(downloads, server, monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -421,6 +422,18 @@ def test_resuming_from_another_runs_checkpoint_is_refused_with_the_difference(un
     flags = ["--run_name", "wider", "--n_embd", "64", "--resume_from_checkpoint"]
     done = run("train.py", *TINY, *flags, "runs/whole/checkpoints/step-00000012", expect=2)
     assert "n_embd = 32, asked for 64" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_of_another_program_is_refused_by_name(uninterrupted):
+    path = Path("runs/whole/checkpoints/step-00000012")
+    (path / "state.json").write_text('{"step": 12}')
+    manifest = json.loads((path / "manifest.json").read_text())
+    digest = hashlib.sha256(b'{"step": 12}').hexdigest()
+    manifest["files"]["state.json"] = {"size": 12, "sha256": digest}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    done = run("train.py", *TINY, "--run_name", "whole", expect=2)
+    assert f"{path}: its state.json has no science, data, scaler, threads" in done.stderr
     assert "Traceback" not in done.stderr
 
 
