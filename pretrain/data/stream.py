@@ -395,7 +395,7 @@ def _csv_values(config: CsvConfig, name: str, text_column: str, start: int) -> I
     if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
         said = f"is described as a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not read here"
         raise BadInput(f"{name}: {said}; try --dataset_revision refs/convert/parquet")
-    number = -1
+    number, held = -1, []
     with _whole(name) as file:
         text = TextIOWrapper(file, config.encoding or "utf-8-sig", "surrogateescape", newline="")
         records = csv_records(config, text)
@@ -405,7 +405,9 @@ def _csv_values(config: CsvConfig, name: str, text_column: str, start: int) -> I
             refuse_column(name, text_column, dict.fromkeys(header, "text"))
         for number, record in enumerate(records):
             if number >= start:
-                yield record[header.index(text_column)]
+                yield from held
+                held = [record[header.index(text_column)]]
+    yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
     if not header:
         raise BadInput(f"{name}: has no line; give a CSV with a header")
     if number + 1 < start:
