@@ -48,7 +48,7 @@ class Witness(windows.TrainOrder):
 def main(argv: list[str] | None = None) -> int:
     """Train under the eyes of a witness."""
     windows.TrainOrder = Witness
-    if {"KILL_READER", "HOLD_READER", "HASTY_READER"} & set(os.environ):
+    if {"KILL_READER", "HOLD_READER"} & set(os.environ):
         real, child = corpus.Preparation, str(Path(__file__).with_name("reader_child.py"))
         corpus.Preparation = lambda command: real([command[0], child, *command[2:]])
     what, *where = os.environ.get("KILL_AT", "").split(":")

@@ -1,6 +1,6 @@
 """prepare_data.py under control: after its N-th train shard it is killed once (KILL_READER=N) or held (HOLD_READER=N).
 
-A held reader goes on when the file ``go`` is there. With HASTY_READER set, it does not wait between its tries.
+A held reader goes on when the file ``go`` is there.
 """
 
 import os
@@ -42,8 +42,4 @@ shards.ShardWriter.finish = finish
 show, progress.Progress.shard = progress.Progress.shard, held
 
 if __name__ == "__main__":
-    if "HASTY_READER" in os.environ:
-        from pretrain.data import patience
-
-        patience.LONGEST_WAIT_SECONDS = 0
     sys.exit(prepare_data.main())

@@ -171,6 +171,8 @@ def download(key: str, url: str, folder: Path) -> Path:
             with files.replacing(path) as temporary, temporary.open("wb") as file:
                 _fetch(f"{key}: {url}", url, file)
             return path
+        except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
+            raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
         except httpx.ProtocolError as error:  # whose words may hold pieces of where the URL led to
             patience.failed(ConnectionError(type(error).__name__))
         except (ValueError, httpx.InvalidURL, httpx.HTTPError) as error:

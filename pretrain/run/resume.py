@@ -50,7 +50,7 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
 
 
 def read_state(path: Path) -> dict:
-    """Return what a checkpoint of a run holds beside the tensors. Raises BadInput where it is none, or of another program."""
+    """Return what a run's checkpoint holds beside the tensors. Raises BadInput where it is none, or another program's."""
     saved = checkpoint.read_state(path)
     if lacks := [name for name in STATED if name not in saved]:
         raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is no checkpoint of a run of train.py")

@@ -507,7 +507,7 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
         ("missing.txt", "HTTP status 404. Check the name"),
         ("short.txt", "failed 10 times in a row, last with ConnectionError: RemoteProtocolError"),
         ("empty.txt", "cannot be read: ValueError: is empty. Mend or replace the file"),
-        ("", "failed 10 times in a row, last with ConnectError: "),
+        ("", "cannot be fetched ("),
     ],
 )
 def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, server, name, reason, monkeypatch):
