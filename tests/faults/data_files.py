@@ -317,7 +317,18 @@ def _shards(rng: random.Random, how: str) -> Callable[[Path], str | None]:
             )
         elif how == "ids too large":
             path.write_bytes(data[:1500] + b"\xff\xff" * 20 + data[1540:])
-        flags = ("--recipe", "tiny.yaml", "--data_dir", "theirs", "--max_steps", "2", "--eval_steps", "0")
+        flags = (
+            "--recipe",
+            "tiny.yaml",
+            "--data_dir",
+            "theirs",
+            "--max_steps",
+            "2",
+            "--warmup_steps",
+            "1",
+            "--eval_steps",
+            "0",
+        )
         done = commands.run("train.py", *flags, cwd=folder)
         if done.code == 0 and maker == "nanoGPT" and how in ("cut", "bit in the header", "negative count", "pickle"):
             return None  # nothing in these files shows it, but for ids that are too large

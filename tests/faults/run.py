@@ -155,7 +155,7 @@ def commit(tree: Path) -> str:
     """Return the commit of a checkout, with + where files differ from it."""
     git = ["git", "-C", str(tree)]
     found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
     return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
