@@ -155,9 +155,11 @@ class ShardWriter:
                 self._temporary = self._path.with_name(f".{self._path.name}.tmp")
                 self._tokens, self._text_bytes = 0, 0
                 self._file = open(self._temporary, "wb")
-                self._file.write(bytes(HEADER_BYTES))
+                with files.naming(self._path):
+                    self._file.write(bytes(HEADER_BYTES))
             some = ids[begin : begin + self.shard_tokens - self._tokens]
-            self._file.write(some.astype(self.dtype).data)
+            with files.naming(self._path):
+                self._file.write(some.astype(self.dtype).data)
             self._tokens += len(some)
             self._text_bytes += int(self.bytes_per_token[some].sum())
             begin += len(some)
@@ -168,9 +170,10 @@ class ShardWriter:
         """Make the current shard durable; return its row: file, tokens, text_bytes, sha256. None if it is empty."""
         if self._file is None:
             return None
-        self._file.seek(0)
-        self._file.write(struct.pack("<3i", *self.format, self._tokens))
-        self._file.close()
+        with files.naming(self._path):
+            self._file.seek(0)
+            self._file.write(struct.pack("<3i", *self.format, self._tokens))
+            self._file.close()
         row = {"file": self._path.name, "tokens": self._tokens, "text_bytes": self._text_bytes}
         row["sha256"] = files.sha256(self._temporary)
         files.fsync(self._temporary)
