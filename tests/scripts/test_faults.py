@@ -66,7 +66,7 @@ def test_a_fault_that_is_put_in_is_found(tmp_path):
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "runs", "docs", "notebooks", "tests"))
     path = tree / "pretrain/run/checkpoint.py"
     sound = path.read_text()
-    path.write_text(sound.replace("if files.sha256(file) != digest:", "if False:"))
+    path.write_text(sound.replace("files.sha256(file) == digest", "True"))
     assert path.read_text() != sound
     command = [sys.executable, str(ROOT / "tests/faults/run.py"), "--tree", str(tree), "--only", "bits"]
     found = subprocess.run([*command, "--json", str(tmp_path)], capture_output=True, text=True)
