@@ -70,7 +70,7 @@ gpu-hot: $(VENV)/.installed ## full load on every card for a minute (SECONDS=60)
 card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak of GPT-2 124M, and the row to send us
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
 
-test: $(VENV)/.installed-dev ## the tests, about 3 minutes on 2 cores
+test: $(VENV)/.installed-dev ## the tests, about 4 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not slow and not null_card" -n $(WORKERS)
 
 test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, parities, mutants
