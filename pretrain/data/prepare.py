@@ -6,7 +6,6 @@ manifest.json, replaced after each shard, says which row of which file comes nex
 import logging
 import os
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -228,7 +227,7 @@ def finish(folder: Path, manifest: dict) -> None:
             f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files with data_files"
         )
     for path in folder.glob(".*.tmp-*"):  # of killed processes
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        files.remove(path)
     kept = {name: value for name, value in manifest.items() if name not in ("cursor", "train_begins", "versions")}
     if pinned := {name: said for name, said in manifest.get("versions", {}).items() if "commit" in said}:
         kept["versions"] = pinned

@@ -3,13 +3,13 @@
 import contextlib
 import csv
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from io import TextIOWrapper
 
 import pyarrow as pa
 from datasets.packaged_modules.csv.csv import CsvConfig
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data.patience import Unreadable
 
@@ -76,8 +76,8 @@ def json_object(name: str, number: int, line: bytes) -> dict:
             f"jq -c '.[]' old.json > new.jsonl; of a data set of the Hub try --dataset_revision refs/convert/parquet"
         )
     try:
-        value = json.loads(line) if line else None
-    except (ValueError, RecursionError) as error:
+        value = files.parse_json(line) if line else None
+    except ValueError as error:
         raise Unreadable(f"line {number + 1}: is no JSON ({error}); mend it: a line is one object") from None
     return value if isinstance(value, dict) else {}
 

@@ -11,7 +11,6 @@ a record that has too many.
 
 import contextlib
 import functools
-import json
 import logging
 import re
 from bisect import bisect_right
@@ -35,6 +34,7 @@ from fsspec.compression import compr
 from fsspec.utils import infer_compression
 from pyarrow.dataset import ParquetFragmentScanOptions
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.network import answer_of, causes
 from pretrain.base.redaction import is_redacted, redact
@@ -250,7 +250,7 @@ def _text_bytes(name: str, text_column: str, size: int) -> float:
         head = _unpacked(name, raw).read(SAMPLE_BYTES)
         share = len(head) / max(1, raw.tell()) if _compression(name) else 1.0
     with contextlib.suppress(ValueError, AttributeError):  # CSV, or one line longer than the sample: all of it is text
-        rows = [json.loads(line).get(text_column) or "" for line in head.splitlines()[:-1] or [head]]
+        rows = [files.parse_json(line).get(text_column) or "" for line in head.splitlines()[:-1] or [head]]
         share *= sum(len(text.encode()) for text in rows) / max(1, len(head))
     return size * share
 

@@ -6,7 +6,6 @@ on the Hub as they are here, and the client makes no second commit.
 """
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -245,7 +244,7 @@ def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | Non
         folder = left[0]
         seen.add(folder)
         try:
-            push = json.loads((folder / PUSH).read_text(encoding="utf-8"))
+            push = files.read_json(folder / PUSH)
             if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
                 raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
             sums = refuse_damaged(folder / "files", push["files"], f"to give this push up, remove {folder}")

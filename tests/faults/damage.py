@@ -10,7 +10,6 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import commands
@@ -22,7 +21,7 @@ TRAIN = ("train.py", "--recipe", "tiny.yaml", "--save_total_limit", "0")
 IN_CHECKPOINT = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
 
-def flips(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[Case]:
+def flips(base: Path, rng: random.Random, shared: Path) -> Iterator[Case]:
     """200 bits: of each file of the newest checkpoint, of shards that training then meets, and of shards at rest."""
     whole, wanted = finished(base, shared)
     shards = sorted(path.relative_to(whole) for path in (whole / "data").rglob("*.bin"))
@@ -46,7 +45,7 @@ def flips(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Ite
         yield f"{kind}: {path}", hit
 
 
-def cuts(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[Case]:
+def cuts(base: Path, rng: random.Random, shared: Path) -> Iterator[Case]:
     """Each way to damage a file, for each file of a checkpoint; then what else a folder of runs and data can suffer."""
     whole, wanted = finished(base, shared)
     for name in IN_CHECKPOINT:

@@ -12,7 +12,6 @@ import lzma
 import random
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import commands
@@ -44,7 +43,7 @@ COLUMNS = {  # what else a column named text may hold
 }
 
 
-def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """300 files: good ones of each format, random bytes under each name, mutations of good ones, columns of no text."""
     for kind in FORMATS:
         for packed in PACK:

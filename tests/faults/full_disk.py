@@ -8,7 +8,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import commands
@@ -17,7 +16,7 @@ import damage
 FULL = ("No space left", "File too large", "space", "disk")
 
 
-def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """40 runs on disks that hold a part of what they write; 16 whose disk another program fills for a while."""
     whole, wanted = damage.finished(base, shared)
     size = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file())

@@ -9,7 +9,6 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import commands
@@ -22,7 +21,7 @@ TARGETS = ("trainer", "reader", "rank", "trainer", "launcher")
 FLAGS = ("--recipe", "stream.yaml", "--max_steps", str(STEPS), "--save_steps", "10", "--eval_steps", "30")
 
 
-def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """20 runs that read a mixture of Parquet, JSON lines and CSV while they train, each killed three times."""
     commands.copy(base, shared)
     for name, count in (("a.parquet", 150), ("b.parquet", 130), ("c.jsonl", 120), ("d.csv", 100)):

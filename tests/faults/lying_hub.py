@@ -4,9 +4,9 @@ Training never ends for it. What is not on the Hub waits on disk, is stated, and
 holds what a push without a fault has brought there.
 """
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import commands
@@ -33,7 +33,7 @@ FAULTS = {
 PUSHES = ("--push_to_hub", "true", "--hub_model_id", ID, "--hub_strategy", "all_checkpoints")
 
 
-def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each fault at each request of a push; files that the repository ignores; checkpoints damaged on the Hub."""
     whole, wanted = damage.finished(base, shared)
     reference = shared / "reference"
@@ -108,7 +108,7 @@ def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Ite
                 if how == "gone":
                     del files[name]
                 repository.commit("by someone", files)
-                server.objects |= {commands.hashlib.sha256(data).hexdigest(): data for data in files.values()}
+                server.objects |= {hashlib.sha256(data).hexdigest(): data for data in files.values()}
                 if how == "503":
                     server.faults.append(Fault("GET .*/resolve/", status=503, times=2))
                 done = _run(folder, server, *damage.TRAIN, "--resume_from_checkpoint", f"hub://{ID}")

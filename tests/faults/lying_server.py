@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -63,7 +62,7 @@ class LyingServer(DataServer):
         (self.lies if kind in ("garbled", "stall", "loop") else self.faults).append([pattern, kind, times])
 
 
-def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each fault for each format: at the first request, later, and for good; a file that changes on the way; secrets."""
     for kind in KINDS:
         passing, lasting = set(PASSING), set(LASTING)

@@ -3,7 +3,6 @@
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import commands
@@ -19,7 +18,7 @@ VALUES = (
 )  # fmt: skip
 
 
-def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """500 recipes: values of other types and sizes, lines that came, went or moved, bits, YAML's own traps, flags."""
     recipes = [*sorted((commands.HERE.parents[1] / "recipes").glob("*.yaml")), base / "tiny.yaml"]
     for _ in range(500):

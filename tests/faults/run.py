@@ -10,7 +10,6 @@ exit status 1 or 2 with one line that names the culprit. A traceback, a hang and
 """
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
@@ -104,38 +103,37 @@ def attack(name: str, make_cases, asked: argparse.Namespace, base: Path, scratch
     began = time.perf_counter()
     shared = scratch / name
     shared.mkdir()
-    with contextlib.ExitStack() as stack:
-        cases = list(enumerate(make_cases(base, random.Random(asked.seed), shared, stack)))
+    cases = list(enumerate(make_cases(base, random.Random(asked.seed), shared)))
+    if asked.case is not None:
+        cases = cases[asked.case : asked.case + 1]
+    elif not asked.full:
+        cases = cases[asked.seed % PART :: PART]
+    show = sys.stderr.isatty()
+    faults = []
+
+    def one(numbered: tuple[int, tuple]) -> None:
+        number, (title, hit) = numbered
+        folder = shared / f"case-{number}"
+        folder.mkdir()
+        try:
+            why = hit(folder)
+        except Exception:
+            why = f"the campaign itself fails: {traceback.format_exc()}"
+        if why:
+            faults.append({"case": number, "what": title, "why": why})
+            print(f"{name} {number}: {title}: {why}", flush=True)
         if asked.case is not None:
-            cases = cases[asked.case : asked.case + 1]
-        elif not asked.full:
-            cases = cases[asked.seed % PART :: PART]
-        show = sys.stderr.isatty()
-        faults = []
+            kept = Path(tempfile.mkdtemp(prefix=f"faults-{name}-{number}-"))
+            shutil.copytree(folder, kept, dirs_exist_ok=True, symlinks=True)
+            print(f"{name} {number}: {title}: kept in {kept}")
+            for path in shared.glob(f".{folder.name}-*"):
+                shutil.copy(path, kept)
+        subprocess.run(["rm", "-rf", str(folder), *shared.glob(f".{folder.name}-*")], check=False)
+        if show:
+            print(f"\r{name} {number}", end="", file=sys.stderr)
 
-        def one(numbered: tuple[int, tuple]) -> None:
-            number, (title, hit) = numbered
-            folder = shared / f"case-{number}"
-            folder.mkdir()
-            try:
-                why = hit(folder)
-            except Exception:
-                why = f"the campaign itself fails: {traceback.format_exc()}"
-            if why:
-                faults.append({"case": number, "what": title, "why": why})
-                print(f"{name} {number}: {title}: {why}", flush=True)
-            if asked.case is not None:
-                kept = Path(tempfile.mkdtemp(prefix=f"faults-{name}-{number}-"))
-                shutil.copytree(folder, kept, dirs_exist_ok=True, symlinks=True)
-                print(f"{name} {number}: {title}: kept in {kept}")
-                for path in shared.glob(f".{folder.name}-*"):
-                    shutil.copy(path, kept)
-            subprocess.run(["rm", "-rf", str(folder), *shared.glob(f".{folder.name}-*")], check=False)
-            if show:
-                print(f"\r{name} {number}", end="", file=sys.stderr)
-
-        with ThreadPoolExecutor(asked.workers) as pool:
-            list(pool.map(one, cases))
+    with ThreadPoolExecutor(asked.workers) as pool:
+        list(pool.map(one, cases))
     seconds = round(time.perf_counter() - began, 1)
     faults.sort(key=lambda fault: fault["case"])
     print(f"{name}: {len(cases) - len(faults)} of {len(cases)} held, {seconds} s", flush=True)

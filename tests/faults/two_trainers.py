@@ -1,8 +1,8 @@
 """Two commands on one folder at the same moment: one of them works, the other states who does, and nothing is lost."""
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import commands
@@ -11,7 +11,7 @@ import damage
 BUSY = 75  # sysexits.h: EX_TEMPFAIL
 
 
-def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Iterator[tuple[str, Callable]]:
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """16 races of trainers of one run, of runs that prepare one folder of data, and of two preparations."""
     whole, wanted = damage.finished(base, shared)
     documents = commands.prepared(whole)
@@ -21,7 +21,7 @@ def cases(base: Path, rng: random.Random, shared: Path, stack: ExitStack) -> Ite
         def hit(folder: Path, kind=kind, resumes=resumes) -> str | None:
             commands.copy(whole if resumes and kind == "one run" else base, folder)
             if resumes and kind == "one run":
-                damage.shutil.rmtree(folder / damage.LAST)
+                shutil.rmtree(folder / damage.LAST)
             flags = [("--run_name", "tiny"), ("--run_name", "other" if kind == "two runs" else "tiny")]
             command = ("prepare_data.py", *damage.TRAIN[1:]) if kind == "two preparations" else damage.TRAIN
             started = [commands.Started(*command, *each, cwd=folder) for each in flags]
