@@ -49,7 +49,7 @@ from pretrain.run.header import header
 from pretrain.run.profile import Profile
 from pretrain.run.publisher import PUSH_SECONDS, STOPPED_PUSH_SECONDS, Publisher
 from pretrain.run.report import Report, due, duration
-from pretrain.run.resume import Checkpoints, resume
+from pretrain.run.resume import Checkpoints, extended, resume
 from pretrain.run.score import score
 
 log = logging.getLogger("pretrain.train")
@@ -69,6 +69,8 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     recipe, modes = reading.parse_command(argv, reading.TRAINS, reading.TRAIN_MODES)
     if "push_pending" in modes:
         raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
+    if "extend_steps" in modes:
+        recipe = extended(recipe, modes["extend_steps"])
     recipe = pretrained.complete(recipe)
 
     # Fail early: nothing is written before this is through.
@@ -87,8 +89,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
     items = read_items(recipe.evaluation)
 
-    words = [word for word in argv if word.removeprefix("--") not in reading.TRAIN_MODES]  # for prepare_data.py
-    with peers(), Corpus(recipe, words) as corpus:
+    with peers(), Corpus(recipe, reading.without(argv, reading.TRAIN_MODES)) as corpus:
         hellaswag = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
             with folder.held(recipe, accelerator):
@@ -176,7 +177,8 @@ def train(
                     report.hellaswag(step, evaluator.hellaswag())
                 if due(step, evaluation.sample_steps, last):
                     report.samples(step, evaluator.samples(), show=last)
-                if due(step, recipe.saving.save_steps, last) and step > first_step:
+                save = due(step, recipe.saving.save_steps, last) or step == checkpoints.spared(state)
+                if save and step > first_step:
                     checkpoints.save(state)
                     corpus.delete_consumed(batches.order, checkpoints.oldest_step())
             if last:

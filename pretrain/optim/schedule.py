@@ -24,12 +24,24 @@ def learning_rate(step: int, schedule: keys.Schedule, *, max_steps: int, warmup_
         return peak * (step + 1) / warmup_steps
     if shape == "constant":
         return peak
-    stable_end = max(warmup_steps, max_steps - 1 - round(schedule.decay_ratio * max_steps))
-    begin = stable_end if shape == "wsd" else warmup_steps
+    line = line_begins(schedule, max_steps=max_steps, warmup_steps=warmup_steps)
+    begin = warmup_steps if line is None else line
     falling = max_steps - 1 - begin
     progress = min(1.0, (step - begin) / falling) if falling > 0 else float(step >= begin)
     share = 1.0 - max(0.0, progress) if shape in ("linear", "wsd") else 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * (schedule.min_lr_ratio + (1.0 - schedule.min_lr_ratio) * share)
+
+
+def line_begins(schedule: keys.Schedule, *, max_steps: int, warmup_steps: int) -> int | None:
+    """Return after how many updates the line down begins: until there a longer run is the same run.
+
+    It is that of wsd; constant has none, so its end; None for shapes whose every rate depends on the length.
+    """
+    if schedule.lr_scheduler_type == "constant":
+        return max_steps
+    if schedule.lr_scheduler_type != "wsd":
+        return None
+    return max(warmup_steps, max_steps - 1 - round(schedule.decay_ratio * max_steps))
 
 
 def set_lr(optimizer: "torch.optim.Optimizer", learning_rate: float) -> None:

@@ -98,6 +98,10 @@ TRAINS = "Pre-train GPT-2 from a recipe."
 TRAIN_MODES = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
+    "extend_steps": (
+        int,
+        "train a finished run of wsd so many steps longer, from before its line down, as another run",
+    ),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
 }
 
@@ -157,6 +161,19 @@ def parse_command(
         except ValueError:
             raise BadInput(f"--{name} {text}: must be {type_name(extras[name][0])}") from None
     return load_recipe(path, given), chosen
+
+
+def without(argv: Sequence[str], extras: Mapping[str, tuple[type, str]]) -> list[str]:
+    """Return the words of a command line but for those of ``extras``: what another script takes."""
+    kept: list[str] = []
+    last = ""
+    for word in argv:
+        name = word.partition("=")[0].removeprefix("--")
+        value_of = extras.get(last.removeprefix("--"), (bool, ""))[0] is not bool
+        if name not in extras and not value_of:
+            kept.append(word)
+        last = word
+    return kept
 
 
 def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tuple] = SIZES) -> dict[str, str]:

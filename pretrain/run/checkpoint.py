@@ -69,7 +69,14 @@ class Saver:
             self._preparing = self._writer.submit(lambda: (self._room(MODEL, weights), self._room(OPTIMIZER, moments)))
 
     def save(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, *, alone: bool = False
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: dict,
+        *,
+        alone: bool = False,
+        spared: int | None = None,
     ) -> None:
         """Copy the state after ``step`` updates and begin to write it as ``folder/step-XXXXXXXX``.
 
@@ -77,6 +84,7 @@ class Saver:
             model: the bare Transformers model, not a wrapper of it.
             state: what else a resumed run needs, JSON.
             alone: this process saves and no other calls; possible where no tensor is sharded.
+            spared: the step of a checkpoint that stays, however old.
         """
         self.finish()
         self.ready()
@@ -86,7 +94,7 @@ class Saver:
             return
         self._saved = step
         weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
-        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep))  # noqa: E731
+        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep, spared))  # noqa: E731
         self._writing = step, self._writer.submit(write)
 
     def ready(self) -> None:
@@ -133,10 +141,10 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
     """Save one checkpoint and return it when it is on disk; arguments as ``Saver``'s. Raises OSError."""
     weights, moments = _gather(model, optimizer, alone=True)
     # Copies, for bitsandbytes' moments share a table of values, and safetensors writes no tensor that shares memory.
-    return _write(folder, step, weights, {name: tensor.clone() for name, tensor in moments.items()}, state, keep=0)
+    return _write(folder, step, weights, {name: tensor.clone() for name, tensor in moments.items()}, state, 0, None)
 
 
-def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int) -> Path:
+def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int, spared: int | None) -> Path:
     path = folder / step_name(step)
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{path.name}.tmp-{uuid.uuid4().hex[:8]}"
@@ -163,8 +171,10 @@ def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, k
         raise OSError(f"{path}: does not read back as written: {fault}")
     try:
         clear_partial(folder)
-        for old in [other for other in list_checkpoints(folder) if other.name <= path.name][keep:] if keep else ():
-            files.remove(old)
+        kept = [other for other in list_checkpoints(folder) if other.name <= path.name]
+        for old in kept[keep:] if keep else ():
+            if step_of(old) != spared:
+                files.remove(old)
     except OSError as error:
         log.error(f"an older checkpoint cannot be removed: {error}. The run goes on")
     return path

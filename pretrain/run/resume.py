@@ -1,5 +1,6 @@
 """Resuming from a checkpoint, and saving the next: which one, and what it holds beside the tensors."""
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.hub import fetch
+from pretrain.optim.schedule import learning_rate, line_begins
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 from pretrain.run.state import RunState
@@ -57,6 +59,54 @@ def read_state(path: Path) -> dict:
     return saved
 
 
+def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
+    """Return the recipe of a run that trains a finished one on, ``steps`` longer, from before its line down.
+
+    It has a run folder of its own, named by its length. Raises BadInput where the finished run has no such checkpoint.
+    """
+    saving, schedule = recipe.saving, recipe.schedule
+    if steps < 1:
+        raise BadInput(f"--extend_steps {steps}: must be at least 1")
+    if schedule.lr_scheduler_type in ("cosine", "linear"):
+        raise BadInput(
+            f"--extend_steps: with lr_scheduler_type = {schedule.lr_scheduler_type} every learning rate depends on the "
+            f"length, so a longer run is another one from its first step; train with --lr_scheduler_type wsd"
+        )
+    for path in checkpoint.list_checkpoints(saving.checkpoints):
+        if checkpoint.find_fault(path) is None:
+            length, warmup_steps = read_state(path).get("planned") or (schedule.max_steps, schedule.warmup_steps)
+            line = line_begins(schedule, max_steps=length, warmup_steps=warmup_steps)
+            if line is not None and checkpoint.step_of(path) <= line:
+                break
+    else:
+        raise BadInput(
+            f"--extend_steps: {saving.checkpoints} holds no sound checkpoint from before the line down of max_steps = "
+            f"{schedule.max_steps}; train {saving.run_dir} to there first"
+        )
+    suffix = f"-{length + steps}"
+    return keys.replace(
+        recipe,
+        max_steps=length + steps,
+        warmup_steps=warmup_steps,
+        max_hours=0.0,
+        run_name=saving.name.removesuffix(f"-{length}") + suffix,
+        output_dir=str(saving.run_dir).removesuffix(f"-{length}") + suffix,
+        resume_from_checkpoint=str(path),
+    )
+
+
+def _is_other_length(saved: dict, schedule: keys.Schedule) -> bool:
+    """Return whether a checkpoint is of another schedule whose learning rates were these until its step."""
+    fields = dataclasses.asdict(schedule)
+    then = dataclasses.replace(schedule, **{name: saved["science"].get(name, fields[name]) for name in fields})
+    max_steps, warmup_steps = saved.get("planned") or (then.max_steps, then.warmup_steps)
+    return then != schedule and all(
+        learning_rate(step, then, max_steps=max_steps, warmup_steps=warmup_steps)
+        == learning_rate(step, schedule, max_steps=schedule.max_steps, warmup_steps=schedule.warmup_steps)
+        for step in range(saved["step"])
+    )
+
+
 def resume(
     recipe: keys.Recipe,
     corpus: Corpus,
@@ -70,12 +120,15 @@ def resume(
     if path is None:
         return RunState.begin(recipe.schedule), notes
     saved = read_state(path)
-    reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
+    then = saved["science"]
+    if other_length := _is_other_length(saved, recipe.schedule):
+        then |= dataclasses.asdict(recipe.schedule)
+    reading.refuse_changed_science(path, then, recipe)  # a path may lead to another run
     corpus.refuse_other(path, saved["data"])
     checkpoint.load(path, model, optimizer)
     if accelerator.scaler is not None and saved["scaler"]:
         accelerator.scaler.load_state_dict(saved["scaler"])
-    state = RunState.begin(recipe.schedule, saved)
+    state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
     if path == begins_at(recipe.saving):
         state.origin = checkpoint.origin_of(path)
     notes.append(f"resumed from {path}")
@@ -139,7 +192,11 @@ class Checkpoints:
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        self._saver.save(state.step, *self._tensors, beside, alone=alone)
+        self._saver.save(state.step, *self._tensors, beside, alone=alone, spared=self.spared(state))
+
+    def spared(self, state: RunState) -> int | None:
+        """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
+        return line_begins(self._recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
 
     def oldest_step(self) -> int:
         """Return the step of the oldest checkpoint that is kept: no resumed run begins before it."""

@@ -105,6 +105,38 @@ def test_the_loss_curve_moves_only_when_the_changelog_says_so(workplace, monkeyp
     assert [losses("r")[step] for step in (1, 4, 8, 12)] == pytest.approx(curve, abs=tolerance)
 
 
+def test_a_finished_wsd_run_trained_on_equals_one_that_was_as_long_from_the_start(workplace):
+    wsd = (*TINY, *UNSEEN, "--lr_scheduler_type", "wsd", "--decay_ratio", "0.3", "--save_steps", "100")
+    run("train.py", *wsd, "--run_name", "r")
+    assert [p.name for p in checkpoint.list_checkpoints(Path("runs/r/checkpoints"))] == [
+        "step-00000012",
+        "step-00000007",
+    ]
+    run("train.py", *wsd, "--max_steps", "20", "--run_name", "whole")
+    run("train.py", "--recipe", "runs/r/recipe.yaml", "--extend_steps", "5")
+    again = run("train.py", "--recipe", "runs/r/recipe.yaml", "--extend_steps=5")
+    assert "resumed from runs/r-17/checkpoints/step-00000017" in again.stderr and "nothing is left" in again.stderr
+    done = run("train.py", "--recipe", "runs/r-17/recipe.yaml", "--extend_steps", "3")  # its own line is undone in turn
+    assert "resumed from runs/r-17/checkpoints/step-00000011" in done.stderr
+    longer, whole = final_state("r-20", 20), final_state("whole", 20)
+    assert longer["state"].pop("origin") and not whole["state"].pop("origin")
+    assert longer == whole
+    assert list(losses("r-17")) == list(range(8, 18)) and Path("runs/r/model/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--extend_steps", "0"), "--extend_steps 0: must be at least 1"),
+        (("--extend_steps", "5"), "every learning rate depends on the length"),
+        (("--extend_steps", "5", "--lr_scheduler_type", "wsd"), "runs/r/checkpoints holds no sound checkpoint"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_anything_is_made(workplace, flags, message):
+    assert message in run("train.py", *TINY, "--run_name", "r", *flags, expect=2).stderr
+    assert not Path("runs").exists()
+
+
 def test_profile_says_where_the_time_went(workplace):
     done = run("train.py", *TINY, *UNSEEN, "--save_steps", "0", "--max_steps", "14", "--profile", "--run_name", "p")
     table = Path("runs/p/profile/table.txt").read_text()
