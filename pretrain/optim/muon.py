@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from pretrain.model.architectures import Architecture
+from pretrain.model.architectures import ARCHITECTURES, Architecture
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: steepest at 0; singular values end between about 0.7 and 1.2
 ROUNDS = 5
@@ -126,3 +126,29 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
+
+
+class TrainerMuon:
+    """Muon for Transformers' own loop: ``Trainer(..., optimizer_cls_and_kwargs=(TrainerMuon, {"lr": 0.01}))``.
+
+    A factory, as ``transformers.trainer_optimizer.is_optimizer_factory`` describes it: Trainer makes it without
+    arguments, and calls it with its model and the given ones. Query, key and value of a GPT-2 are made orthogonal each.
+    """
+
+    def __call__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+    ) -> Muon:
+        """Return the optimizer of a model's weights. Raises ValueError for a model that is neither GPT-2 nor Llama."""
+        kind = model.config.model_type
+        if kind not in ARCHITECTURES:
+            raise ValueError(
+                f"model_type = {kind}: Muon knows which matrices are hidden for {', '.join(ARCHITECTURES)}"
+            )
+        return Muon(groups(model, ARCHITECTURES[kind], weight_decay), lr=lr, momentum=momentum, betas=betas, eps=eps)

@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
+import shutil
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from pretrain.optim import muon, optimizers, schedule
 from pretrain.recipe import keys
@@ -135,3 +136,44 @@ def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):
     made(other).step()
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def trained_by_transformers(folder, model, *, resume: bool = False) -> dict[str, torch.Tensor]:
+    """The weights after 4 updates of Transformers' Trainer, which saves every 2."""
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=4,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        learning_rate=9.0,  # not taken: the rate is the factory's
+        lr_scheduler_type="linear",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_total_limit=2,
+    )
+    torch.manual_seed(3)
+    rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 32, (8, 8))]
+    wanted = (muon.TrainerMuon, {"lr": 0.01, "weight_decay": 0.0})
+    trainer = Trainer(model, arguments, train_dataset=rows, optimizer_cls_and_kwargs=wanted)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
+    return clones(model)
+
+
+def test_transformers_trainer_takes_it_by_one_argument_and_resumes_with_its_moments(tmp_path):
+    before, model = clones(gpt2()), gpt2()
+    after = trained_by_transformers(tmp_path, model)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    resumed = trained_by_transformers(tmp_path, gpt2(), resume=True)
+    assert all(torch.equal(after[name], resumed[name]) for name in after)
+    name = "transformer.h.0.attn.c_attn.weight"
+    moved = (after[name] - before[name]).norm() / math.sqrt(3 * 16)  # of three orthogonal matrices it would be 1
+    rates = 0.01 * sum((1.0, 0.75, 0.5, 0.25))
+    assert 0.3 * rates < moved / muon.step_scale(16, 16) < 1.2 * rates
+
+
+def test_transformers_trainer_is_refused_a_model_whose_hidden_matrices_are_not_known():
+    model = torch.nn.Linear(2, 2)
+    model.config = GPT2Config(model_type="bert")
+    with pytest.raises(ValueError, match="model_type = bert.*gpt2, llama"):
+        muon.TrainerMuon()(model, lr=0.01)
