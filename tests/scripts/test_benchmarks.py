@@ -6,13 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import conftest
 import pytest
 import torch
 from conftest import RECIPE, TEXT
+from runs import rows
 
-from benchmarks import knobs, ladder, muon_ablation, runs, scaling, side_by_side, throughput, time_to_loss, traffic
+from benchmarks import ablation, knobs, ladder, scaling, side_by_side, throughput, time_to_loss, traffic
 from pretrain.machine import estimate, hardware
-from pretrain.recipe import reading
+from pretrain.recipe import keys, reading
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
@@ -153,15 +155,65 @@ def test_adamw_takes_over_the_shape_of_muons_schedule_and_no_flag_without_effect
 
 
 @pytest.mark.slow
-def test_every_change_of_the_ablation_changes_what_is_learned(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT * 20)
+def test_every_change_of_the_ablation_changes_what_is_learned(workplace):
+    recipe = keys.flat(reading.load_recipe(ablation.RECIPE))
+    recipe |= {"data_files": ["text.txt"], "vocab_size": 64, "n_layer": 1, "n_embd": 32, "sequence_length": 16}
+    recipe |= {
+        "tokens_per_step": 192,
+        "validation_fraction": 0.1,
+        "sample_steps": 0,
+        "save_steps": 0,
+        "eval_tokens": 640,
+    }
+    Path("r.yaml").write_text(keys.as_yaml(keys.deal(recipe)))
     found = {}
-    for number, (name, (flags, change)) in enumerate(muon_ablation.CHANGES.items()):
-        argv = ["--data_files", str(text), "--max_steps", "12", "--warmup_steps", "2", *flags]
-        row = runs.train_once(tmp_path, f"r{number}", muon_ablation.RECIPE, argv, threads=1, change=change)
-        found[name] = row["loss"]
-    assert len(set(found.values())) == len(found)
+    for number, (name, (flags, change)) in enumerate(ablation.changes(30).items()):
+        words = ablation.words_of(
+            f"max_steps=30 warmup_steps=2 eval_steps=0 run_name=r{number} output_dir=none {flags}", recipe
+        )
+        conftest.run(str(ROOT / "tests" / "ablation_child.py"), "--recipe", "r.yaml", *words, CHANGE=change)
+        found[name] = [row["train/loss"] for row in rows(f"r{number}") if "train/loss" in row][-1]
+    assert len(set(found.values())) == len(found), found
+
+
+def test_a_change_of_the_ablation_is_laid_over_the_recipe_and_a_setting_that_a_patch_has_not_is_refused():
+    words = ablation.words_of(
+        "learning_rate*0.5 muon_momentum=0.9 tokens_per_step*0.5", {"learning_rate": 0.02, "tokens_per_step": 768}
+    )
+    assert words == ["--learning_rate", "0.01", "--muon_momentum", "0.9", "--tokens_per_step", "384"]
+    assert "BETA = 0.5\n" in ablation.patch("soap_muon.py", BETA=0.5)
+    with pytest.raises(ValueError):
+        ablation.patch("soap_muon.py", GAMMA=0.5)
+    for flags, _ in ablation.changes(500).values():
+        argv = ablation.words_of(flags, keys.flat(reading.load_recipe(ablation.RECIPE)))
+        reading.parse_command(["--recipe", str(ablation.RECIPE), *argv], "", {})
+
+
+def test_an_ablation_goes_on_where_its_figures_end(monkeypatch, tmp_path, capsys):
+    trained = []
+
+    def train_once(folder, name, recipe, flags, *, threads, seed, change):
+        trained.append((flags[-1], seed))
+        return {"name": name, "loss": 2.0 + 0.1 * len(trained), "seconds": 1.0, "steps": 500}
+
+    monkeypatch.setattr(ablation, "train_once", train_once)
+    monkeypatch.setattr(ablation, "prepare_shards", lambda *_: None)
+    flags = [
+        "--folder",
+        str(tmp_path),
+        "--json",
+        str(tmp_path / "a.json"),
+        "--text",
+        "t.txt",
+        "--only",
+        "as it is",
+        "decay 0",
+    ]
+    assert ablation.main([*flags, "--seeds", "1"]) == 0 and len(trained) == 2
+    assert ablation.main([*flags, "--seeds", "1", "2"]) == 0 and len(trained) == 4
+    assert {seed for _, seed in trained[2:]} == {2}
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["decay", "0", "2.3000", "+0.1000", "2.2000,", "2.4000"] for line in lines)
 
 
 def test_every_knob_stands_in_the_recipe_and_those_of_the_machine_are_not_trained_to_the_end():
