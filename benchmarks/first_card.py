@@ -392,7 +392,7 @@ def optimizers(part: Part) -> None:
             continue
         seconds = found[name]["adamw"]["asked_seconds"] if name in found and "adamw" in found[name] else seconds
         folder = part.fresh(f"{optimizer}_{'text' if text else 'library'}")
-        recipe = part.recipe("gpt2_124m_muon" if optimizer == "muon" else "gpt2_124m", text)
+        recipe = part.recipe("gpt2_124m_fast" if optimizer == "muon" else "gpt2_124m", text)
         keys = {"max_hours": seconds / 3600, "warmup_steps": 4 if part.rehearse else 100, "eval_tokens": 0}
         keys |= {"max_steps": 30, "eval_steps": 10} if part.rehearse else {"tokens_per_step": 65536, "eval_steps": 50}
         if part.train(f"{optimizer} on {name}", recipe, folder.name, **keys) is None:

@@ -12,7 +12,7 @@ seconds are of training, evaluation left out.
 The same question for the unchanged GPT-2 124M, on a card (not run yet):
 
     python benchmarks/time_to_loss.py --part losses --text 'corpus/*.txt' --adamw_recipe recipes/gpt2_124m.yaml \
-        --muon_recipe recipes/gpt2_124m_muon.yaml --adamw_rates 6e-4 1.2e-3 1.8e-3 --adamw_steps 400 800 1600 \
+        --muon_recipe recipes/gpt2_124m_fast.yaml --adamw_rates 6e-4 1.2e-3 1.8e-3 --adamw_steps 400 800 1600 \
         --muon_steps 200 400 800 --same_steps 1600 --target 3.0 --seeds 1 2 --set validation_fraction=0.02
 
 nanoGPT (https://github.com/karpathy/nanoGPT) is not part of this project; without a checkout its row is left out.
