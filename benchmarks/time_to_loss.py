@@ -46,9 +46,10 @@ NANOGPT = """config/train_shakespeare_char.py --device=cpu --compile=False --eva
     --lr_decay_iters=2000 --dropout=0.0"""
 
 
-def schedule(steps: int) -> list[str]:
-    """Return the flags of a schedule of this length: a tenth of it is warm-up, at most 100 updates."""
-    return ["--max_steps", str(steps), "--warmup_steps", str(min(100, steps // 10))]
+def schedule(steps: int, recipe: Path) -> list[str]:
+    """Return the flags of a schedule of this length: its warm-up is the recipe's, at most a tenth of it."""
+    warmup_steps = min(reading.load_recipe(recipe).schedule.warmup_steps, steps // 10)
+    return ["--max_steps", str(steps), "--warmup_steps", str(warmup_steps)]
 
 
 def adamw_schedule(muon: Path) -> list[str]:
@@ -64,9 +65,14 @@ def adamw_schedule(muon: Path) -> list[str]:
 def ways(asked: argparse.Namespace) -> dict[str, tuple[Path, list[str]]]:
     """Return recipe and flags of each competitor."""
     adamw, muon = Path(asked.adamw_recipe).resolve(), Path(asked.muon_recipe).resolve()
-    shape = adamw_schedule(muon)
+    shape = [*adamw_schedule(muon), *set_flags(asked.adamw_set)]
     found = {f"adamw {rate:g}": (adamw, ["--learning_rate", f"{rate:.6f}", *shape]) for rate in asked.adamw_rates}
     return found | {"muon": (muon, [])}
+
+
+def set_flags(pairs: list[str]) -> list[str]:
+    """Return KEY=VALUE pairs as train.py's words."""
+    return [word for pair in pairs for word in (f"--{pair.split('=')[0]}", pair.split("=", 1)[1])]
 
 
 def steps_to(target: float, losses: dict[int, float]) -> float | None:
@@ -86,13 +92,13 @@ def steps_to(target: float, losses: dict[int, float]) -> float | None:
 def compare_losses(asked: argparse.Namespace) -> dict:
     """Train every way at every length with every seed; print and return what they end with."""
     text = ["--data_files", str(Path(asked.text).resolve())]
-    text += [word for pair in asked.set for word in (f"--{pair.split('=')[0]}", pair.split("=", 1)[1])]
+    text += set_flags(asked.set)
     jobs = []
     for way, (recipe, flags) in ways(asked).items():
         lengths = asked.muon_steps if way == "muon" else asked.adamw_steps
         for steps in sorted({*lengths, asked.same_steps}):
             for seed in asked.seeds:
-                jobs.append((way, steps, seed, recipe, [*text, *flags, *schedule(steps)]))
+                jobs.append((way, steps, seed, recipe, [*text, *schedule(steps, recipe), *flags]))
     prepare_shards(asked.folder, Path(asked.adamw_recipe).resolve(), text)
 
     def one(job: tuple) -> dict:
@@ -144,11 +150,12 @@ def compare_seconds(asked: argparse.Namespace) -> list[dict]:
     """Train each way in turn, several rounds; print and return its seconds."""
     text = Path(asked.text).resolve()
     turns, (rate, length) = {}, asked.best_adamw
+    tuned = [*adamw_schedule(MUON), *set_flags(asked.adamw_set)]
     if asked.nanogpt:
         turns["nanoGPT, its command"] = lambda _: nanogpt_once(Path(asked.nanogpt).resolve(), text, asked.threads)
     for name, recipe, flags in (
-        (f"ours, AdamW {rate:g}", ADAMW, ["--learning_rate", str(rate), *adamw_schedule(MUON), *schedule(int(length))]),
-        ("ours, Muon", MUON, schedule(asked.best_muon)),
+        (f"ours, AdamW {rate:g}", ADAMW, [*schedule(int(length), ADAMW), "--learning_rate", str(rate), *tuned]),
+        ("ours, Muon", MUON, schedule(asked.best_muon, MUON)),
     ):
 
         def turn(number: int, name=name, recipe=recipe, flags=flags) -> dict:
@@ -180,6 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=1.88, help="nats per character; nanoGPT's README says 1.88")
     parser.add_argument("--same_steps", type=int, default=2000, help="a length that every way is run at too")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe keys of every run")
+    parser.add_argument("--adamw_set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe keys of AdamW's runs")
     parser.add_argument("--adamw_recipe", default=str(ADAMW))
     parser.add_argument("--muon_recipe", default=str(MUON))
     parser.add_argument("--adamw_rates", type=float, nargs="+", default=[4e-3, 6e-3, 8e-3])

@@ -294,10 +294,31 @@ BREAKAGES = [
     ),
     Breakage(
         "pretrain/run/checkpoint.py",
-        "if other.name <= path.name][keep:]",
-        "if other.name <= path.name][keep - 1 :]",
+        "for old in kept[keep:] if keep",
+        "for old in kept[keep - 1 :] if keep",
         "the checkpoints that are to be kept are kept",
         "tests/run/test_checkpoint.py::test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save",
+    ),
+    Breakage(
+        "pretrain/run/checkpoint.py",
+        "if step_of(old) != spared:",
+        "if True:",
+        "the checkpoint before wsd's line outlives the others",
+        "tests/scripts/test_train.py::test_a_finished_wsd_run_trained_on_equals_one_that_was_as_long_from_the_start",
+    ),
+    Breakage(
+        "pretrain/run/resume.py",
+        "if line is not None and checkpoint.step_of(path) <= line:",
+        "if True:",
+        "a finished run is trained on from before its line down",
+        "tests/scripts/test_train.py::test_a_finished_wsd_run_trained_on_equals_one_that_was_as_long_from_the_start",
+    ),
+    Breakage(
+        "pretrain/run/resume.py",
+        "return then != schedule and all(",
+        "return then != schedule or all(",
+        "a schedule may change only where every learning rate so far stays",
+        "tests/scripts/test_train.py::test_another_length_is_refused_where_a_learning_rate_so_far_would_be_another",
     ),
     Breakage(
         "pretrain/run/report.py",

@@ -122,6 +122,12 @@ def test_a_finished_wsd_run_trained_on_equals_one_that_was_as_long_from_the_star
     assert list(losses("r-17")) == list(range(8, 18)) and Path("runs/r/model/model.safetensors").is_file()
 
 
+def test_another_length_is_refused_where_a_learning_rate_so_far_would_be_another(uninterrupted):
+    begin = ("--resume_from_checkpoint", "runs/whole/checkpoints/step-00000009", "--run_name", "longer")
+    done = run("train.py", *TINY, *UNSEEN, *begin, "--max_steps", "20", expect=2)
+    assert "max_steps = 12, asked for 20: fixed for a run" in done.stderr
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
