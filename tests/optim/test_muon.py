@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import multiprocessing
 import shutil
 
 import pytest
@@ -138,8 +139,8 @@ def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def trained_by_transformers(folder, model, *, resume: bool = False) -> dict[str, torch.Tensor]:
-    """The weights after 4 updates of Transformers' Trainer, which saves every 2."""
+def train_by_transformers(folder, resume: bool) -> None:
+    """Train 4 updates with Transformers' Trainer, which saves every 2; write the weights that it ends with."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=4,
@@ -152,19 +153,28 @@ def trained_by_transformers(folder, model, *, resume: bool = False) -> dict[str,
         disable_tqdm=True,
         save_total_limit=2,
     )
+    model = gpt2()
     torch.manual_seed(3)
     rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 32, (8, 8))]
     wanted = (muon.TrainerMuon, {"lr": 0.01, "weight_decay": 0.0})
     trainer = Trainer(model, arguments, train_dataset=rows, optimizer_cls_and_kwargs=wanted)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
-    return clones(model)
+    torch.save(clones(model), folder / "weights.pt")
+
+
+def trained_by_transformers(folder, *, resume: bool = False) -> dict[str, torch.Tensor]:
+    """The weights that Trainer ends with, in a process of its own: it leaves Accelerate's state behind."""
+    process = multiprocessing.get_context("fork").Process(target=train_by_transformers, args=(folder, resume))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return torch.load(folder / "weights.pt")
 
 
 def test_transformers_trainer_takes_it_by_one_argument_and_resumes_with_its_moments(tmp_path):
-    before, model = clones(gpt2()), gpt2()
-    after = trained_by_transformers(tmp_path, model)
+    before, after = clones(gpt2()), trained_by_transformers(tmp_path)
     shutil.rmtree(tmp_path / "checkpoint-4")
-    resumed = trained_by_transformers(tmp_path, gpt2(), resume=True)
+    resumed = trained_by_transformers(tmp_path, resume=True)
     assert all(torch.equal(after[name], resumed[name]) for name in after)
     name = "transformer.h.0.attn.c_attn.weight"
     moved = (after[name] - before[name]).norm() / math.sqrt(3 * 16)  # of three orthogonal matrices it would be 1
