@@ -96,6 +96,13 @@ def changes(steps: int) -> dict[str, tuple[str, str]]:
         "windows of a quarter for 20%, a half to 50%": ("", patch("short_windows.py", STAGES=[(0.2, 4), (0.5, 2)])),
         "half the batch for half the tokens": (f"max_steps={steps * 3 // 2}", patch("batch_ramp.py", STEPS=steps)),
         "half the batch, twice the steps": (f"tokens_per_step*0.5 learning_rate*0.7 max_steps={2 * steps}", ""),
+        # A text that is read many times.
+        "windows moved each epoch": ("", patch("moved_windows.py")),
+        "mean of the last weights": ("", patch("averaged_weights.py", STEPS=steps)),
+        "dropout 0.1": ("resid_pdrop=0.1 embd_pdrop=0.1 attn_pdrop=0.1", ""),
+        "dropout 0.2": ("resid_pdrop=0.2 embd_pdrop=0.2 attn_pdrop=0.2", ""),
+        "dropout 0.3": ("resid_pdrop=0.3 embd_pdrop=0.3 attn_pdrop=0.3", ""),
+        "dropout 0.4": ("resid_pdrop=0.4 embd_pdrop=0.4 attn_pdrop=0.4", ""),
         # The model: stock GPT-2 in any case.
         "untied head, from 0": ("", patch("untied_head.py", DEVIATION=0.0)),
         "untied head, from noise": ("", patch("untied_head.py", DEVIATION=0.02)),
