@@ -146,8 +146,10 @@ def main(argv: list[str] | None = None) -> int:
     found = changes(asked.steps)
     recipe = keys.flat(reading.load_recipe(asked.recipe))
     base = [f"max_steps={asked.steps}", f"warmup_steps={min(recipe['warmup_steps'], asked.steps // 10)}"]
-    base += [f"data_files={Path(asked.text).resolve()}"] if asked.text else []
-    prepare_shards(asked.folder, asked.recipe, words_of(" ".join([*base, *asked.set]), recipe))
+    text = ["--data_files", str(Path(asked.text).resolve())] if asked.text else []
+    prepare_shards(asked.folder, asked.recipe, [*text, *words_of(" ".join([*base, *asked.set]), recipe)])
+    # What a run learns from, whatever its comments and paths: rows of one machine are known on another.
+    same = [json.dumps(recipe, default=str), hashlib.sha256(Path(text[1]).read_bytes()).hexdigest() if text else ""]
     kept = Path(asked.json) if asked.json else asked.folder / "rows.json"
     rows = json.loads(kept.read_text())["rows"] if kept.is_file() else []
     about = {"machine": hardware.this_device().name, "torch": torch.__version__}
@@ -157,12 +159,12 @@ def main(argv: list[str] | None = None) -> int:
         name, seed = job
         chosen = [found[each] for each in (*asked.together, name)]
         flags = words_of(" ".join([*base, *asked.set, *(flags for flags, _ in chosen)]), recipe)
-        change = "\n".join(text for _, text in chosen)
-        key = hashlib.sha256("\n".join([asked.recipe.read_text(), *flags, change]).encode()).hexdigest()[:12]
+        change = "\n".join(python for _, python in chosen)
+        key = hashlib.sha256("\n".join([*same, *flags, change]).encode()).hexdigest()[:12]
         known = next((row for row in rows if row["key"] == key and row["seed"] == seed), None)
         if known is None:
             run = train_once(
-                asked.folder, f"{key}-seed{seed}", asked.recipe, flags, threads=1, seed=seed, change=change
+                asked.folder, f"{key}-seed{seed}", asked.recipe, [*text, *flags], threads=1, seed=seed, change=change
             )
             known = {"change": name, "together": asked.together, "set": asked.set, "recipe": asked.recipe.name}
             known |= {"asked_steps": asked.steps, "seed": seed, **run, "key": key, "commit": commit()}

@@ -198,6 +198,7 @@ def test_an_ablation_goes_on_where_its_figures_end(monkeypatch, tmp_path, capsys
         trained.append((flags[-1], seed))
         return {"name": name, "loss": 2.0 + 0.1 * len(trained), "seconds": 1.0, "steps": 500}
 
+    (tmp_path / "t.txt").write_text("text")
     monkeypatch.setattr(ablation, "train_once", train_once)
     monkeypatch.setattr(ablation, "prepare_shards", lambda *_: None)
     flags = [
@@ -206,7 +207,7 @@ def test_an_ablation_goes_on_where_its_figures_end(monkeypatch, tmp_path, capsys
         "--json",
         str(tmp_path / "a.json"),
         "--text",
-        "t.txt",
+        str(tmp_path / "t.txt"),
         "--only",
         "as it is",
         "decay 0",
