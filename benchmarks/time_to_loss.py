@@ -72,7 +72,7 @@ def ways(asked: argparse.Namespace) -> dict[str, tuple[Path, list[str]]]:
 
 def set_flags(pairs: list[str]) -> list[str]:
     """Return KEY=VALUE pairs as train.py's words."""
-    return [word for pair in pairs for word in (f"--{pair.split('=')[0]}", pair.split("=", 1)[1])]
+    return flag_words(dict(pair.split("=", 1) for pair in pairs))
 
 
 def steps_to(target: float, losses: dict[int, float]) -> float | None:
