@@ -35,7 +35,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 2, 16))')
 
 .DEFAULT_GOAL := help
-.PHONY: help environment venv check-setup gpu-status gpu-hot card-report train ddp-train stop kill-gpu test test-slow test-faults check format clean test-null-card
+.PHONY: help environment venv check-setup gpu-status gpu-hot card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean test-null-card
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
@@ -44,6 +44,11 @@ environment venv: $(VENV)/.installed ## make .venv and install requirements.txt
 
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
 	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) train.py --recipe $(RECIPE) $(FLAGS)
+
+post-train: $(VENV)/.installed-post ## pre-train a small GPT-2 on addition, then improve it by a checked reward (FLAGS: post_train.py's)
+	$(BIN)/python scripts/addition.py
+	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) train.py --recipe recipes/addition.yaml
+	$(BIN)/python post_train.py --config recipes/post/addition.yaml $(FLAGS)
 
 ddp-train: $(VENV)/.installed ## train gpt2_124m_openwebtext on all cards (GPUS=0,1: on these); without a card, the quickstart on 2 CPU processes
 ifeq ($(strip $(CARD)),)
@@ -75,6 +80,9 @@ test: $(VENV)/.installed-dev ## the tests, about 4 minutes on 2 cores
 
 test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, parities, mutants
 	$(BIN)/python -m pytest -m slow
+
+test-post: $(VENV)/.installed-test-post ## what needs TRL: rewards, chat, TRL's command line with our files (3 minutes)
+	$(BIN)/python -m pytest -m post
 
 test-faults: $(VENV)/.installed-dev ## attacks: damage, kills, full disks, fuzz, servers that lie (FULL=1: all of it; TREE=another checkout)
 	$(BIN)/python tests/faults/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(TREE)) --json benchmarks/results/
@@ -110,6 +118,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt requirements-tra
 
 $(VENV)/.installed-slow: $(VENV)/.installed-dev requirements-slow.txt
 	$(INSTALL) --constraint constraints.txt -r requirements-slow.txt
+	touch $@
+
+$(VENV)/.installed-post: $(VENV)/.installed requirements-post.txt
+	$(INSTALL) --constraint constraints.txt -r requirements-post.txt
+	touch $@
+
+$(VENV)/.installed-test-post: $(VENV)/.installed-dev $(VENV)/.installed-post
+	$(INSTALL) --constraint constraints.txt "transformers[serving]"
 	touch $@
 
 # torch from the package index itself: a folder of wheels or an index that pip is set up to prefer may hold a CPU build.

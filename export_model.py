@@ -2,6 +2,7 @@
 
     python export_model.py runs/gpt2_124m --out exports/gpt2-bf16 --dtype bf16 --trim_vocab
     python export_model.py runs/gpt2_124m --out exports/gpt2-int8 --dtype int8 --prune 0.3
+    python export_model.py runs/gpt2_124m --out exports/gpt2-chat --chat
 
 The loss before and after is measured on the run's validation split, or on --text FILE.
 """
@@ -22,9 +23,11 @@ def main(argv: list[str] | None = None) -> int:
     """Export, read back, measure; print one table."""
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
-    from pretrain.run import conversion  # here, for it takes seconds: a wrong flag is answered at once
+    # Here, for they take seconds: a wrong flag is answered at once.
+    from pretrain.post.chat import add_chat
+    from pretrain.run import conversion
 
-    print(conversion.convert(asked))
+    print(conversion.convert(asked, add_chat if asked.chat else None))
     return 0
 
 
@@ -35,6 +38,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", metavar="FOLDER", help="the folder to write")
     parser.add_argument("--dtype", default="fp32", help=f"{', '.join(DTYPES)} (default: %(default)s)")
     parser.add_argument("--trim_vocab", action="store_true", help="leave the padding of the vocabulary out")
+    parser.add_argument("--chat", action="store_true", help="add a chat template and its tokens, to be tuned on chats")
     parser.add_argument(
         "--prune", type=float, default=0.0, metavar="SHARE", help="set this share of the blocks' matrices to zero"
     )

@@ -1,11 +1,13 @@
 """Sample text from a model: a run's ``model/`` folder, or any causal language model of the Hub.
 
 python generate.py --model runs/quickstart --prompt "def " --num_samples 3
+python generate.py --model runs/smoltalk --chat
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 
 from pretrain.base.errors import BadInput, exit_on_bad_input
 from pretrain.recipe import reading
@@ -28,6 +30,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
     parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id")
     parser.add_argument("--prompt", default="", help="text to go on from; empty begins a document")
+    parser.add_argument("--chat", action="store_true", help="answer messages, a line each, until the end of the input")
     parser.add_argument("--num_samples", type=int, default=1)
     parser.add_argument("--max_new_tokens", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")
@@ -43,13 +46,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "top_p": (0 < asked.top_p <= 1, "above 0, at most 1"),
         "seed": (0 <= asked.seed < 2**63, "0 or more"),
     }
+    if asked.chat:
+        rules["prompt"] = (not asked.prompt, "left out with --chat, which reads messages from the terminal")
+        rules["num_samples"] = (asked.num_samples == 1, "1 with --chat")
     if faults := [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in rules.items() if not ok]:
         raise BadInput(faults)
     return asked
 
 
 def print_samples(asked: argparse.Namespace) -> None:
-    """Load the model and write on from the prompt, as often as asked."""
+    """Load the model; write on from the prompt, as often as asked, or chat."""
     # Here, for they take seconds: a wrong flag is answered at once.
     import torch
     from transformers import TextStreamer
@@ -59,6 +65,7 @@ def print_samples(asked: argparse.Namespace) -> None:
     from pretrain.evaluation import sampling
     from pretrain.hub import client
     from pretrain.model import pretrained
+    from pretrain.post import chat
 
     client.bound_client()
 
@@ -66,22 +73,31 @@ def print_samples(asked: argparse.Namespace) -> None:
     name = pretrained.find(asked.model)
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
+    how = {name: getattr(asked, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p")}
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    if asked.chat:
+        chat.require_template(tokenizer, asked.model)
+        chat.converse(model, tokenizer, messages(), seed=asked.seed, streamer=streamer, **how)
+        return
     prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)
     for number in range(asked.num_samples):
         if asked.num_samples > 1:
             print(f"---- sample {number + 1} of {asked.num_samples}")
         print(asked.prompt, end="", flush=True)
-        sampling.sample(
-            model,
-            prompt_ids,
-            tokenizer,
-            max_new_tokens=asked.max_new_tokens,
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            seed=asked.seed + number,
-            streamer=TextStreamer(tokenizer, skip_special_tokens=True),
-        )
+        sampling.sample(model, prompt_ids, tokenizer, seed=asked.seed + number, streamer=streamer, **how)
+
+
+def messages() -> Iterator[str]:
+    """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(prompt).strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if line:
+            yield line
 
 
 if __name__ == "__main__":

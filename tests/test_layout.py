@@ -13,7 +13,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from pretrain.recipe.keys import FIELDS
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("base", "recipe", "data", "model", "optim", "machine", "evaluation", "hub", "run")
+ROOMS = ("base", "recipe", "data", "model", "optim", "machine", "evaluation", "hub", "run", "post")
 PACKAGES = sorted((ROOT / "pretrain").rglob("__init__.py"))
 FILES = {
     f"{path.parent.name}/{path.stem}": path
@@ -183,7 +183,7 @@ def test_the_version_is_the_changelogs():
 
 
 def test_every_package_that_is_imported_is_declared():
-    declared = {name.lower() for text in ("", "-trackers") for name in packages(f"requirements{text}.txt")}
+    declared = {name.lower() for text in ("", "-trackers", "-post") for name in packages(f"requirements{text}.txt")}
     for path in PRODUCT:
         names = {name.lstrip(".").split(".")[0] for name in imported(path)} - sys.stdlib_module_names
         names -= {"pretrain", "bitsandbytes"}  # the second is asked for by name where it is needed

@@ -22,7 +22,7 @@ def sample(
     seed: int,
     streamer: BaseStreamer | None = None,
 ) -> list[int]:
-    """Return new ids that continue ``prompt_ids``, up to and without the end of text.
+    """Return new ids that continue ``prompt_ids``, up to and without the end of text, or of a chat's answer.
 
     Args:
         temperature: 0 takes the likeliest id each time.
@@ -31,13 +31,16 @@ def sample(
         streamer: gets the new ids as they come.
 
     Text longer than the context is continued from a sliding window: its last half, whenever the context is full.
-    The global random state is left as it was. The model's own generation_config has no part in it.
+    The global random state is left as it was. Of the model's own
+    generation_config only the ids that end a text count.
     """
     context = context_length(model.config) or len(prompt_ids) + max_new_tokens + 1  # some models set no limit
     choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature > 0 else {}
     padding = list(range(len(tokenizer), model.config.vocab_size))
     ids, made = list(prompt_ids), 0
     was_training, own = model.training, model.generation_config
+    ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
+    ends = sorted({tokenizer.eos_token_id, *(i for i in ends if i is not None)})
     model.generation_config = GenerationConfig()  # theirs may ask for beams, stop strings, another kind of result
     model.eval()
     devices = [model.device] if model.device.type == "cuda" else []
@@ -51,7 +54,7 @@ def sample(
                 window,
                 attention_mask=torch.ones_like(window),
                 max_new_tokens=room,
-                eos_token_id=tokenizer.eos_token_id,
+                eos_token_id=ends,
                 pad_token_id=tokenizer.eos_token_id,
                 suppress_tokens=padding or None,
                 use_cache=True,
@@ -62,7 +65,7 @@ def sample(
             new = out[0, window.shape[1] :].tolist()
             ids += new
             made += len(new)
-            if new[-1] == tokenizer.eos_token_id:
+            if new[-1] in ends:
                 ids.pop()
                 break
     model.train(was_training).generation_config = own

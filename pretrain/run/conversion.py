@@ -3,6 +3,7 @@
 import argparse
 import logging
 import math
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -45,8 +46,13 @@ class Text(NamedTuple):
         return len(self.draws) * self.opened[0].sequence_length
 
 
-def convert(asked: argparse.Namespace) -> str:
+def convert(
+    asked: argparse.Namespace, adapt: Callable[[PreTrainedModel, PreTrainedTokenizerFast], None] | None = None
+) -> str:
     """Export as export_model.py's flags ask, read back, measure; return the table.
+
+    Args:
+        adapt: changes model and tokenizer in place, before the export and after the first measurement.
 
     Raises BadInput for what cannot be exported, or would not compute; nothing is written then.
     """
@@ -60,6 +66,8 @@ def convert(asked: argparse.Namespace) -> str:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     before = describe(model) | measure(model, text)
 
+    if adapt:
+        adapt(model, tokenizer)
     if asked.prune:
         compression.prune(model, asked.prune)
     stock = export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
@@ -278,6 +286,7 @@ def write_record(folder: Path, asked: argparse.Namespace, text: Text | None, bef
         "dtype": asked.dtype,
         "trim_vocab": asked.trim_vocab,
         "prune": asked.prune,
+        "chat": asked.chat,
         "measured_on": text and f"{text.tokens} tokens of {text.name}",
         "before": before,
         "after": after,

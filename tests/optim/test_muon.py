@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-import multiprocessing
 import shutil
 
 import pytest
 import torch
+from conftest import in_fork
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from pretrain.optim import muon, optimizers, schedule
@@ -164,10 +164,7 @@ def train_by_transformers(folder, resume: bool) -> None:
 
 def trained_by_transformers(folder, *, resume: bool = False) -> dict[str, torch.Tensor]:
     """The weights that Trainer ends with, in a process of its own: it leaves Accelerate's state behind."""
-    process = multiprocessing.get_context("fork").Process(target=train_by_transformers, args=(folder, resume))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    in_fork(train_by_transformers, folder, resume)
     return torch.load(folder / "weights.pt")
 
 

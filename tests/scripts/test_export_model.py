@@ -244,3 +244,22 @@ def test_lm_eval_loads_it_and_finds_the_same_likelihood(place, flags, rounding):
         likely = model(ids[None, :-1]).logits[0].float().log_softmax(-1)
         rows = torch.arange(len(context) - 1, len(ids) - 1)
         assert value == pytest.approx(likely[rows, ids[1:][rows]].sum().item(), abs=rounding)
+
+
+def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(place):
+    export("--chat")
+    tokenizer, model = AutoTokenizer.from_pretrained("out"), GPT2LMHeadModel.from_pretrained("out")
+    before = GPT2LMHeadModel.from_pretrained("runs/tiny/model")
+    assert model.config.vocab_size == before.config.vocab_size and record()["chat"] is True
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id and "{%- generation -%}" in tokenizer.chat_template
+    assert model.generation_config.eos_token_id == [
+        tokenizer.eos_token_id,
+        tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    ]
+    assert (
+        "extra_special_tokens" not in Path("out/tokenizer_config.json").read_text()
+    )  # Transformers 4 reads no list there
+    again = export("--chat", source="out", out="again", expect=2)
+    assert "--chat: the model has a chat template already; leave --chat out" in again.stderr
+    export("--trim_vocab", source="out", out="trimmed")
+    assert GPT2LMHeadModel.from_pretrained("trimmed").config.vocab_size == len(tokenizer)

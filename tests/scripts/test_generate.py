@@ -1,7 +1,9 @@
 """generate.py as a user calls it."""
 
+import string
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from conftest import ROOT, run
 from pretrain.data import tokenization
 from pretrain.model import export
 from pretrain.model.build import build
+from pretrain.post import chat
 from pretrain.recipe import keys
 
 
@@ -85,3 +88,29 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly():
         assert process.stdout.readline() == "text\n"
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait(60) == 1
+
+
+def test_chat_answers_each_line_until_the_input_ends_and_its_end_token_is_not_shown(model_dir):
+    tokenizer = tokenization.make_characters(["abcdefghij \n" + string.ascii_lowercase])
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 64, "seed": 1}
+    model = build(
+        keys.Model(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), eos_token_id=tokenizer.eos_token_id
+    )
+    chat.add_chat(model, tokenizer)
+    export.write(model, Path("chatty"), tokenizer)
+    words = [sys.executable, str(ROOT / "generate.py"), "--model", "chatty", "--chat", "--max_new_tokens", "5"]
+    done = subprocess.run(words, input="abc\n\nde f\nÖ\n", capture_output=True, text=True)
+    assert done.returncode == 0 and "no id for 'Ö'" in done.stderr and "<|im_" not in done.stdout
+    assert len(done.stdout.rstrip("\n").split("\n")) >= 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "runs/r has no chat template; python export_model.py runs/r --chat --out exports/chat"),
+        (("--prompt", "a"), "--prompt a: must be left out with --chat"),
+        (("--num_samples", "2"), "--num_samples 2: must be 1 with --chat"),
+    ],
+)
+def test_chat_with_a_base_model_or_a_prompt_is_refused_with_what_to_do(model_dir, flags, words):
+    assert words in run("generate.py", "--model", model_dir, "--chat", *flags, expect=2).stderr

@@ -1,0 +1,1 @@
+"""After pre-training: what a base model lacks for TRL, namely chat tokens, checked rewards, positions under padding."""

@@ -1,0 +1,123 @@
+"""Chat on a base model: a template, and tokens that take rows of the vocabulary's padding."""
+
+import logging
+from collections.abc import Iterable
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.generation.streamers import BaseStreamer
+
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.evaluation import sampling
+from pretrain.evaluation.likelihood import context_length
+
+log = logging.getLogger(__name__)
+
+BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
+# ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
+# and the token that ends them, so that the model learns to stop.
+TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' -}}"
+    "{%- if message['role'] == 'assistant' -%}"
+    "{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}"
+    "{%- else -%}{{- message['content'] + '<|im_end|>' -}}{%- endif -%}"
+    "{{- '\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Give a base model, in place, a chat template and the tokens it needs; the model keeps its size.
+
+    The tokens' rows begin at the mean of all others (padding rows have learnt never to be). END stops generation beside
+    the end of text; padding is a token of its own: were it the end of text, a tuned model would not learn to stop, for
+    padding is left out of the loss (TRL #1623). Raises BadInput where there is a template, or no room.
+    """
+    if tokenizer.chat_template is not None:
+        raise BadInput("--chat: the model has a chat template already; leave --chat out")
+    first, tokens = 1 + max(tokenizer.get_vocab().values()), (BEGIN, END, PAD)
+    if known := [token for token in tokens if token in tokenizer.get_vocab()]:
+        raise BadInput(
+            f"--chat: the tokenizer has {', '.join(known)} already, without a template; export another model"
+        )
+    if (free := model.config.vocab_size - first) < len(tokens):
+        raise BadInput(
+            f"--chat: needs {len(tokens)} rows of padding, and {max(free, 0)} of {model.config.vocab_size} are free; "
+            f"train with --vocab_size {first + len(tokens)} or more"
+        )
+    tokenizer.add_special_tokens({"pad_token": PAD, "extra_special_tokens": [BEGIN, END]})
+    tokenizer.chat_template = TEMPLATE
+    ids = tokenizer.convert_tokens_to_ids(list(tokens))
+    assert sorted(ids) == list(range(first, first + len(tokens))), ids
+    with torch.no_grad():
+        for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+            part.weight[ids] = part.weight[:first].mean(0)
+    generation = model.generation_config
+    generation.suppress_tokens = [i for i in generation.suppress_tokens or () if i not in ids] or None
+    generation.eos_token_id = sorted({tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END)})
+    generation.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def require_template(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    """Raise BadInput where a model cannot chat."""
+    if tokenizer.chat_template is None:
+        raise BadInput(
+            f"--chat: {name} has no chat template; python export_model.py {name} --chat --out exports/chat makes a model "
+            f"that has, to be tuned on chats (docs/post_training.md)"
+        )
+
+
+def converse(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Iterable[str],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    streamer: BaseStreamer | None = None,
+) -> None:
+    """Answer each message through ``streamer``, with what was said before; sampling as ``sampling.sample`` does.
+
+    The oldest turns are forgotten where they would leave less than half of the context, or than ``max_new_tokens``, for
+    the answer.
+    """
+    context = context_length(model.config)
+    room = context - min(max_new_tokens, context // 2) if context else None
+    said: list[dict[str, str]] = []
+    for number, message in enumerate(messages):
+        said.append({"role": "user", "content": message})
+        try:
+            while len(ids := prompt_ids(tokenizer, said)) > (room or len(ids)) and len(said) > 1:
+                del said[:2]
+        except BadInput as error:
+            log.warning(error)
+            said.pop()
+            continue
+        if room and len(ids) > room:
+            log.warning(f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer")
+            said.clear()
+            continue
+        new = sampling.sample(
+            model,
+            ids,
+            tokenizer,
+            max_new_tokens=min(max_new_tokens, context - len(ids)) if context else max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed + number,
+            streamer=streamer,
+        )
+        said.append({"role": "assistant", "content": tokenizer.decode(new, skip_special_tokens=True)})
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, said: list[dict[str, str]]) -> list[int]:
+    """Return the ids of a chat up to where the assistant is to answer. Raises BadInput for what it cannot write."""
+    tokenization.Encoder(tokenizer)([message["content"] for message in said])
+    return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]

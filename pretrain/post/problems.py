@@ -1,0 +1,118 @@
+"""Prompts to improve by and held-out ones, from files of rows, and what a model's greedy completions of them are worth."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from pretrain.base.errors import BadInput
+from pretrain.data.sources import TABLES
+from pretrain.evaluation.likelihood import context_length
+from pretrain.post.rewards import CheckedReward, Text
+
+ROWS = 256  # completed at once
+
+
+def read(key: str, path: str) -> list[Text]:
+    """Return the ``prompt`` column of a file of rows (.jsonl, .parquet, .csv): texts, or the messages of chats.
+
+    Raises BadInput, which begins with ``key``, where there is no such file, column, or row.
+    """
+    from datasets import load_dataset  # here, for a card's image may lack it
+
+    where = f"{key} = {path}"
+    kind = TABLES.get(Path(path).suffix)
+    if kind is None or not Path(path).is_file():
+        raise BadInput(f"{where}: must be a file of rows that is here: {', '.join(TABLES)}")
+    try:
+        rows = load_dataset(kind, data_files=path, split="train")
+    except Exception as error:  # each of datasets' readers raises its own kinds
+        raise BadInput(f"{where}: cannot be read: {str(error.__cause__ or error).splitlines()[0]}") from None
+    if "prompt" not in rows.column_names:
+        raise BadInput(f"{where}: has no column prompt, only {', '.join(rows.column_names)}; rename one")
+    prompts = rows["prompt"][:]
+    kinds = {type(prompt) for prompt in prompts}
+    if not prompts or not all(prompts) or len(kinds) != 1 or not kinds <= {str, list}:
+        raise BadInput(f"{where}: each row's prompt must be a text, or each one's a list of messages, and none empty")
+    return prompts
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[list[int]]:
+    """Return the ids that TRL makes of prompts."""
+    if isinstance(prompts[0], str):
+        return tokenizer(list(prompts))["input_ids"]
+    return tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text], longest: int) -> None:
+    """Raise BadInput where a prompt and ``longest`` new tokens do not fit the context, or no template makes chats text."""
+    if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
+        raise BadInput(
+            "the prompts are messages, and the model has no chat template; make one that has with "
+            "python export_model.py RUN --chat --out FOLDER"
+        )
+    context, most = context_length(model.config), max(map(len, encode(tokenizer, prompts)))
+    if context is not None and most + longest > context:
+        raise BadInput(
+            f"max_completion_length = {longest}: with the longest prompt's {most} tokens it is above the model's "
+            f"context of {context}; use at most {context - most}, or shorter prompts"
+        )
+
+
+def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: str | None) -> None:
+    """Make the end of text, and the token ``stop``, end what the model generates; nor does it generate padding."""
+    ends = model.generation_config.eos_token_id
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if stop is not None:
+        ids = tokenizer(stop, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise BadInput(f"stop = {stop!r}: must be one token of the model's tokenizer, and is {len(ids)}")
+        ends = [*ends, *ids]
+    model.generation_config.eos_token_id = sorted({tokenizer.eos_token_id, *ends})
+
+
+@torch.inference_mode()
+def score(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[Text],
+    reward: CheckedReward,
+    longest: int,
+) -> float:
+    """Return the mean reward of greedy completions of at most ``longest`` tokens; of rewards 0 and 1, the share solved.
+
+    Raises BadInput where every call of the reward failed.
+    """
+    was_training, own, calls, faults = model.training, model.generation_config, reward.calls, reward.faults
+    model.eval()
+    model.generation_config = GenerationConfig()  # its own may ask for beams, or to sample
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    values = []
+    for start in range(0, len(prompts), ROWS):
+        texts = prompts[start : start + ROWS]
+        ids = encode(tokenizer, texts)
+        width = max(map(len, ids))
+        rows = torch.tensor([[padding] * (width - len(row)) + row for row in ids], device=model.device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device)
+        out = model.generate(
+            rows,
+            attention_mask=mask,
+            max_new_tokens=longest,
+            do_sample=False,
+            eos_token_id=own.eos_token_id,
+            pad_token_id=padding,
+            suppress_tokens=own.suppress_tokens,
+        )
+        completions = tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
+        values += reward(texts, _ended(completions, reward.stop))
+    model.train(was_training).generation_config = own
+    if reward.faults - faults == reward.calls - calls:
+        raise BadInput(f"reward {reward.__name__}: every call failed; the first {reward.first_fault}")
+    return statistics.fmean(values)
+
+
+def _ended(completions: list[str], stop: str | None) -> list[str]:
+    """Cut each after its first ``stop``: a batch goes on until all rows have ended, and padding may be text."""
+    return [text[: text.index(stop) + len(stop)] if stop and stop in text else text for text in completions]

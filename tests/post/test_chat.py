@@ -1,0 +1,143 @@
+"""Chat tokens in the padding, a template that marks the assistant's words, and a conversation that fits the context."""
+
+import logging
+
+import pytest
+import torch
+from small_models import built, randomize, stock_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.model import export
+from pretrain.post import chat
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz \n"
+SAID = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "hello"}]
+
+
+def pair(characters=LETTERS, **shape):
+    tokenizer = tokenization.make_characters([characters])
+    model = stock_of(randomize(built(**{"sequence_length": 64} | shape)))
+    model.generation_config.suppress_tokens = list(range(len(tokenizer), model.config.vocab_size))
+    return model, tokenizer
+
+
+def test_the_tokens_take_padding_rows_and_the_model_keeps_its_size(tmp_path):
+    model, tokenizer = pair()
+    before, rows = {name: value.clone() for name, value in model.state_dict().items()}, len(tokenizer)
+    chat.add_chat(model, tokenizer)
+    export.write(model, tmp_path / "chat", tokenizer)
+    loaded, named = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "chat"),
+        AutoTokenizer.from_pretrained(tmp_path / "chat"),
+    )
+    new = [named.convert_tokens_to_ids(token) for token in (chat.BEGIN, chat.END, chat.PAD)]
+    assert sorted(new) == [rows, rows + 1, rows + 2] and loaded.config.vocab_size == 64
+    after = loaded.state_dict()
+    for name, value in before.items():
+        same = torch.ones(len(value), dtype=torch.bool)
+        same[rows : rows + 3] = not name.endswith(("wte.weight", "lm_head.weight"))
+        assert torch.equal(after[name][same], value[same]), name
+    mean = before["transformer.wte.weight"][:rows].mean(0)
+    assert torch.allclose(after["transformer.wte.weight"][new], mean.expand(3, -1))
+    generation = loaded.generation_config
+    assert generation.eos_token_id == sorted([named.eos_token_id, new[1]])
+    assert generation.pad_token_id == named.pad_token_id == new[2] != named.eos_token_id
+    assert generation.suppress_tokens == list(range(rows + 3, 64))
+
+
+def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
+    _, tokenizer = both = pair()
+    chat.add_chat(*both)
+    text = tokenizer.apply_chat_template(SAID, tokenize=False)
+    assert text == "<|im_start|>user\nhi there<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
+    begun = tokenizer.apply_chat_template(SAID[:1], tokenize=False, add_generation_prompt=True)
+    assert text.startswith(begun) and begun.endswith("<|im_start|>assistant\n")
+    marked = tokenizer.apply_chat_template(SAID * 2, return_dict=True, return_assistant_tokens_mask=True)
+    learnt = [i for i, use in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if use]
+    assert tokenizer.decode(learnt) == "hello<|im_end|>" * 2
+
+
+@pytest.mark.parametrize(
+    ("characters", "shape", "words"),
+    [
+        (
+            LETTERS,
+            {"vocab_size": 31},
+            "needs 3 rows of padding, and 2 of 31 are free; train with --vocab_size 32 or more",
+        ),
+        (LETTERS, {"vocab_size": 29}, "and 0 of 29 are free"),
+    ],
+)
+def test_a_vocabulary_without_room_is_refused_with_the_size_that_has(characters, shape, words):
+    with pytest.raises(BadInput, match=words):
+        chat.add_chat(*pair(characters, **shape))
+
+
+def test_a_chat_model_is_not_made_one_again():
+    both = pair()
+    chat.add_chat(*both)
+    with pytest.raises(BadInput, match="has a chat template already"):
+        chat.add_chat(*both)
+
+
+class Heard:
+    """A model that answers always the same, and what it was asked."""
+
+    def __init__(self, monkeypatch, tokenizer, answer):
+        self.asked = []
+        ids = tokenizer(answer)["input_ids"]
+        monkeypatch.setattr(
+            chat.sampling, "sample", lambda model, prompt, *_, **how: self.asked.append((prompt, how)) or ids
+        )
+
+
+def answers(model, tokenizer, messages, **how):
+    how = {"max_new_tokens": 20, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1} | how
+    chat.converse(model, tokenizer, messages, **how)
+
+
+def test_a_conversation_remembers_until_the_context_is_full_and_then_forgets_the_oldest(monkeypatch):
+    model, tokenizer = both = pair(sequence_length=80)
+    chat.add_chat(*both)
+    heard = Heard(monkeypatch, tokenizer, "yes")
+    answers(*both, ["one", "two", "x" * 12])
+    shown = [tokenizer.decode(prompt) for prompt, _ in heard.asked]
+    assert shown[1].count("<|im_start|>") == 4 and "one" in shown[1] and "two" in shown[1]
+    assert "one" not in shown[2] and "x" * 12 in shown[2]
+    assert all(len(prompt) + how["max_new_tokens"] <= 80 and how["max_new_tokens"] == 20 for prompt, how in heard.asked)
+
+
+def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(
+    monkeypatch, caplog
+):
+    _, tokenizer = both = pair()
+    chat.add_chat(*both)
+    heard = Heard(monkeypatch, tokenizer, "yes")
+    with caplog.at_level(logging.WARNING):
+        answers(*both, ["x" * 60, "Ö", "ok"])
+    assert len(heard.asked) == 1
+    assert "this message has 79 tokens; 44 at most fit with an answer" in caplog.records[0].message
+    assert "no id for 'Ö'" in caplog.records[1].message
+
+
+def test_an_answer_ends_at_the_chats_end_token():
+    model, tokenizer = both = pair()
+    chat.add_chat(*both)
+    end = tokenizer.convert_tokens_to_ids(chat.END)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # tied: every logit is 0 but the end's
+        model.transformer.ln_f.bias.fill_(1)
+        model.transformer.wte.weight[end] = 1
+    made = []
+
+    class Streamer:
+        def put(self, ids):
+            made.extend(ids.flatten().tolist())
+
+        def end(self):
+            made.append("end")
+
+    answers(*both, ["hi"], streamer=Streamer())
+    assert made == [end, "end"]

@@ -1,0 +1,102 @@
+"""Prompts: read from rows, checked against the model, and completed greedily as each would be alone."""
+
+import json
+
+import pytest
+from small_models import built, randomize, stock_of
+
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.post import chat, problems, rewards
+
+
+@pytest.fixture
+def pair():
+    """A small model that has learnt nothing, and its tokenizer."""
+    model = stock_of(randomize(built(sequence_length=32)))
+    tokenizer = tokenization.make_characters(["".join(map(chr, range(97, 123))) + "\n"])
+    model.generation_config.suppress_tokens = list(range(len(tokenizer), 64))
+    return model, tokenizer
+
+
+def rows(path, *values):
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return str(path)
+
+
+def test_prompts_are_a_column_of_rows_texts_or_chats(tmp_path):
+    texts = rows(tmp_path / "a.jsonl", {"prompt": "a", "more": 1}, {"prompt": "b", "more": 2})
+    assert problems.read("prompts", texts) == ["a", "b"]
+    chats = [[{"role": "user", "content": "a"}]]
+    assert problems.read("prompts", rows(tmp_path / "b.jsonl", {"prompt": chats[0]})) == chats
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("a.txt", [{"prompt": "a"}], "must be a file of rows that is here: .parquet, .jsonl"),
+        ("a.jsonl", [{"text": "a"}], "has no column prompt, only text; rename one"),
+        ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
+        ("a.jsonl", [{"prompt": 3}], "each row's prompt must be a text"),
+        ("a.jsonl", ["no row"], "cannot be read"),
+    ],
+)
+def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(name, values, words, tmp_path):
+    with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
+        problems.read("held_out", rows(tmp_path / name, *values))
+    with pytest.raises(BadInput, match=r"prompts = nowhere.jsonl: must be a file of rows that is here"):
+        problems.read("prompts", "nowhere.jsonl")
+
+
+def test_a_context_shorter_than_prompt_and_completion_is_refused_with_what_fits(pair):
+    problems.check(*pair, ["abc", "a" * 27], 5)
+    with pytest.raises(BadInput, match=r"max_completion_length = 6: .* 27 tokens .* context of 32; use at most 5"):
+        problems.check(*pair, ["abc", "a" * 27], 6)
+
+
+def test_chats_need_a_template(pair):
+    with pytest.raises(BadInput, match=r"no chat template; .* export_model.py RUN --chat"):
+        problems.check(*pair, [[{"role": "user", "content": "a"}]], 5)
+
+
+def test_a_stop_is_one_token(pair):
+    model, tokenizer = pair
+    problems.stop_at(model, tokenizer, "\n")
+    assert model.generation_config.eos_token_id == sorted([tokenizer.eos_token_id, tokenizer("\n")["input_ids"][0]])
+    with pytest.raises(BadInput, match=r"stop = 'ab': must be one token of the model's tokenizer, and is 2"):
+        problems.stop_at(model, tokenizer, "ab")
+
+
+def test_held_out_prompts_are_completed_greedily_as_each_alone(pair):
+    model, tokenizer = pair
+    problems.stop_at(model, tokenizer, "\n")
+    prompts, seen = ["a", "bcdefg", "xyz"], {}
+    reward = rewards.CheckedReward("mine", lambda p, c: seen.setdefault(p, c) and 0.5, "\n")
+    model.train()
+    value = problems.score(model, tokenizer, prompts, reward, 6)
+    assert model.training and value == sum(0.5 for text in seen.values() if text) / 3
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt")
+        out = model.eval().generate(**ids, max_new_tokens=6, do_sample=False, pad_token_id=tokenizer.eos_token_id)
+        text = tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True)
+        assert seen[prompt] == text.partition("\n")[0], prompt
+
+
+def test_a_reward_that_always_fails_is_refused_before_training(pair):
+    problems.stop_at(*pair, None)
+    with pytest.raises(
+        BadInput, match=r"reward addition: every call failed; the first raised ValueError: 'abc' is no add"
+    ):
+        problems.score(*pair, ["abc"], rewards.CheckedReward("addition", rewards.addition, None), 4)
+
+
+def test_chats_are_completed_through_the_template(pair):
+    model, _ = pair
+    tokenizer = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz\n<|>_"])
+    chat.add_chat(model, tokenizer)
+    problems.stop_at(model, tokenizer, None)
+    assert len(model.generation_config.eos_token_id) == 2
+    seen = []
+    reward = rewards.CheckedReward("mine", lambda *words: seen.append(words) or 0, None)
+    problems.score(model, tokenizer, [[{"role": "user", "content": "ab"}]], reward, 4)
+    assert [prompt for prompt, _ in seen] == ["ab"]

@@ -1,0 +1,86 @@
+"""Rewards: what is right is worth 1, and a reward that fails costs a zero, not the run."""
+
+import logging
+import math
+
+import pytest
+
+from pretrain.base.errors import BadInput
+from pretrain.post import rewards
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "value"),
+    [("12+34=", "46", 1), ("12+34=", " 46\n", 1), ("12+34=", "47", 0), ("12+34=", "046", 0), ("9+1=", "", 0)],
+)
+def test_addition_is_the_sum_and_nothing_else(prompt, completion, value):
+    assert rewards.addition(prompt, completion) == value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "value"),
+    [("([", "])", 1), ("([", "])()", 1), ("([", ")]", 0), ("([", "]", 0), ("(", ")x", 0), ("", "", 0), ("<{", "}>", 1)],
+)
+def test_brackets_close_in_order_and_all(prompt, completion, value):
+    assert rewards.brackets(prompt, completion) == value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "value"),
+    [
+        ("def add(a, b):\n", "    return a + b\n", 1),
+        ("def add(a, b):\n", "    return a +\n", 0),
+        ("def add(a, b):\n", "    pass\n", 0),
+        ("def add(a, b):\n", '    """Add."""\n', 0),
+        ("x = 1\n", "# nothing\n", 0),
+        ("x = 1\n", "", 0),
+        ("x = ", "1", 1),
+        ("x = 1\n", "return x", 0),
+        ("x = 1\n", "y = '\\d'\n", 1),
+        ("x = 1\n", "y = '\0'\n", 0),
+        ("x = ", "(" * 5000, 0),
+    ],
+)
+def test_python_compiles_and_the_completion_does_something(prompt, completion, value):
+    assert rewards.python_compiles(prompt, completion) == value
+
+
+def test_ones_own_reward_is_a_function_of_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text("def short(prompt, completion):\n    return -len(completion)\n")
+    assert rewards.find(f"{tmp_path}/mine.py:short")("a", "bcd") == -3
+    assert rewards.find("brackets") is rewards.brackets
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("adition", "must be addition, brackets, python_compiles, or a function of your own as file.py:function"),
+        ("nowhere.py:short", "there is no file nowhere.py"),
+        ("mine.py:long", "mine.py has no function long"),
+        ("broken.py:short", "broken.py cannot be run: ZeroDivisionError"),
+    ],
+)
+def test_a_reward_that_is_not_there_is_named_with_what_to_give(name, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def short(prompt, completion):\n    return 0\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(BadInput, match=words):
+        rewards.find(name)
+
+
+def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted(caplog):
+    given = {"a": 1.0, "b": math.nan, "c": math.inf, "d": "no number", "e": None}
+    reward = rewards.CheckedReward("mine.py:short", lambda prompt, completion: given[completion], None)
+    with caplog.at_level(logging.WARNING):
+        assert reward(["p"] * 6, list("abcdef"), trainer_state=None) == [1.0, 0, 0, 0, 0, 0]
+    assert (reward.calls, reward.faults) == (6, 5) and reward.__name__ == "short"
+    assert reward.first_fault == "returned nan for prompt 'p', completion 'b'"
+    assert [record.message for record in caplog.records] == [f"reward short {reward.first_fault}; this counts 0"]
+
+
+def test_a_reward_sees_the_text_before_the_stop_and_the_last_message_of_a_chat():
+    seen = []
+    reward = rewards.CheckedReward("mine", lambda *words: seen.append(words) or 0, "\n")
+    reward(["1+1=", [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]],
+           ["2\n", [{"role": "assistant", "content": "a"}]])  # fmt: skip
+    assert seen == [("1+1=", "2"), ("u", "a")]

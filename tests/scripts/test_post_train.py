@@ -1,0 +1,329 @@
+"""post_train.py and TRL's own command line with our files, as a user calls them."""
+
+import copy
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, in_fork, needs_trl, run
+from small_models import built, randomize, stock_of
+from transformers import AutoModelForCausalLM, pipeline
+
+from pretrain.base.layout import read_metrics
+from pretrain.data import tokenization
+from pretrain.model import export
+from pretrain.model.attention import CAUSAL
+from pretrain.post import chat
+
+POST = ROOT / "recipes" / "post"
+TRL = Path(sys.executable).with_name("trl")
+QUICK = ("--max_steps", "2", "--per_device_train_batch_size", "16", "--logging_steps", "1", "--held_out_steps", "2")
+CHATS = [
+    [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": f"{word}."}]
+    for word in ("cat", "dog", "sun", "sea", "ice", "hat")
+]
+
+
+def post_train(*flags: str, expect: int = 0, **environment: str):
+    config = ("--config", str(POST / "addition.yaml"))
+    return run("post_train.py", *config, *QUICK, *flags, expect=expect, PICTURES="1", **environment)
+
+
+def trl(*words: str, expect: int = 0, **environment: str):
+    done = subprocess.run([TRL, *words], capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A folder with the generated problems and runs/addition, trained for seconds."""
+    folder = tmp_path_factory.mktemp("base")
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "addition.py"], cwd=folder, check=True, stdout=subprocess.DEVNULL
+    )
+    held_out = folder / "data" / "addition_held_out.jsonl"
+    held_out.write_text("".join(held_out.read_text().splitlines(keepends=True)[:40]))
+    shape = ("--n_layer", "1", "--n_embd", "32", "--tokens_per_step", "512", "--per_device_train_batch_size", "8")
+    words = ("train.py", "--recipe", str(ROOT / "recipes" / "addition.yaml"), *shape, "--max_steps", "3")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / words[0]), *words[1:]], cwd=folder, env=os.environ | {"ACCELERATE_USE_CPU": "true"}
+    )
+    assert done.returncode == 0
+    return folder
+
+
+@pytest.fixture
+def place(base, tmp_path, monkeypatch) -> Path:
+    if importlib.util.find_spec("trl"):
+        import trl  # noqa: F401  (here once: each run below is a fork of this process)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for name in ("data", "runs/addition"):
+        (tmp_path / name).symlink_to(base / name)
+    return tmp_path
+
+
+@pytest.fixture
+def chatty(tmp_path, monkeypatch) -> Path:
+    """A folder with a small chat model, and chats and pairs of answers as rows."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz .\n"])
+    model = built(sequence_length=64, n_embd=64)
+    chat.add_chat(model, tokenizer)
+    export.write(model, tmp_path / "base", tokenizer)
+    for split in ("train", "test"):
+        (tmp_path / "chats").mkdir(exist_ok=True)
+        (tmp_path / "pairs").mkdir(exist_ok=True)
+        rows = [{"messages": said, "source": "made up"} for said in CHATS] * 8
+        (tmp_path / "chats" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [{"chosen": said, "rejected": [said[0], {"role": "assistant", "content": "no"}]} for said in CHATS]
+        (tmp_path / "pairs" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_without_trl_the_command_to_install_it_is_named(tmp_path):
+    (tmp_path / "trl.py").write_text("raise ImportError('no module')\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / "post_train.py", "--config", POST / "addition.yaml"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 2 and "pip install -r requirements-post.txt" in done.stderr
+
+
+def test_the_generated_problems_that_are_held_out_stand_in_no_order_in_text_or_prompts(tmp_path):
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "addition.py"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL
+    )
+
+    def pairs(lines):
+        return {tuple(sorted(map(int, line.split("=")[0].split("+")))) for line in lines}
+
+    text = (tmp_path / "data/addition.txt").read_text().splitlines()
+    learnt, held_out = (
+        pairs(json.loads(line)["prompt"] for line in (tmp_path / f"data/addition_{name}.jsonl").open())
+        for name in ("prompts", "held_out")
+    )
+    assert pairs(text) == learnt and not learnt & held_out and len(learnt | held_out) == 5050
+    assert all(int(line.split("=")[1]) == sum(map(int, line.split("=")[0].split("+"))) for line in text)
+
+
+@pytest.mark.post
+@needs_trl
+def test_a_base_model_is_improved_scored_and_written_as_a_stock_model(place):
+    Path("mine.py").write_text("def digits(prompt, completion):\n    return sum(map(str.isdigit, completion)) / 5\n")
+    mine = ("--reward", "mine.py:digits")
+    done = post_train(*mine)
+    out = place / "runs/addition-grpo"
+    rows = read_metrics(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert "eval/reward" in rows[0] and "eval/reward" in rows[2] and "train/reward" in rows[1]
+    assert "40 held-out prompts: " in done.stderr and (out / "reward.png").stat().st_size > 10_000
+    before, after = (AutoModelForCausalLM.from_pretrained(path) for path in ("runs/addition/model", out / "model"))
+    assert before.config.to_dict().keys() == after.config.to_dict().keys()
+    changed = [name for name, value in before.state_dict().items() if not torch.equal(value, after.state_dict()[name])]
+    assert "transformer.wte.weight" in changed
+    again = post_train(*mine, expect=2)
+    assert "output_dir = runs/addition-grpo: holds a model already; give another --output_dir" in again.stderr
+
+
+@pytest.mark.post
+@needs_trl
+def test_an_interrupted_run_goes_on_from_trls_checkpoint(place):
+    saving = ("--save_strategy", "steps", "--save_steps", "2")
+    post_train("--max_steps", "2", *saving)
+    (place / "runs/addition-grpo/model").rename(place / "first")
+    post_train("--max_steps", "4", *saving, "--resume_from_checkpoint", "runs/addition-grpo/checkpoint-2")
+    rows = read_metrics(place / "runs/addition-grpo/metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.post
+@needs_trl
+def test_two_processes_share_the_completions_and_one_writes(place):
+    config = ("--config", str(POST / "addition.yaml"), *QUICK)
+    run("post_train.py", *config, processes=2)
+    assert [row["step"] for row in read_metrics(place / "runs/addition-grpo/metrics.jsonl")] == [0, 1, 2]
+
+
+@pytest.mark.post
+@needs_trl
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--rewards", "addition"), "--rewards: no such key; did you mean --reward?"),
+        (("--max_completion_length", "60"), "max_completion_length = 60: with the longest prompt's 6 tokens"),
+        (("--num_generations", "7"), "num_generations"),
+        (("--learning_rate", "fast"), "learning_rate"),
+        (("--prompts", "data/addition.txt"), "prompts = data/addition.txt: must be a file of rows"),
+        (("--model", "runs/additon"), "model = runs/additon: no such folder"),
+        (("--reward", "brackets2"), "reward = brackets2: must be addition, brackets, python_compiles"),
+        (("--stop", "12"), "stop = '12': must be one token"),
+        (("--config", "nowhere.yaml"), "--config"),
+    ],
+)
+def test_bad_input_is_answered_with_key_value_and_rule_and_nothing_is_made(flags, words, place):
+    done = post_train(*flags, expect=2)
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert sorted(path.name for path in (place / "runs").iterdir()) == ["addition"]
+
+
+@pytest.mark.post
+@needs_trl
+def test_a_reward_of_ones_own_that_fails_now_and_then_is_counted(place):
+    Path("mine.py").write_text(
+        "def even(prompt, completion):\n    return 1.0 - int(completion) % 2\n"  # many completions are no number
+    )
+    done = post_train("--reward", "mine.py:even")
+    assert "calls of the reward failed, and count 0" in done.stderr
+
+
+def served(model: str, messages: list[dict]) -> str:
+    """What ``transformers serve`` answers over HTTP."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [TRL.with_name("transformers"), "serve", model, "--host", "127.0.0.1", "--port", str(port)]
+    server = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert any("Uvicorn running" in line for line in server.stderr)  # until it answers
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        asked = {"model": model, "messages": messages, "max_tokens": 20, "temperature": 0}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(asked).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.post
+@needs_trl
+def test_sft_by_trls_command_line_makes_a_model_that_answers_and_stops(chatty):
+    quick = (
+        "--model_name_or_path",
+        "base",
+        "--dataset_name",
+        "chats",
+        "--output_dir",
+        "runs/chat",
+        "--max_length",
+        "64",
+    )
+    quick += ("--max_steps", "60", "--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "1")
+    quick += ("--learning_rate", "1e-2", "--warmup_steps", "5", "--disable_tqdm", "true")
+    trl("sft", "--config", str(POST / "sft_smoltalk.yaml"), *quick)
+    words = [sys.executable, ROOT / "generate.py", "--model", "runs/chat", "--chat", "--temperature", "0"]
+    out = subprocess.run(words, input="say dog\nsay sea\n", capture_output=True, text=True).stdout
+    assert out.split() == ["dog.", "sea."]
+    answer = pipeline("text-generation", "runs/chat")(CHATS[2][:1], max_new_tokens=20, do_sample=False)
+    assert answer[0]["generated_text"][-1] == {"role": "assistant", "content": "sun."}
+    assert served("runs/chat", CHATS[1][:1]) == "dog."
+    quick = ("--model_name_or_path", "runs/chat", "--dataset_name", "pairs", "--output_dir", "runs/dpo")
+    quick += ("--max_length", "64", "--max_steps", "3", "--gradient_accumulation_steps", "1", "--logging_steps", "1")
+    done = trl("dpo", "--config", str(POST / "dpo.yaml"), *quick)
+    assert "rewards/margins" in done.stdout and Path("runs/dpo/model.safetensors").is_file()
+
+
+@pytest.mark.post
+@needs_trl
+def test_a_base_model_without_chat_tokens_is_refused_by_trl_in_words(chatty):
+    tokenizer = tokenization.make_characters(["abc"])
+    export.write(built(sequence_length=64), chatty / "plain", tokenizer)
+    words = ("--model_name_or_path", "plain", "--dataset_name", "chats", "--output_dir", "runs/chat")
+    done = trl("sft", "--config", str(POST / "sft_smoltalk.yaml"), *words, "--max_steps", "1", expect=1)
+    assert "chat template" in done.stderr or "chat_template" in done.stderr
+
+
+def train_both(method, folder):
+    """Train a model of ours and its stock twin alike; write what each logged, and the largest difference of weights."""
+    import trl
+    from datasets import Dataset
+
+    tokenizer = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz .\n"])
+    ours = randomize(built(sequence_length=64))
+    chat.add_chat(ours, tokenizer)
+    stock = stock_of(ours)
+    stock.generation_config = copy.deepcopy(ours.generation_config)
+    assert (ours.config._attn_implementation, stock.config._attn_implementation) == (CAUSAL, "sdpa")
+    kind, more, rows = {
+        "sft": ("SFT", {"assistant_only_loss": True}, [{"messages": said} for said in CHATS]),
+        "dpo": ("DPO", {}, [{"chosen": s, "rejected": [s[0], {"role": "assistant", "content": "no"}]} for s in CHATS]),
+        "grpo": (
+            "GRPO",
+            {"num_generations": 2, "max_completion_length": 6},
+            [{"prompt": "a" * n} for n in (2, 5, 9, 3)],
+        ),
+    }[method]
+    about = {"max_steps": 3, "logging_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-3}
+    about |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "save_strategy": "no"}
+    reward = [lambda completions, **_: [float(len(set(text))) for text in completions]]
+    logged = []
+    for model in (ours, stock):
+        trainer = getattr(trl, f"{kind}Trainer")(
+            model,
+            args=getattr(trl, f"{kind}Config")(str(folder), disable_tqdm=True, **about, **more),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            **{"grpo": {"reward_funcs": reward}, "dpo": {"ref_model": copy.deepcopy(model)}}.get(method, {}),
+        )
+        trainer.train()
+        logged.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
+    gaps = [(one - two).abs().max().item() for one, two in zip(ours.parameters(), stock.parameters(), strict=True)]
+    (folder / "both.json").write_text(json.dumps([logged, max(gaps)]))
+
+
+@pytest.mark.post
+@needs_trl
+@pytest.mark.parametrize("method", ["sft", "dpo", "grpo"])
+def test_losses_with_the_training_attention_equal_those_of_stock_gpt2(method, tmp_path):
+    """To 1e-5, with padding: the registered attention hands over to SDPA there."""
+    in_fork(train_both, method, tmp_path)
+    (ours, stock), gap = json.loads((tmp_path / "both.json").read_text())
+    assert len(ours) == 3 and ours == pytest.approx(stock, abs=1e-5) and gap < 1e-4
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that knows nothing, and notes what it is asked."""
+
+    asked: list[str] = []
+
+    def do_HEAD(self):
+        self.asked.append(self.path)
+        self.send_response(404)
+        self.end_headers()
+
+    do_GET = do_POST = do_HEAD
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.post
+@needs_trl
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_trl_reports_its_use_only_where_it_is_asked_to(asked_for, place):
+    Hub.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    about = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    environment = {key: value for key, value in os.environ.items() if key not in ("CI", "HF_HUB_DISABLE_TELEMETRY")}
+    environment |= about | ({"HF_HUB_DISABLE_TELEMETRY": "0"} if asked_for else {})
+    words = [sys.executable, ROOT / "post_train.py", "--config", POST / "addition.yaml", *QUICK]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    server.shutdown()
+    server.server_close()
+    assert done.returncode == 0, done.stderr
+    assert any("telemetry" in path for path in Hub.asked) == asked_for, Hub.asked
