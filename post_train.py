@@ -133,7 +133,12 @@ def post_train(task: Task, settings) -> None:
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
     if reward.faults:
         log.warning(f"{reward.faults:,} of {reward.calls:,} calls of the reward failed, and count 0")
-    log.info(f"{folder / 'model'}/  {folder / 'reward.png'}  {folder / METRICS}")
+    for file, use in {
+        "model/": f"load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {folder}",
+        "reward.png": "both rewards over steps",
+        METRICS: "every number above",
+    }.items():
+        log.info(f"{folder / file!s:32} {use}")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ def read(key: str, path: str) -> list[Text]:
 
     Raises BadInput, which begins with ``key``, where there is no such file, column, or row.
     """
-    from datasets import load_dataset  # here, for a card's image may lack it
+    from datasets import disable_progress_bars, load_dataset  # here, for a card's image may lack it
 
+    disable_progress_bars()
     where = f"{key} = {path}"
     kind = TABLES.get(Path(path).suffix)
     if kind is None or not Path(path).is_file():
