@@ -29,6 +29,7 @@ PARSERS = {
     "eval_hellaswag.py": eval_hellaswag.parse,
     "export_model.py": export_model.parse,
     "generate.py": generate.parse,
+    "post_train.py": lambda words: Path(words[words.index("--config") + 1]).read_text(),  # its keys: test_post_train.py
     "prepare_data.py": lambda words: reading.parse_command(words, "", prepare_data.EXTRAS),
     "train.py": lambda words: words[:1] == ["--push_pending"] or reading.parse_command(words, "", reading.TRAIN_MODES),
 }

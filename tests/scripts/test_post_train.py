@@ -4,6 +4,8 @@ import copy
 import importlib.util
 import json
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from conftest import ROOT, in_fork, needs_trl, run
 from small_models import built, randomize, stock_of
 from transformers import AutoModelForCausalLM, pipeline
 
+import post_train as post_train_script
 from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
 from pretrain.model import export
@@ -293,6 +296,34 @@ def test_losses_with_the_training_attention_equal_those_of_stock_gpt2(method, tm
     in_fork(train_both, method, tmp_path)
     (ours, stock), gap = json.loads((tmp_path / "both.json").read_text())
     assert len(ours) == 3 and ours == pytest.approx(stock, abs=1e-5) and gap < 1e-4
+
+
+@pytest.mark.post
+@needs_trl
+def test_the_pages_commands_are_understood_by_trl(monkeypatch):
+    import yaml
+    from trl.scripts import dpo, sft
+
+    monkeypatch.chdir(ROOT)
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes/post").glob("*.yaml")]
+    found = [
+        line
+        for page in pages
+        for line in re.findall(r"^(?:    |# )(trl .*|.*post_train.py .*)$", page.read_text(), re.M)
+    ]
+    assert len(found) >= 6
+    for line in found:
+        words = shlex.split(line.partition(", after")[0])
+        if words[0] != "trl":
+            post_train_script.parse(words[words.index("--config") :])
+            continue
+        parser = {"sft": sft, "dpo": dpo}[words[1]].make_parser(prog="trl")
+        *_, unknown = parser.parse_args_and_config(words[2:], return_remaining_strings=True)
+        assert [word for word in unknown if word.startswith("--")] in ([], ["--accelerate_config"]), (line, unknown)
+        assert (
+            yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())["env"]["HF_HUB_DISABLE_TELEMETRY"]
+            == "1"
+        )
 
 
 class Hub(BaseHTTPRequestHandler):
