@@ -69,14 +69,14 @@ def draw_runs(runs: Mapping[str, Sequence[Mapping]], path: Path, *, x: str = "to
 def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
     """Draw post-training's rows into ``path`` (PNG) over steps: the sampled completions' reward and the held-out one."""
     sampled, held_out = (_series(rows, name, "steps") for name in ("train/reward", "eval/reward"))
-    marked = {(held_out[0][at], held_out[1][at]) for at in (0, -1) if len(held_out[0])}
     with _picture(path, [3.2], "steps") as (axes,):
         axes.plot(*sampled, color=SKY, linewidth=0.9, label="sampled, prompts that it learns from")
         axes.plot(*held_out, color=VERMILLION, marker="o", markersize=4, label="greedy, held-out prompts")
-        for place, value in marked:
-            above = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontweight": "bold"}
-            axes.annotate(f"{value:.3f}", (place, value), color=VERMILLION, **above)
-        axes.set(ylabel="mean reward", title=title, ylim=(min(0, *sampled[1], *held_out[1]), None))
+        for at, side in ((0, "left"), (-1, "right")) if len(held_out[0]) else ():
+            above = {"xytext": (0, 7), "textcoords": "offset points", "ha": side, "fontweight": "bold"}
+            axes.annotate(f"{held_out[1][at]:.3f}", (held_out[0][at], held_out[1][at]), color=VERMILLION, **above)
+        axes.set(ylabel="mean reward", title=title)
+        axes.margins(y=0.12)
         axes.legend(loc="lower right")
 
 
