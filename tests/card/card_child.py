@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     def count(_) -> None:
         updates.append(Counter(machine.waits))
         if len(updates) == int(os.environ.get("KILL_AT", "0")):
-            while not list(Path("runs").glob("*/checkpoints/step-*")):
+            run_name = sys.argv[sys.argv.index("--run_name") + 1]
+            while not list(Path("runs", run_name, "checkpoints").glob("step-*")):
                 time.sleep(0.01)  # the one that was begun
             die()
         if len(updates) == int(os.environ.get("SHORT_AT", "0")):
