@@ -309,7 +309,7 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
     found = [
         line
         for page in pages
-        for line in re.findall(r"^(?:    |# )(trl .*|.*post_train.py .*)$", page.read_text(), re.M)
+        for line in re.findall(r"^(?:    |# )(trl .*|.*python post_train.py .*)$", page.read_text(), re.M)
     ]
     assert len(found) >= 6
     for line in found:
