@@ -313,7 +313,7 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
     ]
     assert len(found) >= 6
     for line in found:
-        words = shlex.split(line.partition(", after")[0])
+        words = shlex.split(line.partition(", after")[0].replace(" --bf16 true", ""))  # Trainer asks the machine for it
         if words[0] != "trl":
             post_train_script.parse(words[words.index("--config") :])
             continue
