@@ -144,14 +144,14 @@ def examine(recipe: keys.Recipe, asked: argparse.Namespace, facts: dict) -> Iter
 def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    names = {source.dataset_name for source in keys.sources(recipe.data) if not source.data_dir}
+    names = set(map(keys.hub_id, keys.sources(recipe.data)))
     wanted = {}
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         yield Check("hub", verdicts.OK, "HF_HUB_OFFLINE is set: no request is made")
     else:
         wanted["hub"] = (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else check HTTPS_PROXY")
         remedy = "check dataset_name, or log in (hf auth login); offline: data_files"
-        for name in sorted(filter(None, names - {sources.STDLIB})):
+        for name in sorted(filter(None, names)):
             wanted[f"data set {name}"] = (f"{hub}/api/datasets/{name}", remedy)
     if doctor.package_version("wandb") and os.environ.get("WANDB_MODE", "online") == "online":
         url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
@@ -180,9 +180,8 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
 
 def needs_hub(recipe: keys.Recipe) -> bool:
     """Return whether the run would stop without the Hub: it streams a data set of which not all shards are here."""
-    asked = [source for source in keys.sources(recipe.data) if not source.data_dir and not source.data_files]
-    missing = [source for source in asked if source.dataset_name != sources.STDLIB]
-    return any(not shards.is_complete(sources.find_source(source).folder) for source in missing)
+    asked = [source for source in keys.sources(recipe.data) if keys.hub_id(source)]
+    return any(not shards.is_complete(sources.find_source(source).folder) for source in asked)
 
 
 # ---- what a run will take

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pretrain.base import console, files
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.data import background, mending, prepare, shards, sources
+from pretrain.data import background, fetching, mending, prepare, shards, sources
 from pretrain.data.progress import Pace
 from pretrain.hub import client
 from pretrain.recipe import keys, reading
@@ -53,22 +53,28 @@ def main(argv: list[str] | None = None) -> int:
     found = keys.sources(recipe.data)
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
-    if all(asked.data_dir for asked in found):
+    if all(map(keys.is_here, found)):
         raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")
     for index, asked in enumerate(found):
-        if asked.data_dir or extras.get("source", index) != index:
+        if keys.is_here(asked) or extras.get("source", index) != index:
             continue
         source = sources.find_source(asked)
+        if source.repository and job.count > 1:
+            raise BadInput(
+                f"--num_jobs {job.count}: data_dir = {asked.data_dir} is fetched, not prepared; leave it out"
+            )
         if "dry_run" in extras:
-            print(prepare.dry_run(source))
+            print(fetching.describe(source) if source.repository else prepare.dry_run(source))
             continue
         folder = source.folder
         folder.mkdir(parents=True, exist_ok=True)
-        pace = Pace(recipe, asked.shard_tokens) if "follow" in extras else None
+        pace = Pace(recipe) if "follow" in extras else None
         with files.locked(
             folder / job.lock, f"{folder} is being prepared by process {{pid}}; wait for it", background.BUSY
         ):
-            if "merge" in extras:
+            if source.repository:
+                fetching.fetch(source, pace)
+            elif "merge" in extras:
                 prepare.merge(folder)
             else:
                 mending.mend(source, job, every=pace is None)

@@ -211,8 +211,13 @@ def row(path: Path, root: Path) -> dict:
     name = str(path.relative_to(root))
     if path.is_dir():
         return {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
-    return {"type": "file", "path": name, "size": path.stat().st_size, "oid": _oid(path)}
+    about = {"type": "file", "path": name, "size": path.stat().st_size, "oid": _oid(path)}
+    if path.suffix in (".bin", ".npy"):
+        oid = hashlib.sha256(path.read_bytes()).hexdigest()
+        about["lfs"] = {"oid": oid, "size": path.stat().st_size, "pointerSize": 134}
+    return about
 
 
 def _oid(path: Path) -> str:
-    return hashlib.sha1(path.read_bytes()).hexdigest()
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # as Git has it

@@ -95,7 +95,7 @@ class Corpus:
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each shard is an open file
         asked = keys.sources(data)
-        found = [None if each.data_dir else find_source(each) for each in asked]
+        found = [None if keys.is_here(each) else find_source(each) for each in asked]
         folders = [one.folder if one else Path(str(each.data_dir)) for one, each in zip(found, asked, strict=True)]
         self._weights = keys.weights(data)
         if self._consumed:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -17,7 +17,7 @@ from pretrain.recipe import keys
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
 NO_IDS = np.empty(0, dtype=np.uint32)
-NumberedRow = tuple[int, str | None, bool]  # its number, its text, whether a document begins with it
+NumberedRow = tuple[int, Any, bool]  # its number, text or ids, whether a document begins with it
 
 
 class Document(NamedTuple):
@@ -35,13 +35,16 @@ def well_formed(text: str) -> str:
 
 
 class DocumentEncoder:
-    """Rows to Documents, on all cores but those of ``trainers`` other processes.
+    """Rows of texts, or of ids, to Documents, on all cores but those of ``trainers`` other processes.
+
+    Args:
+        ids: rows hold the tokenizer's ids; an end-of-text token at either end is left out, for one stands before each.
 
     Attributes:
         bytes_per_token: (vocabulary,) int64, bytes of text that each id stands for.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, name: str, trainers: int = 0):
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, name: str, trainers: int = 0, *, ids: bool = False):
         if max(tokenizer.get_vocab().values()) >= len(tokenizer):
             raise BadInput(f"tokenizer = {name}: its ids have gaps; use another tokenizer")
         self.bytes_per_token = tokenization.token_bytes(tokenizer)
@@ -49,7 +52,8 @@ class DocumentEncoder:
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
         self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
         # A long text comes in pieces that end where GPT-2's pattern does; another tokenizer gets the whole.
-        self._takes_pieces = name in keys.TRAINED_TOKENIZERS or self._encode.tiktoken is not None
+        self._ids = ids
+        self._takes_pieces = ids or name in keys.TRAINED_TOKENIZERS or self._encode.tiktoken is not None
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
     def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:
@@ -67,6 +71,8 @@ class DocumentEncoder:
                 yield from waiting.popleft().result()
 
     def _documents(self, batch: list[NumberedRow]) -> list[Document]:
+        if self._ids:
+            return [self._of_ids(number, row) for number, row, _ in batch]
         texts = [well_formed(text) for _, text, _ in batch if text is not None]
         sizes, found, documents = sum(len(text.encode()) for text in texts), 0, []
         encodings = zip(texts, self._encode(texts), strict=True)
@@ -85,6 +91,19 @@ class DocumentEncoder:
                 f"text, so bits per byte would be wrong. Use a byte-level one"
             )
         return documents
+
+    def _of_ids(self, number: int, ids: np.ndarray | None) -> Document:
+        counts = {"documents": int(ids is not None), "without_text": int(ids is None), "surrogates_replaced": 0}
+        if ids is None:
+            return Document(number, NO_IDS, 0, counts)
+        if ids.max() >= len(self.bytes_per_token):
+            raise BadInput(
+                f"row {number}: holds the id {ids.max()}, and tokenizer = {self._name} has {len(self.bytes_per_token)}; "
+                f"give the one that the ids were made with"
+            )
+        inner = np.flatnonzero(ids != self._end_of_text)
+        ids = ids[inner[0] : inner[-1] + 1] if len(inner) else NO_IDS
+        return Document(number, np.concatenate([self._end_of_text, ids]), int(self.bytes_per_token[ids].sum()), counts)
 
 
 def whole_documents(rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
@@ -107,7 +126,7 @@ def batched(rows: Iterable[NumberedRow]) -> Iterator[list[NumberedRow]]:
     batch, size = [], 0
     for row in rows:
         batch.append(row)
-        size += len(row[1] or "") + 1
+        size += 1 + (0 if row[1] is None else len(row[1]))
         if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0

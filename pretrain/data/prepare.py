@@ -126,7 +126,9 @@ def open_source(source: FoundSource, job: Job, manifest: dict | None, pace: Pace
     if manifest and manifest["tokenizer"] != identity:
         raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
-    opened = Opened(source, parts, DocumentEncoder(tokenizer, name, trainers), job)
+    opened = Opened(
+        source, parts, DocumentEncoder(tokenizer, name, trainers, ids=source.wanted.token_column is not None), job
+    )
     return opened, {"revision": revision, "versions": versions, "tokenizer": identity}  # versions fill while reading
 
 
@@ -314,6 +316,10 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
 
 def no_text(source: FoundSource) -> BadInput:
     """Return what is said of a source without any text."""
+    if column := source.wanted.token_column:
+        return BadInput(
+            f"{source.name}: no row has ids in token_column = {column}; give --token_column with one that has"
+        )
     column = source.wanted.text_column
     return BadInput(f"{source.name}: no row has text in text_column = {column}; give --text_column with one that has")
 
@@ -332,6 +338,8 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
     """Return about how many bytes of text the train split has; 0 where that is not known."""
     if source.tables is None:
         return source.most_tokens or 0.0
+    if source.wanted.token_column:
+        return 0.0
     from pretrain.data import stream
 
     return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"])
@@ -339,6 +347,8 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
 
 def dry_run(source: FoundSource) -> str:
     """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
+    if source.wanted.token_column:
+        raise BadInput("--dry_run: tries how fast text is encoded, and token_column has none; leave it out")
     _, parts = open_parts(source, None, {})
     name, wanted = source.wanted.tokenizer, source.wanted
     if name in keys.TRAINED_TOKENIZERS:

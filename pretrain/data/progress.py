@@ -20,9 +20,8 @@ AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead o
 class Pace:
     """What train.py writes to standard input: how many windows it will soon need. It ends this process by closing it."""
 
-    def __init__(self, recipe: keys.Recipe, shard_tokens: int):
+    def __init__(self, recipe: keys.Recipe):
         self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"
-        self.ahead = AHEAD_SHARDS * shard_tokens // recipe.model.sequence_length
         self._wanted, self._changed = 0, threading.Condition()
         os.nice(10)  # the trainer goes first where they share cores
         threading.Thread(target=self._listen, daemon=True).start()
@@ -36,9 +35,9 @@ class Pace:
 
     def wait(self, rows: list[dict]) -> None:
         """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
-        windows = sum(max(0, row["tokens"] - 1) // self.sequence_length for row in rows)
+        windows = [max(0, row["tokens"] - 1) // self.sequence_length for row in rows]
         with self._changed:
-            while self.bounded and windows >= self._wanted + self.ahead:
+            while self.bounded and rows and sum(windows) > self._wanted + AHEAD_SHARDS * max(windows):
                 self._changed.wait()
 
 

@@ -5,7 +5,9 @@ import csv
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from io import TextIOWrapper
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from datasets.packaged_modules.csv.csv import CsvConfig
 
@@ -14,27 +16,52 @@ from pretrain.base.errors import BadInput
 from pretrain.data.patience import Unreadable
 
 CSV_DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # as csv.reader has them
+TEXT, IDS = "text", "lists of ids"
 JSON_TYPES = {str: "text", int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
 SHOWN_COLUMNS = 20
 
 csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
 
 
-def refuse_column(name: str, text_column: str, types: Mapping[str, str]) -> None:
-    """Raise BadInput unless a column holds text, or nothing.
+class Column(NamedTuple):
+    """Which column of a table is read; ``holds``: text, or lists of ids."""
+
+    name: str
+    holds: str = TEXT
+
+    @property
+    def key(self) -> str:
+        """The recipe's key that names it."""
+        return "text_column" if self.holds == TEXT else "token_column"
+
+
+def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:
+    """Raise BadInput unless a column holds what it is to hold, or nothing.
 
     Args:
-        types: what each column holds: text, "" for nothing, or what else.
+        types: what each column holds: text, lists of ids, "" for nothing, or what else.
     """
-    if (found := types.get(text_column)) in ("text", ""):
+    if (found := types.get(column.name)) in (column.holds, ""):
         return
-    near = difflib.get_close_matches(text_column, types, n=1)
-    hint = f"; did you mean --text_column {near[0]}?" if near else ""
+    near = difflib.get_close_matches(column.name, types, n=1)
+    hint = f"; did you mean --{column.key} {near[0]}?" if near else ""
     if found is None:
-        raise BadInput(f"{name}: text_column = {text_column}: no such column; it has {_listed(types)}{hint}")
-    texts = [column for column, holds in types.items() if holds == "text"]
-    remedy = f"give --text_column with one of text: {_listed(texts)}" if texts else "write it as text"
-    raise BadInput(f"{name}: text_column = {text_column}: holds {found}, not text; {remedy}")
+        raise BadInput(f"{name}: {column.key} = {column.name}: no such column; it has {_listed(types)}{hint}")
+    fits = [other for other, holds in types.items() if holds == column.holds]
+    remedy = (
+        f"give --{column.key} with one of {column.holds}: {_listed(fits)}" if fits else f"write it as {column.holds}"
+    )
+    raise BadInput(f"{name}: {column.key} = {column.name}: holds {found}, not {column.holds}; {remedy}")
+
+
+def ids_of(value: Any) -> np.ndarray | None:
+    """Return a row's list of ids, (n,) uint32, or None where it is empty. Raises Unreadable where it holds no ids."""
+    ids = np.asarray([] if value is None else value)
+    if not ids.size:
+        return None
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
+        raise Unreadable("is no list of ids, whole numbers from 0; leave the row out")
+    return ids.astype(np.uint32)
 
 
 def _listed(columns: Iterable[str]) -> str:
@@ -82,18 +109,21 @@ def json_object(name: str, number: int, line: bytes) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-def refuse_no_text(name: str, text_column: str, lines: list[tuple[int, bytes]]) -> None:
+def refuse_no_text(name: str, column: Column, lines: list[tuple[int, bytes]]) -> None:
     """Raise BadInput where a file's first lines have fields, but none of them has text in this one."""
     types: dict[str, set[str]] = {}
     for number, line in lines:
         with contextlib.suppress(Unreadable):  # it is found again, at its row
-            for column, value in json_object(name, number, line).items():
-                types.setdefault(column, set()).add(JSON_TYPES.get(type(value), ""))
+            for field, value in json_object(name, number, line).items():
+                types.setdefault(field, set()).add(_json_type(value))
     if types:
-        held = {column: found - {""} for column, found in types.items()}
-        refuse_column(
-            name, text_column, {c: "text" if "text" in f else " and ".join(sorted(f)) for c, f in held.items()}
-        )
+        held = {field: found - {""} for field, found in types.items()}
+        refuse_column(name, column, {f: TEXT if TEXT in h else " and ".join(sorted(h)) for f, h in held.items()})
+
+
+def _json_type(value: Any) -> str:
+    numbers = isinstance(value, list) and all(type(one) is int for one in value)
+    return IDS if numbers else JSON_TYPES.get(type(value), "")
 
 
 def column_types(schema: pa.Schema) -> dict[str, str]:
@@ -102,6 +132,8 @@ def column_types(schema: pa.Schema) -> dict[str, str]:
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        holds = "" if pa.types.is_null(kind) else str(kind)
-        types[field.name] = "text" if any(is_text(kind) for is_text in texts) else holds
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_fixed_size_list)
+        ids = any(is_list(kind) for is_list in lists) and pa.types.is_integer(kind.value_type)
+        holds = "" if pa.types.is_null(kind) else IDS if ids else str(kind)
+        types[field.name] = TEXT if any(is_text(kind) for is_text in texts) else holds
     return types

@@ -14,7 +14,7 @@ import re
 import struct
 from collections.abc import Iterator
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -255,12 +255,19 @@ def _splits_by_name(folder: Path) -> dict[str, list[dict]]:
         if OUR_NAME.fullmatch(path.name):
             ours = f"{path.name} is a shard of ours, but there is no {MANIFEST}"
             raise BadInput(f"data_dir = {folder}: {ours}: not prepared to the end; run prepare_data.py again")
-        named = {SPLIT_WORDS[word] for word in path.stem.split("_") if word in SPLIT_WORDS}
-        if len(named) > 1:
-            raise BadInput(f"{path}: its name says {' and '.join(sorted(named))}; rename it to say one")
-        for split in named:
+        if split := split_of(path):
             splits.setdefault(split, []).append({"file": path.name, "tokens": read_layout(path).tokens})
     return splits
+
+
+def split_of(path: PurePath) -> str | None:
+    """Return the split that the name of a file of ids says, None where it says none. Raises BadInput where it says two."""
+    if path.suffix not in (".bin", ".npy") or path.name.startswith("."):
+        return None
+    named = {SPLIT_WORDS[word] for word in path.stem.split("_") if word in SPLIT_WORDS}
+    if len(named) > 1:
+        raise BadInput(f"{path}: its name says {' and '.join(sorted(named))}; rename it to say one")
+    return next(iter(named), None)
 
 
 def fingerprint(rows: list[dict]) -> str:

@@ -19,13 +19,14 @@ from glob import glob
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import httpx
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.redaction import is_redacted, is_url, redact_url
+from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 
 STDLIB = "python_stdlib"
@@ -45,7 +46,7 @@ NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on;
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
 FORMATS = {"csv": 3}  # where only one kind is
 
-Row = tuple[str | None, bool]
+Row = tuple[Any, bool]  # a text (str), or its ids ((n,) uint32), or None; whether a document begins with it
 Part = tuple[str, Callable[[int], Iterator[Row]]]
 
 
@@ -59,6 +60,7 @@ class FoundSource:
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # text: by split
     tables: dict[str, Any] | None = None  # else: the arguments of stream.open_tables
     most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
+    repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
 
     @property
     def folder(self) -> Path:
@@ -74,7 +76,16 @@ def find_source(wanted: Data) -> FoundSource:
     """
     size = wanted.tokenizer_vocab_size if wanted.tokenizer == "bpe" else None
     identity: dict[str, Any] = {"format": FORMAT, "tokenizer": {"tokenizer": wanted.tokenizer, "size": size}}
+    if wanted.data_dir:
+        place = keys.REPOSITORY.fullmatch(wanted.data_dir)
+        assert place is not None  # rules.py has seen it
+        revision, folder = place[2] and unquote(place[2]), place[3] or ""
+        repository = {"format": FORMAT, "data_dir": wanted.data_dir.rstrip("/"), "limit_tokens": wanted.limit_tokens}
+        name = place[1].rpartition("/")[2]
+        return FoundSource(wanted, name, repository, repository=(place[1], revision, folder))
     identity |= {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens}
+    ids = {"token_column": wanted.token_column} if wanted.token_column else {}
+    identity |= ids
     if wanted.validation_files and not wanted.data_files:
         raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
     if wanted.data_files:
@@ -98,6 +109,7 @@ def find_source(wanted: Data) -> FoundSource:
         identity |= {"format": FORMATS.get(kind, FORMAT), "train": _stamps(train), "text_column": wanted.text_column}
         identity["validation"] = _stamps(held_out) or wanted.validation_tokens
         tables: dict[str, Any] = {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
+        tables |= ids
         name = Path(_path_of(train[0])).name.split(".")[0]
         return FoundSource(wanted, re.sub(r"[^\w.-]", "_", name), identity, tables=tables)
     if wanted.dataset_name == STDLIB:
@@ -112,6 +124,7 @@ def find_source(wanted: Data) -> FoundSource:
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
     tables = {name: getattr(wanted, name) for name in asked}
     identity |= tables | {"validation": wanted.validation_tokens}
+    tables |= ids
     return FoundSource(wanted, re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=tables)
 
 

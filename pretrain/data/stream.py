@@ -39,7 +39,17 @@ from pretrain.base.errors import BadInput
 from pretrain.base.network import answer_of, causes
 from pretrain.base.redaction import is_redacted, redact
 from pretrain.data.patience import Cut, Patience, Unreadable
-from pretrain.data.records import column_types, csv_records, json_object, refuse_column, refuse_no_text
+from pretrain.data.records import (
+    IDS,
+    TEXT,
+    Column,
+    column_types,
+    csv_records,
+    ids_of,
+    json_object,
+    refuse_column,
+    refuse_no_text,
+)
 from pretrain.data.sources import COMPRESSED, Part, Row, shown_name
 
 log = logging.getLogger(__name__)
@@ -108,6 +118,7 @@ def open_tables(
     dataset_revision: str | None = None,
     data_files: dict[str, list[str]] | None = None,
     text_column: str,
+    token_column: str | None = None,
     pinned: str | None = None,
     versions: dict[str, dict[str, str]] | None = None,
     kept_in: str = "its shards",
@@ -125,6 +136,7 @@ def open_tables(
     Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
     """
     _retry_here()
+    column = Column(token_column, IDS) if token_column else Column(text_column)
     versions = {} if versions is None else versions
     asked = {split: _named_files(dataset_name, found, versions) for split, found in (data_files or {}).items()}
     for name in (name for found in asked.values() for name in found if name.startswith(("http://", "https://"))):
@@ -147,7 +159,7 @@ def open_tables(
     if "train" not in names:
         raise BadInput(f"dataset_name = {dataset_name}: has no split train, only {', '.join(names)}")
     if hasattr(builder.config, "columns"):  # Parquet: the other columns are not even fetched
-        builder.config.columns, builder.config.batch_size = [text_column], ROWS
+        builder.config.columns, builder.config.batch_size = [column.name], ROWS
         # Without pre_buffer=False Arrow keeps all of a file that was read until its end.
         builder.config.fragment_scan_options = ParquetFragmentScanOptions(pre_buffer=False)
     splits = {}
@@ -159,12 +171,12 @@ def open_tables(
         if not isinstance(builder, (Json, Csv)):
             table = _patiently(where, builder.as_streaming_dataset, split, files=given)
         for index, name in enumerate(names[split]):
-            values = functools.partial(_table_values, table, index, name, text_column)
+            values = functools.partial(_table_values, table, index, name, column)
             if isinstance(builder, Json):
-                values = functools.partial(_json_values, name, text_column)
+                values = functools.partial(_json_values, name, column)
             elif isinstance(builder, Csv):
-                values = functools.partial(_csv_values, builder.config, name, text_column)
-            parts.append((name, functools.partial(_read, name, values)))
+                values = functools.partial(_csv_values, builder.config, name, column)
+            parts.append((name, functools.partial(_read, name, column, values)))
         splits[split] = parts
     return pinned, splits
 
@@ -344,7 +356,7 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
         raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
 
 
-def _read(name: str, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
+def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
     """Yield one file's rows from one on, each once whatever fails on the way.
 
     Args:
@@ -353,22 +365,27 @@ def _read(name: str, values: Callable[[int], Iterator[Any]], row: int) -> Iterat
     patience = Patience(name)
     while True:
         try:
-            for text in values(row):
+            for value in values(row):
+                found = (
+                    ids_of(value)
+                    if column.holds == IDS
+                    else value
+                    if isinstance(value, str) and value.strip()
+                    else None
+                )
                 row += 1
-                yield (text if isinstance(text, str) and text.strip() else None), True
+                yield found, True
             return
         except Exception as error:
             patience.failed(_behind(error, name), row)
 
 
-def _table_values(
-    table: datasets.IterableDataset, index: int, name: str, text_column: str, start: int
-) -> Iterator[Any]:
+def _table_values(table: datasets.IterableDataset, index: int, name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the column's values from row ``start`` on. In Parquet it begins at the row group; else it reads up to it.
 
     Raises Cut where it ends before its end, or ``start``: some clients take an error for an end.
     """
-    groups = _row_groups(name, text_column) if _is_parquet(name) else None
+    groups = _row_groups(name, column) if _is_parquet(name) else None
     one = table.shard(num_shards=table.num_shards, index=index)
     pieces, row, skip = iter([one]), start, start
     if start and groups is not None:
@@ -377,8 +394,9 @@ def _table_values(
         pieces = (parts.shard(num_shards=parts.num_shards, index=i) for i in range(first, parts.num_shards))
     for piece in pieces:
         for found in piece.with_format("arrow").iter(batch_size=ROWS):
-            refuse_column(name, text_column, column_types(found.schema))
-            values = found.column(text_column).to_pylist()[skip:]
+            refuse_column(name, column, column_types(found.schema))
+            cells = found.column(column.name)
+            values = (cells.to_numpy() if column.holds == IDS else cells.to_pylist())[skip:]
             skip = max(0, skip - len(found))
             row += len(values)
             yield from values
@@ -386,7 +404,7 @@ def _table_values(
         raise Cut(f"ended after {row - skip} rows, before row {groups[-1] if groups else row}")
 
 
-def _csv_values(config: CsvConfig, name: str, text_column: str, start: int) -> Iterator[str]:
+def _csv_values(config: CsvConfig, name: str, column: Column, start: int) -> Iterator[str]:
     """Yield the column's field of each record from record ``start`` on; a blank line is none.
 
     Raises Cut where it ends before its end, or ``start``.
@@ -402,11 +420,11 @@ def _csv_values(config: CsvConfig, name: str, text_column: str, start: int) -> I
         first = [] if config.names and config.header == "infer" else next(records, [])
         header = config.names or first
         if header:
-            refuse_column(name, text_column, dict.fromkeys(header, "text"))
+            refuse_column(name, column, dict.fromkeys(header, TEXT))
         for number, record in enumerate(records):
             if number >= start:
                 yield from held
-                held = [record[header.index(text_column)]]
+                held = [record[header.index(column.name)]]
     yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
     if not header:
         raise BadInput(f"{name}: has no line; give a CSV with a header")
@@ -414,7 +432,7 @@ def _csv_values(config: CsvConfig, name: str, text_column: str, start: int) -> I
         raise Cut(f"ended after {number + 1} rows, before row {start}")
 
 
-def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
+def _json_values(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the field of each line from line ``start`` on: None where a line is blank, no object, or has no such field.
 
     Raises Cut where it ends before its end, or ``start``.
@@ -424,11 +442,11 @@ def _json_values(name: str, text_column: str, start: int) -> Iterator[Any]:
         lines: Iterator[tuple[int, bytes]] = enumerate(file)
         if not start:
             head = list(islice(lines, ROWS))
-            refuse_no_text(name, text_column, head)
+            refuse_no_text(name, column, head)
             lines = chain(head, lines)
         for number, line in lines:
             if number >= start:
-                yield json_object(name, number, line).get(text_column)
+                yield json_object(name, number, line).get(column.name)
     if number + 1 < start:
         raise Cut(f"ended after {number + 1} rows, before row {start}")
 
@@ -448,10 +466,10 @@ def _is_parquet(name: str) -> bool:
     return _path_of(name).lower().endswith(".parquet")
 
 
-def _row_groups(name: str, text_column: str) -> list[int]:
+def _row_groups(name: str, column: Column) -> list[int]:
     """Return the first row of each row group, and the number of rows, from the file's footer."""
     with _open(name) as file:
         footer = pq.ParquetFile(file)
-        refuse_column(name, text_column, column_types(footer.schema_arrow))
+        refuse_column(name, column, column_types(footer.schema_arrow))
         about = footer.metadata
         return list(accumulate((about.row_group(i).num_rows for i in range(about.num_row_groups)), initial=0))

@@ -15,6 +15,7 @@ import yaml
 
 from pretrain.base.layout import step_name
 from pretrain.evaluation.hellaswag import CITATIONS, PUBLISHED
+from pretrain.recipe.keys import REPOSITORY
 
 # Loss of OpenAI's GPT-2 124M on held-out text, context 1,024, as others measured it: nats per token, data, source. The
 # 3.425 stands in a notebook that does not name its data; llm.c's runs of that week validate on FineWeb.
@@ -279,7 +280,10 @@ def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]
     found: list[tuple[tuple[str, str | None] | None, str]] = []
     for source in recipe["sources"] if recipe.get("sources") and not alone else [recipe]:
         name, subset = source.get("dataset_name"), source.get("dataset_config_name")
-        if source.get("data_dir"):
+        if fetched := REPOSITORY.fullmatch(source.get("data_dir") or ""):
+            link = f"https://huggingface.co/datasets/{fetched[1]}"
+            found.append(((fetched[1], None), f"the tokens of [{_text(fetched[1])}]({link})"))
+        elif source.get("data_dir"):
             found.append((None, "token shards of its author's"))
         elif source.get("data_files"):
             found.append((None, "files of its author's"))

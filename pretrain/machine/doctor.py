@@ -210,7 +210,7 @@ def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[C
 
 def shard_bytes(recipe: keys.Recipe) -> float:
     """Return the bytes of the token shards that a run makes, at most: those of the tokens that it trains on."""
-    sources = [source for source in keys.sources(recipe.data) if not source.data_dir]
+    sources = [source for source in keys.sources(recipe.data) if not keys.is_here(source)]
     tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * recipe.schedule.max_steps)
     size = tokens * (2 if estimate.shape_of(recipe.model).vocab_size <= 65_536 else 4)
     own = all(source.dataset_name == "python_stdlib" for source in sources)

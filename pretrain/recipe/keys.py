@@ -6,6 +6,7 @@ defaults: the file states it. Places, cadence and reports have the defaults belo
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,8 +33,17 @@ GPT3_SIZES = {"gpt3-125m": (12, 12, 768), "gpt3-6.7b": (32, 32, 4096), "gpt3-175
 OPTIMIZERS = ("adamw", "adamw_8bit", "muon")  # records in optim/optimizers.py
 UNSHARDED = ("adamw_8bit",)  # those whose moments cannot be shared out
 # What a source of a mixture may state: which one it is, and what else it has from the recipe.
+# A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
+REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
-SOURCE_RULES = ("text_column", "validation_fraction", "validation_tokens", "limit_tokens", "shard_tokens")
+SOURCE_RULES = (
+    "text_column",
+    "token_column",
+    "validation_fraction",
+    "validation_tokens",
+    "limit_tokens",
+    "shard_tokens",
+)
 
 
 def key(kind: str, default: Any, help: str, span: tuple = (None, None), *, choices=None, only=None) -> Any:
@@ -61,6 +71,7 @@ class Data:
     dataset_config_name: str | None = data(None, "subset of the data set, for example sample-10BT")
     dataset_revision: str | None = data(None, "branch, tag or commit of the data set; from first contact on a commit")
     text_column: str = data("text", "column of the data set, or field of the JSON lines, with the text")
+    token_column: str | None = data(None, "column with lists of the tokenizer's ids, which is read in place of text")
     data_files: list[str] | None = data(
         None, "paths, globs or https URLs. Of text (UTF-8) a file is a document, of Parquet, JSON lines, CSV a row"
     )
@@ -72,7 +83,9 @@ class Data:
         10_485_760, "data sets, Parquet, JSON lines: the first documents, to so many tokens, for validation", (1, 2**40)
     )
     data_dir: str | None = data(
-        None, "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin"
+        None,
+        "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin; or "
+        "hf://datasets/OWNER/NAME[@REVISION][/FOLDER], from where they are fetched",
     )
     sources: list[dict] | None = data(
         None, "a mixture: mappings of a weight and the data keys above (recipe file only)"
@@ -340,6 +353,19 @@ def sources(data: Data) -> list[Data]:
     names = dict.fromkeys(SOURCE_NAMES)
     stated = [{name: value for name, value in given.items() if name != "weight"} for given in _mixture(data)]
     return [dataclasses.replace(data, **names | given) for given in stated] or [data]
+
+
+def is_here(source: Data) -> bool:
+    """Return whether a source is a folder of shards, which nothing needs to be prepared for."""
+    return source.data_dir is not None and not source.data_dir.startswith("hf://")
+
+
+def hub_id(source: Data) -> str | None:
+    """Return the id of the Hub's data set that a source comes from; None: it comes from elsewhere."""
+    if source.data_dir:
+        found = REPOSITORY.fullmatch(source.data_dir)
+        return found[1] if found else None
+    return None if source.data_files or source.dataset_name == "python_stdlib" else source.dataset_name
 
 
 def weights(data: Data) -> tuple[float, ...]:

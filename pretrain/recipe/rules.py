@@ -16,6 +16,7 @@ from pretrain.recipe.keys import (
     AUTO,
     FIELDS,
     OPTIONAL,
+    REPOSITORY,
     SOURCE_NAMES,
     SOURCE_RULES,
     TRAINED_TOKENIZERS,
@@ -49,6 +50,8 @@ def key_faults(name: str, value: Any) -> list[str]:
     for chosen in (value if isinstance(value, list) else [value]) if field["choices"] else ():
         if chosen not in field["choices"]:
             return [f"{name} = {shown(value)}: must be {either(field['choices'])}{nearest(chosen, field['choices'])}"]
+    if name == "data_dir" and value.startswith("hf://") and not REPOSITORY.fullmatch(value):
+        return [f"data_dir = {shown(value)}: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"]
     low, high = field["low"], field["high"]
     if low is not None and not low <= value <= high:  # NaN lies between nothing
         return [f"{name} = {shown(value)}: must lie between {low} and {high} ({field['help']})"]
@@ -86,7 +89,12 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
     mixture = None if r.data_dir or r.data_files else r.sources
     if mixture is not None:
         faults += _mixture_faults(mixture, r.tokenizer)
-    if r.stream_keep == "consumed" and any(source.get("data_dir") for source in [values, *(mixture or ())]):
+    if r.token_column and r.tokenizer in TRAINED_TOKENIZERS:
+        faults.append(
+            f"token_column = {r.token_column}: tokenizer = {r.tokenizer} is made from text, and there is none; give "
+            f"the one that the ids were made with, for example openai-community/gpt2"
+        )
+    if r.stream_keep == "consumed" and any(map(_holds_yours, [values, *(mixture or ())])):
         deletes = "deletes shards that training has read, and data_dir holds yours"
         faults.append(f"stream_keep = consumed {deletes}. Use --stream_keep all")
     if "none" in (r.report_to or ()) and len(r.report_to) > 1:
@@ -95,6 +103,10 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
     if not RUN_NAME.fullmatch(run_name):
         faults.append(f"run_name = {shown(run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64")
     return faults
+
+
+def _holds_yours(source: Mapping[str, Any]) -> bool:
+    return not str(source.get("data_dir") or "hf://").startswith("hf://")
 
 
 def _architecture_faults(r: SimpleNamespace) -> list[str]:

@@ -171,7 +171,7 @@ def data_folders(recipe: keys.Recipe) -> list[tuple[Path, float]]:
     """Return the folders of a recipe's shards, and their weights; none where its text is not here to name them."""
     asked = keys.sources(recipe.data)
     try:
-        folders = [Path(one.data_dir) if one.data_dir else sources.find_source(one).folder for one in asked]
+        folders = [Path(str(one.data_dir)) if keys.is_here(one) else sources.find_source(one).folder for one in asked]
     except BadInput:
         return []
     return list(zip(folders, keys.weights(recipe.data), strict=True))

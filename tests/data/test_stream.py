@@ -32,6 +32,7 @@ from data_server import DataServer
 import prepare_data
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import patience, prepare, stream
+from pretrain.data.records import Column
 from pretrain.data.shards import is_complete
 from pretrain.data.sources import FoundSource
 from pretrain.hub import client
@@ -442,10 +443,10 @@ def test_a_csv_that_a_data_set_describes_is_read_as_described_or_refused(tmp_pat
     for names in ({"names": ["id", "text"]}, {"names": ["text", "id"], "header": 0}):
         config = stream.CsvConfig(sep="\t", quotechar="'", **names)
         wanted = ["it's a text", "NA"] if "header" not in names else ["2"]
-        assert list(stream._csv_values(config, str(tmp_path / "a.csv"), "text", 0)) == wanted
+        assert list(stream._csv_values(config, str(tmp_path / "a.csv"), Column("text"), 0)) == wanted
     for other in ({"skiprows": 1}, {"header": None}, {"comment": "#"}, {"sep": "ab"}):
         with pytest.raises(BadInput, match="a.csv: is described as a CSV with .*; try --dataset_revision refs/convert"):
-            list(stream._csv_values(stream.CsvConfig(**other), str(tmp_path / "a.csv"), "text", 0))
+            list(stream._csv_values(stream.CsvConfig(**other), str(tmp_path / "a.csv"), Column("text"), 0))
 
 
 COLUMNS = {

@@ -841,3 +841,65 @@ def test_memory_does_not_grow_with_the_stream(workplace, bpe, kind):
         assert size > 0.9e6 * megabytes
     print(f"{kind}: memory grew by {grown[10]:.0f} MB over 10 MB of text, {grown[60]:.0f} MB over 60 MB")
     assert grown[60] < grown[10] + 25
+
+
+def ids_of_rows(texts: list[str]) -> list[list[int]]:
+    (folder,) = Path("data").glob("*/tokenizer")
+    shutil.copytree(folder, "tokenizer", dirs_exist_ok=True)
+    encode = tokenization.Encoder(tokenization.load("tokenizer"))
+    return [ids.tolist() for ids in encode(texts)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace, kind):
+    texts = [TEXT[start : start + 40 + start % 37] for start in range(0, 6000, 70)]
+    end = [tokenization.load(str(next(Path("data").glob("*/tokenizer")))).eos_token_id]
+    ids = [end * (number % 2) + row + end * (number % 3 == 0) for number, row in enumerate(ids_of_rows(texts))]
+    rows = [{"text": text, "tokens": each} for text, each in zip(texts, ids, strict=True)]
+    rows.insert(3, {"text": None, "tokens": None})
+    rows.insert(9, {"text": "", "tokens": []})
+    name = f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), name, row_group_size=20)
+    else:
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.rmtree("data")
+    flags = (*TINY, *FEW, "--data_files", name, "--tokenizer", "tokenizer")
+    plain = Path(run("prepare_data.py", *flags).stdout.strip())
+    given = Path(run("prepare_data.py", *flags, "--token_column", "tokens").stdout.strip())
+    assert plain != given and len(list(plain.glob("*.bin"))) > 5
+    assert {p.name: p.read_bytes() for p in plain.glob("*.bin")} == {
+        p.name: p.read_bytes() for p in given.glob("*.bin")
+    }
+    kept = ("splits", "counts", "tokenizer", "complete")
+    one, two = (shards.read_manifest(folder) for folder in (plain, given))
+    assert {key: one[key] for key in kept} == {key: two[key] for key in kept}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flags", "words"),
+    [
+        (
+            [[1, 2]],
+            ("--token_column", "tokenz"),
+            "token_column = tokenz: no such column; it has tokens; did you mean --token_column tokens?",
+        ),
+        (["text"], ("--token_column", "tokens"), "token_column = tokens: holds text, not lists of ids"),
+        ([[0.5, 1.5]], ("--token_column", "tokens"), "holds lists, not lists of ids"),
+        ([[1, -2]], ("--token_column", "tokens"), "row 0: is no list of ids, whole numbers from 0"),
+        ([[1, 99_999]], ("--token_column", "tokens"), "holds the id 99999, and tokenizer = tokenizer has"),
+        (
+            [[1, 2]],
+            ("--token_column", "tokens", "--tokenizer", "bpe"),
+            "tokenizer = bpe is made from text, and there is none",
+        ),
+        ([[1, 2]], (), "text_column = text: no such column; it has tokens"),
+    ],
+)
+def test_a_column_that_holds_no_ids_of_the_tokenizer_is_refused(workplace, tokens, flags, words):
+    ids_of_rows([])
+    Path("rows.jsonl").write_text("".join(json.dumps({"tokens": each}) + "\n" for each in tokens))
+    done = run(
+        "prepare_data.py", *TINY, *FEW, "--data_files", "rows.jsonl", "--tokenizer", "tokenizer", *flags, expect=2
+    )
+    assert words in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,154 @@
+"""Token files of a data set of the Hub, fetched one by one: from a pinned commit, each checked before it is read.
+
+The folder is one of shards like any other: the files under their own names, and a manifest that grows. Nothing is
+tokenised, so that training begins with the validation split and the first train file.
+"""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub.hf_api import RepoFile
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.data import shards
+from pretrain.data.patience import Cut, Patience
+from pretrain.data.progress import Pace
+from pretrain.data.sources import FoundSource
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 2**20
+
+
+def fetch(source: FoundSource, pace: Pace | None) -> None:
+    """Fetch a source's files from where an earlier process stopped; those that are missing or changed, again.
+
+    With stream_keep = consumed train files that are gone stay so. Raises BadInput for a repository that has no token
+    files or may not be read, TrainingStopped when the retries are used up.
+
+    Args:
+        pace: how far to go, when train.py follows.
+    """
+    huggingface_hub.utils.disable_progress_bars()
+    folder, wanted = source.folder, source.wanted
+    manifest = shards.read_manifest(folder)
+    if manifest and manifest["complete"] and not _broken(source, manifest, every=pace is None):
+        return
+    commit, listed = listing(source, manifest["revision"] if manifest else None)
+    if manifest is None:
+        manifest = {"source": source.name, "identity": source.identity, "revision": commit, "tokenizer": None}
+        manifest |= {"splits": {split: [] for split in listed}, "complete": False}
+        for file in listed["validation"]:
+            manifest["splits"]["validation"].append(_fetch_one(source, commit, file))
+        files.write_json(folder / shards.MANIFEST, manifest)
+    named = {Path(file.path).name: file for found in listed.values() for file in found}
+    for row in _broken(source, manifest, every=pace is None):
+        if _fetch_one(source, commit, named[row["file"]]) != row:
+            raise BadInput(
+                f"{folder / row['file']}: is not what {shards.MANIFEST} says; delete {folder} to fetch all anew"
+            )
+    rows = manifest["splits"]["train"]
+    for file in listed["train"][len(rows) :]:
+        if 0 < wanted.limit_tokens <= sum(row["tokens"] for row in rows):
+            break
+        if pace:
+            pace.wait(rows)
+        rows.append(_fetch_one(source, commit, file))
+        files.write_json(folder / shards.MANIFEST, manifest)
+        log.info(
+            f"{sum(row['tokens'] for row in rows):,} train tokens are here, {len(rows)} of {len(listed['train'])} files"
+        )
+    shutil.rmtree(folder / ".fetch", ignore_errors=True)
+    files.write_json(folder / shards.MANIFEST, manifest | {"complete": True})
+
+
+def describe(source: FoundSource) -> str:
+    """Return what there is to fetch, as lines to read."""
+    commit, listed = listing(source, None)
+    sizes = {split: sum(file.size for file in found) for split, found in listed.items()}
+    lines = [f"{split}: {len(found)} files, {sizes[split] / 1e9:.2f} GB" for split, found in listed.items()]
+    return "\n".join([f"{source.wanted.data_dir} at {commit}, into {source.folder}", *lines])
+
+
+def listing(source: FoundSource, pinned: str | None) -> tuple[str, dict[str, list[RepoFile]]]:
+    """Return the commit, and the token files of a folder of the repository by split, sorted by name."""
+    assert source.repository is not None
+    repo_id, revision, folder = source.repository
+    hub, what = huggingface_hub.HfApi(), f"data_dir = {source.wanted.data_dir}"
+    commit = pinned or _patiently(what, lambda: hub.dataset_info(repo_id, revision=revision).sha)
+    place = {"path_in_repo": folder or None, "revision": commit, "repo_type": "dataset"}
+    found = _patiently(what, lambda: list(hub.list_repo_tree(repo_id, **place)))
+    splits: dict[str, list[RepoFile]] = {"validation": [], "train": []}
+    for file in sorted((file for file in found if isinstance(file, RepoFile)), key=lambda file: file.path):
+        split = shards.split_of(PurePosixPath(file.path))
+        if split in splits:
+            splits[split].append(file)
+    if missing := [split for split, held in splits.items() if not held]:
+        words = " and no ".join(missing)
+        rule = "named .bin or .npy, with train or val between underscores"
+        raise BadInput(f"{what}: holds no {words} shards ({rule}); give the folder that does: .../NAME/FOLDER")
+    return commit, splits
+
+
+def _broken(source: FoundSource, manifest: dict, *, every: bool) -> list[dict]:
+    """Return the rows whose files are missing, unless they may be, or have changed; ``every``: every byte is read."""
+    folder, found = source.folder, []
+    for split, rows in manifest["splits"].items():
+        if split == "train" and source.wanted.stream_keep == "consumed":
+            rows = [row for row in rows if (folder / row["file"]).exists()]
+        found += shards.broken(folder, rows, None if every else folder / shards.MANIFEST)
+    return found
+
+
+def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
+    """Fetch a file into the folder, and return its row. It has its name there only once it is known to be whole."""
+    assert source.repository is not None
+    folder, (repo_id, _, _) = source.folder, source.repository
+    where = f"hf://datasets/{repo_id}@{commit}/{file.path}"
+
+    def get() -> dict:
+        place = {"repo_type": "dataset", "revision": commit, "local_dir": folder / ".fetch"}
+        try:
+            path = Path(huggingface_hub.hf_hub_download(repo_id, file.path, **place))
+        except OSError as error:
+            if type(error) is OSError and error.errno is None:  # how the client says that bytes are missing
+                raise Cut(" ".join(str(error).split())) from None
+            raise
+        sums = _sums(path, file.size)
+        if path.stat().st_size != file.size or sums[file.lfs is not None] != (
+            file.lfs.sha256 if file.lfs else file.blob_id
+        ):
+            path.unlink()
+            raise Cut(f"{path.name} came damaged: its size or hash is not the Hub's")
+        tokens = shards.read_layout(path).tokens
+        files.fsync(path)
+        path.replace(folder / path.name)
+        files.fsync(folder)
+        return {"file": path.name, "tokens": tokens, "sha256": sums[True]}
+
+    return _patiently(where, get)
+
+
+def _sums(path: Path, size: int) -> dict[bool, str]:
+    """Return what Git (False) and LFS (True) know a file by."""
+    git, lfs = hashlib.sha1(b"blob %d\0" % size), hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            git.update(block)
+            lfs.update(block)
+    return {False: git.hexdigest(), True: lfs.hexdigest()}
+
+
+def _patiently(what: str, call: Callable[[], Any]) -> Any:
+    patience = Patience(what)
+    while True:
+        try:
+            return call()
+        except Exception as error:  # each client has kinds of its own; what is final is sorted out there
+            patience.failed(error)

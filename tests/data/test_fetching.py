@@ -1,0 +1,239 @@
+"""Token files of the Hub: fetched whole or not at all, trained on as a folder that is here, few on the disk if asked."""
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+from conftest import RECIPE, in_fork, run
+from data_server import DataServer
+
+import prepare_data
+from pretrain.base.layout import read_metrics
+from pretrain.data import fetching, patience, shards
+
+TOKENS, FILES = 1200, 14  # of a train file; train files
+REPOSITORY = "hf://datasets/me/tokens"
+
+
+def write_bin(path: Path, ids: np.ndarray) -> None:
+    """As llm.c does."""
+    header = np.zeros(256, np.int32)
+    header[:3] = 20240520, 1, len(ids)
+    path.write_bytes(header.tobytes() + ids.astype("<u2").tobytes())
+
+
+@pytest.fixture(scope="module")
+def served(prepared, tmp_path_factory):
+    """A server with a data set of token files, .bin and, in a folder, .npy; tiny.yaml with the tokenizer of the text."""
+    folder, draw = tmp_path_factory.mktemp("served"), np.random.default_rng(0)
+    files = folder / "datasets" / "me" / "tokens"
+    (files / "npy").mkdir(parents=True)
+    (files / "README.md").write_text("ids")
+    for number in range(FILES):
+        ids = draw.integers(0, 20, TOKENS + number)
+        write_bin(files / f"fineweb_train_{number:06d}.bin", ids)
+        np.save(files / "npy" / f"edu_train_{number:06d}.npy", ids.astype(np.uint16))
+    write_bin(files / "fineweb_val_000000.bin", draw.integers(0, 20, 700))
+    np.save(files / "npy" / "edu_val_000000.npy", draw.integers(0, 20, 700).astype(np.uint16))
+    with DataServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def place(served, prepared, tmp_path, monkeypatch):
+    """A folder of one's own with tiny.yaml, which reads what the server has, and the tokenizer."""
+    monkeypatch.chdir(tmp_path)
+    (own,) = (prepared / "data").glob("*/tokenizer")
+    shutil.copytree(own, tmp_path / "tokenizer")
+    (tmp_path / "tiny.yaml").write_text(RECIPE.replace("tokenizer: characters", "tokenizer: tokenizer"))
+    served.faults, served.log = [], []
+    return tmp_path
+
+
+def hub(server) -> dict[str, str]:
+    return {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "10"}
+
+
+def reached(server, folder: Path, flags: tuple[str, ...]) -> None:
+    """Run prepare_data.py in this process, whose waits are noted only; write its exit status, or what it raised."""
+    os.environ.update(hub(server))
+    importlib.reload(huggingface_hub.constants)
+    waits = []
+    patience.time.sleep = waits.append
+    status = prepare_data.main(["--recipe", "tiny.yaml", *flags])
+    (folder / "status.json").write_text(json.dumps([status, waits]))
+
+
+def prepare(server, *flags: str, source: str = REPOSITORY) -> tuple[int, list[float]]:
+    in_fork(reached, server, Path.cwd(), ("--data_dir", source, *flags))
+    return tuple(json.loads(Path("status.json").read_text()))
+
+
+def fetched() -> Path:
+    (folder,) = Path("data").iterdir()
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(".lock"))
+
+
+@pytest.mark.parametrize("source", [REPOSITORY, f"{REPOSITORY}@main/npy/"])
+def test_a_run_on_fetched_files_equals_one_on_the_same_files_in_a_folder(served, place, source):
+    here = served.folder / "datasets" / "me" / "tokens" / ("npy" if "npy" in source else "")
+    shutil.copytree(here, "here", ignore=shutil.ignore_patterns("npy"))
+    run("train.py", "--recipe", "tiny.yaml", "--data_dir", "here", "--run_name", "here")
+    done = run("train.py", "--recipe", "tiny.yaml", "--data_dir", source, "--run_name", "away", **hub(served))
+    assert f"{FILES} of {FILES} files" in done.stderr
+    one, two = (
+        [{k: v for k, v in row.items() if "loss" in k} for row in read_metrics(Path(f"runs/{n}/metrics.jsonl"))]
+        for n in ("here", "away")
+    )
+    assert one == two and len(one) > 12
+    manifest = shards.read_manifest(fetched())
+    assert manifest["complete"] and manifest["revision"] == served.commit
+    for row in (row for rows in manifest["splits"].values() for row in rows):
+        assert hashlib.sha256((here / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+    assert names(fetched()) == sorted(
+        [*(path.name for path in here.iterdir() if path.suffix in (".bin", ".npy")), "manifest.json"]
+    )
+
+
+@pytest.mark.parametrize("kind", ["503", "429:7", "reset", "short", "empty", "500"])
+def test_a_fault_on_the_way_is_tried_again_and_each_file_comes_whole(served, place, kind):
+    served.faults = [["GET .*/resolve/.*train_000002", kind, 2], ["GET .*/tree/", kind if kind.isdigit() else "503", 1]]
+    status, waits = prepare(served)
+    assert status == 0 and len(waits) >= 2 and shards.is_complete(fetched())
+    assert kind != "429:7" or max(waits) >= 7
+    shards.verify(fetched(), shards.read_manifest(fetched())["splits"]["train"])
+
+
+def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
+    """A file whose bytes change on the way, at the same size: its hash is not the listing's."""
+    path = served.folder / "datasets/me/tokens/fineweb_train_000001.bin"
+    whole = path.read_bytes()
+    served.allowed = lambda name, headers: bool(damage(path, whole, "resolve" in name)) or True
+    try:
+        status, waits = prepare(served)
+    finally:
+        served.allowed = lambda name, headers: True
+        path.write_bytes(whole)
+    assert status == 1 and len(waits) == patience.TRIES - 1
+    assert "fineweb_train_000001.bin" not in names(fetched()) and "fineweb_train_000000.bin" in names(fetched())
+    assert prepare(served) == (0, []) and shards.is_complete(fetched())
+
+
+def damage(path: Path, whole: bytes, damaged: bool) -> None:
+    """Serve other bytes than are listed."""
+    path.write_bytes(whole[:-1] + b"\x01" if damaged else whole)
+
+
+def test_used_up_tries_keep_what_is_there_and_the_same_command_goes_on(served, place):
+    served.faults = [["GET .*/resolve/.*train_000003", "503", 10**6]]
+    status, _ = prepare(served)
+    manifest = shards.read_manifest(fetched())
+    assert status == 1 and not manifest["complete"] and len(manifest["splits"]["train"]) == 3
+    served.faults, served.log = [], []
+    assert prepare(served)[0] == 0
+    gets = [line for line in served.log if line.startswith("GET") and "/resolve/" in line]
+    assert not [line for line in gets if re.search("train_00000[012]|val", line)]
+    there = fetched()
+    again = {name: (there / name).read_bytes() for name in names(there)}
+    shutil.rmtree("data")
+    assert prepare(served)[0] == 0 and {name: (there / name).read_bytes() for name in names(there)} == again
+
+
+def test_a_file_that_is_missing_or_has_changed_is_fetched_again(served, place):
+    prepare(served)
+    (fetched() / "fineweb_train_000001.bin").unlink()
+    damage(fetched() / "fineweb_train_000004.bin", (fetched() / "fineweb_train_000004.bin").read_bytes(), True)
+    served.log = []
+    assert prepare(served)[0] == 0
+    shards.verify(fetched(), shards.read_manifest(fetched())["splits"]["train"])
+    gets = {line.rpartition("/")[2] for line in served.log if line.startswith("GET") and "/resolve/" in line}
+    assert gets == {"fineweb_train_000001.bin", "fineweb_train_000004.bin"}
+
+
+def test_the_commit_of_the_first_contact_stays(served, place):
+    served.faults = [["GET .*/resolve/.*train_000003", "404", 1]]
+    assert prepare(served)[0] == 2
+    before, served.commit = served.commit, "beef" + "0" * 36
+    try:
+        served.faults, served.log = [], []
+        assert prepare(served)[0] == 0
+        assert shards.read_manifest(fetched())["revision"] == before
+        assert all(before in line for line in served.log if "/resolve/" in line or "/tree/" in line)
+    finally:
+        served.commit = before
+
+
+def test_consumed_keeps_a_bounded_number_of_files_on_the_disk_and_trains_on_all(served, place):
+    most, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            most[0] = max(most[0], sum(1 for _ in Path("data").glob("*/*train*.bin")))
+            time.sleep(0.002)
+
+    watching = threading.Thread(target=watch)
+    flags = ("--data_dir", REPOSITORY, "--stream_keep", "consumed", "--max_steps", "120", "--save_steps", "4")
+    flags += ("--shuffle_block_tokens", "1200", "--save_total_limit", "2", "--eval_steps", "0", "--sample_steps", "0")
+    watching.start()
+    try:
+        run("train.py", "--recipe", "tiny.yaml", *flags, **hub(served))
+    finally:
+        done.set()
+        watching.join()
+    manifest = shards.read_manifest(fetched())
+    left = [name for name in names(fetched()) if "train" in name]
+    assert len(manifest["splits"]["train"]) == FILES and most[0] <= 7 and len(left) < FILES
+    assert read_metrics(Path("runs/tiny/metrics.jsonl"))[-1]["step"] == 120
+    run("train.py", "--recipe", "tiny.yaml", *flags, **hub(served))  # finished: nothing that is gone is asked for
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("hf://datasets/me/nowhere", "data_dir = hf://datasets/me/nowhere: HTTP status 404. Check the name"),
+        ("hf://datasets/me/tokens/empty", "HTTP status 404"),
+        (
+            "hf://me/tokens",
+            "data_dir = hf://me/tokens: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named_and_nothing_is_made(served, place, source, words):
+    done = run("train.py", "--recipe", "tiny.yaml", "--data_dir", source, expect=2, **hub(served))
+    assert words in done.stderr and not list(Path("data").glob("*/manifest.json") if Path("data").exists() else [])
+
+
+def test_a_repository_without_token_files_or_a_validation_split_is_refused(served, place):
+    only = served.folder / "datasets/me/only"
+    only.mkdir(exist_ok=True)
+    shutil.copy(served.folder / "datasets/me/tokens/fineweb_train_000000.bin", only)
+    done = run(
+        "prepare_data.py", "--recipe", "tiny.yaml", "--data_dir", "hf://datasets/me/only", expect=2, **hub(served)
+    )
+    assert "data_dir = hf://datasets/me/only: holds no validation shards" in done.stderr
+
+
+def test_a_dry_run_says_what_there_is_and_jobs_are_refused(served, place):
+    words = ("prepare_data.py", "--recipe", "tiny.yaml", "--data_dir", REPOSITORY)
+    assert f"train: {FILES} files" in run(*words, "--dry_run", **hub(served)).stdout
+    assert "is fetched, not prepared" in run(*words, "--num_jobs", "2", expect=2, **hub(served)).stderr
+
+
+def test_git_and_lfs_know_a_file_by_these_sums(tmp_path):
+    """Git's of "hello\\n" is in every introduction to it."""
+    (tmp_path / "a").write_bytes(b"hello\n")
+    sums = fetching._sums(tmp_path / "a", 6)
+    assert sums == {False: "ce013625030ba8dba906f756967f9e9ca394464a", True: hashlib.sha256(b"hello\n").hexdigest()}
