@@ -54,13 +54,13 @@ def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:
     raise BadInput(f"{name}: {column.key} = {column.name}: holds {found}, not {column.holds}; {remedy}")
 
 
-def ids_of(value: Any) -> np.ndarray | None:
+def ids_of(value: Any, row: int) -> np.ndarray | None:
     """Return a row's list of ids, (n,) uint32, or None where it is empty. Raises Unreadable where it holds no ids."""
     ids = np.asarray([] if value is None else value)
     if not ids.size:
         return None
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
-        raise Unreadable("is no list of ids, whole numbers from 0; leave the row out")
+        raise Unreadable(f"row {row}: is no list of ids, whole numbers from 0; leave the row out")
     return ids.astype(np.uint32)
 
 

@@ -367,7 +367,7 @@ def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row
         try:
             for value in values(row):
                 found = (
-                    ids_of(value)
+                    ids_of(value, row)
                     if column.holds == IDS
                     else value
                     if isinstance(value, str) and value.strip()
