@@ -452,6 +452,49 @@ BREAKAGES = [
         "a micro-batch that is found to fit fits beside the gradients of the first",
         "tests/machine/test_fit.py::test_gradients_of_the_first_micro_batch_are_there_in_the_second",
     ),
+    # After pre-training; tokens of the Hub
+    Breakage(
+        "pretrain/post/positions.py",
+        "    model.base_model.register_forward_pre_hook(count, with_kwargs=True)\n",
+        "",
+        "a padded prompt is trained at the positions that it was sampled at",
+        "tests/post/test_positions.py::test_a_padded_row_is_read_as_alone_with_the_hook_and_as_another_without",
+    ),
+    Breakage(
+        "pretrain/post/chat.py",
+        "generation.suppress_tokens = [i for i in generation.suppress_tokens or () if i not in ids] or None",
+        "pass",
+        "a chat model may say that it has ended",
+        "tests/post/test_chat.py::test_the_tokens_take_padding_rows_and_the_model_keeps_its_size",
+    ),
+    Breakage(
+        "pretrain/post/rewards.py",
+        "            if math.isfinite(value):\n",
+        "            if True:\n",
+        "a reward that is no number counts zero",
+        "tests/post/test_rewards.py::test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted",
+    ),
+    Breakage(
+        "pretrain/data/fetching.py",
+        "            path.unlink()\n            raise Cut(",
+        "            Cut(",
+        "a token file has its name only when its hash is the Hub's",
+        "tests/data/test_fetching.py::test_bytes_that_are_not_the_hubs_are_never_read",
+    ),
+    Breakage(
+        "pretrain/data/fetching.py",
+        "            pace.wait(rows)\n",
+        "            pass\n",
+        "a bounded number of token files is on the disk",
+        "tests/data/test_fetching.py::test_consumed_keeps_a_bounded_number_of_files_on_the_disk_and_trains_on_all",
+    ),
+    Breakage(
+        "pretrain/data/documents.py",
+        "        ids = ids[inner[0] : inner[-1] + 1] if len(inner) else NO_IDS\n",
+        "",
+        "rows of ids make the shards that their texts make",
+        "tests/scripts/test_prepare_data.py::test_rows_of_ids_make_the_shards_that_their_texts_make",
+    ),
 ]
 
 
