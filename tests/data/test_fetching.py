@@ -13,7 +13,7 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
-from conftest import RECIPE, in_fork, run
+from conftest import RECIPE, ROOT, in_fork, run
 from data_server import DataServer
 
 import prepare_data
@@ -106,6 +106,28 @@ def test_a_run_on_fetched_files_equals_one_on_the_same_files_in_a_folder(served,
     assert names(fetched()) == sorted(
         [*(path.name for path in here.iterdir() if path.suffix in (".bin", ".npy")), "manifest.json"]
     )
+
+
+def test_a_run_that_is_killed_while_files_are_fetched_goes_on_to_the_bit(served, place):
+    words, few = ("--recipe", "tiny.yaml", "--data_dir", REPOSITORY), ("--stream_keep", "consumed")
+    few += ("--shuffle_block_tokens", "1200")
+    child = str(ROOT / "tests" / "ledger_child.py")
+    run(child, *words, *few, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT="step:5", **hub(served))
+    assert not shards.read_manifest(fetched())["complete"]
+    run(child, *words, *few, "--run_name", "k", LEDGER="k.ledger", **hub(served))
+    shutil.rmtree("data")
+    run(child, *words, *few, "--run_name", "whole", LEDGER="whole.ledger", **hub(served))
+    losses = [
+        {
+            row["step"]: row["train/loss"]
+            for row in read_metrics(Path(f"runs/{name}/metrics.jsonl"))
+            if "train/loss" in row
+        }
+        for name in ("k", "whole")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 12
+    one, two = (Path(f"runs/{name}/model/model.safetensors").read_bytes() for name in ("k", "whole"))
+    assert one == two
 
 
 @pytest.mark.parametrize("kind", ["503", "429:7", "reset", "short", "empty", "500"])
