@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 
 from pretrain.base import files, layout
 from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.network import answer_of
 from pretrain.hub import client
 
 PARTS = (layout.MODEL, layout.OPTIMIZER, layout.STATE)
@@ -22,13 +23,14 @@ def is_address(source: str) -> bool:
     return source.startswith("hub://")
 
 
-def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path) -> Path:
+def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin: bool = False) -> Path | None:
     """Fetch a full checkpoint that was pushed into ``checkpoints``, and return its folder.
 
     It also fetches metrics.jsonl where ``run_dir`` has none. What is there and whole is not fetched again.
 
     Args:
         source: hub://OWNER/NAME or hub://OWNER/NAME@REVISION: a tag, a branch or a commit.
+        may_begin: whether None is returned, so that the run begins, where there is no such repository, or no model in it.
 
     Raises BadInput where it does not exist, may not be read or is damaged, TrainingStopped where the Hub is down.
     """
@@ -37,7 +39,7 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path) -> Path:
     try:
         if not address:
             raise HFValidationError("is no address of the Hub.")
-        return _fetch(client.api(), address[1], address[2], where, checkpoints, run_dir)
+        return _fetch(client.api(), address[1], address[2], where, checkpoints, run_dir, may_begin)
     except BadInput:
         raise
     except HFValidationError as error:
@@ -53,13 +55,22 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path) -> Path:
         raise BadInput(f"{where}: {client.describe(error)}. {remedy}") from None
 
 
-def _fetch(api: HfApi, repo_id: str, revision: str | None, where: str, checkpoints: Path, run_dir: Path) -> Path:
-    found = client.patiently(api.model_info, repo_id, revision=revision)
+def _fetch(
+    api: HfApi, repo_id: str, revision: str | None, where: str, checkpoints: Path, run_dir: Path, may_begin: bool
+) -> Path | None:
+    try:
+        found = client.patiently(api.model_info, repo_id, revision=revision)
+    except RepositoryNotFoundError as error:
+        if may_begin and answer_of(error)[0] == 404:  # not 401, which is of the token
+            return None
+        raise
     names = {sibling.rfilename for sibling in found.siblings}
     within = sorted(
         name.removesuffix(layout.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + layout.MANIFEST, name)
     )
     if not within:
+        if may_begin and layout.MODEL not in names:  # made by hand, or by a push that was cut off
+            return None
         raise BadInput(f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one")
     aside = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed goes on
     aside.mkdir(parents=True, exist_ok=True)

@@ -281,6 +281,11 @@ class Hub:
     license: str = run("unknown", "of the model, for its card: an identifier of the Hub")
     language: list[str] = run((), "of the text, for the card: ISO 639 codes, or code")
 
+    @property
+    def pushes_checkpoints(self) -> bool:
+        """Whether a run can be resumed from what is pushed."""
+        return self.push_to_hub and self.hub_strategy in ("checkpoint", "all_checkpoints")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

@@ -96,7 +96,7 @@ class Publisher:
         optional = [run_dir / "recipe.yaml", run_dir / "curves.png"]
         files |= {path.name: path for path in optional if path.is_file()}
         path = recipe.saving.checkpoints / layout.step_name(step)
-        if recipe.hub.hub_strategy in ("checkpoint", "all_checkpoints") and path.is_dir():
+        if recipe.hub.pushes_checkpoints and path.is_dir():
             newest = recipe.hub.hub_strategy == "checkpoint"
             within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
             files |= {f"{within}/{file.name}": file for file in path.iterdir()}

@@ -143,3 +143,24 @@ def test_fetch_that_gave_up_goes_on_from_what_it_has(pushed, new):
     pushed.requests.clear()
     assert held(fetch(new)) == parts(12)
     assert not pushed.count("GET .*last-checkpoint/model.safetensors") and os.listdir(new / "checkpoints") == [tag(12)]
+
+
+def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_else(server, pending, new, monkeypatch):
+    def begins(repo_id: str) -> bool:
+        return fetching.fetch_checkpoint(f"hub://{repo_id}", new / "checkpoints", new, may_begin=True) is None
+
+    assert begins(ID)  # there is no such repository
+    server.make("me/by-hand").commits[-1].files["README.md"] = b"soon"
+    assert begins("me/by-hand")
+    stage(pending, 5, within=None)
+    push.push_pending(pending)
+    with pytest.raises(BadInput, match="has no full checkpoint"):
+        begins(ID)
+    server.faults.append(Fault("GET /api/models/", times=float("inf"), status=503))
+    with pytest.raises(TrainingStopped, match="503"):  # it may hold a step
+        begins("me/nothing")
+    server.faults.clear()
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(BadInput, match="HTTP status 401"):
+        begins(ID)
+    assert not new.exists()

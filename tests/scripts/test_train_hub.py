@@ -1,13 +1,21 @@
 """train.py and the Hub, end to end: the real client against a server on this machine."""
 
 import json
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import run
+from conftest import ROOT, fork, run
 from hub_server import Fault, HubServer
+from pushes import wait_until
+from runs import final_state, ledger
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,6 +25,8 @@ from pretrain.run import checkpoint
 STEPS = ("--eval_steps", "6", "--sample_steps", "0", "--save_steps", "3", "--logging_steps", "1")
 PUSHED = ("--recipe", "tiny.yaml", *STEPS, "--push_to_hub", "true")
 CANARY = "hf_" + "canary" * 6
+WITNESS = str(ROOT / "tests" / "ledger_child.py")
+NOTICE = 30  # seconds that a cloud gives a spot machine at least
 
 
 def train(server: HubServer, *flags: str, expect: int = 0, **environment: str) -> str:
@@ -111,3 +121,89 @@ def test_without_a_login_the_run_is_refused_before_anything_is_written(workplace
 def test_pending_pushes_of_no_run_are_bad_input(workplace, folder):
     done = run("train.py", "--push_pending", folder, expect=2)
     assert folder in done.stderr
+
+
+# Machines that are taken away.
+
+
+def script_flags(repo_id: str, recipe: Path) -> list[str]:
+    """The flags of train.py that scripts/hf_jobs.sh and skypilot.yaml start a run with, by way of run_gpt2_124m.sh."""
+    start = r"exec bash (scripts/run_gpt2_124m\.sh .*? \"hub://\$HUB_MODEL_ID\")"
+    (line,) = {re.search(start, (ROOT / "scripts" / name).read_text())[1] for name in ("hf_jobs.sh", "skypilot.yaml")}
+    given = {"HUB_MODEL_ID": repo_id, "RECIPE": str(recipe), "DRY_RUN": "1", "HOME": os.environ["HOME"]}
+    given["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-c", f"bash {line}"], env=given, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    words = shlex.split(done.stdout.splitlines()[-1])
+    return words[words.index("train.py") + 1 :]
+
+
+class Machines:
+    """One machine after the other, each with nothing but the recipe, the text and the script's command."""
+
+    def __init__(self, server: HubServer, workplace: Path, monkeypatch):
+        self.server, self.workplace, self.monkeypatch, self.count = server, workplace, monkeypatch, 0
+        self.flags = [*script_flags("me/p", workplace / "tiny.yaml"), *STEPS]
+
+    def next(self) -> dict[str, str]:
+        """Leave the machine for a fresh one; return its environment."""
+        self.count += 1
+        folder = self.workplace / f"machine{self.count}"
+        folder.mkdir()
+        (folder / "text.txt").write_bytes((self.workplace / "text.txt").read_bytes())
+        self.monkeypatch.chdir(folder)
+        ledger = {"LEDGER": str(self.workplace / "p.ledger"), "ACCELERATE_USE_CPU": "true"}
+        return self.server.environment(folder / "home") | ledger
+
+    def run(self, expect: int = 0, **how: str) -> str:
+        """Run the command on a fresh machine; return what it printed."""
+        done = run(WITNESS, *self.flags, expect=expect, **self.next(), **how)
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def fresh_machines(workplace, monkeypatch):
+    """Machines beside a run that nothing interrupted, runs/whole."""
+    run(WITNESS, "--recipe", "tiny.yaml", *STEPS, "--run_name", "whole", LEDGER="whole.ledger")
+    whole = final_state("whole")
+    with HubServer() as server:
+        yield Machines(server, workplace, monkeypatch)
+    assert final_state("tiny") == whole  # the last machine's
+    assert ledger(workplace / "p.ledger") == ledger(workplace / "whole.ledger")
+
+
+def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_notice(fresh_machines):
+    began = time.monotonic()
+    said = fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
+    assert time.monotonic() - began < NOTICE
+    assert "nothing was pushed to hub://me/p yet: the run begins at step 0" in said
+    said = fresh_machines.run(expect=143, STOP_AT="8:0", STOP_BY="SIGTERM")
+    assert "resumed from runs/tiny/checkpoints/step-00000004" in said  # not one step is lost
+    assert "resumed from runs/tiny/checkpoints/step-00000008" in fresh_machines.run()
+    assert list(fresh_machines.server.tags("me/p")) == [f"step-{step:08d}" for step in (3, 4, 6, 8, 9, 12)]
+
+
+@pytest.mark.parametrize(
+    "fault, begins",
+    [(Fault("PUT /lfs/", kind="hang"), 4), (Fault("/commit/", kind="lose"), 6)],
+    ids=["an upload hangs", "a commit's answer is lost"],
+)
+def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no_more(fresh_machines, fault, begins):
+    server = fresh_machines.server
+    fresh_machines.run(expect=143, STOP_AT="4:1", STOP_BY="SIGTERM")
+    server.faults.append(fault)
+    environment = fresh_machines.next() | {"STOP_AT": "8:0", "STOP_BY": "SIGTERM"}
+    pid, _, said = fork(WITNESS, fresh_machines.flags, environment)
+    wait_until(lambda: fault.times == 0 and "stopped by SIGTERM after 8 steps" in Path(said).read_text())
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert f"resumed from runs/tiny/checkpoints/step-{begins:08d}" in fresh_machines.run()
+
+
+@pytest.mark.parametrize("more", [["--hub_strategy", "every_save"], ["--hub_model_id", "me/other"]])
+def test_only_a_run_that_pushes_its_checkpoints_there_begins_where_there_are_none(workplace, more):
+    with HubServer() as server:
+        asked = (*PUSHED, "--hub_model_id", "me/p", "--hub_strategy", "checkpoint", *more)
+        said = train(server, *asked, "--resume_from_checkpoint", "hub://me/p", expect=2)
+    assert "resume_from_checkpoint = hub://me/p: HTTP status 404" in said
