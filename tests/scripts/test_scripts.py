@@ -1,5 +1,6 @@
 """What the launch scripts do, in which order, and when they stop; the programs that they start are pretended."""
 
+import json
 import os
 import re
 import signal
@@ -7,13 +8,19 @@ import subprocess
 import sys
 import time
 
+import click
 import pytest
+import yaml
 from accelerate.commands.launch import launch_command_parser
 from conftest import ROOT
+from huggingface_hub import JobHardware
+from huggingface_hub.cli.hf import app
 
 from pretrain.machine import cards, estimate
+from pretrain.recipe import reading
 
 RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm_2x8.sh"
+HF_JOBS, SKY = ROOT / "scripts/hf_jobs.sh", ROOT / "scripts/skypilot.yaml"
 GPT2 = estimate.Shape(12, 768, 50304, 1024)
 
 NVIDIA_SMI = """#!/bin/bash
@@ -67,7 +74,7 @@ TRAIN += " --run_name gpt2_124m"
 PUSH = " --push_to_hub true --hub_model_id {}"
 
 
-@pytest.mark.parametrize("script", [RUN, SLURM], ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", [RUN, SLURM, HF_JOBS], ids=lambda path: path.stem)
 def test_a_script_is_bash_and_stops_at_the_first_error(script):
     subprocess.run(["bash", "-n", str(script)], check=True)
     assert "\nset -euo pipefail\n" in script.read_text() and os.access(script, os.X_OK)
@@ -241,3 +248,167 @@ def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again(cl
 def test_slurm_asks_for_two_nodes_of_eight_and_may_be_requeued():
     asked = re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE)
     assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"} <= set(asked)
+
+
+# A job of Hugging Face, and a spot machine: read by the programs that would start them, and not run on a cloud.
+
+WORDS = """#!/bin/bash
+printf '%s\\0' "${0##*/}" "$@" >"$LOG"
+"""
+STARTS = "bash scripts/run_gpt2_124m.sh --hub_strategy checkpoint --resume_from_checkpoint hub://me/gpt2"
+IMAGE = "python:3.12"
+
+
+def submit(tmp_path, *flags, **environment):
+    """Start hf_jobs.sh with a pretended hf; return what came of it and the words that hf got."""
+    (tmp_path / "hf").write_text(WORDS)
+    (tmp_path / "hf").chmod(0o755)
+    log = tmp_path / "log"
+    log.write_text("")
+    kept = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log), "HF_TOKEN": "hf_secret"}
+    done = subprocess.run(["bash", str(HF_JOBS), *flags], env=kept | environment, capture_output=True, text=True)
+    return done, log.read_text().split("\0")[1:-1]
+
+
+def read_by_hf(words):
+    """What the parser of huggingface_hub's own hf makes of a command; it is not run."""
+    command = app
+    while isinstance(command, click.Group):
+        word, *words = words
+        command = command.get_command(click.Context(command), word)
+        assert command, f"hf knows no {word}"
+    params = command.make_context("hf", words).params
+    assert params["image"] == IMAGE, (
+        f"hf takes {params['image']} for the image"
+    )  # as it does a flag that it does not know
+    return params
+
+
+WHERE = {"GIT_URL": "https://forge.example/ursa-minor", "HUB_MODEL_ID": "me/gpt2"}
+
+
+def test_hf_reads_the_job_with_its_limit_and_the_token_by_its_name_only(tmp_path):
+    done, words = submit(tmp_path, "--save_steps", "500", "--run_name", "a b", **WHERE)
+    job = read_by_hf(words)
+    assert done.returncode == 0 and not job["dry_run"] and job["attempts"] == 3
+    assert job["timeout"] == "12h" and job["flavor"] in [one.value for one in JobHardware]
+    assert job["secrets"] == ["HF_TOKEN"] and "hf_secret" not in " ".join(words) + done.stdout + done.stderr
+    assert set(job["env"]) >= {"HUB_MODEL_ID=me/gpt2", "RECIPE=recipes/gpt2_124m.yaml", "GIT_REVISION=main"}
+    assert job["command"][:2] == ("bash", "-c") and job["command"][3:] == (
+        "job",
+        "--save_steps",
+        "500",
+        "--run_name",
+        "a b",
+    )
+    assert read_by_hf(submit(tmp_path, **WHERE, DRY_RUN="1", TIMEOUT="2h")[1])["dry_run"]
+
+
+def test_a_typo_in_the_job_would_be_seen(tmp_path):
+    _, words = submit(tmp_path, **WHERE)
+    flags = [number for number, word in enumerate(words[: words.index("--")]) if word.startswith("--")]
+    assert len(flags) >= 8
+    for number in flags:
+        with pytest.raises((AssertionError, click.ClickException)):
+            read_by_hf([*words[:number], words[number] + "x", *words[number + 1 :]])
+
+
+def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
+    """Its own shell, among pretended programs."""
+    command = read_by_hf(submit(tmp_path, "--save_steps", "500", **WHERE)[1])["command"]
+    log, folder = tmp_path / "ran", tmp_path / "bin"
+    folder.mkdir()
+    for name in ("git", "make", "bash"):
+        more = "mkdir -p ursa-minor/.venv/bin && touch ursa-minor/.venv/bin/activate" if name == "git" else ""
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$LOG"\n{more}\n')
+        (folder / name).chmod(0o755)
+    job = WHERE | {"GIT_REVISION": "v1", "PATH": f"{folder}:/usr/bin:/bin", "LOG": str(log)}
+    subprocess.run(["/bin/bash", *command[1:]], env=job, cwd=tmp_path, check=True)
+    clone = f"git clone --depth 1 --branch v1 {WHERE['GIT_URL']} ursa-minor"
+    assert log.read_text().splitlines() == [clone, "make environment", f"{STARTS} --save_steps 500"]
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"HUB_MODEL_ID": "me/gpt2"}, "GIT_URL: the address"),
+        ({"GIT_URL": WHERE["GIT_URL"]}, "HUB_MODEL_ID: OWNER/NAME"),
+        (WHERE | {"GIT_URL": "https://me:secret@forge.example/x"}, "GIT_URL: has a user or a password"),
+    ],
+)
+def test_a_job_that_could_not_run_or_would_show_a_password_is_not_submitted(tmp_path, given, words):
+    done, got = submit(tmp_path, **given)
+    assert done.returncode == 1 and not got and words in done.stderr and "secret@" not in done.stderr
+
+
+@pytest.fixture
+def spot(tmp_path):
+    """Start what skypilot.yaml runs on a machine, among pretended programs; return its commands' words."""
+    task = yaml.safe_load(SKY.read_text())
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/activate").touch()
+    for name in ("bash", "accelerate"):
+        (tmp_path / name).write_text(WORDS)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+    kept = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log), "HUB_MODEL_ID": "me/gpt2"} | {
+        name: value for name, value in task["envs"].items() if value
+    }
+
+    def run(**sky):
+        subprocess.run(["/bin/bash", "-c", task["run"]], env=kept | sky, cwd=tmp_path, check=True)
+        return log.read_text().split("\0")[:-1]
+
+    return run
+
+
+def test_a_spot_machine_checks_trains_and_goes_on_from_the_hub(spot):
+    assert spot(SKYPILOT_NUM_NODES="1") == STARTS.split()
+
+
+def test_two_spot_machines_are_launched_as_the_yaml_for_two_says(spot, monkeypatch):
+    given = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    _, _, *words = spot(**given)
+    args = launch_command_parser().parse_args(words)
+    assert args.config_file == "accelerate_configs/multi_node_2x8.yaml" and args.rdzv_backend == "c10d"
+    assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "10.0.0.1", 29500)
+    monkeypatch.chdir(ROOT)
+    recipe, _ = reading.parse_command(args.training_script_args, "", {})
+    assert recipe.hub.pushes_checkpoints and recipe.hub.hub_model_id == "me/gpt2"
+    assert recipe.saving.resume_from_checkpoint == "hub://me/gpt2" and recipe.saving.name == "gpt2_124m"
+
+
+SKY_INSTALL = (
+    "needs SkyPilot in an environment of its own: python -m venv sky && sky/bin/pip install skypilot==0.14.1; "
+)
+SKY_INSTALL += "then SKYPILOT_PYTHON=sky/bin/python"
+SKY_LOAD = """
+import json, sys
+import sky, yaml
+task = sky.Task.from_yaml_config(yaml.safe_load(sys.stdin), env_overrides=[("HUB_MODEL_ID", "me/gpt2")])
+print(json.dumps([task.num_nodes, task.secrets, [(one.use_spot, one.job_recovery) for one in task.resources]]))
+"""
+
+
+@pytest.mark.slow
+def test_skypilots_own_loader_reads_the_spot_machine_and_refuses_a_typo(tmp_path):
+    python = os.environ.get("SKYPILOT_PYTHON", sys.executable)
+
+    def load(text):
+        given = os.environ | {"HOME": str(tmp_path)}  # it writes there
+        return subprocess.run(
+            [python, "-c", SKY_LOAD], input=text, env=given, capture_output=True, text=True, timeout=300
+        )
+
+    if "No module named 'sky'" in load("").stderr:
+        pytest.skip(SKY_INSTALL)
+    text = SKY.read_text()
+    done = load(text)
+    assert done.returncode == 0, done.stderr
+    nodes, secrets, resources = json.loads(done.stdout.splitlines()[-1])
+    assert nodes == 1 and not secrets and len(resources) == 3
+    assert all(spot and recovery["recover_on_exit_codes"] == [143] for spot, recovery in resources)
+    for key in re.findall(r"^(?:  )?(\w+):", text.partition("envs:")[0] + text.partition("secrets:")[2], re.MULTILINE):
+        if key != "HF_TOKEN":
+            done = load(re.sub(rf"^( *){key}:", rf"\1{key}x:", text, count=1, flags=re.MULTILINE))
+            assert done.returncode and f"{key}x" in done.stderr, key
