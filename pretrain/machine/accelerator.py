@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import time
+import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -14,11 +16,14 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.rendezvous import rendezvous
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.stopping import peers
 from pretrain.machine import verdicts
 from pretrain.machine.hardware import Device
 from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import keys
+
+MEETING_SECONDS = 0.05
 
 
 def make_accelerator(
@@ -44,7 +49,7 @@ def make_accelerator(
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and device.kind == "cpu":  # or Accelerate starts each one for itself
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    _meet_after_restart(device, machine.ddp_timeout)
+    _meet(device, machine.ddp_timeout)
     accelerator = Accelerator(
         mixed_precision=wanted,
         dynamo_plugin=TorchDynamoPlugin(  # None: what the launcher has written into the environment
@@ -73,22 +78,52 @@ def make_accelerator(
     return accelerator
 
 
-def _meet_after_restart(device: Device, timeout: float) -> None:
-    """Connect the processes that a launcher has restarted, under a name of this attempt's own.
+def _meet(device: Device, timeout: float) -> None:
+    """Connect the processes of a launch that starts lost ones anew, under a name of this start's own.
 
-    Where the launcher's store outlives the processes it still holds the addresses of the dead ones, and the new ones
-    would call them (torch 2.13; https://github.com/pytorch/pytorch/issues/135712). Accelerate takes what is connected.
+    The launchers' store outlives the processes: it still holds the addresses of the dead ones, and the new ones would
+    call them (torch 2.13; https://github.com/pytorch/pytorch/issues/135712). Accelerate takes what is connected.
     """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
         dist.init_process_group(
             "nccl" if device.kind == "cuda" else "gloo",
-            store=dist.PrefixStore(f"restart-{attempt}", store),
+            store=dist.PrefixStore(agreed_name(store, rank, world_size, timeout), store),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout),
         )
+
+
+def agreed_name(store: dist.Store, rank: int, world_size: int, timeout: float) -> str:
+    """Return a name that the processes alive now have in common, and that none before them had.
+
+    Process 0 makes it and hands it to each that asks, until all have it; one that asked and died is answered in vain.
+    The launchers' count of restarts is no such name: each machine counts for itself, and where its processes are started
+    anew for another machine's sake it does not count.
+
+    Raises TrainingStopped where one is missing for ``timeout`` seconds.
+    """
+    mine, until = uuid.uuid4().hex, time.monotonic() + timeout
+    if rank:
+        store.set(f"ask/{rank}", mine)
+        with peers():
+            name = store.get(f"answer/{mine}").decode()  # waits
+        store.set(f"have/{name}/{rank}", "")
+        return name
+    missing = set(range(1, world_size))
+    while missing:
+        if time.monotonic() > until:
+            raise TrainingStopped(
+                f"{len(missing)} process(es) did not come within {timeout:g} s (--ddp_timeout)", alone=True
+            )
+        for other in missing:
+            if store.check([f"ask/{other}"]):
+                store.set(f"answer/{store.get(f'ask/{other}').decode()}", mine)
+        time.sleep(MEETING_SECONDS)
+        missing = {other for other in missing if not store.check([f"have/{mine}/{other}"])}
+    return mine
 
 
 def autocast(accelerator: Accelerator) -> contextlib.AbstractContextManager:
