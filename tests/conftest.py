@@ -31,7 +31,7 @@ import torch  # noqa: E402
 from pretrain.data import background  # noqa: E402
 
 torch.set_num_threads(1)
-pytest.register_assert_rewrite("pushes")
+pytest.register_assert_rewrite("pushes", "two_machines")
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = """
 validation_fraction: 0.1
