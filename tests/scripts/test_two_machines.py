@@ -45,14 +45,16 @@ def shrunk() -> str:
     return text
 
 
-def launch(machines: TwoMachines, *words: str, restarts: int = 0, **environment: str) -> list[Started]:
-    """Start the command that the YAML's head gives on both machines."""
+def launch(
+    machines: TwoMachines, *words: str, restarts: int = 0, which: tuple[int, ...] = (0, 1), **environment: str
+) -> list[Started]:
+    """Start the command that the YAML's head gives, on both machines or on these."""
     Path("two.yaml").write_text(shrunk())
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "two.yaml"]
     command += ["--rdzv_backend", "c10d", "--max_restarts", str(restarts)]
     command += ["--main_process_ip", HOSTS[0], "--main_process_port", str(PORT)]
     environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    return [machines.start(n, [*command, "--machine_rank", str(n), *words], **environment) for n in (0, 1)]
+    return [machines.start(n, [*command, "--machine_rank", str(n), *words], **environment) for n in which]
 
 
 def train(machines: TwoMachines, run_name: str, *flags: str, **how) -> list[Started]:
@@ -176,6 +178,22 @@ def test_a_machine_without_power_ends_the_others_trainer_in_time_and_both_go_on_
     machines.kill(left)
     machines.mend()
     assert ended(again := train(machines, "k")) == [0, 0], again[0].said + again[1].said
+    assert final_state("k", LAST) == whole
+
+
+@pytest.mark.slow
+def test_the_second_machine_comes_back_alone_where_the_store_is_not_shared_and_the_run_goes_on_to_the_bit(
+    machines, whole
+):
+    how = {"restarts": 3, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    launchers = train(machines, "k", "--ddp_timeout", "20", **how)
+    wait_for_step("k", 100)
+    machines.cut()
+    machines.kill(1)
+    wait_until(lambda: NOTICED in launchers[0].said, seconds=20 + MARGIN)
+    machines.mend()
+    launchers[1] = train(machines, "k", "--ddp_timeout", "20", which=(1,), **how)[0]
+    assert ended(launchers) == [0, 0], launchers[0].said + launchers[1].said
     assert final_state("k", LAST) == whole
 
 
