@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pretrain.base import console, files
 from pretrain.base.errors import BadInput, exit_on_bad_input
-from pretrain.data import background, fetching, mending, prepare, shards, sources
+from pretrain.data import background, mending, prepare, shards, sources
 from pretrain.data.progress import Pace
 from pretrain.hub import client
 from pretrain.recipe import keys, reading
@@ -59,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         if keys.is_here(asked) or extras.get("source", index) != index:
             continue
         source = sources.find_source(asked)
+        if source.repository:
+            from pretrain.data import fetching  # imports datasets, which text does not need
         if source.repository and job.count > 1:
             raise BadInput(
                 f"--num_jobs {job.count}: data_dir = {asked.data_dir} is fetched, not prepared; leave it out"
