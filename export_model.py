@@ -28,6 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     from pretrain.run import conversion
 
     print(conversion.convert(asked, add_chat if asked.chat else None))
+    if asked.chat:
+        print(
+            "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat:\n"
+            f"trl sft --config recipes/post/sft_smoltalk.yaml --model_name_or_path {asked.out} (docs/post_training.md)"
+        )
     return 0
 
 

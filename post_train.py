@@ -65,6 +65,8 @@ def parse(argv: list[str]) -> tuple:
     where = argv[argv.index("--config") + 1 :][:1] if "--config" in argv else None
     if where is None:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
+    if not where or not Path(*where).is_file():
+        raise BadInput(f"--config {' '.join(where)}: no such file; for example recipes/post/addition.yaml")
     try:
         written = yaml.safe_load(Path(*where).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -78,8 +80,10 @@ def parse(argv: list[str]) -> tuple:
         raise BadInput(f"{shown}: no such key{nearest(key, names, prefix)}" for shown, key, prefix in unknown)
     try:
         return parser.parse_args_and_config(argv)
+    except BadInput:
+        raise
     except ValueError as error:  # of GRPOConfig, about values that do not fit each other
-        raise BadInput(f"{where[0]}: {' '.join(str(error).split())}") from None
+        raise BadInput(f"TRL refuses these settings: {' '.join(str(error).split())}") from None
 
 
 def post_train(task: Task, settings) -> None:

@@ -13,8 +13,8 @@
 # The data is streamed anew by each job, from its beginning to where the run is.
 #
 # Environment: GIT_URL (a clone of this repository that the job may read) and GIT_REVISION (main); HUB_MODEL_ID=OWNER/NAME;
-# RECIPE; FLAVOR (hf jobs hardware lists them with prices), TIMEOUT (the job's, 12h: without one a job ends after 30 minutes, and
-# a limit is what bounds the bill), ATTEMPTS, DRY_RUN=1.
+# RECIPE; FLAVOR (hf jobs hardware lists them with prices), TIMEOUT (the job's, 12h: TRL's docs say that without one a job
+# ends after 30 minutes, and a limit is what bounds the bill), ATTEMPTS, DRY_RUN=1.
 set -euo pipefail
 : "${GIT_URL:?the address of a clone that the job may read}"
 : "${HUB_MODEL_ID:?OWNER/NAME of the repository to push to, and to go on from}"

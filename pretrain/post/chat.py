@@ -87,6 +87,8 @@ def converse(
     The oldest turns are forgotten where they would leave less than half of the context, or than ``max_new_tokens``, for
     the answer.
     """
+    # How long a chat may be is asked below; the tokenizer need not warn of one that is about to be cut.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     context = context_length(model.config)
     room = context - min(max_new_tokens, context // 2) if context else None
     said: list[dict[str, str]] = []

@@ -109,5 +109,6 @@ def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedToke
 def describe(run_dir: Path) -> Iterator[str]:
     """Yield what a finished run has left, a line a file."""
     for name, what in CONTENTS.items():
-        if (run_dir / name).exists():
+        path = run_dir / name
+        if path.is_dir() or (path.is_file() and path.stat().st_size):  # there may be no samples
             yield f"{str(run_dir / name) + ('/' if '.' not in name else ''):32} {what.format(run_dir)}"
