@@ -62,19 +62,19 @@ def parse(argv: list[str]) -> tuple:
 
     parser.error = refuse
     names = [action.dest for action in parser._actions]
-    where = argv[argv.index("--config") + 1 :][:1] if "--config" in argv else None
-    if where is None:
+    if "--config" not in argv[:-1]:
         raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
-    if not where or not Path(*where).is_file():
-        raise BadInput(f"--config {' '.join(where)}: no such file; for example recipes/post/addition.yaml")
+    file = Path(argv[argv.index("--config") + 1])
+    if not file.is_file():
+        raise BadInput(f"--config {file}: no such file; for example recipes/post/addition.yaml")
     try:
-        written = yaml.safe_load(Path(*where).read_text(encoding="utf-8"))
+        written = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"--config {' '.join(where)}: cannot be read: {' '.join(str(error).split())}") from None
+        raise BadInput(f"--config {file}: cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(written, dict):
-        raise BadInput(f"--config {where[0]}: must hold `key: value` lines")
+        raise BadInput(f"--config {file}: must hold `key: value` lines")
     flags = [word.partition("=")[0][2:] for word in argv if word.startswith("--")]
-    unknown = [(f"{where[0]}: {key}", key, "") for key in written if key not in (*names, "env")]
+    unknown = [(f"{file}: {key}", key, "") for key in written if key not in (*names, "env")]
     unknown += [(f"--{key}", key, "--") for key in flags if key.replace("-", "_") not in (*names, "config")]
     if unknown:
         raise BadInput(f"{shown}: no such key{nearest(key, names, prefix)}" for shown, key, prefix in unknown)

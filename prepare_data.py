@@ -61,10 +61,11 @@ def main(argv: list[str] | None = None) -> int:
         source = sources.find_source(asked)
         if source.repository:
             from pretrain.data import fetching  # imports datasets, which text does not need
-        if source.repository and job.count > 1:
-            raise BadInput(
-                f"--num_jobs {job.count}: data_dir = {asked.data_dir} is fetched, not prepared; leave it out"
-            )
+
+            if job.count > 1:
+                raise BadInput(
+                    f"--num_jobs {job.count}: data_dir = {asked.data_dir} is fetched, not prepared; leave it out"
+                )
         if "dry_run" in extras:
             print(fetching.describe(source) if source.repository else prepare.dry_run(source))
             continue

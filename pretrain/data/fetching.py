@@ -7,19 +7,18 @@ tokenised, so that training begins with the validation split and the first train
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub.hf_api import RepoFile
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.data import shards
-from pretrain.data.patience import Cut, Patience
+from pretrain.data import mending, shards
+from pretrain.data.patience import Cut
 from pretrain.data.progress import Pace
 from pretrain.data.sources import FoundSource
+from pretrain.data.stream import patiently
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,9 @@ def fetch(source: FoundSource, pace: Pace | None) -> None:
     huggingface_hub.utils.disable_progress_bars()
     folder, wanted = source.folder, source.wanted
     manifest = shards.read_manifest(folder)
-    if manifest and manifest["complete"] and not _broken(source, manifest, every=pace is None):
+    newer_than = folder / shards.MANIFEST if pace else None
+    broken = [row for _, row in mending.broken_rows(source, manifest, newer_than)] if manifest else []
+    if manifest and manifest["complete"] and not broken:
         return
     commit, listed = listing(source, manifest["revision"] if manifest else None)
     if manifest is None:
@@ -48,7 +49,7 @@ def fetch(source: FoundSource, pace: Pace | None) -> None:
             manifest["splits"]["validation"].append(_fetch_one(source, commit, file))
         files.write_json(folder / shards.MANIFEST, manifest)
     named = {Path(file.path).name: file for found in listed.values() for file in found}
-    for row in _broken(source, manifest, every=pace is None):
+    for row in broken:
         if _fetch_one(source, commit, named[row["file"]]) != row:
             raise BadInput(
                 f"{folder / row['file']}: is not what {shards.MANIFEST} says; delete {folder} to fetch all anew"
@@ -81,9 +82,9 @@ def listing(source: FoundSource, pinned: str | None) -> tuple[str, dict[str, lis
     assert source.repository is not None
     repo_id, revision, folder = source.repository
     hub, what = huggingface_hub.HfApi(), f"data_dir = {source.wanted.data_dir}"
-    commit = pinned or _patiently(what, lambda: hub.dataset_info(repo_id, revision=revision).sha)
+    commit = pinned or patiently(what, lambda: hub.dataset_info(repo_id, revision=revision).sha)
     place = {"path_in_repo": folder or None, "revision": commit, "repo_type": "dataset"}
-    found = _patiently(what, lambda: list(hub.list_repo_tree(repo_id, **place)))
+    found = patiently(what, lambda: list(hub.list_repo_tree(repo_id, **place)))
     splits: dict[str, list[RepoFile]] = {"validation": [], "train": []}
     for file in sorted((file for file in found if isinstance(file, RepoFile)), key=lambda file: file.path):
         split = shards.split_of(PurePosixPath(file.path))
@@ -94,16 +95,6 @@ def listing(source: FoundSource, pinned: str | None) -> tuple[str, dict[str, lis
         rule = "named .bin or .npy, with train or val between underscores"
         raise BadInput(f"{what}: holds no {words} shards ({rule}); give the folder that does: .../NAME/FOLDER")
     return commit, splits
-
-
-def _broken(source: FoundSource, manifest: dict, *, every: bool) -> list[dict]:
-    """Return the rows whose files are missing, unless they may be, or have changed; ``every``: every byte is read."""
-    folder, found = source.folder, []
-    for split, rows in manifest["splits"].items():
-        if split == "train" and source.wanted.stream_keep == "consumed":
-            rows = [row for row in rows if (folder / row["file"]).exists()]
-        found += shards.broken(folder, rows, None if every else folder / shards.MANIFEST)
-    return found
 
 
 def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
@@ -132,7 +123,7 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
         files.fsync(folder)
         return {"file": path.name, "tokens": tokens, "sha256": sums[True]}
 
-    return _patiently(where, get)
+    return patiently(where, get)
 
 
 def _sums(path: Path, size: int) -> dict[bool, str]:
@@ -143,12 +134,3 @@ def _sums(path: Path, size: int) -> dict[bool, str]:
             git.update(block)
             lfs.update(block)
     return {False: git.hexdigest(), True: lfs.hexdigest()}
-
-
-def _patiently(what: str, call: Callable[[], Any]) -> Any:
-    patience = Patience(what)
-    while True:
-        try:
-            return call()
-        except Exception as error:  # each client has kinds of its own; what is final is sorted out there
-            patience.failed(error)

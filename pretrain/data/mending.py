@@ -32,11 +32,8 @@ def mend(source: FoundSource, job: Job, *, every: bool = True) -> None:
     if every:
         log.info(f"{folder}: every byte of {sum(map(len, manifest['splits'].values()))} shards is checked")
     broken = {}
-    for split, rows in manifest["splits"].items():
-        if split == "train" and source.wanted.stream_keep == "consumed":  # what has been trained on is deleted
-            rows = [row for row in rows if (folder / row["file"]).exists()]
-        for row in shards.broken(folder, rows, None if every else folder / name):
-            broken.setdefault((split, shards.part_of(row)), []).append(row["file"])
+    for split, row in broken_rows(source, manifest, None if every else folder / name):
+        broken.setdefault((split, shards.part_of(row)), []).append(row["file"])
     if not broken and (folder / "tokenizer").is_dir():
         return
     opened, _ = open_source(source, job, manifest)
@@ -46,6 +43,16 @@ def mend(source: FoundSource, job: Job, *, every: bool = True) -> None:
         _make_again(opened, manifest, split, part, set(wanted), aside)
         shutil.rmtree(aside)
     os.utime(folder / name)  # newer than the shards
+
+
+def broken_rows(source: FoundSource, manifest: dict, newer_than: Path | None) -> Iterator[tuple[str, dict]]:
+    """Yield split and row of each shard that is missing, unless it may be, or that has changed (``shards.broken``)."""
+    folder = source.folder
+    for split, rows in manifest["splits"].items():
+        if split == "train" and source.wanted.stream_keep == "consumed":  # what has been trained on is deleted
+            rows = [row for row in rows if (folder / row["file"]).exists()]
+        for row in shards.broken(folder, rows, newer_than):
+            yield split, row
 
 
 def _make_again(opened: Opened, manifest: dict, split: str, part: int, wanted: set[str], aside: Path) -> None:

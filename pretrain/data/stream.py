@@ -141,18 +141,18 @@ def open_tables(
     asked = {split: _named_files(dataset_name, found, versions) for split, found in (data_files or {}).items()}
     for name in (name for found in asked.values() for name in found if name.startswith(("http://", "https://"))):
         WATCHED[_as_asked(name)] = (versions.setdefault(shown_name(name), {}), kept_in)
-        _patiently(name, _file_size, name, files=[name])  # a missing one is known before hours of reading others
+        patiently(name, _file_size, name, files=[name])  # a missing one is known before hours of reading others
     if not asked:
         about = functools.partial(
             huggingface_hub.HfApi().dataset_info, revision=dataset_revision, timeout=TIMEOUT_SECONDS
         )
-        pinned = pinned or _patiently(dataset_name, about, dataset_name).sha
+        pinned = pinned or patiently(dataset_name, about, dataset_name).sha
     arguments: dict[str, Any] = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
     # A plain list would be expanded: a name's [ ] * ? a second time, and what then is not found left out.
     arguments["data_files"] = {split: DataFilesList(found, []) for split, found in asked.items()} or None
     given = [name for found in asked.values() for name in found]
     where = given[0] if given else dataset_name
-    builder = _patiently(where, _builder, arguments | {"storage_options": STORAGE if asked else None}, files=given)
+    builder = patiently(where, _builder, arguments | {"storage_options": STORAGE if asked else None}, files=given)
     names = {str(split): [str(name) for name in found] for split, found in builder.config.data_files.items()}
     for split, found in asked.items():
         _refuse_other_files(found, names.get(split, []))
@@ -169,7 +169,7 @@ def open_tables(
         table = None
         parts: list[Part] = []
         if not isinstance(builder, (Json, Csv)):
-            table = _patiently(where, builder.as_streaming_dataset, split, files=given)
+            table = patiently(where, builder.as_streaming_dataset, split, files=given)
         for index, name in enumerate(names[split]):
             values = functools.partial(_table_values, table, index, name, column)
             if isinstance(builder, Json):
@@ -191,7 +191,7 @@ def _named_files(kind: str, names: list[str], versions: dict[str, dict[str, str]
         if name.startswith(hub) and "/resolve/" in name:  # a link to a file there, with the login
             name = "hf://" + unquote(name.removeprefix(hub).partition("?")[0]).replace("/resolve/", "@", 1)
         if name.startswith("hf://"):
-            found += _patiently(name, _hub_files, name, versions)
+            found += patiently(name, _hub_files, name, versions)
         else:
             found.append(name if "://" in name else str(Path(name).absolute()))
     for name in found:
@@ -243,12 +243,12 @@ def expected_text_bytes(names: list[str], text_column: str) -> float:
 
     Parquet's footer knows; of JSON lines or CSV the beginning is read. 0 where a server states no size.
     """
-    size = _patiently(names[0], _file_size, names[0], files=names[:1])
+    size = patiently(names[0], _file_size, names[0], files=names[:1])
     if not size:
         return 0.0
     asked = names if len(names) <= SIZES_ASKED else names[:1]
-    total = sum(_patiently(name, _file_size, name, files=[name]) for name in asked) * len(names) / len(asked)
-    return total / size * _patiently(names[0], _text_bytes, names[0], text_column, size, files=names[:1])
+    total = sum(patiently(name, _file_size, name, files=[name]) for name in asked) * len(names) / len(asked)
+    return total / size * patiently(names[0], _text_bytes, names[0], text_column, size, files=names[:1])
 
 
 def _text_bytes(name: str, text_column: str, size: int) -> float:
@@ -321,7 +321,8 @@ def _retry_here() -> None:
     client.handlers, client.propagate = [_Redacted(logging.WARNING)], False
 
 
-def _patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
+def patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
+    """Return what a call returns, tried again as ``Patience`` has it; ``files``: which an error may be of."""
     patience = Patience(what)
     while True:
         try:
@@ -366,13 +367,11 @@ def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row
     while True:
         try:
             for value in values(row):
-                found = (
-                    ids_of(value, row)
-                    if column.holds == IDS
-                    else value
-                    if isinstance(value, str) and value.strip()
-                    else None
-                )
+                found: Any = None
+                if column.holds == IDS:
+                    found = ids_of(value, row)
+                elif isinstance(value, str) and value.strip():
+                    found = value
                 row += 1
                 yield found, True
             return

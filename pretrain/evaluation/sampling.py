@@ -31,16 +31,14 @@ def sample(
         streamer: gets the new ids as they come.
 
     Text longer than the context is continued from a sliding window: its last half, whenever the context is full.
-    The global random state is left as it was. Of the model's own
-    generation_config only the ids that end a text count.
+    The global random state is left as it was. Of the model's own generation_config only the ids that end a text count.
     """
     context = context_length(model.config) or len(prompt_ids) + max_new_tokens + 1  # some models set no limit
     choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature > 0 else {}
     padding = list(range(len(tokenizer), model.config.vocab_size))
     ids, made = list(prompt_ids), 0
     was_training, own = model.training, model.generation_config
-    ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
-    ends = sorted({tokenizer.eos_token_id, *(i for i in ends if i is not None)})
+    ends = end_ids(model, tokenizer)
     model.generation_config = GenerationConfig()  # theirs may ask for beams, stop strings, another kind of result
     model.eval()
     devices = [model.device] if model.device.type == "cuda" else []
@@ -72,6 +70,12 @@ def sample(
     if streamer:
         streamer.end()
     return ids[len(prompt_ids) :]
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids that end a text: the tokenizer's, and those that the model's generation_config names."""
+    own = model.generation_config.eos_token_id
+    return sorted({tokenizer.eos_token_id, *(own if isinstance(own, list) else [] if own is None else [own])})
 
 
 class _NewOnly:

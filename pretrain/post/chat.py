@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from transformers.generation.streamers import BaseStreamer
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
@@ -76,13 +76,10 @@ def converse(
     messages: Iterable[str],
     *,
     max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
     seed: int,
-    streamer: BaseStreamer | None = None,
+    **how: Any,
 ) -> None:
-    """Answer each message through ``streamer``, with what was said before; sampling as ``sampling.sample`` does.
+    """Answer each message, with what was said before; ``how`` is ``sampling.sample``'s, which answers through ``streamer``.
 
     The oldest turns are forgotten where they would leave less than half of the context, or than ``max_new_tokens``, for
     the answer.
@@ -110,11 +107,8 @@ def converse(
             ids,
             tokenizer,
             max_new_tokens=min(max_new_tokens, context - len(ids)) if context else max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
             seed=seed + number,
-            streamer=streamer,
+            **how,
         )
         said.append({"role": "assistant", "content": tokenizer.decode(new, skip_special_tokens=True)})
 

@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from pretrain.base.errors import BadInput
 from pretrain.data.sources import TABLES
+from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
 from pretrain.post.rewards import CheckedReward, Text
 
@@ -63,15 +64,14 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: S
 
 
 def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: str | None) -> None:
-    """Make the end of text, and the token ``stop``, end what the model generates; nor does it generate padding."""
-    ends = model.generation_config.eos_token_id
-    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    """Make the end of text, and the token ``stop``, end what the model generates."""
+    ends = sampling.end_ids(model, tokenizer)
     if stop is not None:
         ids = tokenizer(stop, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             raise BadInput(f"stop = {stop!r}: must be one token of the model's tokenizer, and is {len(ids)}")
         ends = [*ends, *ids]
-    model.generation_config.eos_token_id = sorted({tokenizer.eos_token_id, *ends})
+    model.generation_config.eos_token_id = sorted({*ends})
 
 
 @torch.inference_mode()
