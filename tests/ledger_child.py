@@ -1,8 +1,8 @@
 """train.py with a witness: each micro-batch's (step, micro_step, rank, windows) is written before it is trained on.
 
 Environment: LEDGER = file to append to; KILL_AT = "step:N" or "save:STAGE:N" kills this process with SIGKILL at the N-th
-update or at a stage of the N-th save; STOP_AT = "STEP:MICRO_STEP" sends it the signal STOP_BY there. Its readers are
-reader_child.py where one of that file's variables is set.
+update, with each save before it on disk, or at a stage of the N-th save; STOP_AT = "STEP:MICRO_STEP" sends it the
+signal STOP_BY there. Its readers are reader_child.py where one of that file's variables is set.
 """
 
 import os
@@ -53,11 +53,24 @@ def main(argv: list[str] | None = None) -> int:
         corpus.Preparation = lambda command: real([command[0], child, *command[2:]])
     what, *where = os.environ.get("KILL_AT", "").split(":")
     if what == "step":
-        updates = []
-        after(update, "update", lambda args: (updates.append(1), len(updates) == int(where[0]) and die()))
+        kill_in_update(int(where[0]))
     elif what == "save":
         kill_in_save(where[0], int(where[1]))
     return train.main(argv)
+
+
+def kill_in_update(number: int) -> None:
+    """Arrange for death in the ``number``-th update; which checkpoint is the newest then is not left to chance."""
+    savers, updates = [], []
+    after(checkpoint.Saver, "__init__", lambda args: savers.append(args[0]))
+
+    def at(args) -> None:
+        updates.append(1)
+        if len(updates) == number:
+            savers[-1].finish()
+            die()
+
+    after(update, "update", at)
 
 
 def kill_in_save(stage: str, number: int) -> None:
