@@ -62,4 +62,4 @@ def test_client_has_time_outs_also_where_it_asks_for_none(server, monkeypatch):
     for call in (HfApi().whoami, lambda: list(HfApi().list_repo_tree(ID))):
         with pytest.raises(Exception, match="timed out"):
             call()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60

@@ -222,7 +222,7 @@ def test_silent_hub_holds_a_push_up_no_longer_than_its_deadline(server, pending,
         patched.setitem(client.TIMEOUT_SECONDS, "read", 0.1)
         patched.setattr(client, "DEADLINE_SECONDS", 0.5)
         assert push.push_pending(pending) == 1
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60  # of the default 15 minutes
     assert len(caplog.messages) == 1 and "Timeout" in caplog.messages[0]
     server.faults.clear()
     assert push.push_pending(pending) == 0
@@ -351,7 +351,7 @@ def test_a_silent_hub_holds_up_neither_training_nor_its_end(server, pending, tmp
         add(pusher, tmp_path, step)
     assert waiting(pending) == [tag(step) for step in range(1, 6)]
     assert pusher.close(0.1) == 5 and pusher.close(0.1) == 5 and pusher.sending
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 60  # the server is silent for ever
     server.faults.clear()
     server.ending.set()  # the silent answers end
     assert pusher.close(20) == 0 and not pusher.sending

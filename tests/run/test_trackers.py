@@ -394,7 +394,7 @@ def test_wandb_without_an_answer_goes_offline_in_time(run_dir, monkeypatch, list
     def body():
         began = time.monotonic()
         tracker = begin(run_dir, "wandb")
-        assert time.monotonic() - began < trackers.INIT_SECONDS + 10  # of the default 90
+        assert time.monotonic() - began < trackers.INIT_SECONDS + 40  # of the default 90
         tracker.log(1, {"step": 1, "tokens": 8, "train/loss": 1.0})
         tracker.close()
 
@@ -427,7 +427,7 @@ def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_se
     done = process(body, **logged_in(wandb_server.url))
     assert done.returncode == 0, done.stdout
     logging, closing = map(float, re.search(r"took (\S+) (\S+)", done.stdout).groups())
-    assert logging < 5 and closing < trackers.FINISH_SECONDS + 3
+    assert logging < 30 and closing < trackers.FINISH_SECONDS + 30  # a wait a row would take 1,000 seconds and more
     assert_no_canary(run_dir, done.stdout)
 
 

@@ -213,7 +213,7 @@ def test_a_signal_to_the_launcher_saves_and_frees_the_folder(workplace, number):
     process.send_signal(getattr(signal, number))
     sent = time.monotonic()
     rest = process.stderr.read()
-    assert time.monotonic() - sent < 10
+    assert time.monotonic() - sent < 60  # 100,000 steps take longer
     process.wait()
     assert "the same command goes on" in rest
     (path,) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
