@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import logging
@@ -27,10 +28,14 @@ import huggingface_hub.constants  # noqa: E402
 import huggingface_hub.hf_api  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from tqdm import tqdm  # noqa: E402
 
 from pretrain.data import background  # noqa: E402
 
 torch.set_num_threads(1)
+# A fork that is killed while it writes a line would take tqdm's lock, which all forks share, along with it.
+tqdm.set_lock(threading.RLock())
+os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 pytest.register_assert_rewrite("pushes", "two_machines")
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = """
@@ -174,6 +179,7 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
     if pid:
         return pid, out, err
     code = 70
+    signal.alarm(600)  # a hang is a failure with a test's name
     try:
         os.environ.update(environment)
         if "PICTURES" not in environment:
@@ -251,6 +257,7 @@ class ForkedReader:
             os.setsid()
             os.dup2(its_input, 0)
             os.dup2(its_output, 1)
+            gc.freeze()  # an inherited tensor in shared memory would end this process when its closed file is missed
             os.closerange(3, 1024)  # the lock of the run's folder, the other ends of these pipes
             os.environ.clear()
             os.environ.update(environment)
