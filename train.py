@@ -47,7 +47,7 @@ from pretrain.run.checkpoint import list_checkpoints
 from pretrain.run.clock import Clock
 from pretrain.run.header import header
 from pretrain.run.profile import Profile
-from pretrain.run.publisher import PUSH_SECONDS, STOPPED_PUSH_SECONDS, Publisher
+from pretrain.run.publisher import Publisher, push_seconds
 from pretrain.run.report import Report, due, duration
 from pretrain.run.resume import Checkpoints, extended, resume
 from pretrain.run.score import score
@@ -259,7 +259,7 @@ def train(
         publish.finished()
     report.close()
     accelerator.wait_for_everyone()
-    publish.wait(STOPPED_PUSH_SECONDS if stopping else PUSH_SECONDS, lambda: stop.requested and not stopping)
+    publish.wait(push_seconds(stop.signal if stopping else None), lambda: stop.requested and not stopping)
     return stop.exit_code if stopping else 0
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pretrain.hub import model_card
-from pretrain.run import checkpoint
+from pretrain.run import checkpoint, publisher
 
 STEPS = ("--eval_steps", "6", "--sample_steps", "0", "--save_steps", "3", "--logging_steps", "1")
 PUSHED = ("--recipe", "tiny.yaml", *STEPS, "--push_to_hub", "true")
@@ -199,6 +199,17 @@ def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no
     os.kill(pid, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert f"resumed from runs/tiny/checkpoints/step-{begins:08d}" in fresh_machines.run()
+
+
+@pytest.mark.parametrize("stopped_by, seconds", [("SIGTERM", 20), ("SIGINT", 5)])
+def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_user_ends(
+    workplace, monkeypatch, stopped_by, seconds
+):
+    monkeypatch.setattr(publisher.Publisher, "wait", lambda self, seconds, given_up: print(f"waits {seconds} s"))
+    with HubServer() as server:
+        environment = server.environment(Path("home").resolve()) | {"LEDGER": "ledger", "STOP_AT": "4:1"}
+        done = run(WITNESS, *PUSHED, expect=None, **environment, STOP_BY=stopped_by)
+    assert done.returncode == 128 + getattr(signal, stopped_by) and done.stdout.count(f"waits {seconds} s") == 1
 
 
 @pytest.mark.parametrize("more", [["--hub_strategy", "every_save"], ["--hub_model_id", "me/other"]])
