@@ -5,6 +5,7 @@ import functools
 import gc
 import importlib
 import importlib.util
+import itertools
 import logging
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import types
 from dataclasses import dataclass
@@ -154,16 +156,7 @@ def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **
     set: a picture takes as long as a tiny run.
     """
     environment = {"ACCELERATE_USE_CPU": "true"} | environment
-    if processes > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        environment |= {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environment |= {"TORCHELASTIC_RUN_ID": "test"}
-    children = []
-    for rank in range(processes):
-        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
-        children.append(fork(script, flags, environment | ranks))
+    children = [fork(script, flags, environment | own) for own in torchrun_environments(processes)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _, _ in children]
     out, err = ["".join(Path(child[i]).read_text() for child in children) for i in (1, 2)]
     if expect is not None:
@@ -171,10 +164,39 @@ def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **
     return Done(codes[0], out, err)
 
 
+def torchrun_environments(processes: int) -> list[dict[str, str]]:
+    """Return what torchrun tells each process of a launch."""
+    if processes == 1:
+        return [{}]
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= {"TORCHELASTIC_RUN_ID": "test"}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+
+
+PORTS = itertools.count(time.monotonic_ns() // 1000)
+
+
+def free_port() -> int:
+    """Return a port that nobody takes before it is listened at.
+
+    It lies below those that the kernel hands out for connections, and among 500 of this worker's own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = 20_000 + worker % 24 * 500 + next(PORTS) % 500
+        with contextlib.suppress(OSError), socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("127.0.0.1", port))
+            return port
+
+
 def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
     """Start ``main(flags)`` of a script in a fork; return its pid and the files that hold what it prints."""
     import_what_runs_need()
-    out, err = (tempfile.mkstemp(dir=".", prefix=".out-")[1] for _ in range(2))
+    files = [tempfile.mkstemp(dir=".", prefix=".out-") for _ in range(2)]
+    for descriptor, _ in files:
+        os.close(descriptor)
+    out, err = (name for _, name in files)
     pid = os.fork()
     if pid:
         return pid, out, err

@@ -103,7 +103,8 @@ class Started:
         self.out, self.err = printed_by(cwd)
         several = [{}]
         if ranks > 1:
-            port = 20000 + (os.getpid() * 31 + time.monotonic_ns() // 1000) % 20000
+            # Below those that the kernel hands out for connections meanwhile.
+            port = 20000 + (os.getpid() * 31 + time.monotonic_ns() // 1000) % 12000
             shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             shared |= {"TORCHELASTIC_RUN_ID": "faults", "LOCAL_WORLD_SIZE": str(ranks)}
             several = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]

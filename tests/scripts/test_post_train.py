@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, in_fork, needs_trl, run
+from conftest import ROOT, free_port, in_fork, needs_trl, run
 from small_models import built, randomize, stock_of
 from transformers import AutoModelForCausalLM, pipeline
 
@@ -194,9 +193,7 @@ def test_a_reward_of_ones_own_that_fails_now_and_then_is_counted(place):
 
 def served(model: str, messages: list[dict]) -> str:
     """What ``transformers serve`` answers over HTTP."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = [TRL.with_name("transformers"), "serve", model, "--host", "127.0.0.1", "--port", str(port)]
     server = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, fork, run
+from conftest import ROOT, fork, run, torchrun_environments
 from runs import final_state, ledger, losses, rows
 
 from pretrain.base.errors import BadInput
@@ -107,16 +106,6 @@ def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(uninterrupt
     run("train.py", *TINY, "--run_name", "k", processes=processes)
     whole = "whole" if processes == 1 else "two"
     assert final_state("k") == final_state(whole)
-
-
-def torchrun_environments(processes):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    if processes == 1:
-        return [{}]
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "t"}
-    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 @pytest.fixture(scope="session")
