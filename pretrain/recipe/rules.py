@@ -87,8 +87,14 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
     if r.sample_steps and not r.sample_prompts:
         faults.append(f"sample_steps = {r.sample_steps} needs sample_prompts: at least one text")
     mixture = None if r.data_dir or r.data_files else r.sources
-    if mixture is not None:
-        faults += _mixture_faults(mixture, r.tokenizer)
+    faults += _source_faults(r.sources or [])  # also where data_files replaces them: they are written down
+    if mixture == []:
+        faults.append("sources is empty: list at least one mapping with weight and dataset_name or data_files")
+    elif mixture and r.tokenizer in TRAINED_TOKENIZERS:
+        faults.append(
+            f"tokenizer = {r.tokenizer}: a mixture needs one tokenizer for all its sources: give a Hub id or a folder, "
+            f"for example the tokenizer/ that prepare_data.py made for one of them"
+        )
     if r.token_column and r.tokenizer in TRAINED_TOKENIZERS:
         faults.append(
             f"token_column = {r.token_column}: tokenizer = {r.tokenizer} is made from text, and there is none; give "
@@ -128,16 +134,9 @@ def _architecture_faults(r: SimpleNamespace) -> list[str]:
     return faults
 
 
-def _mixture_faults(sources: list[dict], tokenizer: str) -> list[str]:
+def _source_faults(sources: list[dict]) -> list[str]:
     """Return what is wrong with the ``sources``; each is checked as the recipe's own keys are."""
-    if not sources:
-        return ["sources is empty: list at least one mapping with weight and dataset_name or data_files"]
     faults, known = [], ("weight", *SOURCE_NAMES, *SOURCE_RULES)
-    if tokenizer in TRAINED_TOKENIZERS:
-        faults.append(
-            f"tokenizer = {tokenizer}: a mixture needs one tokenizer for all its sources: give a Hub id or a folder, for "
-            f"example the tokenizer/ that prepare_data.py made for one of them"
-        )
     for number, source in enumerate(sources, 1):
         found = []
         for name, value in source.items():

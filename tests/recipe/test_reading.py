@@ -504,6 +504,11 @@ def test_each_fault_of_a_source_is_named_once_with_its_number(tmp_path, source, 
     assert message.count("mine.yaml") == 1
 
 
+def test_a_source_that_data_files_replace_is_still_read_for_its_faults(tmp_path):
+    (message,) = refused(mixture(tmp_path, HUB | {"data_filez": ["a"]}, data_files=["f"]))
+    assert "data_filez: no such key; did you mean data_files?" in message
+
+
 def test_a_mixture_that_is_no_list_of_mappings_is_refused(tmp_path):
     for text in ("x", "{weight: 1}", "[a, b]", "[null]"):
         assert "must be a list of mappings" in refused(line(tmp_path, "sources", text))[0]
