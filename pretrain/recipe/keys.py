@@ -32,9 +32,9 @@ SIZES |= dict(zip(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), SIZES.values
 GPT3_SIZES = {"gpt3-125m": (12, 12, 768), "gpt3-6.7b": (32, 32, 4096), "gpt3-175b": (96, 96, 12288)}
 OPTIMIZERS = ("adamw", "adamw_8bit", "muon")  # records in optim/optimizers.py
 UNSHARDED = ("adamw_8bit",)  # those whose moments cannot be shared out
-# What a source of a mixture may state: which one it is, and what else it has from the recipe.
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
+# What a source of a mixture may state: which one it is, and what else it has from the recipe.
 SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
 SOURCE_RULES = (
     "text_column",

@@ -25,15 +25,13 @@ from pretrain.run.state import RunState
 log = logging.getLogger(__name__)
 
 PENDING = "hub"  # of the run folder: pushes that wait
-# How long a finished run waits for the Hub, and one that was stopped; clouds and launchers kill 30 s after a SIGTERM.
-PUSH_SECONDS, STOPPED_PUSH_SECONDS, TERMINATED_PUSH_SECONDS = 600, 5, 20
 
 
 def push_seconds(stopped_by: signal.Signals | None) -> int:
-    """Return how long a run that has ended so waits for the Hub."""
+    """Return how long a run that was stopped so, or has finished (None), waits for the Hub."""
     if stopped_by is None:
-        return PUSH_SECONDS
-    return TERMINATED_PUSH_SECONDS if stopped_by == signal.SIGTERM else STOPPED_PUSH_SECONDS
+        return 600
+    return 20 if stopped_by == signal.SIGTERM else 5  # clouds and launchers kill 30 s after a SIGTERM
 
 
 class Publisher:

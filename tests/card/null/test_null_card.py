@@ -207,18 +207,8 @@ def test_what_is_for_eight_cards_trains_on_two(config, values, workplace):
 
 
 def test_cards_whose_launcher_starts_lost_processes_anew_connect_at_the_start_and_after_a_loss(workplace):
-    child = str(ROOT / "tests" / "machine_child.py")
-    launch = [
-        "torchrun",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "--max_restarts",
-        "1",
-        child,
-        "--recipe",
-        "tiny.yaml",
-    ]
+    launch = ["torchrun", "--standalone", "--nproc_per_node", "2", "--max_restarts", "1"]
+    launch += [str(ROOT / "tests" / "machine_child.py"), "--recipe", "tiny.yaml"]
     how = {"DIE_AT": "3", "PYTHONPATH": str(ROOT), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
     done = on_card("a6000", *launch, *flags(save_steps=2), count=2, **how)
     assert done.returncode == 0 and Path("struck").exists(), done.stderr
