@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 
+import accelerate
 import torch
 import torch._inductor.config
 import torch.distributed as dist
@@ -204,6 +205,11 @@ def refuse_impossible(
         if wanted == "fp16":
             faults.append(
                 "mixed_precision: fp16 under FSDP: its gradient scaler is not supported here; use DDP or bf16"
+            )
+        if fault := verdicts.BROKEN.get(("accelerate", accelerate.__version__)):
+            faults.append(
+                f"distributed_type: FSDP: with accelerate {accelerate.__version__}, {fault}; "
+                f"pip install -r requirements.txt, or take a YAML without FSDP"
             )
     if tf32 is True and not device.has_tf32:
         faults.append(f"tf32 = true: {device.name} has no TF32 (Ampere and later have); use --tf32 auto")

@@ -14,6 +14,8 @@ TRYING = "..."  # no verdict yet: what is being tried
 WHEELS = "https://download.pytorch.org/whl"
 # A card may do without these; training says what is then missing.
 OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts and temperatures"}
+# What fails with a version between two that work; requirements.txt leaves it out.
+BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at GPT-2's tied embeddings (huggingface/accelerate#4171)"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 
@@ -41,6 +43,7 @@ def read_ranges(text: str) -> dict[str, SpecifierSet]:
 def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) -> list[Check]:
     """Compare installed versions (None: not there) with ranges: one line for all within theirs, one for each other.
 
+    A version that was not tried warns, one of ``BROKEN`` is an error.
     A build's own mark (2.13.0+cpu) is no difference.
     """
     found, same = [], 0
@@ -50,6 +53,8 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
             found.append(Check(name, WARNING, f"not installed: {OPTIONAL[name]}", remedy))
         elif version is None:
             found.append(Check(name, ERROR, "not installed", "pip install -r requirements.txt (make environment)"))
+        elif fault := BROKEN.get((name, str(version))):
+            found.append(Check(name, ERROR, f"{version} is installed: {fault}", remedy))
         elif not taken.contains(version, prereleases=True):
             found.append(Check(name, WARNING, f"{version} is installed; the tests were run with {taken}", remedy))
         else:
