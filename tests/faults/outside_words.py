@@ -6,6 +6,7 @@ headers and pages. Whatever comes of the command, nothing that it prints or leav
 """
 
 import http.client
+import importlib.util
 import json
 import random
 import re
@@ -17,6 +18,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import commands
+import damage
+import pyarrow.parquet
 from data_server import DataServer
 from hub_server import HubServer
 
@@ -161,8 +164,20 @@ def line_with(data: bytes, piece: bytes) -> str:
     return ascii(next(line for line in data.split(b"\n") if piece in line)[:300].decode(errors="replace"))
 
 
-def serve(folder: Path) -> None:
-    """Fill a DataServer's folder: files of each kind, a data set and a model of the Hub; some names hold escapes."""
+def serve(folder: Path, model: Path) -> None:
+    """Fill a DataServer's folder: files of each kind, data sets and a model of the Hub; some names hold escapes."""
+    shutil.copytree(model, folder / "models" / "me" / "model")
+    items = folder / "datasets" / "Rowan" / "hellaswag" / "data"
+    items.mkdir(parents=True)
+    item = {
+        "ind": 1,
+        "activity_label": ESCAPE,
+        "ctx": f"the cat {ESCAPE}",
+        "endings": ["a", "b", "c", "d"],
+        "label": "1",
+    }
+    table = pyarrow.Table.from_pylist([item | {"split_type": "x", "source_id": "y"}] * 4)
+    pyarrow.parquet.write_table(table, items / "validation-00000-of-00001.parquet")
     (folder / "files").mkdir(parents=True)
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     (folder / "files" / "a.txt").write_text("\n".join(TEXTS))
@@ -206,6 +221,7 @@ SOURCES: dict[str, Callable[[str], tuple[str, ...]]] = {
     "a model of the Hub": of_train("--init_from", "me/model"),
     "a model to sample from": lambda url: ("generate.py", "--model", "me/model", "--max_new_tokens", "5"),
     "a model to export": lambda url: ("export_model.py", "me/model", "--out", "out", "--text", "text.txt"),
+    "a model to improve": lambda url: ("post_train.py", "--config", "post.yaml", "--model", "me/model"),
     "HellaSwag's items": of_train("--hellaswag_steps", "3"),
     "a model to score": lambda url: ("eval_hellaswag.py", "--model", "me/model"),
     "samples": of_train(*SAMPLED),
@@ -214,52 +230,77 @@ SOURCES: dict[str, Callable[[str], tuple[str, ...]]] = {
     ),
     "a checkpoint of the Hub": of_train("--resume_from_checkpoint", "hub://me/run"),
     "a tracker": of_train("--report_to", "wandb"),
-    "a proxy": of_data("--data_files", "http://somewhere.invalid/a.jsonl"),
+    "a proxy": of_data("--data_files", "http://somewhere.invalid/a.txt"),
 }
+# A reward that raises: its words are its author's, and what stands in them.
+REWARD = f"""
+def cat(prompt, completion):
+    raise ValueError({ESCAPE!r} + " http://{LOGIN}h/x?{SIGNED}")
+"""
+POST = """
+reward: reward.py:cat
+prompts: prompts.jsonl
+held_out: prompts.jsonl
+output_dir: runs/post
+max_steps: 1
+per_device_train_batch_size: 2
+num_generations: 2
+max_completion_length: 3
+logging_steps: 1
+use_cpu: true
+report_to: none
+save_strategy: "no"
+"""
 OF_RUNS = ("a push", "a checkpoint of the Hub")  # what the fake Hub of pushes answers
 
 
 def attack(
-    folder: Path, source: str, dice: random.Random, run: Callable[..., commands.Done], faults: int = 6
+    folder: Path, source: str, model: Path, dice: random.Random, run: Callable[..., commands.Done]
 ) -> str | None:
     """Meet one source behind a front; return why it does not hold.
 
     Args:
+        model: a model folder, which the Hub serves.
         run: runs a command: (script, *flags, **environment).
     """
     served = folder.with_name(f".{folder.name}-served")
-    serve(served)
+    serve(served, model)
     home = str(folder / "home")
-    plain = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
-    plain |= {"HF_HOME": home, "WANDB_API_KEY": API_KEY, "WANDB_DIR": home, "HOME": home}
-    with (
-        DataServer(served) as data,
-        HubServer() as hub,
-        Front((hub if source in OF_RUNS else data).url, dice, faults) as front,
-    ):
-        environment = plain | {"HF_ENDPOINT": front.url, "WANDB_BASE_URL": front.url}
-        if source == "a proxy":
-            environment |= {"http_proxy": front.url.replace("://", f"://{LOGIN}"), "no_proxy": ""}
-        done = run(*SOURCES[source](front.url), **environment)
+    environment = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
+    environment |= {"HF_HOME": home, "WANDB_API_KEY": API_KEY, "WANDB_DIR": home, "HOME": home}
+    with DataServer(served) as data, HubServer() as hub:
+        for name in ("me/run", "me/model"):
+            hub.make(name)
+        with Front((hub if source in OF_RUNS else data).url, dice, faults=dice.randint(0, 8)) as front:
+            environment |= {"HF_ENDPOINT": front.url, "WANDB_BASE_URL": front.url}
+            if source == "a proxy":
+                environment |= {"http_proxy": front.url.replace("://", f"://{LOGIN}"), "no_proxy": ""}
+            done = run(*SOURCES[source](front.url), **environment)
     shutil.rmtree(served)
     if "Traceback (most recent call last)" in done.stderr or done.code not in (0, 1, 2):
         return commands.fault_of(done, "")
-    return secret_shown(folder, done.stdout, done.stderr)
+    return secret_shown(folder, done.stderr, "" if source == "a model to sample from" else done.stdout)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each source, some times, each time with other faults."""
+    whole, _ = damage.finished(base, shared)
     for number in range(6 * len(SOURCES)):
         source = list(SOURCES)[number % len(SOURCES)]
         if source == "a tracker" and number >= len(SOURCES):  # it waits for its server in a process of its own
             continue
+        if source == "a model to improve" and not importlib.util.find_spec("trl"):
+            continue
 
         def hit(folder: Path, source=source, seed=rng.random()) -> str | None:  # noqa: B008
             commands.copy(base, folder)
+            (folder / "post.yaml").write_text(POST)
+            (folder / "reward.py").write_text(REWARD)
+            (folder / "prompts.jsonl").write_text(json.dumps({"prompt": f"the {ESCAPE}"}) + "\n")
 
             def run(*command: str, **environment: str) -> commands.Done:
                 return commands.run(*command, cwd=folder, environment=environment, hasty=True)
 
-            return attack(folder, source, random.Random(seed), run)
+            return attack(folder, source, whole / damage.RUN / "model", random.Random(seed), run)
 
-        yield f"{source}, faults of seed {number}", hit
+        yield f"{source}, {number}", hit
