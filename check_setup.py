@@ -16,7 +16,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base import foreign
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
 from pretrain.machine import cards
 
 try:
@@ -126,7 +128,7 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
             continue
         found.append(check)
         if not asked.json:
-            print(check, flush=True)
+            print(foreign.clean(str(check)), flush=True)
     counts = {level: sum(check.level == level for check in found) for level in (verdicts.ERROR, verdicts.WARNING)}
     if asked.json:
         print(json.dumps({"checks": [dataclasses.asdict(check) for check in found], "facts": facts}, indent=1))

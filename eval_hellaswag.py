@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from pretrain.base import console, files
-from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
 from pretrain.recipe import reading
 
 log = logging.getLogger("pretrain.eval_hellaswag")

@@ -12,7 +12,8 @@ import difflib
 import sys
 
 from pretrain.base import console
-from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
 from pretrain.recipe import reading
 
 DTYPES = ("fp32", "bf16", "fp16", "int8")

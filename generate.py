@@ -9,7 +9,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base import console
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
 from pretrain.recipe import reading
 
 
@@ -58,7 +60,6 @@ def print_samples(asked: argparse.Namespace) -> None:
     """Load the model; write on from the prompt, as often as asked, or chat."""
     # Here, for they take seconds: a wrong flag is answered at once.
     import torch
-    from transformers import TextStreamer
     from transformers.utils.logging import disable_progress_bar
 
     from pretrain.data import tokenization
@@ -74,7 +75,7 @@ def print_samples(asked: argparse.Namespace) -> None:
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     how = {name: getattr(asked, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p")}
-    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    streamer = sampling.Streamer(tokenizer, console.write)
     if asked.chat:
         chat.require_template(tokenizer, asked.model)
         chat.converse(model, tokenizer, messages(), seed=asked.seed, streamer=streamer, **how)
@@ -82,8 +83,8 @@ def print_samples(asked: argparse.Namespace) -> None:
     prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)
     for number in range(asked.num_samples):
         if asked.num_samples > 1:
-            print(f"---- sample {number + 1} of {asked.num_samples}")
-        print(asked.prompt, end="", flush=True)
+            console.write(f"---- sample {number + 1} of {asked.num_samples}\n")
+        console.write(asked.prompt)
         sampling.sample(model, prompt_ids, tokenizer, seed=asked.seed + number, streamer=streamer, **how)
 
 

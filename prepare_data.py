@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from pretrain.base import console, files
-from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
 from pretrain.data import background, mending, prepare, shards, sources
 from pretrain.data.progress import Pace
 from pretrain.hub import client

@@ -25,7 +25,8 @@ from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
 from pretrain.base import console
-from pretrain.base.errors import BadInput, TrainingStopped, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.stopping import StopRequest, end_with_launcher, peers
 from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items

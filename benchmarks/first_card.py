@@ -43,7 +43,8 @@ from importlib.metadata import PackageNotFoundError, version
 import yaml
 
 from benchmarks.runs import ROOT, commit, gpt2_tokenizer, write_json
-from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.machine import cards
 

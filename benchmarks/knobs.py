@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.runs import ROOT, prepare_shards, train_once, write_json
 from benchmarks.side_by_side import Turns, alternate, be_train, most_held, positive
-from pretrain.base.errors import exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
 from pretrain.machine import hardware
 from pretrain.recipe import keys, reading
 

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import side_by_side
 from benchmarks.runs import write_json
-from pretrain.base.errors import exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
 from pretrain.machine import hardware
 from pretrain.model.architectures import GPT2
 from pretrain.model.attention import CAUSAL, register_causal_attention

@@ -27,7 +27,8 @@ from importlib.metadata import version
 import torch
 
 from benchmarks.runs import ROOT, commit, write_json
-from pretrain.base.errors import BadInput, exit_on_bad_input, is_out_of_memory
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput, is_out_of_memory
 from pretrain.machine import cards, estimate, hardware
 from pretrain.machine.accelerator import gradient_exchange, make_accelerator, prepare
 from pretrain.model.build import build

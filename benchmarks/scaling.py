@@ -29,7 +29,8 @@ import torch.distributed as dist
 
 from benchmarks import side_by_side, throughput
 from benchmarks.runs import write_json
-from pretrain.base.errors import TrainingStopped, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import TrainingStopped
 from pretrain.machine import estimate
 
 LOCAL = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

@@ -61,7 +61,8 @@ from benchmarks.side_by_side import (
     summary,
     write_ids,
 )
-from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
 from pretrain.machine import cards, estimate, hardware
 
 # The variants.

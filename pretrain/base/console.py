@@ -10,7 +10,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from pretrain.base import files
+from pretrain.base import files, foreign
 
 
 def start(is_main: bool = True, stream: TextIO | None = None) -> None:
@@ -34,9 +34,21 @@ def keep_in(path: Path) -> None:
 
 def say(line: str) -> None:
     """Write a line to standard error and into that file, from whichever process."""
+    line = foreign.clean(line)
     _show(line, None)
     for terminal in _terminals():
         terminal.keep(line)
+
+
+def write(text: str) -> None:
+    """Write what a model has generated to standard output: cleaned on a terminal, else every byte of it, in UTF-8."""
+    if sys.stdout.isatty():
+        data = foreign.clean(text).encode(sys.stdout.encoding, "backslashreplace")
+    else:
+        data = text.encode("utf-8", "surrogateescape")
+    sys.stdout.flush()  # what was printed before comes first
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def _show(line: str, stream: TextIO | None) -> None:
@@ -76,4 +88,5 @@ class _Terminal(logging.Handler):
             _show(news, self.stream)
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"error: {record.getMessage()}" if record.levelno >= logging.ERROR else record.getMessage()
+        text = foreign.clean(record.getMessage())
+        return f"error: {text}" if record.levelno >= logging.ERROR else text

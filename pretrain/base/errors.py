@@ -1,22 +1,19 @@
-"""Bad input: what the user can mend, in the user's words, one line each, and exit status 2."""
+"""Bad input and faults of the machine: what the user can do about them, one line each, and the exit status."""
 
 import errno
-import functools
 import os
 import re
-import sys
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from pretrain.base.redaction import redact
+from pretrain.base.foreign import one_line
 
 
 class BadInput(ValueError):
-    """One or more things the user can mend; ``lines`` holds one message each (file, key, value, rule, remedy)."""
+    """One or more things the user can correct; ``lines`` holds one message each (file, key, value, rule, remedy)."""
 
     def __init__(self, lines: str | Iterable[str], status: int = 2):
         self.status = status
-        self.lines = [redact(line) for line in ([lines] if isinstance(lines, str) else lines)]
+        self.lines = [one_line(line) for line in ([lines] if isinstance(lines, str) else lines)]
         super().__init__("\n".join(self.lines))
 
 
@@ -27,7 +24,7 @@ class TrainingStopped(RuntimeError):
     """
 
     def __init__(self, message: str, *, alone: bool = False):
-        super().__init__(redact(message))
+        super().__init__(one_line(message))
         self.alone = alone
 
 
@@ -57,8 +54,8 @@ PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
 }
 STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command goes on") | {
     errno.EFBIG: "raise the limit (ulimit -f); the same command goes on",
-    errno.EIO: "the disk, or the way to it, fails (dmesg says more); the same command goes on once it is mended",
-    errno.ESTALE: "the disk, or the way to it, fails (dmesg says more); the same command goes on once it is mended",
+    errno.EIO: "the disk, or the way to it, fails (dmesg says more); the same command goes on once it works again",
+    errno.ESTALE: "the disk, or the way to it, fails (dmesg says more); the same command goes on once it works again",
     errno.EMFILE: "raise the limit (ulimit -n); the same command goes on",
     errno.ENFILE: "too many files are open on this machine; the same command goes on",
 }
@@ -85,40 +82,3 @@ def machine_fault(error: BaseException) -> BadInput | None:
     remedy = PLACE.get(number) or STATE[number]
     where = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: " if name is not None else ""
     return BadInput(f"{where}{os.strerror(number)}: {remedy}", 2 if number in PLACE else 1)
-
-
-def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
-    """Wrap a script's ``main``: BadInput prints its lines and returns 2, TrainingStopped returns 1.
-
-    So do errors of the system that are no bug of ours: a full disk 1, a place that may not be written 2. Any other error
-    keeps its traceback, which shows no secret of a URL.
-    Every process of a launch finds the same fault; only the first one prints it, unless it is known to one ``alone``.
-    """
-
-    @functools.wraps(main)
-    def wrapper(*args, **kwargs) -> int:
-        sys.excepthook = _print_traceback
-        try:
-            return main(*args, **kwargs) or 0
-        except (BadInput, TrainingStopped) as error:
-            _say(error, alone=getattr(error, "alone", False))
-            return getattr(error, "status", 1)
-        except Exception as error:
-            if (fault := machine_fault(error)) is None:
-                raise
-            _say(fault, alone=True)
-            return fault.status
-
-    return wrapper
-
-
-def _say(error: BadInput | TrainingStopped, *, alone: bool) -> None:
-    from pretrain.base import console  # here, for its package may be what is missing
-
-    if os.environ.get("RANK", "0") == "0" or alone:
-        for line in getattr(error, "lines", [str(error)]):
-            console.say(f"error: {line}")
-
-
-def _print_traceback(*error) -> None:
-    sys.stderr.write(redact("".join(traceback.format_exception(*error))))

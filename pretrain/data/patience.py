@@ -13,8 +13,8 @@ import huggingface_hub
 import pyarrow as pa
 
 from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.foreign import redact
 from pretrain.base.network import answer_of, causes
-from pretrain.base.redaction import redact
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ import httpx
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.redaction import is_redacted, is_url, redact_url
+from pretrain.base.foreign import is_redacted, is_url, redact_url
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 

@@ -36,8 +36,8 @@ from pyarrow.dataset import ParquetFragmentScanOptions
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
+from pretrain.base.foreign import is_redacted, redact
 from pretrain.base.network import answer_of, causes
-from pretrain.base.redaction import is_redacted, redact
 from pretrain.data.patience import Cut, Patience, Unreadable
 from pretrain.data.records import (
     IDS,

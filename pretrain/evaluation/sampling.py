@@ -1,8 +1,10 @@
 """Text from a model, with Transformers' generate, beyond the model's context and never from the padding."""
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.attention import sdpa_kernel
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 from pretrain.evaluation.likelihood import KERNELS, context_length
@@ -76,6 +78,18 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     """Return the ids that end a text: the tokenizer's, and those that the model's generation_config names."""
     own = model.generation_config.eos_token_id
     return sorted({tokenizer.eos_token_id, *(own if isinstance(own, list) else [] if own is None else [own])})
+
+
+class Streamer(TextStreamer):
+    """Hands generated text to ``write``, a word at a time, and a line break at its end; special tokens are left out."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]):
+        super().__init__(tokenizer, skip_special_tokens=True)
+        self.write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Pass on what no later token changes."""
+        self.write(text + "\n" * stream_end)
 
 
 class _NewOnly:

@@ -7,7 +7,6 @@ a login): no file and no message has it.
 import errno
 import functools
 import math
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -21,15 +20,14 @@ from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base.errors import BadInput
+from pretrain.base.foreign import one_line
 from pretrain.base.network import answer_of
-from pretrain.base.redaction import redact
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
 DEADLINE_SECONDS = 15 * 60  # from the first failure on
 PASSING = {408, 409, 412, 423, 425, 429}  # statuses below 500 that another attempt may not meet
 LOCAL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
-SECRET = re.compile(r"hf_[\w.-]{20,}")
 
 
 @functools.cache
@@ -86,7 +84,7 @@ def describe(error: BaseException) -> str:
     status = answer_of(error)[0]
     name = type(error).__name__ if status is None else f"HTTP status {status}"
     text = str(error) if status is None else getattr(error, "server_message", None) or ""
-    text = redact(" ".join(SECRET.sub("hf_...", text).split()))[:300]
+    text = one_line(text)[:300]
     return f"{name}: {text}" if text else name
 
 

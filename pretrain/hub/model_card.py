@@ -13,6 +13,7 @@ from typing import TypeGuard
 
 import yaml
 
+from pretrain.base import foreign
 from pretrain.base.layout import step_name
 from pretrain.evaluation.hellaswag import CITATIONS, PUBLISHED
 from pretrain.recipe.keys import REPOSITORY
@@ -145,7 +146,7 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
         "## Limits",
         _limits(recipe, facts.tokenizer_size),
     ]
-    body = "\n\n".join(parts)
+    body = foreign.clean("\n\n".join(parts))
     return str(
         ModelCard(f"{metadata(recipe, repo_id, _eval_results(measured, recipe))}\n{body}\n")
     )  # checks the metadata

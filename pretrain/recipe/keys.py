@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
-from pretrain.base.redaction import redact
+from pretrain.base.foreign import redact
 
 ABSENT = dataclasses.MISSING
 Auto = Literal["auto"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from pretrain.base.errors import BadInput, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
 from pretrain.recipe import others, rules
 from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
 from pretrain.recipe.rules import either, nearest, shown, type_name

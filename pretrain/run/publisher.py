@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base import layout
 from pretrain.base.errors import BadInput
-from pretrain.base.redaction import redact
+from pretrain.base.foreign import redact
 from pretrain.hub import fetch, model_card, push
 from pretrain.machine import estimate, hardware
 from pretrain.model import export

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from pretrain.base import files
+from pretrain.base import files, foreign
 from pretrain.base.layout import METRICS, numbered_rows, read_metrics
 from pretrain.evaluation.evaluator import describe_hellaswag, describe_loss
 from pretrain.hub import model_card
@@ -104,6 +104,7 @@ class Report:
         """Append samples, each a prompt and what follows it, to samples.txt; ``show`` them on the terminal too."""
         if not self._is_main:
             return
+        texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
         for prompt, text in texts:
             _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:

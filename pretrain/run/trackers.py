@@ -27,7 +27,7 @@ from typing import Any
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.redaction import redact
+from pretrain.base.foreign import one_line
 from pretrain.recipe import keys
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ INIT_SECONDS, FINISH_SECONDS = 20, 60
 AXES = ("step", "tokens")
 KINDS = ("train", "eval", "hellaswag", "samples", "test", "other")  # of rows, as they follow each other at one step
 PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|SERVER_URL")  # names in the environment
 BLOCK, FULL, FIRST, LAST = 32768, 1, 2, 4  # of a .wandb file
 KINDS_AT_MOST = 10  # a row's number in wandb: KINDS_AT_MOST * step + its kind's place
 
@@ -278,12 +277,9 @@ def _kind(row: dict) -> str:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error in one line, without the secrets of the environment."""
+    """Return the first line of an error."""
     line = next(iter(str(error).splitlines()), "")
-    for name, value in os.environ.items():
-        if SECRET.search(name) and len(value) >= 8:
-            line = line.replace(value, f"({name})")
-    return f"{type(error).__name__}: {redact(line)}".removesuffix(": ").rstrip(".")
+    return one_line(f"{type(error).__name__}: {line}").removesuffix(":").rstrip(".")
 
 
 def _indented(text: str) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import os
 import subprocess
 import sys
 
@@ -113,3 +114,26 @@ def test_a_reader_that_has_gone_is_an_error():
     console.start(stream=Gone())
     with pytest.raises(BrokenPipeError):
         log.info("x")
+
+
+def test_generated_text_is_clean_on_a_terminal_and_byte_for_byte_in_a_pipe_or_file(tmp_path, monkeypatch):
+    text = "a\x1b[2J é \u202e中\n"
+    with open(tmp_path / "out", "w", encoding="latin-1") as file, monkeypatch.context() as at:
+        at.setattr(sys, "stdout", file)
+        file.write("before ")
+        console.write(text)
+    assert (tmp_path / "out").read_bytes() == b"before " + text.encode()
+    ours, theirs = os.openpty()
+    with open(theirs, "w", encoding="latin-1") as terminal, monkeypatch.context() as at:
+        at.setattr(sys, "stdout", terminal)
+        console.write(text)
+        assert os.read(ours, 100) == b"a\\x1b[2J \xe9 \\u202e\\u4e2d\r\n"
+    os.close(ours)
+
+
+def test_a_sample_of_a_text_with_control_characters_reaches_no_log_raw(tmp_path, capsys):
+    console.start()
+    console.keep_in(tmp_path / "run.log")
+    log.info("---- sample\n\x1bc http://me:secret@h/x\x07")
+    for shown in (capsys.readouterr().err, (tmp_path / "run.log").read_text()):
+        assert shown == "---- sample\n\\x1bc http://redacted@h/x\\x07\n"

@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 
 from pretrain.base import files
-from pretrain.base.errors import BadInput, TrainingStopped, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput, TrainingStopped
 
 
 def raising(error):
@@ -82,7 +83,7 @@ def test_system_errors_that_may_be_our_own_bugs_keep_their_traceback():
 def test_a_traceback_shows_no_secret_of_a_url():
     lines = (
         "import sys",
-        "from pretrain.base.errors import exit_on_bad_input",
+        "from pretrain.base.entry import exit_on_bad_input",
         "fetch = exit_on_bad_input(lambda url: open(url))",
         "fetch(sys.argv[1])",
     )

@@ -77,6 +77,7 @@ def load_campaigns() -> dict:
     import kills
     import lying_hub
     import lying_server
+    import outside_words
     import recipe_files
     import two_trainers
 
@@ -90,6 +91,7 @@ def load_campaigns() -> dict:
         "server": lying_server.cases,
         "hub": lying_hub.cases,
         "trainers": two_trainers.cases,
+        "words": outside_words.cases,
     }
 
 
@@ -103,7 +105,7 @@ def attack(name: str, make_cases, asked: argparse.Namespace, base: Path, scratch
     began = time.perf_counter()
     shared = scratch / name
     shared.mkdir()
-    cases = list(enumerate(make_cases(base, random.Random(asked.seed), shared)))
+    cases = list(enumerate(make_cases(base, random.Random(f"{name} {asked.seed}"), shared)))
     if asked.case is not None:
         cases = cases[asked.case : asked.case + 1]
     elif not asked.full:

@@ -209,6 +209,13 @@ def test_no_name_breaks_the_card(name):
     assert "<script>" not in body and "](y)" not in body.replace("\\]", "")
 
 
+def test_no_name_steers_the_terminal_that_shows_the_card():
+    odd = "a\x1b[2J\x9b\u202e http://me:secret@h/x?token=secret"
+    names = {"run_name": odd, "dataset_name": odd, "sample_prompts": [odd]}
+    text = make(recipe=RECIPE | names, hardware=odd, command=["python", odd])
+    assert "\\x1b[2J" in text and not [one for one in ("\x1b", "\x9b", "\u202e", "secret") if one in text]
+
+
 def test_the_recipe_in_it_is_the_runs():
     recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml")
     text = make(recipe=keys.flat(recipe))

@@ -12,7 +12,7 @@ import yaml
 from conftest import RECIPE, ROOT
 
 from pretrain.base.errors import BadInput
-from pretrain.base.redaction import redact_url
+from pretrain.base.foreign import redact_url
 from pretrain.recipe import keys, others, reading
 from pretrain.recipe.plan import Plan, make_plan
 

@@ -106,6 +106,16 @@ def test_lines_of_metrics_that_are_no_rows_are_left_out_and_the_first_is_named(t
     assert f"{path}: line 2 is no row; {len(odd)} such lines are left out" in capsys.readouterr().err
 
 
+def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_path, capsys):
+    made = make(tmp_path)
+    console.keep_in(tmp_path / "run.log")
+    made.samples(0, [("\x9b", "\x1b[2J\u202e http://me:secret@h/x\r\n")], show=True)
+    made.close()
+    for shown in (capsys.readouterr().err, *((tmp_path / name).read_text() for name in ("run.log", "samples.txt"))):
+        assert "\\x9b\\x1b[2J\\u202e http://redacted@h/x\\r\n" in shown
+        assert not [odd for odd in ("\x1b", "\x9b", "\u202e", "secret") if odd in shown]
+
+
 def test_resume_drops_samples_past_the_checkpoint_and_text_that_looks_like_a_heading_breaks_none(tmp_path):
     made = make(tmp_path)
     for step in (0, 4, 8):

@@ -1,12 +1,17 @@
-"""URLs are shown without user, password and query; the same file behind a renewed signature is known again."""
+"""Words from outside are shown without secrets and steer no terminal; a file behind a renewed signature is known again."""
 
+import io
+import logging
 import random
 import string
+import sys
+import threading
+import warnings
 
 import pytest
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.redaction import PROOFS, is_redacted, is_url, redact, redact_url
+from pretrain.base.foreign import PROOFS, clean, guard, is_redacted, is_url, one_line, redact, redact_url
 
 SECRET = "S3cr3t-%2F+value="
 PLAIN = [
@@ -109,3 +114,88 @@ def test_no_message_of_ours_holds_a_secret_of_a_url():
         assert "S3cr3t" not in str(error) + str(getattr(error, "lines", "")) and "https://redacted@h/x.csv" in str(
             error
         )
+
+
+def test_what_clients_say_of_a_request_without_its_host_or_of_a_login_holds_no_secret(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    said = [
+        f"Max retries exceeded with url: /x.csv?Policy={SECRET}&v=1 (Caused by SSLError())",
+        f'"GET /a/x?X-Amz-Signature={SECRET} HTTP/1.1" 403 0',
+        rf"""{{"next": "http:\/\/me:{SECRET}@h\/x"}}""",
+        "headers: {'Authorization': 'Bearer S3cr3t.x-y'}",
+        "the token hf_S3cr3tS3cr3tS3cr3tS3cr3t may not write",
+        f"you sent {SECRET}; true or false",
+    ]
+    for words in said:
+        assert "S3cr3t" not in redact(words) and redact(redact(words)) == redact(words), redact(words)
+    assert redact(said[-1]) == "you sent (HF_TOKEN); true or false"
+
+
+def test_control_characters_are_written_out_and_letters_of_any_script_stay():
+    odd = "a\x1b[2J\x1bc\r\x07\x9b\x7f\u202egnp.\u2066\u2028"
+    assert clean(odd) == "a\\x1b[2J\\x1bc\\r\\x07\\x9b\\x7f\\u202egnp.\\u2066\\u2028" == clean(clean(odd))
+    plain = "a\tb\nशब्द को \u200d 한국어 עברית\u200f 👩\u200d🔬 é"
+    assert clean(plain) == plain and one_line(" a\n  b\tc  d.txt\n") == "a b c  d.txt"
+    assert str(BadInput("x\n\x1b]0;mine\x07")) == "x \\x1b]0;mine\\x07"
+
+
+@pytest.fixture
+def guarded():
+    """The guard, for one test."""
+    kept = sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.showwarning, logging.getLogRecordFactory()
+    guard()
+    yield
+    sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.showwarning = kept[:4]
+    logging.setLogRecordFactory(kept[4])
+
+
+def test_no_logger_of_a_library_shows_a_secret_or_steers_a_terminal_whichever_handlers_it_has(guarded):
+    url, shown = f"http://me:{SECRET}@h/x?token={SECRET}", io.StringIO()
+    for name in (
+        "huggingface_hub",
+        "datasets",
+        "transformers",
+        "urllib3.connectionpool",
+        "httpx",
+        "fsspec",
+        "wandb",
+        "trl",
+    ):
+        library = logging.Logger(f"{name}.mine")
+        library.addHandler(logging.StreamHandler(shown))  # as some of them bring their own
+        library.warning("while downloading from %s: \x1b[2J %d", url, 3)
+        library.error("%d: %s", url)  # a call that its format does not fit
+        try:
+            raise ValueError(f"\x1bc {url}")
+        except ValueError:
+            library.exception("failed", stack_info=True)
+    text = shown.getvalue()
+    assert "S3cr3t" not in text and "\x1b" not in text
+    assert (
+        text.count("http://redacted@h/x?redacted: \\x1b[2J 3\n")
+        == 8
+        == text.count("ValueError: \\x1bc http://redacted@h")
+    )
+
+
+def test_a_record_that_holds_nothing_odd_keeps_its_arguments(guarded):
+    record = logging.getLogRecordFactory()("uvicorn.access", logging.INFO, "", 0, "%s %d", ("/a?b=c", 200), None)
+    assert record.args == ("/a?b=c", 200)
+
+
+def test_warnings_and_what_a_thread_or_a_destructor_raises_are_clean(guarded, capsys):
+    def fail():
+        raise ValueError(f"\x1bc http://me:{SECRET}@h/x")
+
+    class Falls:
+        __del__ = lambda self: fail()  # noqa: E731
+
+    warnings.showwarning(UserWarning(f"\x1bc http://me:{SECRET}@h/x"), UserWarning, "a.py", 1)
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    Falls()
+    sys.excepthook(ValueError, ValueError(f"\x1bc http://me:{SECRET}@h/x"), None)
+    err = capsys.readouterr().err
+    assert err.count("\\x1bc http://redacted@h/x") >= 4 and "S3cr3t" not in err and "\x1b" not in err

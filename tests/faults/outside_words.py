@@ -1,0 +1,306 @@
+"""Words of others on their way to a person: no secret and no control character reaches a terminal, a log or a card.
+
+Each source that the product reads, and each server that it writes to, stands behind a front on localhost that knows a
+secret of each kind, breaks connections, redirects to signed links, and answers with the secrets and escapes in its
+headers and pages. Whatever comes of the command, nothing that it prints or leaves may hold them.
+"""
+
+import http.client
+import importlib.util
+import json
+import random
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import commands
+import damage
+import pyarrow.parquet
+from data_server import DataServer
+from hub_server import HubServer
+
+USER, PASSWORD, QUERY, LINK = "canaryuser", "canarypass", "canaryquery", "canarylink"
+TOKEN = "hf_" + "canarytoken" * 3
+API_KEY = "canarykey" * 5
+LOGIN, SIGNED = f"{USER}:{PASSWORD}@", f"token={QUERY}&v=1"
+ESCAPE = "\x1b[2J\x1b]0;mine\x07\x9b1m\u202e"
+SECRETS = (USER, PASSWORD, QUERY, LINK, "canarytoken", "canarykey")
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+KINDS = ("cut", "cut", "half", "error", "error", "redirect", "redirect", "page")
+TEXTS = [f"{commands.text(i, 40)} {ESCAPE}" for i in range(40)]
+
+
+class Front(ThreadingHTTPServer):
+    """Passes requests on to ``target``, except that it may do one of KINDS with each, ``faults`` times in all."""
+
+    daemon_threads = True
+
+    def __init__(self, target: str, dice: random.Random, faults: int, kinds: tuple[str, ...] = KINDS):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target, self.dice, self.left, self.kinds = urlsplit(target), dice, faults, kinds
+        self.lock, self.met = threading.Lock(), []
+        self.place = f"127.0.0.1:{self.server_port}"
+        self.url = f"http://{self.place}"
+
+    def __enter__(self) -> "Front":
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request, client_address) -> None:
+        """Keep quiet about clients that gave up."""
+
+    def fault(self) -> str | None:
+        """Return what happens to this request; None: nothing."""
+        with self.lock:
+            kind = self.dice.choice(self.kinds) if self.left > 0 and self.dice.random() < 0.5 else None
+            self.left -= kind is not None
+            self.met.append(kind)
+            return kind
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Front
+
+    def log_message(self, *_) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        """Answer a request of any method."""
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        kind = None if LINK in self.path else self.server.fault()
+        if kind == "cut":
+            self.close_connection = True
+            return None
+        leak = f"{self.server.url.replace('://', f'://{LOGIN}')}/x?{SIGNED}"
+        said = f"{ESCAPE} {leak} {self.headers.get('Authorization')}".encode("ascii", "backslashreplace").decode()
+        if kind == "error":
+            status = self.server.dice.choice((400, 403, 404, 416, 500, 503))
+            page = json.dumps({"error": f"{ESCAPE} {leak} {self.headers.get('Authorization')}"}).encode()
+            return self.send(
+                status, page, {"X-Error-Message": said.replace("\n", " "), "Content-Type": "application/json"}
+            )
+        if kind == "page":
+            return self.send(
+                200, f"<html>{ESCAPE} <a href='{leak}'>log in</a></html>".encode(), {"Content-Type": "text/html"}
+            )
+        if kind == "redirect":
+            begin = self.server.url.replace("://", f"://{LOGIN}")
+            joined = "&" if "?" in self.path else "?"
+            where = f"{begin}{self.path}{joined}X-Amz-Signature={LINK}&Policy={LINK}"
+            return self.send(self.server.dice.choice((302, 307)), b"", {"Location": where})
+        return self.pass_on(body, half=kind == "half")
+
+    do_POST = do_PUT = do_HEAD = do_GET  # noqa: N815
+
+    def pass_on(self, body: bytes, half: bool) -> None:
+        """Answer what the target answers, or half of it."""
+        target = http.client.HTTPConnection(self.server.target.hostname, self.server.target.port, timeout=30)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+        target.request(self.command, self.path, body, headers)
+        answer = target.getresponse()
+        data = answer.read()
+        target.close()
+        kept = {
+            name: value
+            for name, value in answer.getheaders()
+            if name.lower() not in ("connection", "transfer-encoding")
+        }
+        here = f"{self.server.target.hostname}:{self.server.target.port}"
+        data = (
+            data.replace(here.encode(), self.server.place.encode())
+            if answer.getheader("Content-Type") == "application/json"
+            else data
+        )
+        kept = {
+            name: value.replace(here, self.server.place)
+            for name, value in kept.items()
+            if name.lower() != "content-length"
+        }
+        size = int(answer.getheader("Content-Length") or len(data)) if self.command == "HEAD" else len(data)
+        self.send(answer.status, data[: len(data) // 2] if half else data, kept | {"Content-Length": str(size)})
+        if half:
+            self.close_connection = True
+
+    def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        """Send an answer."""
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(data))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+def secret_shown(folder: Path, *printed: str) -> str | None:
+    """Return which secret or control character stands in what was printed, or in a file below a folder."""
+    seen = {f"output {number}": words.encode() for number, words in enumerate(printed)}
+    seen |= {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for where, data in seen.items():
+        # wandb's own process, which is not written in Python, logs what its server says.
+        secrets = ("canarytoken", "canarykey") if "/wandb/" in where else SECRETS
+        for secret in secrets:
+            if secret.encode() in data:
+                return f"{secret} stands in {where}: {line_with(data, secret.encode())}"
+        shown = where.startswith("output") or re.search(
+            r"runs/[^/]*/(run\.log|samples\.txt|metrics\.jsonl)$|\.md$", where
+        )
+        if shown and (odd := CONTROL.search(data.decode(errors="replace"))):
+            return f"{odd[0]!r} stands in {where}: {line_with(data, odd[0].encode())}"
+    return None
+
+
+def line_with(data: bytes, piece: bytes) -> str:
+    """Return the line of some bytes that holds a piece of them, as ASCII."""
+    return ascii(next(line for line in data.split(b"\n") if piece in line)[:300].decode(errors="replace"))
+
+
+def serve(folder: Path, model: Path) -> None:
+    """Fill a DataServer's folder: files of each kind, data sets and a model of the Hub; some names hold escapes."""
+    shutil.copytree(model, folder / "models" / "me" / "model")
+    items = folder / "datasets" / "Rowan" / "hellaswag" / "data"
+    items.mkdir(parents=True)
+    item = {
+        "ind": 1,
+        "activity_label": ESCAPE,
+        "ctx": f"the cat {ESCAPE}",
+        "endings": ["a", "b", "c", "d"],
+        "label": "1",
+    }
+    table = pyarrow.Table.from_pylist([item | {"split_type": "x", "source_id": "y"}] * 4)
+    pyarrow.parquet.write_table(table, items / "validation-00000-of-00001.parquet")
+    (folder / "files").mkdir(parents=True)
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    (folder / "files" / "a.txt").write_text("\n".join(TEXTS))
+    (folder / "files" / "a.jsonl").write_text(rows)
+    corpus = folder / "datasets" / "me" / "corpus"
+    (corpus / "data").mkdir(parents=True)
+    (corpus / "data" / "train.jsonl").write_text(rows)
+    (corpus / "odd").mkdir()
+    (corpus / "odd" / "a\x1b[2J.jsonl").write_text(rows)
+    tokens = corpus / "tokens"
+    tokens.mkdir()
+    for name, count in {"x_val_0.bin": 400, "x_train_0.bin": 900}.items():
+        header = b"".join(number.to_bytes(4, "little") for number in (20240520, 1, count)).ljust(1024, b"\0")
+        (tokens / name).write_bytes(header + b"".join((i % 250).to_bytes(2, "little") for i in range(count)))
+
+
+def of_data(*flags: str) -> Callable:
+    """Return the words of a preparation, from the front's address; {0} is it, {1} with a login in it."""
+    return lambda url: (
+        "prepare_data.py",
+        "--recipe",
+        "tiny.yaml",
+        *(flag.format(url, url.replace("://", f"://{LOGIN}")) for flag in flags),
+    )
+
+
+def of_train(*flags: str) -> Callable:
+    """Return the words of a training run."""
+    return lambda url: ("train.py", "--recipe", "tiny.yaml", "--max_steps", "3", "--warmup_steps", "1", *flags)
+
+
+SAMPLED = ("--sample_steps", "3", "--sample_prompts", f"the {ESCAPE}")
+SOURCES: dict[str, Callable[[str], tuple[str, ...]]] = {
+    "a text by URL": of_data("--data_files", f"{{1}}/files/a.txt?{SIGNED}"),
+    "rows by URL": of_data("--data_files", f"{{1}}/files/a.jsonl?{SIGNED}"),
+    "files of the Hub": of_data("--data_files", "hf://datasets/me/corpus/data/*.jsonl"),
+    "files of the Hub with odd names": of_data("--data_files", "hf://datasets/me/corpus/odd/*.jsonl"),
+    "a data set of the Hub": of_data("--data_files", "null", "--dataset_name", "me/corpus"),
+    "token files of the Hub": of_data("--data_files", "null", "--data_dir", "hf://datasets/me/corpus/tokens"),
+    "a tokenizer of the Hub": of_data("--tokenizer", "me/model"),
+    "a model of the Hub": of_train("--init_from", "me/model"),
+    "a model to sample from": lambda url: ("generate.py", "--model", "me/model", "--max_new_tokens", "5"),
+    "a model to export": lambda url: ("export_model.py", "me/model", "--out", "out", "--text", "text.txt"),
+    "a model to improve": lambda url: ("post_train.py", "--config", "post.yaml", "--model", "me/model"),
+    "HellaSwag's items": of_train("--hellaswag_steps", "3"),
+    "a model to score": lambda url: ("eval_hellaswag.py", "--model", "me/model"),
+    "samples": of_train(*SAMPLED),
+    "a push": of_train(
+        *SAMPLED, "--push_to_hub", "true", "--hub_model_id", "me/run", "--hub_strategy", "all_checkpoints"
+    ),
+    "a checkpoint of the Hub": of_train("--resume_from_checkpoint", "hub://me/run"),
+    "a tracker": of_train("--report_to", "wandb"),
+    "a proxy": of_data("--data_files", "http://somewhere.invalid/a.txt"),
+}
+# A reward that raises: its words are its author's, and what stands in them.
+REWARD = f"""
+def cat(prompt, completion):
+    raise ValueError({ESCAPE!r} + " http://{LOGIN}h/x?{SIGNED}")
+"""
+POST = """
+reward: reward.py:cat
+prompts: prompts.jsonl
+held_out: prompts.jsonl
+output_dir: runs/post
+max_steps: 1
+per_device_train_batch_size: 2
+num_generations: 2
+max_completion_length: 3
+logging_steps: 1
+use_cpu: true
+report_to: none
+save_strategy: "no"
+"""
+OF_RUNS = ("a push", "a checkpoint of the Hub")  # what the fake Hub of pushes answers
+
+
+def attack(
+    folder: Path, source: str, model: Path, dice: random.Random, run: Callable[..., commands.Done]
+) -> str | None:
+    """Meet one source behind a front; return why it does not hold.
+
+    Args:
+        model: a model folder, which the Hub serves.
+        run: runs a command: (script, *flags, **environment).
+    """
+    served = folder.with_name(f".{folder.name}-served")
+    serve(served, model)
+    home = str(folder / "home")
+    environment = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
+    environment |= {"HF_HOME": home, "WANDB_API_KEY": API_KEY, "WANDB_DIR": home, "HOME": home}
+    with DataServer(served) as data, HubServer() as hub:
+        for name in ("me/run", "me/model"):
+            hub.make(name)
+        with Front((hub if source in OF_RUNS else data).url, dice, faults=dice.randint(0, 8)) as front:
+            environment |= {"HF_ENDPOINT": front.url, "WANDB_BASE_URL": front.url}
+            if source == "a proxy":
+                environment |= {"http_proxy": front.url.replace("://", f"://{LOGIN}"), "no_proxy": ""}
+            done = run(*SOURCES[source](front.url), **environment)
+    shutil.rmtree(served)
+    if "Traceback (most recent call last)" in done.stderr or done.code not in (0, 1, 2):
+        return commands.fault_of(done, "")
+    return secret_shown(folder, done.stderr, "" if source == "a model to sample from" else done.stdout)
+
+
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
+    """Each source, some times, each time with other faults."""
+    whole, _ = damage.finished(base, shared)
+    for number in range(6 * len(SOURCES)):
+        source = list(SOURCES)[number % len(SOURCES)]
+        if source == "a tracker" and number >= len(SOURCES):  # it waits for its server in a process of its own
+            continue
+        if source == "a model to improve" and not importlib.util.find_spec("trl"):
+            continue
+
+        def hit(folder: Path, source=source, seed=rng.random()) -> str | None:  # noqa: B008
+            commands.copy(base, folder)
+            (folder / "post.yaml").write_text(POST)
+            (folder / "reward.py").write_text(REWARD)
+            (folder / "prompts.jsonl").write_text(json.dumps({"prompt": f"the {ESCAPE}"}) + "\n")
+
+            def run(*command: str, **environment: str) -> commands.Done:
+                return commands.run(*command, cwd=folder, environment=environment, hasty=True)
+
+            return attack(folder, source, whole / damage.RUN / "model", random.Random(seed), run)
+
+        yield f"{source}, {number}", hit
