@@ -24,7 +24,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, write_json
-from pretrain.base.errors import TrainingStopped, exit_on_bad_input
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import TrainingStopped
 from pretrain.machine import doctor, verdicts
 
 RECIPE = ROOT / "recipes" / "shakespeare_char.yaml"
@@ -43,7 +44,7 @@ def pip(*words: str) -> str:
 
 
 def released(taken: SpecifierSet) -> list[str]:
-    """Return each version of accelerate that the index has between the ends of a range, also where the range leaves it out."""
+    """Return each version of accelerate that the index has between the ends of a range, or left out of it."""
     ends = SpecifierSet(",".join(str(one) for one in taken if one.operator != "!="))
     (found,) = re.findall(r"^Available versions: (.*)$", pip("index", "versions", "accelerate"), re.MULTILINE)
     return sorted(filter(ends.contains, found.split(", ")), key=Version)
@@ -68,7 +69,10 @@ def train(version: str, folder: Path) -> dict:
         raised = re.search(r"^(?:\[rank\d+\]: ?)?(\w+(?:Error|Exception): .+)$", done.stderr, re.MULTILINE)
         return {"accelerate": version, "problem": raised[1] if raised else done.stderr[-300:]}
     metrics = (folder / "runs" / version / "metrics.jsonl").read_text().splitlines()
-    return {"accelerate": version, "loss": [row["train/loss"] for row in map(json.loads, metrics) if "train/loss" in row][-1]}
+    return {
+        "accelerate": version,
+        "loss": [row["train/loss"] for row in map(json.loads, metrics) if "train/loss" in row][-1],
+    }
 
 
 @exit_on_bad_input
@@ -80,7 +84,9 @@ def main(argv: list[str] | None = None) -> int:
     taken = verdicts.read_ranges(doctor.REQUIREMENTS.read_text(encoding="utf-8"))["accelerate"]
     machine = {name: installed(name) for name in ("torch", "transformers")}
     machine |= {"python": platform.python_version(), "system": platform.platform(), "commit": commit()}
-    print(f"torch {machine['torch']}, transformers {machine['transformers']}\n\n| accelerate | FSDP2, tied GPT-2 |\n|---|---|")
+    print(
+        f"torch {machine['torch']}, transformers {machine['transformers']}\n\n| accelerate | FSDP2, tied GPT-2 |\n|---|---|"
+    )
     rows = []
     with tempfile.TemporaryDirectory(prefix="versions-") as name:
         prepare_shards(Path(name), RECIPE, flag_words(SMALL))

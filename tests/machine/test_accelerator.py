@@ -121,6 +121,15 @@ def test_what_a_machine_cannot_do_is_refused_with_the_remedy(device, environment
     assert not faults(A6000, **LAUNCHED, ACCELERATE_DYNAMO_BACKEND="INDUCTOR", LOCAL_WORLD_SIZE="2")
 
 
+def test_a_version_of_accelerate_that_cannot_shard_tied_embeddings_is_refused_where_a_run_is_sharded(monkeypatch):
+    sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    assert not faults(A6000, **sharded)
+    monkeypatch.setattr(accelerator.accelerate, "__version__", "1.14.0")
+    (line,) = faults(A6000, **sharded)
+    assert "accelerate 1.14.0" in line and "accelerate#4171" in line and "pip install -r requirements.txt" in line
+    assert not faults(A6000)
+
+
 def test_all_faults_are_listed_at_once_and_stop_the_accelerator(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")

@@ -41,6 +41,14 @@ def test_another_version_warns_a_missing_package_is_an_error_and_an_optional_one
     assert found[0].text.startswith("1 of 5")
 
 
+def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_our_ranges():
+    ranges = verdicts.read_ranges((ROOT / "requirements.txt").read_text())
+    for (name, version), fault in verdicts.BROKEN.items():
+        (check,) = verdicts.packages({name: ranges[name]}, {name: version})[-1:]
+        assert not ranges[name].contains(version) and check.level == "error" and fault in check.text
+        assert "pip install" in check.remedy and f"!={version}" in check.remedy
+
+
 def test_systems():
     assert verdicts.system("Linux", "6.8.0-generic") == verdicts.Check("system", "ok", "Linux 6.8.0-generic")
     wsl, mac = verdicts.system("Linux", "5.15.90.1-microsoft-standard-WSL2"), verdicts.system("Darwin", "24.0")
