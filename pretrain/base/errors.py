@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from pretrain.base.foreign import one_line
+from pretrain.base.foreign import clean, one_line
 
 
 class BadInput(ValueError):
@@ -24,7 +24,7 @@ class TrainingStopped(RuntimeError):
     """
 
     def __init__(self, message: str, *, alone: bool = False):
-        super().__init__(one_line(message))
+        super().__init__(clean(message))
         self.alone = alone
 
 
