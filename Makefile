@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # GPUS=0,1 are the only cards that a target uses, numbered as nvidia-smi does.
 GPUS ?=
-NVIDIA_SMI = nvidia-smi $(if $(GPUS),--id=$(GPUS))
+# A value as one word of the shell.
+quoted = '$(subst ','\'',$(1))'
+NVIDIA_SMI = nvidia-smi $(if $(GPUS),--id=$(call quoted,$(GPUS)))
 ifneq ($(GPUS),)
 export CUDA_DEVICE_ORDER := PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES := $(GPUS)
@@ -13,13 +15,13 @@ endif
 CARD := $(shell names=$$($(NVIDIA_SMI) --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
 # The YAML for a number of these cards, the CPU's where there is none.
 preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from pretrain.machine import cards; \
-	print(cards.preset(sys.argv[1], int(sys.argv[2])))' '$(CARD)' $(1)).yaml
+	print(cards.preset(sys.argv[1], int(sys.argv[2])))' $(call quoted,$(CARD)) $(call quoted,$(1))).yaml
 ACCELERATE_CONFIG ?= $(call preset,1)
 # What `make ddp-train` takes: all cards of this machine; two processes where there is none.
 NGPUS ?= $(if $(CARD),$(shell $(NVIDIA_SMI) --query-gpu=name --format=csv,noheader | grep -c .),2)
 DDP_CONFIG = $(call preset,$(NGPUS))
 # What --multi_gpu adds to a single card's YAML.
-MULTI_GPU = $(if $(findstring _x$(NGPUS).yaml,$(1)),,$(if $(filter 1,$(NGPUS)),,--multi_gpu --num_processes $(NGPUS)))
+MULTI_GPU = $(if $(findstring _x$(NGPUS).yaml,$(1)),,$(if $(filter 1,$(NGPUS)),,--multi_gpu --num_processes $(call quoted,$(NGPUS))))
 SECONDS ?= 60
 RECIPE ?= recipes/quickstart.yaml
 # Several cards are for a larger model, where nobody names a recipe.
@@ -27,7 +29,11 @@ DDP_RECIPE = $(if $(CARD),$(if $(filter file,$(origin RECIPE)),recipes/gpt2_124m
 NULL_CARD_VENV := .venv-null-card
 # A Python with the CUDA build of torch, requirements-dev.txt and tests/card/null/requirements.txt, if there is one.
 NULL_CARD_PYTHON ?=
+# Words of the shell: FLAGS='--run_name "a b"'.
 FLAGS ?=
+# The folder of one run for `make stop`, as it is: make would read the $ in a name.
+unexport RUN
+export STOP_RUN := $(value RUN)
 # uv is used where it is installed.
 UV := $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
@@ -43,22 +49,22 @@ help: ## this list
 environment venv: $(VENV)/.installed ## make .venv and install requirements.txt
 
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
-	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) train.py --recipe $(RECIPE) $(FLAGS)
+	$(BIN)/accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(RECIPE)) $(FLAGS)
 
 post-train: $(VENV)/.installed-post ## pre-train a small GPT-2 on addition, then improve it by a checked reward (FLAGS: post_train.py's)
 	$(BIN)/python scripts/addition.py
-	$(BIN)/accelerate launch --config_file $(ACCELERATE_CONFIG) train.py --recipe recipes/addition.yaml
+	$(BIN)/accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe recipes/addition.yaml
 	$(BIN)/python post_train.py --config recipes/post/addition.yaml $(FLAGS)
 
 ddp-train: $(VENV)/.installed ## train gpt2_124m_openwebtext on all cards (GPUS=0,1: on these); without a card, the quickstart on 2 CPU processes
 ifeq ($(strip $(CARD)),)
-	ACCELERATE_USE_CPU=true $(BIN)/torchrun --nproc_per_node $(NGPUS) train.py --recipe $(RECIPE) $(FLAGS)
+	ACCELERATE_USE_CPU=true $(BIN)/torchrun --nproc_per_node $(call quoted,$(NGPUS)) train.py --recipe $(call quoted,$(RECIPE)) $(FLAGS)
 else
-	$(BIN)/accelerate launch --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(DDP_RECIPE) $(FLAGS)
+	$(BIN)/accelerate launch --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(call quoted,$(DDP_RECIPE)) $(FLAGS)
 endif
 
 stop kill-gpu: ## end this folder's runs, each after its checkpoint (RUN=runs/name: only that one)
-	@sh scripts/stop.sh $(RUN)
+	@$(PYTHON) scripts/stop.py $${STOP_RUN:+"$$STOP_RUN"}
 
 check-setup: $(VENV)/.installed ## what this machine is and lacks (FLAGS="--estimate --all_cards": what a run takes)
 	$(BIN)/python check_setup.py $(FLAGS)
@@ -70,7 +76,7 @@ gpu-status: ## each card's use, memory, watts and temperature
 		{printf row, $$1, $$2, $$3, $$4, $$5, $$6, $$7}' || echo "no NVIDIA driver answers here"
 
 gpu-hot: $(VENV)/.installed ## full load on every card for a minute (SECONDS=60)
-	$(BIN)/python check_setup.py --warm_up_seconds $(SECONDS)
+	$(BIN)/python check_setup.py --warm_up_seconds $(call quoted,$(SECONDS))
 
 card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak of GPT-2 124M, and the row to send us
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
@@ -85,15 +91,16 @@ test-post: $(VENV)/.installed-test-post ## what needs TRL: rewards, chat, TRL's 
 	$(BIN)/python -m pytest -m post
 
 test-faults: $(VENV)/.installed-dev ## attacks: damage, kills, full disks, fuzz, servers that lie (FULL=1: all of it; TREE=another checkout)
-	$(BIN)/python tests/faults/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(TREE)) --json benchmarks/results/
+	$(BIN)/python tests/faults/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(call quoted,$(TREE))) --json benchmarks/results/
 
 test-null-card: $(if $(NULL_CARD_PYTHON),,$(NULL_CARD_VENV)/.installed) ## code for cards, compiled too, without a card (an hour, 6 GB)
 	$(or $(NULL_CARD_PYTHON),$(NULL_CARD_VENV)/bin/python) -m pytest -m null_card tests/card/null
 
-check: $(VENV)/.installed-dev ## format, lint, types, layout rules
+check: $(VENV)/.installed-dev ## format, lint, types, shell scripts, layout rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck .ci/run scripts/*.sh benchmarks/*.sh
 	$(BIN)/python -m pytest tests/test_layout.py
 
 format: $(VENV)/.installed-dev ## rewrite the files as `make check` wants them

@@ -27,15 +27,23 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 RECIPE=${RECIPE:-recipes/gpt2_124m.yaml}
-NAME=$(basename "$RECIPE" .yaml)
+NAME=$(basename -- "$RECIPE" .yaml)
 RUN=runs/$NAME
-[[ -f $RECIPE ]] || { echo "RECIPE=$RECIPE: no such file" >&2; exit 1; }
+refuse() {
+    printf 'error: %q: %s\n' "$1" "$2" >&2
+    exit 2
+}
+for name in RECIPE HUB_MODEL_ID; do
+    [[ /${!name:-} != */-* ]] || refuse "$name" "a name that begins with - would be taken for a flag"
+done
+[[ -f $RECIPE ]] || refuse "RECIPE=$RECIPE" "there is no such file"
 for flag in "$@"; do # the check and the preparation would be another recipe's
-    [[ $flag != --recipe && $flag != --recipe=* ]] || { echo "$flag: give RECIPE=FILE in the environment" >&2; exit 1; }
+    [[ $flag != --recipe && $flag != --recipe=* ]] || refuse "$flag" "give RECIPE=FILE in the environment"
 done
 
-run() { # print a command in a dry run, else run it
-    if [[ ${DRY_RUN:-0} == 1 ]]; then echo "$*"; else "$@"; fi
+run() { # in a dry run print a command as a shell takes it, without secrets; else run it
+    if [[ ${DRY_RUN:-0} != 1 ]]; then "$@"; return; fi
+    python -c 'import shlex, sys; from pretrain.base.foreign import clean; print(shlex.join(map(clean, sys.argv[1:])))' "$@"
 }
 
 # The cards: nvidia-smi without a driver says so on its standard output, so only a success counts.
@@ -74,7 +82,7 @@ fi
 
 run python check_setup.py --recipe "$RECIPE" # exit status 1 stops here
 [[ ${PREPARE:-0} == 1 ]] && run python prepare_data.py --recipe "$RECIPE"
-run "${LAUNCH[@]}" train.py --recipe "$RECIPE" --run_name "$NAME" "${PUSHED[@]}" "$@"
+run "${LAUNCH[@]}" train.py --recipe "$RECIPE" --run_name "$NAME" "${PUSHED[@]+"${PUSHED[@]}"}" "$@"
 if [[ ${DRY_RUN:-0} != 1 && -n ${PRICE_PER_MACHINE_HOUR:-} ]]; then
     awk -v s="$SECONDS" -v p="$PRICE_PER_MACHINE_HOUR" 'BEGIN { printf "this call: %.2f h x %s = %.2f\n", s / 3600, p, s / 3600 * p }'
 fi

@@ -1,0 +1,89 @@
+"""End the runs of this folder, each at its next safe point (a checkpoint is written); wait until they have ended.
+
+    sh scripts/stop.sh              # every run under runs/
+    sh scripts/stop.sh runs/name    # that one
+
+The signal goes to the process that a run's .lock names, if that process holds this lock: no other program gets one.
+LIMIT: seconds to wait, 600 unless set. Exit status: 0 all have ended (or none was running), 1 one has not, 2 bad input.
+"""
+
+import glob
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+LOCKS = Path("/proc/locks")  # where it is, /proc shows who holds a lock; where not (macOS), lsof who has the file open
+
+
+def holders(lock: Path) -> list:
+    """Return the processes of this user that hold a lock, without taking it: a trainer may start meanwhile."""
+    if not LOCKS.exists():
+        return subprocess.run(["lsof", "-wt", "--", lock.absolute()], stdout=subprocess.PIPE).stdout.decode().split()
+    found = []
+    held = re.compile(rf"^lock:.* FLOCK .*:{lock.lstat().st_ino} ", re.MULTILINE)
+    for info in map(Path, glob.iglob("/proc/[0-9]*/fdinfo/*")):
+        with suppress(OSError):  # it has ended, or is another user's
+            if held.search(info.read_text()) and lock.samefile(info.parents[1] / "fd" / info.name):
+                found.append(info.parts[2])
+    return found
+
+
+def shown(name: str) -> str:
+    """Return a name as a shell takes it, with control characters written out."""
+    return shlex.quote(name) if name.isprintable() else repr(name)
+
+
+def main(names: list) -> int:
+    """Send the signals, wait, and print what came of it."""
+    limit, failed, waiting = os.environ.get("LIMIT", "600"), False, []
+    if not limit.isdecimal():
+        print(f"error: LIMIT={shown(limit)}: give a whole number of seconds", file=sys.stderr)
+        return 2
+    for run in map(Path, names or sorted(Path().glob("runs/*"))):
+        name, lock, fault = shown(str(run)), run / ".lock", ""
+        if lock.is_symlink():
+            fault = "its .lock is a link, which no trainer makes"
+        elif lock.is_file() and (pids := holders(lock)):
+            pid = lock.read_bytes()[:20].decode("ascii", "replace").strip()
+            if pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGTERM)
+                waiting.append((name, lock, pid))
+                print(f"{name}: process {pid} was asked to stop; waiting for its checkpoint", flush=True)
+            else:
+                fault = f"process {pids[0]} holds its .lock, which names {pid!r}; if that trains, kill it yourself"
+        elif names and not run.is_dir():
+            fault = "there is no such run"
+        if fault:
+            failed = True
+            print(f"error: {name}: {fault}", file=sys.stderr)
+
+    if not waiting and not failed:
+        print(f"nothing of yours is running in {' '.join(map(shown, names)) or 'runs/'} on this machine")
+    end = time.monotonic() + int(limit)
+    for name, lock, pid in waiting:
+        while (runs := lock.exists() and pid in holders(lock)) and time.monotonic() < end:
+            time.sleep(0.2)
+        failed |= runs
+        if runs:
+            left = f"has not ended after {limit} s; kill -9 {pid} ends it (the last checkpoint stands)"
+            print(f"error: {name} {left}", file=sys.stderr)
+        else:
+            print(f"{name}: stopped; the same command resumes it", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except OSError as error:
+        sys.exit(f"error: {error.filename}: {error.strerror}")
