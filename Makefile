@@ -25,7 +25,7 @@ MULTI_GPU = $(if $(findstring _x$(NGPUS).yaml,$(1)),,$(if $(filter 1,$(NGPUS)),,
 SECONDS ?= 60
 RECIPE ?= recipes/quickstart.yaml
 # Several cards are for a larger model, where nobody names a recipe.
-DDP_RECIPE = $(if $(CARD),$(if $(filter file,$(origin RECIPE)),recipes/gpt2_124m_openwebtext.yaml,$(RECIPE)),$(RECIPE))
+DDP_RECIPE = $(if $(CARD),$(if $(filter file,$(origin RECIPE)),recipes/gpt2_124m_openwebtext.yaml,$(value RECIPE)),$(value RECIPE))
 NULL_CARD_VENV := .venv-null-card
 # A Python with the CUDA build of torch, requirements-dev.txt and tests/card/null/requirements.txt, if there is one.
 NULL_CARD_PYTHON ?=
@@ -49,7 +49,7 @@ help: ## this list
 environment venv: $(VENV)/.installed ## make .venv and install requirements.txt
 
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
-	$(BIN)/accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(RECIPE)) $(FLAGS)
+	$(BIN)/accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 
 post-train: $(VENV)/.installed-post ## pre-train a small GPT-2 on addition, then improve it by a checked reward (FLAGS: post_train.py's)
 	$(BIN)/python scripts/addition.py
@@ -58,7 +58,7 @@ post-train: $(VENV)/.installed-post ## pre-train a small GPT-2 on addition, then
 
 ddp-train: $(VENV)/.installed ## train gpt2_124m_openwebtext on all cards (GPUS=0,1: on these); without a card, the quickstart on 2 CPU processes
 ifeq ($(strip $(CARD)),)
-	ACCELERATE_USE_CPU=true $(BIN)/torchrun --nproc_per_node $(call quoted,$(NGPUS)) train.py --recipe $(call quoted,$(RECIPE)) $(FLAGS)
+	ACCELERATE_USE_CPU=true $(BIN)/torchrun --nproc_per_node $(call quoted,$(NGPUS)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 else
 	$(BIN)/accelerate launch --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(call quoted,$(DDP_RECIPE)) $(FLAGS)
 endif

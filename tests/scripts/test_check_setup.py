@@ -1,9 +1,13 @@
 """check_setup.py as a user calls it, and the Makefile's targets around it. No card is here: cards are pretended."""
 
+import fcntl
 import http.server
+import importlib.util
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -390,9 +394,8 @@ def test_make_takes_only_the_cards_that_gpus_names(tmp_path, monkeypatch):
     pretend(tmp_path, monkeypatch, "nvidia-smi", asked)
     command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", "GPUS=1,3"]
     shown = subprocess.check_output([*command, "ddp-train"], text=True)
-    assert "accelerate_configs/a6000_x2.yaml train.py --recipe recipes/gpt2_124m_openwebtext.yaml" in " ".join(
-        shown.split()
-    )
+    wanted = "accelerate_configs/a6000_x2.yaml train.py --recipe recipes/gpt2_124m_openwebtext.yaml"
+    assert wanted in " ".join(shlex.split(shown))
     assert "accelerate_configs/a6000.yaml" in subprocess.check_output([*command, "train"], text=True)
     show = "cards:\n\t@echo $$CUDA_DEVICE_ORDER $$CUDA_VISIBLE_DEVICES\n"
     (tmp_path / "show.mk").write_text(show)
@@ -406,7 +409,7 @@ def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workplace):
-    assert stop().stdout == "nothing is running in runs/\n"
+    assert stop().stdout == "nothing of yours is running in runs/ on this machine\n"
     assert stop("runs/none").returncode == 1
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     old = Path("runs/old")
@@ -436,28 +439,128 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
 
 HOLDER = """
 import fcntl, os, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-file = open("runs/r/.lock", "w")
-fcntl.flock(file, fcntl.LOCK_EX)
-file.write(sys.argv[1] if len(sys.argv) > 1 else str(os.getpid()))
-file.flush()
+name, recorded, how = sys.argv[1:]
+if "stubborn" in how:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.makedirs(name, exist_ok=True)
+file = open(os.path.join(name, ".lock"), "w")
+if "open" not in how:
+    fcntl.flock(file, fcntl.LOCK_EX)
+print(recorded or os.getpid(), file=file, flush=True)
 print(flush=True)
 time.sleep(60)
 """
+ODD_NAMES = ["my runs/a", "it's a\"b", "a$b`id`$(id)", "new\nline", "-x", "größe #*;"]
 
 
-def test_stop_touches_no_process_that_does_not_hold_the_lock_and_does_not_wait_for_ever(tmp_path, monkeypatch):
+@pytest.fixture
+def hold(tmp_path, monkeypatch):
+    """Start a process that holds the lock of a run, as a trainer does; it ends with the test."""
     monkeypatch.chdir(tmp_path)
-    Path("runs/r").mkdir(parents=True)
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        for recorded, words in (([str(other.pid)], "not by process"), (["?"], "names no process"), ([], "after 1 s")):
-            holder = subprocess.Popen([sys.executable, "-c", HOLDER, *recorded], stdout=subprocess.PIPE)
-            holder.stdout.readline()
-            done = stop(LIMIT="1")
-            holder.kill()
-            holder.wait()
-            assert done.returncode == 1 and words in done.stderr and other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
+    started = []
+
+    def start(name: str, recorded: str = "", how: str = "") -> subprocess.Popen:
+        command = [sys.executable, "-S", "-E", "-c", HOLDER, name, recorded, how]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("door", ["make", "sh"])
+def test_stop_ends_the_run_of_that_name_and_no_other(hold, tmp_path, door):
+    for name in ("Makefile", "scripts"):
+        Path(name).symlink_to(ROOT / name)
+    runs = {name: hold(name) for name in ["runs/a", "a", "my", "x", *ODD_NAMES]}
+    before = sorted(os.listdir())
+    make = ["make", "-s", "stop", f"PYTHON={sys.executable}"]
+    for name in ODD_NAMES:
+        command = [*make, f"RUN={name}"] if door == "make" else ["sh", "scripts/stop.sh", name]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0 and "stopped" in done.stdout, done.stderr
+        assert runs.pop(name).wait(20) == -signal.SIGTERM
+        assert [other for other, process in runs.items() if process.poll() is not None] == []
+    assert sorted(os.listdir()) == before
+
+
+def test_stop_touches_no_process_that_does_not_hold_the_lock_and_does_not_wait_for_ever(hold):
+    other = hold("another/program")
+    for recorded, words in ((str(other.pid), f"names '{other.pid}'"), ("?", "names '?'"), ("", "after 1 s")):
+        holder = hold("runs/r", recorded, "stubborn")
+        done = stop(LIMIT="1")
+        holder.kill()
+        holder.wait()
+        assert done.returncode == 1 and words in done.stderr and other.poll() is None
+    assert stop(LIMIT="ever").returncode == 2
+
+
+def test_a_lock_that_is_a_link_or_that_nobody_holds_brings_no_signal(hold):
+    linked, reader = hold("another/program"), hold("runs/read", how="open")
+    Path("runs/linked").mkdir()
+    Path("runs/linked/.lock").symlink_to(Path("another/program/.lock").resolve())
+    done = stop("runs/linked")
+    assert done.returncode == 1 and "is a link" in done.stderr
+    assert stop("runs/read").stdout.startswith("nothing of yours is running in runs/read")
+    assert stop().returncode == 1 and linked.poll() is None and reader.poll() is None
+
+
+def test_a_trainer_that_starts_while_stop_looks_at_its_lock_is_not_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lock = Path("runs/old/.lock")
+    lock.parent.mkdir(parents=True)
+    lock.write_text("4711\n")
+    refused, done = 0, threading.Event()
+
+    def start():
+        nonlocal refused
+        while not done.wait(0.0001):
+            with open(lock) as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    refused += 1
+
+    trainer = threading.Thread(target=start)
+    trainer.start()
+    for _ in range(3):
+        stop()
+    done.set()
+    trainer.join()
+    assert not refused
+
+
+@pytest.mark.skipif(not shutil.which("lsof"), reason="lsof is not installed; macOS has it")
+def test_stop_finds_a_run_where_the_system_does_not_list_locks(hold, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("stop", ROOT / "scripts" / "stop.py")
+    spec.loader.exec_module(stop := importlib.util.module_from_spec(spec))
+    monkeypatch.setattr(stop, "LOCKS", Path("none"))
+    other, run = hold("runs/a"), hold("my runs/a")
+    assert stop.main(["my runs/a"]) == 0 and run.wait(20) == -signal.SIGTERM and other.poll() is None
+    assert "'my runs/a': stopped" in capsys.readouterr().out
+    assert stop.main(["my runs/a"]) == 0 and "nothing of yours is running" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "target, given, words",
+    [
+        ("train", {"RECIPE": "my recipes/it's.yaml"}, ["train.py", "--recipe", "my recipes/it's.yaml"]),
+        ("train", {"ACCELERATE_CONFIG": "a b;c.yaml"}, ["--config_file", "a b;c.yaml", "train.py"]),
+        ("train", {"FLAGS": '--max_steps 3 --run_name "a b"'}, ["--max_steps", "3", "--run_name", "a b"]),
+        ("ddp-train", {"RECIPE": "my recipes/$a.yaml"}, ["--recipe", "my recipes/$a.yaml"]),
+        ("ddp-train", {"NGPUS": "3"}, ["--nproc_per_node", "3", "train.py"]),
+        ("gpu-hot", {"SECONDS": "5;id"}, ["--warm_up_seconds", "5;id"]),
+    ],
+)
+def test_make_gives_a_value_on_as_one_word_and_flags_as_the_words_of_a_shell(
+    tmp_path, monkeypatch, target, given, words
+):
+    pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
+    command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", target]
+    given = [f"{name}={value}" for name, value in given.items()]
+    shown = shlex.split(subprocess.check_output([*command, *given], text=True))
+    assert any(shown[place:][: len(words)] == words for place in range(len(shown))), shown

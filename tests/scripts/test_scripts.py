@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -80,6 +81,19 @@ def test_a_script_is_bash_and_stops_at_the_first_error(script):
     assert "\nset -euo pipefail\n" in script.read_text() and os.access(script, os.X_OK)
 
 
+SHELL_SCRIPTS = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("benchmarks/*.sh"), ROOT / ".ci/run", SKY]
+SINCE_BASH_4 = r"(declare|local|typeset) -[An]|mapfile|readarray|\$\{\w+(,|\^|@)|&>>|\|&|coproc|=~ .*\("
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
+def test_a_script_runs_under_the_bash_of_macos(script):
+    """3.2: an empty array is unset there, and a pattern with a bracket is read from a variable only."""
+    text = script.read_text()
+    assert not re.findall(SINCE_BASH_4, text)
+    for name in re.findall(r"\b(\w+)=\(\)", text):
+        assert not re.findall(rf'(?<!\+)"\$\{{{name}\[[@*]\]\}}"', text), name
+
+
 @pytest.mark.parametrize(
     "card, count, preset, more",
     [
@@ -128,12 +142,32 @@ def test_another_recipe_has_its_own_check_data_run_folder_lock_and_repository(ma
 @pytest.mark.parametrize("flags", [["--recipe", "recipes/gpt2_350m.yaml"], ["--recipe=recipes/gpt2_350m.yaml"]])
 def test_a_recipe_that_only_training_would_hear_of_is_refused(machine, flags):
     done, ran = machine(flags=flags)
-    assert done.returncode == 1 and not ran and "give RECIPE=FILE in the environment" in done.stderr
+    assert done.returncode == 2 and not ran and "give RECIPE=FILE in the environment" in done.stderr
 
 
 def test_a_recipe_that_is_not_there_is_refused(machine):
     done, ran = machine(RECIPE="recipes/none.yaml", DRY_RUN="1")
-    assert done.returncode == 1 and not ran and "RECIPE=recipes/none.yaml: no such file" in done.stderr
+    assert done.returncode == 2 and not ran and "RECIPE=recipes/none.yaml: there is no such file" in done.stderr
+
+
+SIGNED, SHOWN = "https://me:PW@forge.example/x?token=SECRET", "https://redacted@forge.example/x?redacted"
+
+
+def test_a_dry_run_prints_what_can_be_pasted_and_no_secret(machine):
+    done, _ = machine(DRY_RUN="1", HF_TOKEN="hf_secret_of_mine", flags=["--data_files", SIGNED, "--x", "a b's $c\nd"])
+    assert shlex.split(done.stdout)[-4:] == ["--data_files", SHOWN, "--x", "a b's $c\nd"]
+    assert not re.search("PW|SECRET", done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"HUB_MODEL_ID": "-x"}, {"HUB_MODEL_ID": "me/-x"}, {"RECIPE": "-x.yaml"}, {"RECIPE": "recipes/--x.yaml"}],
+    ids=lambda given: " ".join(given.values()),
+)
+def test_a_value_that_begins_with_a_dash_is_refused_before_a_command_takes_it_for_a_flag(machine, given):
+    done, ran = machine(HF_TOKEN="x", **given)
+    assert done.returncode == 2 and not ran and not done.stdout and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {next(iter(given))}: a name that begins with -")
 
 
 def test_nothing_is_pushed_or_prepared_unless_asked_for(machine):
@@ -254,6 +288,8 @@ def test_slurm_asks_for_two_nodes_of_eight_and_may_be_requeued():
 
 WORDS = """#!/bin/bash
 printf '%s\\0' "${0##*/}" "$@" >"$LOG"
+[[ $0 != */hf ]] || echo "$@" >&2
+exit "${hf_status:-0}"
 """
 STARTS = "bash scripts/run_gpt2_124m.sh --hub_strategy checkpoint --resume_from_checkpoint hub://me/gpt2"
 IMAGE = "python:3.12"
@@ -324,7 +360,7 @@ def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
         (folder / name).chmod(0o755)
     job = WHERE | {"GIT_REVISION": "v1", "PATH": f"{folder}:/usr/bin:/bin", "LOG": str(log)}
     subprocess.run(["/bin/bash", *command[1:]], env=job, cwd=tmp_path, check=True)
-    clone = f"git clone --depth 1 --branch v1 {WHERE['GIT_URL']} ursa-minor"
+    clone = f"git clone --depth 1 --branch v1 -- {WHERE['GIT_URL']} ursa-minor"
     assert log.read_text().splitlines() == [clone, "make environment", f"{STARTS} --save_steps 500"]
 
 
@@ -333,12 +369,51 @@ def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
     [
         ({"HUB_MODEL_ID": "me/gpt2"}, "GIT_URL: the address"),
         ({"GIT_URL": WHERE["GIT_URL"]}, "HUB_MODEL_ID: OWNER/NAME"),
-        (WHERE | {"GIT_URL": "https://me:secret@forge.example/x"}, "GIT_URL: has a user or a password"),
+        (WHERE | {"GIT_URL": "https://me:secret@forge.example/x"}, "GIT_URL: give https://"),
+        (WHERE | {"GIT_URL": "ssh://me:secret@forge.example/x"}, "GIT_URL: give https://"),
+        (WHERE | {"GIT_URL": "https://forge.example/x?token=secret@"}, "GIT_URL: give https://"),
     ],
 )
 def test_a_job_that_could_not_run_or_would_show_a_password_is_not_submitted(tmp_path, given, words):
     done, got = submit(tmp_path, **given)
-    assert done.returncode == 1 and not got and words in done.stderr and "secret@" not in done.stderr
+    assert done.returncode == 2 and not got and words in done.stderr and "secret@" not in done.stderr
+
+
+ATTACKS = [
+    "ext::sh -c id",
+    "file:///etc",
+    "/srv/x",
+    "../x",
+    "http://forge.example/x",
+    "fd::7",
+    "git@-oX:x",
+    "https://-x/y",
+]
+
+
+@pytest.mark.parametrize(
+    "address", [*ATTACKS, "ssh://git@-oProxyCommand=id/x", "https://forge.example/x\n--x", "https://"]
+)
+def test_an_address_that_git_would_run_or_that_is_not_https_or_ssh_is_refused(tmp_path, address):
+    done, got = submit(tmp_path, **WHERE | {"GIT_URL": address})
+    assert done.returncode == 2 and not got and done.stderr.startswith("error: GIT_URL: ")
+
+
+@pytest.mark.parametrize("address", ["ssh://git@forge.example:22/me/x.git", "git@forge.example:me/x.git"])
+def test_an_address_of_ssh_is_given_to_the_job(tmp_path, address):
+    assert f"GIT_URL={address}" in submit(tmp_path, **WHERE | {"GIT_URL": address})[1]
+
+
+@pytest.mark.parametrize("name", ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT", "ATTEMPTS"])
+def test_a_jobs_value_that_begins_with_a_dash_is_refused(tmp_path, name):
+    done, got = submit(tmp_path, **WHERE | {name: "--upload-pack=id"})
+    assert done.returncode == 2 and not got and done.stderr.startswith(f"error: {name}: ")
+
+
+def test_what_hf_prints_of_a_job_is_shown_without_secrets_and_its_status_is_kept(tmp_path):
+    done, words = submit(tmp_path, "--data_files", SIGNED, **WHERE, hf_status="3")
+    assert done.returncode == 3 and words[-1] == SIGNED
+    assert done.stdout.endswith(f"--data_files {SHOWN}\n") and not re.search("PW|SECRET", done.stdout + done.stderr)
 
 
 @pytest.fixture
