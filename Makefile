@@ -100,7 +100,7 @@ check: $(VENV)/.installed-dev ## format, lint, types, shell scripts, layout rule
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck .ci/run scripts/*.sh benchmarks/*.sh
+	PATH=$(BIN):$$PATH shellcheck .ci/run scripts/*.sh benchmarks/*.sh
 	$(BIN)/python -m pytest tests/test_layout.py
 
 format: $(VENV)/.installed-dev ## rewrite the files as `make check` wants them

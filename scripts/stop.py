@@ -9,7 +9,6 @@ LIMIT: seconds to wait, 600 unless set. Exit status: 0 all have ended (or none w
 
 import glob
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -26,10 +25,9 @@ def holders(lock: Path) -> list:
     if not LOCKS.exists():
         return subprocess.run(["lsof", "-wt", "--", lock.absolute()], stdout=subprocess.PIPE).stdout.decode().split()
     found = []
-    held = re.compile(rf"^lock:.* FLOCK .*:{lock.lstat().st_ino} ", re.MULTILINE)
     for info in map(Path, glob.iglob("/proc/[0-9]*/fdinfo/*")):
         with suppress(OSError):  # it has ended, or is another user's
-            if held.search(info.read_text()) and lock.samefile(info.parents[1] / "fd" / info.name):
+            if " FLOCK " in info.read_text() and lock.samefile(info.parents[1] / "fd" / info.name):
                 found.append(info.parts[2])
     return found
 
