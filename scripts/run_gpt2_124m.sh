@@ -82,7 +82,7 @@ fi
 
 run python check_setup.py --recipe "$RECIPE" # exit status 1 stops here
 [[ ${PREPARE:-0} == 1 ]] && run python prepare_data.py --recipe "$RECIPE"
-run "${LAUNCH[@]}" train.py --recipe "$RECIPE" --run_name "$NAME" "${PUSHED[@]+"${PUSHED[@]}"}" "$@"
+run "${LAUNCH[@]}" train.py --recipe "$RECIPE" "${PUSHED[@]+"${PUSHED[@]}"}" "$@"
 if [[ ${DRY_RUN:-0} != 1 && -n ${PRICE_PER_MACHINE_HOUR:-} ]]; then
     awk -v s="$SECONDS" -v p="$PRICE_PER_MACHINE_HOUR" 'BEGIN { printf "this call: %.2f h x %s = %.2f\n", s / 3600, p, s / 3600 * p }'
 fi

@@ -98,6 +98,14 @@ def test_text_and_json_are_utf8_and_sha256_is_that_of_the_bytes(tmp_path):
     assert files.sha256(tmp_path / "t") == hashlib.sha256("é中\n".encode()).hexdigest()
 
 
+def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_keeps_its_bytes(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "lock").symlink_to("mine.txt")
+    with pytest.raises(BadInput, match="lock: is a link"), files.locked(tmp_path / "lock", "x"):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
 def test_a_lock_is_refused_with_its_holders_pid_and_free_after_the_block_and_after_kill_9(tmp_path):
     lock = tmp_path / "lock"
     for words, status in (((), 2), ((75,), 75)):

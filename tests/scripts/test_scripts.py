@@ -71,7 +71,6 @@ def machine(tmp_path):
 
 CHECK = "python check_setup.py --recipe recipes/gpt2_124m.yaml"
 TRAIN = "accelerate launch --config_file accelerate_configs/{}.yaml{} train.py --recipe recipes/gpt2_124m.yaml"
-TRAIN += " --run_name gpt2_124m"
 PUSH = " --push_to_hub true --hub_model_id {}"
 
 
@@ -131,7 +130,7 @@ def test_the_check_comes_first_and_training_pushes_by_itself(machine):
 def test_another_recipe_has_its_own_check_data_run_folder_lock_and_repository(machine, tmp_path, hub, repository):
     recipe = "recipes/gpt2_350m.yaml"
     wanted = [line.replace("recipes/gpt2_124m.yaml", recipe) for line in (CHECK, TRAIN.format("a6000", ""))]
-    wanted[1] = wanted[1].replace("--run_name gpt2_124m", "--run_name gpt2_350m") + PUSH.format(repository)
+    wanted[1] += PUSH.format(repository)
     wanted.insert(1, f"python prepare_data.py --recipe {recipe}")
     given = hub | {"RECIPE": recipe, "PREPARE": "1"}
     assert machine(DRY_RUN="1", **given)[0].stdout.splitlines() == wanted
