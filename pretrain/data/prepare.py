@@ -196,13 +196,13 @@ def train_split(opened: Opened, manifest: dict, progress: Progress) -> None:
         before = place["token"]  # of the first document: an earlier process ended its last shard inside of it
         number, end = -1, 0
         for document in opened.encode(parts[part][1](place["row"]), place["row"]):
-            begin = end if document.row == number else 0  # a long text comes in pieces
-            number, end = document.row, begin + len(document.ids)
+            first = end if document.row == number else 0  # a long text comes in pieces
+            number, end = document.row, first + len(document.ids)
             if len(document.ids) < before:  # it was written and counted
                 before -= len(document.ids)
                 continue
             for row, written in writer.fill(document.ids, before):
-                keep(row, part=part, row=number, token=begin + written)
+                keep(row, part=part, row=number, token=first + written)
             done, before = done + len(document.ids) - before, 0
             tally.update(document.counts)
             progress.count(document)
