@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from pretrain.base.errors import BadInput
 
@@ -29,7 +29,7 @@ LINES = re.compile(
 _SHORT, _END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 # By the regex of a tokenizer's Split, as tokenizer.json has it; None: it cuts in no way that a longer text would change.
-SPLITS: dict[str, re.Pattern | None] = {
+SPLITS: dict[str, re.Pattern[str] | None] = {
     # Qwen 2, 2.5 and 3; Llama 3 (and GPT-4's cl100k); Qwen 3.5; GPT-4o's o200k; DeepSeek V3, in three steps.
     _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END: LINES,
     _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END: LINES,
@@ -44,20 +44,17 @@ SPLITS: dict[str, re.Pattern | None] = {
 }
 
 
-def place(tokenizer: PreTrainedTokenizerFast) -> re.Pattern | None:
+def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Return what matches to the last place where a text may be cut for a tokenizer; None: only the whole is right."""
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    definition = json.loads(tokenizer.to_str())
     split, added = definition["pre_tokenizer"] or {}, definition["added_tokens"]
-    steps, found = split.get("pretokenizers", [split]), set()
+    steps = split.get("pretokenizers", [split])
+    found: set[re.Pattern[str]] = set()
     if definition["normalizer"] not in (None, {"type": "NFC"}):
         return None
     for token in (token for token in added if not token["special"]):  # these are searched for in the text
-        if (
-            token["lstrip"]
-            or token["rstrip"]
-            or token["single_word"]
-            or not re.fullmatch(r"\S+|[ \t]+", token["content"])
-        ):
+        strips = token["lstrip"] or token["rstrip"] or token["single_word"]
+        if strips or not re.fullmatch(r"\S+|[ \t]+", token["content"]):
             return None
     for step in steps:
         match step:
@@ -65,16 +62,16 @@ def place(tokenizer: PreTrainedTokenizerFast) -> re.Pattern | None:
                 found |= {GPT2} if step["use_regex"] else set()
             case {"type": "Digits"} if step is not steps[-1]:
                 pass
-            case {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": regex}} if (
-                regex in SPLITS
-            ):
-                found |= {SPLITS[regex]} - {None}
+            case {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": str(regex)}}:
+                if regex not in SPLITS:
+                    return None
+                found |= {cut} if (cut := SPLITS[regex]) else set()
             case _:
                 return None
     return found.pop() if len(found) == 1 else None
 
 
-def pieces(rows: Iterable[NumberedRow], last: re.Pattern | None) -> Iterator[NumberedRow]:
+def pieces(rows: Iterable[NumberedRow], last: re.Pattern[str] | None) -> Iterator[NumberedRow]:
     """Join the rows of each document, and cut what comes in several where ``last`` (of ``place``) allows it.
 
     A piece has the number of its document's first row. Raises BadInput for a text that is too long to be held whole.

@@ -49,7 +49,7 @@ class DocumentEncoder:
         self._encode = tokenization.make_encoder(tokenizer)
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
         self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
-        self._ids, self._place = ids, cuts.place(tokenizer)
+        self._ids, self._place = ids, cuts.place(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
     def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:

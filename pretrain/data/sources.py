@@ -26,7 +26,7 @@ import httpx
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, is_url, redact_url
-from pretrain.data import cuts
+from pretrain.data import cuts, unread
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 
@@ -144,7 +144,7 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
                     f"{key}, number {patterns.index(pattern) + 1}: is no URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
-            name = pattern if _kind(pattern) else str(download(key, pattern, DOWNLOADS))
+            name = pattern if _kind(pattern) else _fetched_text(key, pattern)
             found.setdefault(_resolved(name), name)
             continue
         matches = sorted(glob(pattern, recursive=True))
@@ -161,8 +161,22 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
                 raise BadInput(f"{key}: {path}: is empty")
             if not os.access(path, os.R_OK):
                 raise BadInput(f"{key}: {path}: may not be read by you")
+            if not _kind(name):
+                unread.refuse_packed(f"{key}: {path}", name, path)
             found.setdefault(_resolved(name), str(path))
     return list(found.values())
+
+
+def _fetched_text(key: str, url: str) -> str:
+    unread.refuse_packed(f"{key}: {url}", _path_of(url))
+    if url.startswith("hf://"):
+        raise BadInput(
+            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
+            f"https://.../resolve/main/NAME"
+        )
+    path = download(key, url, DOWNLOADS)
+    unread.refuse_packed(f"{key}: {url}", _path_of(url), path)
+    return str(path)
 
 
 def download(key: str, url: str, folder: Path) -> Path:
@@ -235,13 +249,15 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
 def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
     """Yield a UTF-8 file's text, every byte kept, in pieces whose ids, joined, are those of the whole for GPT-2's split.
 
-    For others ``cuts.pieces`` joins them. Raises BadInput with the offset of the first byte that is not UTF-8.
+    For others ``cuts.pieces`` joins them. Raises BadInput with the offset of a byte that is NUL or not UTF-8.
     """
     decoder, text, offset = codecs.getincrementaldecoder("utf-8")(), "", 0
     try:
         with open(path, "rb") as file:
             while True:
                 block = file.read(block_bytes)
+                if (nul := block.find(0)) >= 0:
+                    raise unread.not_text(path, offset + nul, 0)
                 begin, searched = offset - len(decoder.getstate()[0]), len(text)
                 text += decoder.decode(block, final=not block)
                 offset += len(block)
@@ -258,12 +274,7 @@ def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
         if text:
             yield text
     except UnicodeDecodeError as error:
-        remedy = f"convert it, for example: iconv -f LATIN1 -t UTF-8 {path} > new.txt"
-        if path.suffix.lower() in COMPRESSED:
-            remedy = "unpack it: of compressed files JSON lines and CSV are read"
-        raise BadInput(
-            f"{path}: offset {begin + error.start}: byte 0x{error.object[error.start]:02x} is not UTF-8; {remedy}"
-        ) from None
+        raise unread.not_text(path, begin + error.start, error.object[error.start]) from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
 

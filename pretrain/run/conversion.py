@@ -208,7 +208,7 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -
     """Return the ids of text files, each a document, up to ``most`` of them (0 = all) and one more to predict."""
     encode, parts = tokenization.Encoder(tokenizer), []
     rows = sources.text_rows(map(Path, sources.find_files("--text", names)))
-    for _, piece, begins in cuts.pieces(((0, *row) for row in rows), cuts.place(tokenizer)):
+    for _, piece, begins in cuts.pieces(((0, *row) for row in rows), cuts.place(tokenizer.backend_tokenizer)):
         parts += [np.array([tokenizer.eos_token_id], dtype=np.uint32)] if begins else []
         parts += encode([piece])
         if most and sum(map(len, parts)) > most:

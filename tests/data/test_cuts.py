@@ -176,7 +176,7 @@ def changed(tokenizer, change):
 
 
 def assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, folder):
-    content, last = random_text(draw, 60), cuts.place(tokenizer)
+    content, last = random_text(draw, 60), cuts.place(tokenizer.backend_tokenizer)
     whole = ids(tokenizer, content)
     if last:
         every = [m.start() for m in re.finditer(last.pattern.removeprefix("(?s).*"), content)]
@@ -207,7 +207,7 @@ def test_ids_of_the_pieces_joined_are_the_ids_of_the_whole_for_every_split(made,
 @pytest.mark.parametrize("name", REGEXES)
 def test_every_character_behind_which_a_text_is_cut_ends_a_word_of_the_tokenizers(made, name):
     """Python and the tokenizer may know different versions of Unicode, and NFC may write a letter with a mark behind."""
-    last, tokenizer = made[name] and cuts.place(made[name]), made[name].backend_tokenizer
+    last, tokenizer = made[name] and cuts.place(made[name].backend_tokenizer), made[name].backend_tokenizer
     shown = [chr(code) for code in range(0x32400) if not 0xD800 <= code < 0xE000 and (code % 16 == 0 or code < 0x3400)]
     behind = [character for character in shown if (found := last.match(f"{character} ")) and found.end() == 1]
     assert len(behind) > 5000
@@ -224,10 +224,13 @@ def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
     words = {"id": 900, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     for added, place in (("<think>", cuts.LINES), ("   ", cuts.LINES), ("a b", None), ("\n\n", None), (" a", None)):
         other = changed(made["qwen2"], lambda d, added=added: d["added_tokens"].append(words | {"content": added}))
-        assert cuts.place(other) is place, added
+        assert cuts.place(other.backend_tokenizer) is place, added
     for flag in ("lstrip", "rstrip", "single_word"):
         word = words | {"content": "<x>", flag: True}
-        assert cuts.place(changed(made["qwen2"], lambda d, word=word: d["added_tokens"].append(word))) is None
+        assert (
+            cuts.place(changed(made["qwen2"], lambda d, word=word: d["added_tokens"].append(word)).backend_tokenizer)
+            is None
+        )
     changes = {
         "no regex": lambda d: d["pre_tokenizer"]["pretokenizers"].pop(0),
         "another regex": lambda d: d["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex=r"\S+\s*"),
@@ -240,8 +243,8 @@ def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
         "none": lambda d: d.update(pre_tokenizer=None),
     }
     for name, change in changes.items():
-        assert cuts.place(changed(made["qwen2"], change)) is None, name
-    assert cuts.place(tokenization.make_characters(["abc"])) is cuts.GPT2
+        assert cuts.place(changed(made["qwen2"], change).backend_tokenizer) is None, name
+    assert cuts.place(tokenization.make_characters(["abc"]).backend_tokenizer) is cuts.GPT2
 
 
 def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_refused(made, tmp_path, monkeypatch):

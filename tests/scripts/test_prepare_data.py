@@ -241,7 +241,7 @@ def test_trained_bpe_is_the_same_each_time(workplace):
 
 
 def test_end_of_text_in_the_text_is_ordinary_text(workplace):
-    Path("tricky.txt").write_text("a literal <|endoftext|> is text, CRLF \r\n too, and NUL \0. " * 50, newline="")
+    Path("tricky.txt").write_text("a literal <|endoftext|> is text, CRLF \r\n too, and ESC \x1b. " * 50, newline="")
     folder = folder_of("--data_files", "tricky.txt", "--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
     ((document,),) = decoded(folder, "train").values()
     text = Path("tricky.txt").read_bytes()
