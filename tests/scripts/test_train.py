@@ -411,11 +411,6 @@ def bad_inputs() -> dict[str, tuple[list[str], str]]:
         "missing text": (["--data_files", "nothere.txt"], "nothere.txt: no such file"),
         "empty text": (["--data_files", "empty.txt"], "empty.txt: is empty"),
         "not UTF-8": (["--data_files", "latin1.txt"], "latin1.txt: offset 3: byte 0xe9 is not UTF-8"),
-        "NUL bytes": (["--data_files", "nul.txt"], "nul.txt: offset 1: a NUL byte; no text has one"),
-        "an archive": (
-            ["--data_files", "a.tar"],
-            "data_files: a.tar: is packed; give what this unpacks: tar -xf a.tar",
-        ),
         "a prompt of other characters": (
             ["--sample_prompts", "the ", "the 中é"],
             "sample_prompts = 'the 中é': the character tokenizer has no id for 'é' '中': they do not stand in the text it "
@@ -438,8 +433,6 @@ def test_bad_input_is_one_error_with_a_remedy_and_writes_nothing(workplace, case
     flags, words = bad_inputs()[case]
     Path("empty.txt").touch()
     Path("latin1.txt").write_bytes("abcé".encode("latin-1") * 100)
-    Path("nul.txt").write_bytes(b"a\0b " * 100)
-    Path("a.tar").write_text("text of an archive " * 100)
     Path("short.txt").write_text("too short to fill a window")
     Path("nano").mkdir()
     for name in ("train.bin", "val.bin"):
