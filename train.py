@@ -29,7 +29,7 @@ from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.stopping import StopRequest, end_with_launcher, peers
 from pretrain.data.corpus import Corpus, TrainBatches
-from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items
+from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items, refuse_prompts
 from pretrain.evaluation.hellaswag import HellaSwag
 from pretrain.hub import client
 from pretrain.machine import cards, hardware
@@ -93,6 +93,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     with peers(), Corpus(recipe, reading.without(argv, reading.TRAIN_MODES)) as corpus:
         hellaswag = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
+            refuse_prompts(recipe.evaluation, corpus.tokenizer)
             with folder.held(recipe, accelerator):
                 status = train(recipe, corpus, hellaswag, accelerator, repo_id, profiled="profile" in modes)
         else:

@@ -4,24 +4,22 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
-from pretrain.data import tokenization
+from pretrain.data import cuts, tokenization
+from pretrain.data.cuts import NumberedRow
 from pretrain.data.sources import Row
-from pretrain.recipe import keys
 
 BATCH_CHARACTERS = 2**20  # text that a thread encodes at a time
 NO_IDS = np.empty(0, dtype=np.uint32)
-NumberedRow = tuple[int, Any, bool]  # its number, text or ids, whether a document begins with it
 
 
 class Document(NamedTuple):
-    """A row, encoded: ids (n,) with the end-of-text token before a document's first ones; none where it has no text."""
+    """A row or a piece of it, encoded: ids (n,), a document's first behind the end-of-text token; none without text."""
 
     row: int
     ids: np.ndarray
@@ -51,16 +49,14 @@ class DocumentEncoder:
         self._encode = tokenization.make_encoder(tokenizer)
         self._name, self._end_of_text = name, np.array([tokenizer.eos_token_id], dtype=np.uint32)
         self._prefix = int(tokenization.marks_spaces(tokenizer))  # bytes that it may set before a text
-        # A long text comes in pieces that end where GPT-2's pattern does; another tokenizer gets the whole.
-        self._ids = ids
-        self._takes_pieces = ids or name in keys.TRAINED_TOKENIZERS or self._encode.tiktoken is not None
+        self._ids, self._place = ids, cuts.place(tokenizer.backend_tokenizer)
         self.threads = max(1, len(os.sched_getaffinity(0)) - trainers)
 
     def __call__(self, rows: Iterator[Row], first_row: int) -> Iterator[Document]:
         """Yield each row's Document, in order. Raises BadInput for a tokenizer that changes the text."""
         numbered: Iterator[NumberedRow] = ((number, *row) for number, row in enumerate(rows, first_row))
-        if not self._takes_pieces:
-            numbered = whole_documents(numbered)
+        if not self._ids and self._place is not cuts.GPT2:  # where a long text is cut already
+            numbered = cuts.pieces(numbered, self._place)
         with ThreadPoolExecutor(self.threads) as pool:
             waiting = deque()
             for batch in batched(numbered):
@@ -104,21 +100,6 @@ class DocumentEncoder:
         inner = np.flatnonzero(ids != self._end_of_text)
         ids = ids[inner[0] : inner[-1] + 1] if len(inner) else NO_IDS
         return Document(number, np.concatenate([self._end_of_text, ids]), int(self.bytes_per_token[ids].sum()), counts)
-
-
-def whole_documents(rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
-    """Join the pieces of each document; it has the number of its first row."""
-    held: list[str] = []
-    first = 0
-    for number, text, begins in chain(rows, [(-1, None, True)]):
-        if held and (begins or text is None):
-            yield first, "".join(held), True
-            held = []
-        if text is not None:
-            first = first if held else number
-            held.append(text)
-        elif number >= 0:
-            yield number, None, True
 
 
 def batched(rows: Iterable[NumberedRow]) -> Iterator[list[NumberedRow]]:

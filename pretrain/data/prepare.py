@@ -194,9 +194,15 @@ def train_split(opened: Opened, manifest: dict, progress: Progress) -> None:
         shards.clear_partial(opened.source.folder, "train", part)
         writer = opened.writer("train", part, sum(row["file"].startswith(f"train_{part:05d}_") for row in rows))
         before = place["token"]  # of the first document: an earlier process ended its last shard inside of it
+        number, end = -1, 0
         for document in opened.encode(parts[part][1](place["row"]), place["row"]):
+            first = end if document.row == number else 0  # a long text comes in pieces
+            number, end = document.row, first + len(document.ids)
+            if len(document.ids) < before:  # it was written and counted
+                before -= len(document.ids)
+                continue
             for row, written in writer.fill(document.ids, before):
-                keep(row, part=part, row=document.row, token=written)
+                keep(row, part=part, row=number, token=first + written)
             done, before = done + len(document.ids) - before, 0
             tally.update(document.counts)
             progress.count(document)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from glob import glob
 from itertools import islice
@@ -26,6 +26,7 @@ import httpx
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, is_url, redact_url
+from pretrain.data import cuts, unread
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 
@@ -143,7 +144,7 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
                     f"{key}, number {patterns.index(pattern) + 1}: is no URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
-            name = pattern if _kind(pattern) else str(download(key, pattern, DOWNLOADS))
+            name = pattern if _kind(pattern) else _fetched_text(key, pattern)
             found.setdefault(_resolved(name), name)
             continue
         matches = sorted(glob(pattern, recursive=True))
@@ -160,8 +161,22 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
                 raise BadInput(f"{key}: {path}: is empty")
             if not os.access(path, os.R_OK):
                 raise BadInput(f"{key}: {path}: may not be read by you")
+            if not _kind(name):
+                unread.refuse_packed(f"{key}: {path}", name, path)
             found.setdefault(_resolved(name), str(path))
     return list(found.values())
+
+
+def _fetched_text(key: str, url: str) -> str:
+    unread.refuse_packed(f"{key}: {url}", _path_of(url))
+    if url.startswith("hf://"):
+        raise BadInput(
+            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
+            f"https://.../resolve/main/NAME"
+        )
+    path = download(key, url, DOWNLOADS)
+    unread.refuse_packed(f"{key}: {url}", _path_of(url), path)
+    return str(path)
 
 
 def download(key: str, url: str, folder: Path) -> Path:
@@ -232,57 +247,47 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
 
 
 def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
-    """Yield a UTF-8 file's text, every byte kept, in pieces whose ids, joined, are those of the whole.
+    """Yield a UTF-8 file's text, every byte kept, in pieces whose ids, joined, are those of the whole for GPT-2's split.
 
-    A piece ends before a space or newline that follows no white space: GPT-2's pattern (and any that follows it)
-    never joins the two sides. Raises BadInput with the offset of the first byte that is not UTF-8.
+    For others ``cuts.pieces`` joins them. Raises BadInput with the offset of a byte that is NUL or not UTF-8.
     """
     decoder, text, offset = codecs.getincrementaldecoder("utf-8")(), "", 0
     try:
         with open(path, "rb") as file:
             while True:
                 block = file.read(block_bytes)
+                if (nul := block.find(0)) >= 0:
+                    raise unread.not_text(path, offset + nul, 0)
                 begin, searched = offset - len(decoder.getstate()[0]), len(text)
                 text += decoder.decode(block, final=not block)
                 offset += len(block)
-                if cut := _last_cut(text, searched) if block else len(text):
-                    yield text[:cut]
-                    text = text[cut:]
                 if not block:
-                    return
+                    break
+                if found := cuts.GPT2.match(text, searched):
+                    yield text[: found.end()]
+                    text = text[found.end() :]
+                elif len(text) > cuts.WHOLE_CHARACTERS:
+                    raise BadInput(
+                        f"{path}: offset {offset}: no space and no line break in {cuts.WHOLE_CHARACTERS:,} characters "
+                        f"before it; break its lines, for example: fold -w 1000 {path} > new.txt"
+                    )
+        if text:
+            yield text
     except UnicodeDecodeError as error:
-        remedy = f"convert it, for example: iconv -f LATIN1 -t UTF-8 {path} > new.txt"
-        if path.suffix.lower() in COMPRESSED:
-            remedy = "unpack it: of compressed files JSON lines and CSV are read"
-        raise BadInput(
-            f"{path}: offset {begin + error.start}: byte 0x{error.object[error.start]:02x} is not UTF-8; {remedy}"
-        ) from None
+        raise unread.not_text(path, begin + error.start, error.object[error.start]) from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _last_cut(text: str, start: int) -> int:
-    """Return the last place from ``start`` on where a piece may end, or 0. Looks at each character once."""
-    space, line = text.rfind(" ", start), text.rfind("\n", start)
-    while (end := max(space, line)) > 0:
-        if not text[end - 1].isspace():
-            return end
-        if end == space:
-            space = text.rfind(" ", start, end)
-        else:
-            line = text.rfind("\n", start, end)
-    return 0
 
 
 def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dict[str, list[Part]]:
     name = paths["train"][0].name
     if "validation" in paths:
-        return {split: [(name, _reading(_text_rows, found))] for split, found in paths.items()}
+        return {split: [(name, _reading(text_rows, found))] for split, found in paths.items()}
 
     def rows(held_out: bool) -> Iterator[Row]:
         lengths = (len(text) for path in paths["train"] for text in text_pieces(path))
         left, begun = int(sum(lengths) * (1 - validation_fraction)), False  # characters; nanoGPT's rule
-        for text, begins in _text_rows(paths["train"]):
+        for text, begins in text_rows(paths["train"]):
             if piece := text[left:] if held_out else text[:left]:
                 yield piece, begins or not begun
                 begun = True
@@ -293,7 +298,8 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
     return {"train": [(name, _reading(rows, False))], "validation": [(name, _reading(rows, True))]}
 
 
-def _text_rows(paths: list[Path]) -> Iterator[tuple[str, bool]]:
+def text_rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
+    """Yield the pieces of text files, and whether each begins its file."""
     for path in paths:
         begins = True
         for text in text_pieces(path):

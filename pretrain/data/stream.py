@@ -1,12 +1,11 @@
 """Documents of a data set of the Hub, or of Parquet, JSON-lines, CSV and Arrow files, streamed with a cursor.
 
-``datasets`` reads; what it leaves open is closed here (research/reliability.md, 2.2): a fault is retried from the row
-it happened at and not from the shuffle buffer's or iterator's own state (D1, D4-D9), waits have a limit (D10), a file
-is finished only when its last row was read (a swallowed error looks like an end, D8), and a data set is pinned to a
-commit (D12). JSON lines and CSV are found by ``datasets`` and parsed here. Its parser of JSON (Arrow's) refuses half of
-a surrogate pair, turns every text into quoted JSON where one row has a number, and wants the first file's fields in
-every file. Its parser of CSV (pandas') takes the texts None, NA and 12 for none or for numbers, and moves the fields of
-a record that has too many.
+``datasets`` reads; what it leaves open is closed here: a fault is retried from the row it happened at and not from the
+shuffle buffer's or iterator's own state, waits have a limit, a file is finished only when its last row was read (a
+swallowed error looks like an end), and a data set is pinned to a commit. JSON lines and CSV are found by ``datasets``
+and parsed here. Its parser of JSON (Arrow's) refuses half of a surrogate pair, turns every text into quoted JSON where
+one row has a number, and wants the first file's fields in every file. Its parser of CSV (pandas') takes the texts None,
+NA and 12 for none or for numbers, and moves the fields of a record that has too many.
 """
 
 import contextlib
@@ -38,6 +37,7 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, redact
 from pretrain.base.network import answer_of, causes
+from pretrain.data import unread
 from pretrain.data.patience import Cut, Patience, Unreadable
 from pretrain.data.records import (
     IDS,
@@ -455,6 +455,9 @@ def _whole(name: str) -> Iterator[Any]:
     """Open a file, decompressed. Raises Cut at the end where bytes were not read: an error can look like an end."""
     with _open(name) as raw:
         buffered = BufferedReader(_unpacked(name, raw), BLOCK_BYTES)
+        if packed := unread.packing(buffered.peek()):  # of which a record can be whole
+            unpack = unread.command(packed, Path(_path_of(name)).name)
+            raise BadInput(f"{name}: is packed otherwise than its name says; give what this unpacks: {unpack}")
         yield buffered
         size = _file_size(name)
         if size and raw.tell() != size:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerFast
 
+from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.data.tokenization import encode_prompt
 from pretrain.evaluation import hellaswag, likelihood, sampling, validation
@@ -28,6 +29,16 @@ def encode_items(
     if test:
         test.longer_than(sequence_length)
     return test
+
+
+def refuse_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise BadInput with the first prompt of samples that the tokenizer has no ids for."""
+    for prompt in evaluation.sample_prompts if evaluation.sample_steps else ():
+        try:
+            encode_prompt(tokenizer, prompt)
+        except BadInput as error:
+            remedy = "give other words: --sample_prompts TEXT..., or --sample_steps 0"
+            raise BadInput(f"sample_prompts = {prompt!r}: {error}; {remedy}") from None
 
 
 class Evaluator:

@@ -1,14 +1,20 @@
 """Sources: found and named without being read; text kept to the byte, in pieces; fetched whole or not at all."""
 
+import bz2
 import functools
 import gzip
 import http.server
+import io
+import lzma
 import os
 import random
 import re
 import shutil
 import socket
+import subprocess
+import tarfile
 import threading
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +24,11 @@ from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import patience, sources, tokenization
 from pretrain.recipe import keys
 
-ODD = "a\r\nb\rc\n\n\x00\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
+ODD = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
 FRAGMENTS = [  # where pieces could be cut wrongly
     *(" ", "  ", "\n", "\n\n", "\r\n", "\t", " \t ", "\t\n", "\u00a0", "\u2028", "\x85", "\x1c", "\x0b\f", "\u3000 "),
     *("a", "the", "I'll", "'s", " 's", "don't", "'", "0", "1234", "²½", "!?", "...", "=" * 9, "<|endoftext|>", "_x_"),
-    *("é", "e\u0301", "中文", "漢", "हि", "\u200b", "\u200d", "\ufeff", "\x00", "\U0001f600", "\U0010ffff", "\ufffd"),
+    *("é", "e\u0301", "中文", "漢", "हि", "\u200b", "\u200d", "\ufeff", "\x01", "\U0001f600", "\U0010ffff", "\ufffd"),
 ]
 PLAIN = {"data_seed": 1, "validation_tokens": 1000, "shard_tokens": 5000, "tokenizer": "one"}
 
@@ -71,7 +77,7 @@ def server():
                 made.busy -= 1
                 self.send_error(503)
                 return
-            body = b"" if self.path == "/empty.txt" else b"some text\r\nof a file\n"
+            body = b"" if self.path == "/empty.txt" else made.body
             self.send_response(200)
             self.send_header("Content-Length", str(len(body) + 5 * (self.path == "/short.txt")))
             self.end_headers()
@@ -85,7 +91,7 @@ def server():
     made = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    made.busy = 0
+    made.busy, made.body = 0, b"some text\r\nof a file\n"
     made.url, made.asked = f"http://127.0.0.1:{made.server_port}", Handler.asked
     yield made
     made.shutdown()
@@ -323,9 +329,131 @@ def test_characters_lie_across_blocks_and_bytes_that_are_not_utf8_are_refused_wi
             assert where in str(caught.value) and f"iconv -f LATIN1 -t UTF-8 {name} >" in str(caught.value)
 
 
-def test_a_packed_text_is_refused_with_its_remedy(tmp_path):
-    message = refused(data_files=[text(tmp_path, "a.txt.gz", gzip.compress(b"words of text " * 9))])
-    assert "a.txt.gz: offset 1: byte 0x8b is not UTF-8; unpack it" in message
+def packed(suffix, name, content):
+    """Return the bytes of a file that is packed so."""
+    tar, made = io.BytesIO(), io.BytesIO()
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    with tarfile.open(fileobj=tar, mode="w") as file:
+        file.addfile(member, io.BytesIO(content))
+    with zipfile.ZipFile(made, "w") as file:
+        file.writestr(name, content)
+    return {
+        "tar": tar.getvalue(),
+        "zip": made.getvalue(),
+        "tgz": gzip.compress(tar.getvalue()),
+        "tbz2": bz2.compress(tar.getvalue()),
+        "txz": lzma.compress(tar.getvalue()),
+        "gz": gzip.compress(content),
+        "bz2": bz2.compress(content),
+        "xz": lzma.compress(content),
+    }[suffix]
+
+
+PACKED = {  # the name, what it holds, the command
+    "a.tar": ("tar", "tar -xf a.tar"),
+    "a.tgz": ("tgz", "tar -xf a.tgz"),
+    "a.txt.tar.gz": ("tgz", "tar -xf a.txt.tar.gz"),
+    "a.txt": ("tar", "tar -xf a.txt"),
+    "notes.gz": ("tgz", "tar -xf notes.gz"),
+    "notes.bz2": ("tbz2", "tar -xf notes.bz2"),
+    "notes": ("txz", "tar -xf notes"),
+    "my notes.zip": ("zip", "unzip 'my notes.zip'"),
+    "b.txt": ("zip", "unzip b.txt"),
+    "c.txt.gz": ("gz", "gunzip -k c.txt.gz"),
+    "c.gz": ("gz", "gunzip -k c.gz"),
+    "c.bz2": ("bz2", "bunzip2 -k c.bz2"),
+    "c.xz": ("xz", "unxz -k c.xz"),
+    "c": ("gz", "gunzip -k < c > new.txt"),
+    "d.TXT": ("xz", "unxz -k < d.TXT > new.TXT"),
+    "d.tar.zip": ("zip", "unzip d.tar.zip"),
+    "e.jsonl.tar": ("tar", "tar -xf e.jsonl.tar"),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_an_archive_or_a_packed_text_is_refused_before_it_is_read_with_the_command_that_unpacks_it(
+    tmp_path, monkeypatch, name
+):
+    """By its name or by its content; what the command leaves is read."""
+    monkeypatch.chdir(tmp_path)
+    kind, command = PACKED[name]
+    words = b"words of text " * 99
+    text(tmp_path, name, packed(kind, "inside.txt", words))
+    with pytest.raises(BadInput) as caught:
+        find(data_files=[name])
+    assert str(caught.value) == f"data_files: {name}: is packed; give what this unpacks: {command}"
+    if shutil.which(command.split()[0]):
+        before = {*tmp_path.iterdir()}
+        subprocess.run(command, shell=True, check=True, capture_output=True)
+        (made,) = {*tmp_path.iterdir()} - before
+        assert whole(find(data_files=[made.name])) == words.decode()
+
+
+@pytest.mark.parametrize("suffix", ["7z", "rar", "br", "lz4", "zst", "tar", "tgz", "zip", "gz", "tar.zst", "JSONL.BR"])
+def test_a_name_that_ends_as_a_packed_file_does_is_refused_in_every_place_that_text_comes_from(
+    tmp_path, offline, suffix
+):
+    commands = {"7z": "7z x", "rar": "unrar x", "br": "brotli -d", "lz4": "lz4 -d", "zst": "unzstd", "zip": "unzip"}
+    commands |= {"tar": "tar -xf", "tgz": "tar -xf", "gz": "gunzip -k", "tar.zst": "tar -xf", "JSONL.BR": "brotli -d"}
+    name, good = text(tmp_path, f"a.{suffix}", b"?" * 99), text(tmp_path, "good.txt", "text")
+    wanted = f"{name}: is packed; give what this unpacks: {commands[suffix]} {name}"
+    assert refused(data_files=[good, name]) == f"data_files: {wanted}"
+    assert refused(data_files=[good], validation_files=[name]) == f"validation_files: {wanted}"
+    with pytest.raises(BadInput, match=f"^{re.escape(f'--text: {wanted}')}$"):
+        sources.find_files("--text", [name])
+    for url in (f"https://h/d/a.{suffix}", f"hf://datasets/o/n/a.{suffix}"):  # it is not even fetched
+        wanted = f"data_files: {url}: is packed; fetch it, and give what this unpacks: {commands[suffix]} a.{suffix}"
+        assert refused(data_files=[url]) == wanted
+
+
+def test_magic_bytes_tell_an_archive_whatever_its_name_is_and_texts_that_begin_alike_are_texts(tmp_path, offline):
+    heads = {b"7z\xbc\xaf\x27\x1c": "7z x", b"Rar!\x1a\x07\x01\x00": "unrar x", b"\x04\x22\x4d\x18": "lz4 -d <"}
+    for head, command in (heads | {b"\x28\xb5\x2f\xfd": "unzstd <"}).items():
+        name = text(tmp_path, "a.txt", head + bytes(99))
+        assert f"is packed; give what this unpacks: {command} {name}" in refused(data_files=[name])
+    for content in ("PK and Rar! and 7z, BZh9 too", "BZh91AY", "a" * 257 + "ustar  of text"):
+        assert whole(find(data_files=[text(tmp_path, "a.tar.txt", content)])) == content
+    message = refused(data_files=["hf://datasets/o/n/a.txt"])
+    assert message.startswith("data_files: hf://datasets/o/n/a.txt: of hf:// only tables are read; give a text's link")
+
+
+def test_a_packed_text_behind_a_url_is_refused_with_the_copy_that_was_fetched(tmp_path, downloads, server):
+    server.body = packed("tgz", "a.txt", b"words")
+    message = refused(data_files=[f"{server.url}/text.txt"])
+    (copy,) = downloads.iterdir()
+    assert message == f"data_files: {server.url}/text.txt: is packed; give what this unpacks: tar -xf {copy}"
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 64, sources.BLOCK_BYTES])
+def test_a_text_with_a_nul_byte_is_refused_with_its_name_and_the_offset_of_the_first(tmp_path, block_bytes):
+    name = text(tmp_path, "my text.txt", "é 中 words".encode() + b"\0 and \0 more" * 9)
+    with pytest.raises(
+        BadInput, match=re.escape(f"{name}: offset 12: a NUL byte; no text has one; leave it out")
+    ) as caught:
+        pieces(name, block_bytes)
+    command = str(caught.value).split("the NULs: ")[1]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert "".join(pieces(tmp_path / "new.txt", block_bytes)) == "é 中 words" + " and  more" * 9
+    assert "offset 12: a NUL byte" in refused(data_files=[name])
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "cp1252"])
+def test_bytes_of_another_encoding_are_refused_with_the_iconv_that_makes_utf8_of_them(tmp_path, encoding):
+    words = "Der Fluß fließt über die Ebene, täglich.\r\n" * 200
+    name = text(tmp_path, "a b.txt", words.encode(encoding))
+    message = refused(data_files=[name])
+    subprocess.run(message.split("for example: ")[1], shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "new.txt").read_bytes().decode() == words
+
+
+def test_bytes_that_are_no_text_have_no_remedy_that_would_make_garbage_of_them(tmp_path):
+    noise = random.Random(1).randbytes(5000)
+    for content in (noise.replace(b"\0", b"\1"), b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + noise, b"words " * 900 + noise):
+        message = refused(data_files=[text(tmp_path, "a.txt", content)])
+        assert "iconv" not in message and re.search(
+            r"a.txt: offset \d+: .*; (it is no text; leave it out$|no text has)", message
+        )
 
 
 def test_reading_from_a_row_on_is_reading_all_without_the_rows_before(tmp_path, pieces_of, library):
@@ -354,6 +482,21 @@ def test_a_source_bounds_the_tokens_that_can_be_made_of_it(tmp_path, bpe, librar
 
 
 # Fingerprints.
+
+
+def test_folders_that_were_prepared_before_are_found_again(tmp_path):
+    """Their names stand here as they were; ids of GPT-2, of our own tokenizers and of others have not changed since."""
+    names = {
+        "openai-community/gpt2": "a-82c061569286 name-95b1e42a169a a-235a26344e70",
+        "bpe": "a-a8dd975bd109 name-3d01a3e19c3d a-eb721483420b",
+        "characters": "a-63d17a9967bd name-6e4f801e876e a-1f33c1e479bb",
+        "Qwen/Qwen3-0.6B": "a-c78d12ae6bce name-f1e81a4685e6 a-7c2368acb941",
+    }
+    here = text(tmp_path, "a.txt", "one text")
+    for name, folders in names.items():
+        asked = ({"data_files": [here]}, {"dataset_name": "owner/name"}, {"data_files": ["https://h/a.csv"]})
+        plain = {"tokenizer": name, "tokenizer_vocab_size": 300, "text_column": "text"}
+        assert " ".join(find(**one, **plain).folder.name for one in asked) == folders
 
 
 CUT = [{"shard_tokens": 5001}, {"limit_tokens": 7}, {"tokenizer": "two"}]  # what changes the shards of every source

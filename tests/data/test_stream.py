@@ -4,6 +4,7 @@ All through the real ``datasets`` client and a server on localhost that misbehav
 process of its own (``main`` here), because the client holds HF_ENDPOINT from its import on.
 """
 
+import bz2
 import contextlib
 import csv
 import errno
@@ -19,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import datasets
@@ -634,6 +636,22 @@ def test_a_local_file_that_is_not_what_its_name_says_is_refused_at_once_with_fil
         found += (text for text, _ in open_files([path])["train"][0][1](0))
     assert found == ROWS[: len(found)] and len(found) in rows
     assert not waits and "\n" not in str(refused.value) and "same command" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.jsonl.bz2"])
+def test_a_table_that_is_really_an_archive_is_refused_with_the_command_that_unpacks_it(tmp_path, waits, name):
+    """A tar of CSV files would be read as a CSV with NULs in it."""
+    with tarfile.open(tmp_path / "tar", "w") as file:
+        (tmp_path / "inside.csv").write_text("text\na,b\n" * 300)
+        file.add(tmp_path / "inside.csv", "inside.csv")
+    pack = {"gz": gzip.compress, "bz2": bz2.compress}.get(name.split(".")[-1], bytes)
+    (tmp_path / name).write_bytes(pack((tmp_path / "tar").read_bytes()))
+    with pytest.raises(BadInput, match=f"{name}: is packed otherwise than its name says; .* unpacks: tar -xf {name}$"):
+        texts([tmp_path / name])
+    (tmp_path / name).write_bytes(pack(gzip.compress(b'{"text": "a"}\n')))
+    with pytest.raises(BadInput, match=f"{name}: is packed otherwise than its name says; .* unpacks: gunzip -k "):
+        texts([tmp_path / name])
+    assert not waits
 
 
 @pytest.mark.parametrize("kind", ["line", "truncated.gz", "pages", "no Parquet", "ragged", "not xz"])

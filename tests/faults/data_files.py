@@ -210,8 +210,8 @@ def _read_arrow(data: bytes) -> list:
 
 
 def _read_text(data: bytes) -> list:
-    if not data:
-        raise ValueError("empty")
+    if not data or b"\0" in data:
+        raise ValueError("empty, or no text")
     return [data.decode()]
 
 

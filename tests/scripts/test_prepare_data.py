@@ -20,10 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import RECIPE, TEXT, WORDS, fork, run
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 import pretrain.data.stream  # noqa: F401  (once, before the forks)
 from pretrain.base.errors import BadInput
-from pretrain.data import prepare, progress, shards, sources, tokenization
+from pretrain.data import cuts, prepare, progress, shards, sources, tokenization
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
@@ -239,7 +241,7 @@ def test_trained_bpe_is_the_same_each_time(workplace):
 
 
 def test_end_of_text_in_the_text_is_ordinary_text(workplace):
-    Path("tricky.txt").write_text("a literal <|endoftext|> is text, CRLF \r\n too, and NUL \0. " * 50, newline="")
+    Path("tricky.txt").write_text("a literal <|endoftext|> is text, CRLF \r\n too, and ESC \x1b. " * 50, newline="")
     folder = folder_of("--data_files", "tricky.txt", "--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
     ((document,),) = decoded(folder, "train").values()
     text = Path("tricky.txt").read_bytes()
@@ -311,12 +313,43 @@ def test_every_file_of_a_glob_is_read_once_whatever_its_name(workplace, kind):
     assert counts(folder) == {"documents": 7}
 
 
+def split_by_lines() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer that splits as Qwen 2 does: a full stop and the line break behind it are one word."""
+    made = json.loads(tokenization.train_bpe(texts(50), 400).backend_tokenizer.to_str())
+    regex, model = next(iter(cuts.SPLITS)), made["model"]
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    made["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, made["pre_tokenizer"] | {"use_regex": False}]}
+    model["vocab"][".\u010a"] = len(model["vocab"])
+    model["merges"].append([".", "\u010a"])
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(made)), eos_token="<|endoftext|>")
+
+
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory) -> str:
     """A byte-level tokenizer that knows every text."""
     folder = tmp_path_factory.mktemp("bpe")
     tokenization.train_bpe(texts(50), 400).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.mark.parametrize("limit", [0, 3500])
+def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt2s_after_kills_too(workplace, limit):
+    """Where the pieces end between a full stop and a line break."""
+    flags = (*source("text of another split"), "--limit_tokens", str(limit))
+    run(ME, *TINY, *flags, PIECES="200")
+    (folder,) = Path("data").glob("0-*")
+    rows, tokenizer = shards.read_manifest(folder)["splits"]["train"], tokenization.load("qwen")
+    found = np.concatenate([shards.open_ids(folder / row["file"], row["tokens"])[0] for row in rows]).tolist()
+    first, second = (Path(name).read_text() for name in flags[1:3])
+    train = second[: int(len(first + second) * 0.9) - len(first)]
+    wanted = [[tokenizer.eos_token_id, *ids] for ids in tokenization.Encoder(tokenizer)([first, train])]
+    assert counts(folder) == {"documents": 2} and found == sum(wanted, [])[: len(found)]
+    assert limit <= len(found) < limit + 200 if limit else len(found) == sum(map(len, wanted))
+    if limit:  # the others are killed with SOURCES
+        whole, drawn = contents(folder), random.Random(limit)
+        shutil.rmtree(folder)
+        assert not all(killed(f"op:{drawn.randint(8, 50)}", *flags) for _ in range(60)), "no end"
+        assert contents(folder) == whole
 
 
 def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe):
@@ -361,6 +394,7 @@ SOURCES = {
     "long documents": ("parquet", (7, 9), ("--validation_tokens", "100", "--shard_tokens", "60")),
     "limit": ("jsonl", (12, 16, 7), ("--validation_tokens", "90", "--shard_tokens", "60", "--limit_tokens", "720")),
     "text": ("txt", (200,), ("--validation_fraction", "0.1", "--shard_tokens", "900")),
+    "text of another split": ("lines", (90, 60), ("--shard_tokens", "200")),
 }
 
 
@@ -369,6 +403,12 @@ def source(name: str) -> tuple[str, ...]:
     if kind == "txt":
         Path("own.txt").write_text(" ".join(texts(*sizes)))
         return ("--data_files", "own.txt", *flags)
+    if kind == "lines":  # of documents that come in several pieces
+        names = [f"{number}.txt" for number in range(len(sizes))]
+        for number, name in enumerate(names):
+            Path(name).write_text(".\n".join(texts(sizes[number], number)))
+        split_by_lines().save_pretrained("qwen")
+        return ("--data_files", *names, "--tokenizer", "qwen", *flags)
     return (*write_tables(kind, *sizes)[1], *flags)
 
 

@@ -411,6 +411,11 @@ def bad_inputs() -> dict[str, tuple[list[str], str]]:
         "missing text": (["--data_files", "nothere.txt"], "nothere.txt: no such file"),
         "empty text": (["--data_files", "empty.txt"], "empty.txt: is empty"),
         "not UTF-8": (["--data_files", "latin1.txt"], "latin1.txt: offset 3: byte 0xe9 is not UTF-8"),
+        "a prompt of other characters": (
+            ["--sample_prompts", "the ", "the 中é"],
+            "sample_prompts = 'the 中é': the character tokenizer has no id for 'é' '中': they do not stand in the text it "
+            "was made from; give other words: --sample_prompts TEXT..., or --sample_steps 0",
+        ),
         "short text": (["--data_files", "short.txt"], "no shard of it one window"),
         "vocabulary too small": (["--vocab_size", "8"], "use --vocab_size 64"),
         "step that does not divide": (["--tokens_per_step", "100"], "the nearest is 96"),

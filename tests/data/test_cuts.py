@@ -1,0 +1,283 @@
+"""A text is cut only where the ids of its pieces, joined, are those of the whole, whatever it is split by."""
+
+import json
+import random
+import re
+import unicodedata
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from pretrain.base.errors import BadInput
+from pretrain.data import cuts, sources, tokenization
+from pretrain.data.documents import DocumentEncoder
+from pretrain.run import conversion
+
+# As the tokenizer.json files on the Hub have them.
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK3 = (
+    r"[!" + '"' + r"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+REGEXES = {  # steps, and whether the tokenizer normalizes to NFC
+    "qwen2": ([QWEN2], True),
+    "llama3": ([LLAMA3], False),
+    "qwen35": ([QWEN35], True),
+    "o200k": ([O200K], False),
+    "deepseek3": ([r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3], False),
+}
+FRAGMENTS = [
+    *(
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\r\n",
+        "\r",
+        "\t",
+        " \t ",
+        "\t\n",
+        "\u00a0",
+        "\u2028",
+        "\x85",
+        "\x1c",
+        "\x0b\f",
+        "\u3000",
+    ),
+    *(
+        ".",
+        "。",
+        "!?",
+        "...",
+        "/",
+        "/\n",
+        ".\n",
+        "。\n\u3000\u3000",
+        '"',
+        "'",
+        "'s",
+        "I'll",
+        "DON'T",
+        "'\n",
+        "=" * 9,
+        "_",
+        "$a",
+    ),
+    *(
+        "a",
+        "kann",
+        "The",
+        "ABc",
+        "com",
+        "0",
+        "1234",
+        "²½",
+        "Ⅷ",
+        "٣٤",
+        "é",
+        "e\u0301",
+        "\u0301",
+        "ß",
+        "Ǆ",
+        "中文",
+        "漢",
+        "かな",
+    ),
+    *("हि", "न्दी", "\u0915\u093c", "ខ្មែរ", "ภาษา", "שלום", "مرحبا", "한국", "\u200b", "\u200d", "\u200f", "\ufeff"),
+    *("\U0001f468\u200d\U0001f469", "❤\ufe0f", "\U0010ffff", "\ufffd", "<|endoftext|>", "\u180e", "\u2f800"),
+]
+
+
+def random_text(draw, fragments):
+    some = draw.sample(FRAGMENTS, draw.randint(2, len(FRAGMENTS)))  # few kinds of fragment: long runs of each
+    return unicodedata.normalize("NFC", "".join(draw.choices(some, k=fragments)))
+
+
+def byte_level(steps, nfc=False, vocab_size=900):
+    """A byte-level BPE that splits by these regexes and has merged much of what the fragments hold."""
+    made = Tokenizer(models.BPE())
+    splits = [pre_tokenizers.Split(Regex(step), "isolated") for step in steps]
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    if nfc:
+        made.normalizer = normalizers.NFC()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    draw = random.Random(0)
+    made.train_from_iterator([random_text(draw, 60) for _ in range(60)], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>")
+
+
+def sentencepiece():
+    """Llama 2's kind: spaces are marks, and one stands before each text."""
+    made = byte_level([QWEN2])
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.backend_tokenizer.decoder = decoders.Metaspace()
+    return made
+
+
+def smollm():
+    made = byte_level([QWEN2])
+    byte_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), byte_words])
+    return made
+
+
+MAKERS = {name: (lambda asked=asked: byte_level(*asked)) for name, asked in REGEXES.items()}
+MAKERS |= {"gpt2": lambda: tokenization.train_bpe([random_text(random.Random(i), 60) for i in range(60)], 900)}
+MAKERS |= {"smollm": smollm, "metaspace": sentencepiece}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {name: make() for name, make in MAKERS.items()}
+
+
+def ids(tokenizer, *texts):
+    return np.concatenate(tokenization.Encoder(tokenizer)(texts)).tolist()
+
+
+def words(tokenizer, *texts):
+    """The words that a tokenizer splits texts into: where these are the same, so are the ids, whatever it has merged."""
+    normalizer, split = tokenizer.backend_tokenizer.normalizer, tokenizer.backend_tokenizer.pre_tokenizer
+    normal = [normalizer.normalize_str(text) if normalizer else text for text in texts]
+    return [word for text in normal for word, _ in split.pre_tokenize_str(text)]
+
+
+def changed(tokenizer, change):
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    change(definition)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(definition)), eos_token="<|endoftext|>"
+    )
+
+
+def assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, folder):
+    content, last = random_text(draw, 60), cuts.place(tokenizer.backend_tokenizer)
+    whole = ids(tokenizer, content)
+    if last:
+        every = [m.start() for m in re.finditer(last.pattern.removeprefix("(?s).*"), content)]
+        for places in (every, sorted(draw.sample(every, len(every) // 3))):
+            parts = [content[a:b] for a, b in zip([0, *places], [*places, len(content)], strict=True) if a < b]
+            assert ids(tokenizer, *parts) == whole and words(tokenizer, *parts) == words(tokenizer, content), parts
+    path = folder / "a.txt"
+    path.write_text(content, newline="")
+    rows = [(text, i == 0) for i, text in enumerate(sources.text_pieces(path, draw.choice([1, 3, 7, 16, 50])))]
+    if encode:
+        found = [document.ids for document in encode(iter(rows), 0)]
+        assert np.concatenate(found).tolist() == [tokenizer.eos_token_id, *whole]
+    found = list(cuts.pieces(((i, *row) for i, row in enumerate(rows)), last))
+    assert "".join(text for _, text, _ in found) == content and ids(tokenizer, *(text for _, text, _ in found)) == whole
+    assert [begins for _, _, begins in found] == [True] + [False] * (len(found) - 1) and {n for n, _, _ in found} == {0}
+    return len(found)
+
+
+@pytest.mark.parametrize("rounds", [25, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", MAKERS)
+def test_ids_of_the_pieces_joined_are_the_ids_of_the_whole_for_every_split(made, tmp_path, name, rounds):
+    draw, tokenizer = random.Random(f"{name} {rounds}"), made[name]
+    encode = DocumentEncoder(tokenizer, name) if name != "metaspace" else None  # which could not decode these bytes
+    number = sum(assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, tmp_path) for _ in range(rounds))
+    assert number == rounds if name == "metaspace" else number > 2 * rounds
+
+
+@pytest.mark.parametrize("name", REGEXES)
+def test_every_character_behind_which_a_text_is_cut_ends_a_word_of_the_tokenizers(made, name):
+    """Python and the tokenizer may know different versions of Unicode, and NFC may write a letter with a mark behind."""
+    last, tokenizer = made[name] and cuts.place(made[name].backend_tokenizer), made[name].backend_tokenizer
+    shown = [chr(code) for code in range(0x32400) if not 0xD800 <= code < 0xE000 and (code % 16 == 0 or code < 0x3400)]
+    behind = [character for character in shown if (found := last.match(f"{character} ")) and found.end() == 1]
+    assert len(behind) > 5000
+    for start in range(0, len(behind), 500):
+        some = behind[start : start + 500]
+        text = "".join(f"{character}\n" for character in some)
+        normal = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
+        ends = {end for _, (_, end) in tokenizer.pre_tokenizer.pre_tokenize_str(normal)}
+        breaks = [place for place, character in enumerate(normal) if character == "\n"]
+        assert len(breaks) == len(some) and not {place for place in breaks if place not in ends}
+
+
+def test_a_tokenizer_that_joins_words_or_is_not_known_gets_whole_texts(made):
+    words = {"id": 900, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    for added, place in (("<think>", cuts.LINES), ("   ", cuts.LINES), ("a b", None), ("\n\n", None), (" a", None)):
+        other = changed(made["qwen2"], lambda d, added=added: d["added_tokens"].append(words | {"content": added}))
+        assert cuts.place(other.backend_tokenizer) is place, added
+    for flag in ("lstrip", "rstrip", "single_word"):
+        word = words | {"content": "<x>", flag: True}
+        assert (
+            cuts.place(changed(made["qwen2"], lambda d, word=word: d["added_tokens"].append(word)).backend_tokenizer)
+            is None
+        )
+    changes = {
+        "no regex": lambda d: d["pre_tokenizer"]["pretokenizers"].pop(0),
+        "another regex": lambda d: d["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex=r"\S+\s*"),
+        "joins": lambda d: d["pre_tokenizer"]["pretokenizers"][0].update(behavior="MergedWithPrevious"),
+        "matches what is between": lambda d: d["pre_tokenizer"]["pretokenizers"][0].update(invert=True),
+        "a space before each text": lambda d: d["pre_tokenizer"]["pretokenizers"][1].update(add_prefix_space=True),
+        "two regexes": lambda d: d["pre_tokenizer"]["pretokenizers"][1].update(use_regex=True),
+        "bytes first": lambda d: d["pre_tokenizer"]["pretokenizers"].reverse(),
+        "lower case": lambda d: d.update(normalizer={"type": "Lowercase"}),
+        "none": lambda d: d.update(pre_tokenizer=None),
+    }
+    for name, change in changes.items():
+        assert cuts.place(changed(made["qwen2"], change).backend_tokenizer) is None, name
+    assert cuts.place(tokenization.make_characters(["abc"]).backend_tokenizer) is cuts.GPT2
+
+
+def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_refused(made, tmp_path, monkeypatch):
+    """Also where no line ends in a letter and no space stands between words, as in Chinese."""
+    for line in ("wie sie kann. ", "中文，漢字。\n", "中文\n\u3000\u3000中文。\r\n"):
+        content = line * 400
+        rows = [(i, content[at : at + 100], at == 0) for i, at in enumerate(range(0, len(content), 100))]
+        read = []
+        stream = (read.append(row[0]) or row for row in [*rows, (len(rows), "table", True)])
+        for count, (number, text, _) in enumerate(cuts.pieces(stream, cuts.LINES)):
+            assert len(text) <= 300 and len(read) <= count + 3 and number in (0, len(rows))
+    monkeypatch.setattr(cuts, "WHOLE_CHARACTERS", 1000)
+    with pytest.raises(
+        BadInput, match="row 3 begins one that has no place to cut in 1,000 characters; give it in several"
+    ):
+        list(cuts.pieces(((3 + i, "。" * 100, i == 0) for i in range(20)), cuts.LINES))
+    with pytest.raises(BadInput, match="row 0 begins one"):
+        list(cuts.pieces(((i, "a b " * 30, i == 0) for i in range(20)), None))
+    assert (
+        len(list(cuts.pieces(((i, "a" * 2000, True) for i in range(3)), cuts.LINES))) == 3
+    )  # rows of a table stay whole
+    path = tmp_path / "long.txt"
+    path.write_text("words of text\n" + "中" * 2000)
+    with pytest.raises(
+        BadInput, match=r"long.txt: offset \d+: no space and no line break in 1,000 characters .*fold -w"
+    ):
+        list(sources.text_pieces(path, 100))
+
+
+def test_a_text_that_is_measured_has_the_ids_of_the_whole(made, tmp_path, monkeypatch):
+    """Where a block ends between a full stop and a line break, which are one word of Qwen's."""
+    monkeypatch.setattr(sources.text_pieces, "__defaults__", (28,))
+    content = "wie es sein kann.\ncom der Text. " * 30
+    (tmp_path / "a.txt").write_text(content)
+    found = conversion.read_text([str(tmp_path / "a.txt")], made["qwen2"], 0)
+    assert found.tolist() == [made["qwen2"].eos_token_id, *ids(made["qwen2"], content)]
