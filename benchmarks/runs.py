@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,9 +35,9 @@ def flag_words(flags: Mapping[str, object]) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
-def once(words: list[str]) -> list[str]:
-    """Return train.py's words with each flag once: a later one replaces those before."""
-    found: dict[str, list[str]] = {}
+def once(words: Sequence[str]) -> list[str]:
+    """Return a script's words with each flag once: a later one replaces those before."""
+    found: dict[str, list[str]] = {(name := ""): []}
     for word in words:
         if word.startswith("--"):
             found[name := word.partition("=")[0]] = [word]
