@@ -8,13 +8,11 @@ The same command resumes a run that was stopped or killed.
 
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports as SIGTERM does; train() notes both
 
 from pretrain.recipe import keys, reading
 
