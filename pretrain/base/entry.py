@@ -58,9 +58,9 @@ def refuse_environment(environment: Mapping[str, str]) -> None:
         elif over := [f"{n} = {environment[n]}" for n in LAUNCH[:2] if int(environment.get(n, "0")) >= processes]:
             faults.append(f"{', '.join(over)}: must be below WORLD_SIZE = {processes}; correct it, or unset it")
     try:
-        if names := environment.get("TORCH_LOGS"):
+        if (names := environment.get("TORCH_LOGS")) is not None:
             import torch  # noqa: F401  # it alone knows the names
-    except (ValueError, ModuleNotFoundError) as error:
+    except (ValueError, AttributeError, ModuleNotFoundError) as error:  # the second at an empty one
         if getattr(error, "name", "") != "torch":
             known = "TORCH_LOGS=help python -c 'import torch' lists what it may be"
             faults.append(f"TORCH_LOGS = {names:.200}: torch refuses it; {known}, or unset it")

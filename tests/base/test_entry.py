@@ -102,11 +102,10 @@ def test_ctrl_c_during_the_imports_of_a_script_ends_it_without_a_word(tmp_path, 
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_names_that_torch_does_not_log_are_refused_in_a_line(tmp_path):
-    done = started(tmp_path, "train.py", slow="raise ValueError('Invalid log settings')", TORCH_LOGS="garbage")
-    assert done.returncode == 2 and done.stderr.startswith(
-        "error: TORCH_LOGS = garbage: torch refuses it; TORCH_LOGS=help"
-    )
+@pytest.mark.parametrize(("value", "error"), [("garbage", "ValueError"), ("", "AttributeError")])
+def test_names_that_torch_does_not_log_are_refused_in_a_line(tmp_path, value, error):
+    done = started(tmp_path, "train.py", slow=f"raise {error}", TORCH_LOGS=value)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: TORCH_LOGS = {value}: torch refuses it; ")
     assert done.stderr.count("\n") == 1
 
 
