@@ -40,9 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("pretrain.recipe").setLevel(logging.WARNING)  # train.py's own notes on the recipe are enough
     words = sys.argv[1:] if argv is None else argv
     flags, extras = reading.read_flags(words, "Turn text into folders of token shards.", EXTRAS)
-    if "verify" in extras:  # it needs no recipe, and is asked for in any folder
-        flags.setdefault("recipe", str(Path(__file__).parent / reading.RECIPE))
-    recipe = reading.recipe_of(flags)
+    anywhere = Path(__file__).parent / reading.RECIPE  # --verify needs none, and is asked for in any folder
+    recipe = reading.load_recipe(Path(flags.pop("recipe", anywhere if "verify" in extras else reading.RECIPE)), flags)
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.

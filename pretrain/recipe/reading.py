@@ -130,7 +130,8 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
         if flags or len(modes) > 1:
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
         return None, modes, []
-    return recipe_of(flags), modes, words_of(flags)
+    words = words_of(flags)
+    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), modes, words
 
 
 def parse_command(
@@ -147,12 +148,7 @@ def parse_command(
     Raises BadInput with every fault found.
     """
     flags, chosen = read_flags(argv, description, extras)
-    return recipe_of(flags), chosen
-
-
-def recipe_of(flags: Mapping[str, Any]) -> Recipe:
-    """Return the recipe that ``flags`` as ``read_flags`` returns them stand for. Raises BadInput as ``load_recipe``."""
-    return load_recipe(Path(flags.get("recipe", RECIPE)), {name: flags[name] for name in flags if name != "recipe"})
+    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), chosen
 
 
 def words_of(flags: Mapping[str, str | list[str]]) -> list[str]:
