@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretrain.base import foreign
-from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.machine import cards
 
@@ -38,6 +38,7 @@ CARD_NAMES = ", ".join(card.name for card in cards.CARDS)  # what --card takes
 def main(argv: list[str] | None = None) -> int:
     """Check, estimate or load, as the flags say; return the exit status."""
     asked = parse(sys.argv[1:] if argv is None else argv)
+    catch_interrupts()
     try:
         if asked.warm_up_seconds:
             return warm_up(asked.warm_up_seconds)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from pretrain.base import console, files
-from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.recipe import reading
 
@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     cut = test.longer_than(limit)
 
     start = time.perf_counter()
+    catch_interrupts()
     try:
         likelihoods = scoring.score(test, model, limit, asked.batch_size, accelerator)
     except KeyboardInterrupt:

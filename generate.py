@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from pretrain.base import console
-from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.recipe import reading
 
@@ -91,6 +91,7 @@ def print_samples(asked: argparse.Namespace) -> None:
 def messages() -> Iterator[str]:
     """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C."""
     prompt = "> " if sys.stdin.isatty() else ""
+    catch_interrupts()
     while True:
         try:
             line = input(prompt).strip()

@@ -39,10 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     client.bound_client()
     logging.getLogger("pretrain.recipe").setLevel(logging.WARNING)  # train.py's own notes on the recipe are enough
     words = sys.argv[1:] if argv is None else argv
-    flags = {word.partition("=")[0] for word in words}
-    if "--verify" in flags and "--recipe" not in flags:  # it needs none, and is asked for in any folder
-        words = [*words, "--recipe", str(Path(__file__).parent / "recipes" / "gpt2_124m.yaml")]
-    recipe, extras = reading.parse_command(words, "Turn text into folders of token shards.", EXTRAS)
+    flags, extras = reading.read_flags(words, "Turn text into folders of token shards.", EXTRAS)
+    anywhere = Path(__file__).parent / reading.RECIPE  # --verify needs none, and is asked for in any folder
+    recipe = reading.load_recipe(Path(flags.pop("recipe", anywhere if "verify" in extras else reading.RECIPE)), flags)
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there
     if "verify" in extras:
         # A model that is begun from has its own vocabulary.

@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import StopRequest, end_with_launcher, peers
 from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items, refuse_prompts
@@ -65,11 +65,9 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     argv = sys.argv[1:] if argv is None else argv
     client.bound_client()
-    if argv[:1] == ["--push_pending"] and len(argv) == 2:  # needs no recipe, so it works in any folder
-        return publisher.push_pending(Path(argv[1]))
-    recipe, modes = reading.parse_command(argv, reading.TRAINS, reading.TRAIN_MODES)
-    if "push_pending" in modes:
-        raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
+    recipe, modes, words = reading.parse_training(argv)
+    if recipe is None:  # works in any folder
+        return publisher.push_pending(Path(modes["push_pending"]))
     if "extend_steps" in modes:
         recipe = extended(recipe, modes["extend_steps"])
     recipe = pretrained.complete(recipe)
@@ -90,7 +88,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
     items = read_items(recipe.evaluation)
 
-    with peers(), Corpus(recipe, reading.without(argv, reading.TRAIN_MODES)) as corpus:
+    with peers(), Corpus(recipe, words) as corpus:
         hellaswag = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
             refuse_prompts(recipe.evaluation, corpus.tokenizer)

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from benchmarks.runs import ROOT, prepare_shards, train_once, write_json
+from benchmarks.runs import ROOT, once, prepare_shards, train_once, write_json
 from benchmarks.side_by_side import Turns, alternate, be_train, most_held, positive
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.machine import hardware
@@ -154,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     knobs = [BASE, *asked.knobs]
     given = [*data, "--max_steps", str(asked.steps), "--warmup_steps", str(asked.steps // 10)]
     for knob in knobs:  # refuse before anything is trained
-        reading.parse_command(["--recipe", asked.recipe, *given, *flags(knob)], "", {})
+        reading.parse_command(once(["--recipe", asked.recipe, *given, *flags(knob)]), "", {})
     about = {"machine": hardware.this_device().name, "load": os.getloadavg()[0], "torch": torch.__version__}
     about |= {"recipe": Path(asked.recipe).stem, "steps": asked.steps, "seeds": asked.seeds, "threads": asked.threads}
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,10 +35,21 @@ def flag_words(flags: Mapping[str, object]) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
+def once(words: Sequence[str]) -> list[str]:
+    """Return a script's words with each flag once: a later one replaces those before."""
+    found: dict[str, list[str]] = {(name := ""): []}
+    for word in words:
+        if word.startswith("--"):
+            found[name := word.partition("=")[0]] = [word]
+        else:
+            found[name].append(word)
+    return [word for given in found.values() for word in given]
+
+
 def prepare_shards(folder: Path, recipe: Path, flags: list[str]) -> None:
     """Make the shards that runs in ``folder`` share, before they start side by side."""
     folder.mkdir(parents=True, exist_ok=True)
-    _run([str(ROOT / "prepare_data.py"), "--recipe", str(recipe), *flags], folder, os.environ)
+    _run([str(ROOT / "prepare_data.py"), "--recipe", str(recipe), *once(flags)], folder, os.environ)
 
 
 def train_once(
@@ -54,7 +65,7 @@ def train_once(
     """
     own = {"run_name": name, "eval_steps": 10**9, "sample_steps": 0, "save_steps": 0, "logging_steps": 100}
     own |= {"seed": seed, "data_seed": seed} if seed is not None else {}
-    argv = ["--recipe", str(recipe), *flags, *flag_words(own)]
+    argv = once(["--recipe", str(recipe), *flags, *flag_words(own)])
     metrics = folder / "runs" / name / "metrics.jsonl"
     if not (folder / "runs" / name / "model").is_dir():
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
-from benchmarks.runs import ROOT, flag_words
+from benchmarks.runs import ROOT, flag_words, once
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.data.corpus import Corpus, TrainBatches
@@ -215,7 +215,7 @@ def be_train(argv: list[str], turns: Turns, done: Callable[[int], object] = lamb
     update.update, train.gradient_exchange = then_sleep, timed_exchange
     with tempfile.TemporaryFile("w+") as log:
         with contextlib.redirect_stderr(log):
-            status = train.main([*argv, *flag_words(QUIET)])
+            status = train.main(once([*argv, *flag_words(QUIET)]))
         log.seek(0)
         raise RuntimeError(f"train.py ended with {status}: {(log.read().strip().splitlines() or [''])[-1]}")
 

@@ -32,6 +32,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from benchmarks.runs import once  # noqa: E402
 from pretrain.data import background  # noqa: E402
 
 torch.set_num_threads(1)
@@ -153,10 +154,10 @@ def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **
 
     A process is a fork of this one, which has imported torch and Transformers already (seconds each) and must
     therefore not have trained itself: autograd's threads do not survive a fork. It has no matplotlib unless PICTURES is
-    set: a picture takes as long as a tiny run.
+    set: a picture takes as long as a tiny run. A flag replaces an equal one before it, of a list that tests share.
     """
     environment = {"ACCELERATE_USE_CPU": "true"} | environment
-    children = [fork(script, flags, environment | own) for own in torchrun_environments(processes)]
+    children = [fork(script, tuple(once(flags)), environment | own) for own in torchrun_environments(processes)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _, _ in children]
     out, err = ["".join(Path(child[i]).read_text() for child in children) for i in (1, 2)]
     if expect is not None:

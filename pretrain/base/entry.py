@@ -1,11 +1,71 @@
-"""How a script begins and ends: words from outside are made safe to show; each fault is a line and an exit status."""
+"""How a script begins and ends: words from outside are made safe to show; each fault is a line and an exit status.
+
+Where one of our scripts is what runs, importing this ends it at an environment in which it could not.
+"""
 
 import functools
 import os
-from collections.abc import Callable
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pretrain.base import foreign
 from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
+
+# Variables that torch or Accelerate end at with a traceback, or wait for ever, and the values that they may have.
+NUMBERS, TRUTH = range(1, 10**5), ("true", "false")
+VARIABLES: dict[str, range | tuple[str, ...]] = {
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"), NUMBERS),
+    "RANK": range(10**5),
+    "LOCAL_RANK": range(10**5),
+    "MASTER_PORT": range(1, 2**16),
+    **{f"ACCELERATE_USE_{name}": TRUTH for name in ("CPU", "FSDP", "DEEPSPEED")},
+    **{f"ACCELERATE_DYNAMO_USE_{name}": TRUTH for name in ("FULLGRAPH", "DYNAMIC", "REGIONAL_COMPILATION")},
+    "ACCELERATE_DYNAMO_BACKEND": ("no", "inductor", "eager", "aot_eager", "cudagraphs", "onnxrt", "tensorrt", "tvm"),
+    "ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16", "fp8"),
+}
+LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what a launcher gives each process
+HUB = re.compile(r"https?://([^\s/@]*@)?(\[[0-9a-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?(/\S*)?", re.IGNORECASE)
+
+
+def catch_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from here on."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def refuse_environment(environment: Mapping[str, str]) -> None:
+    """Raise BadInput with a line for each thing that a library would end at with a traceback, or hang."""
+    faults = []
+    if sys.flags.optimize > 1:
+        faults.append("python -OO, or PYTHONOPTIMIZE=2: Transformers needs its docstrings; use -O")
+    for name, values in VARIABLES.items():
+        if environment.get(name, str(values[0])).lower() not in map(str, values):
+            rule = f"{values[0]} to {values[-1]}" if isinstance(values, range) else ", ".join(values)
+            faults.append(f"{name} = {environment[name]:.200}: must be {rule}; correct it, or unset it")
+    if not HUB.fullmatch(hub := environment.get("HF_ENDPOINT", "https://huggingface.co")):
+        faults.append(f"HF_ENDPOINT = {hub:.200}: must be a URL, as https://huggingface.co; correct it, or unset it")
+    if not faults:
+        processes, missing = (
+            int(environment.get("WORLD_SIZE", "1")),
+            [name for name in LAUNCH if not environment.get(name)],
+        )
+        if missing and (processes > 1 or "LOCAL_RANK" in environment):
+            remedy = "start the processes with accelerate launch or torchrun, or unset WORLD_SIZE and LOCAL_RANK"
+            faults.append(f"WORLD_SIZE = {processes}: {', '.join(missing)} must be set, too; {remedy}")
+        elif over := [f"{n} = {environment[n]}" for n in LAUNCH[:2] if int(environment.get(n, "0")) >= processes]:
+            faults.append(f"{', '.join(over)}: must be below WORLD_SIZE = {processes}; correct it, or unset it")
+    try:
+        if (names := environment.get("TORCH_LOGS")) is not None:
+            import torch  # noqa: F401  # it alone knows the names
+    except (ValueError, AttributeError, ModuleNotFoundError) as error:  # the second at an empty one
+        if getattr(error, "name", "") != "torch":
+            known = "TORCH_LOGS=help python -c 'import torch' lists what it may be"
+            faults.append(f"TORCH_LOGS = {names:.200}: torch refuses it; {known}, or unset it")
+    if faults:
+        raise BadInput(faults, alone=True)  # each process has an environment of its own
 
 
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
@@ -18,24 +78,44 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def wrapper(*args, **kwargs) -> int:
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:  # closed: the next file that is opened would be taken for it
+                setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
         foreign.guard()
+        sys.excepthook = functools.partial(_end, sys.excepthook)
         try:
             return main(*args, **kwargs) or 0
         except (BadInput, TrainingStopped) as error:
-            _print(error, alone=getattr(error, "alone", False))
-            return getattr(error, "status", 1)
+            return _print(error)
         except Exception as error:
             if (fault := machine_fault(error)) is None:
                 raise
-            _print(fault, alone=True)
-            return fault.status
+            return _print(fault)
 
     return wrapper
 
 
-def _print(error: BadInput | TrainingStopped, *, alone: bool) -> None:
+def _end(show: Callable, kind: type[BaseException], error: BaseException, trace: object) -> None:
+    """Show what ended an import; nothing of Ctrl-C, which the exit status tells."""
+    if fault := machine_fault(error):
+        _print(fault)
+    elif kind is not KeyboardInterrupt:
+        show(kind, error, trace)
+
+
+def _print(error: BadInput | TrainingStopped) -> int:
     from pretrain.base import console  # here, for the package that it needs may be what is missing
 
-    if os.environ.get("RANK", "0") == "0" or alone:
+    if os.environ.get("RANK", "0") == "0" or error.alone:
         for line in getattr(error, "lines", [str(error)]):
             console.say(f"error: {line}")
+    return getattr(error, "status", 1)
+
+
+if Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve().parent == Path(__file__).parents[2]:
+    # One of our scripts, which imports this before what takes seconds. Until it asks for KeyboardInterrupt, Ctrl-C ends it
+    # as SIGTERM does: an import would lose the error, or make another of it.
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if status := exit_on_bad_input(refuse_environment)(os.environ):
+        sys.exit(status)

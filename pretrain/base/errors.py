@@ -9,10 +9,13 @@ from pretrain.base.foreign import clean, one_line
 
 
 class BadInput(ValueError):
-    """One or more things the user can correct; ``lines`` holds one message each (file, key, value, rule, remedy)."""
+    """One or more things the user can correct; ``lines`` holds one message each (file, key, value, rule, remedy).
 
-    def __init__(self, lines: str | Iterable[str], status: int = 2):
-        self.status = status
+    ``alone``: only this process knows, so it prints them whichever it is.
+    """
+
+    def __init__(self, lines: str | Iterable[str], status: int = 2, *, alone: bool = False):
+        self.status, self.alone = status, alone
         self.lines = [one_line(line) for line in ([lines] if isinstance(lines, str) else lines)]
         super().__init__("\n".join(self.lines))
 
@@ -59,6 +62,8 @@ STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same c
     errno.EMFILE: "raise the limit (ulimit -n); the same command goes on",
     errno.ENFILE: "too many files are open on this machine; the same command goes on",
 }
+# Memory, as Python, the loader of libraries and the system's threads say that there is none left.
+MEMORY = re.compile(r"failed to map segment|cannot allocate memory|can't start new thread", re.IGNORECASE)
 RUST = re.compile(r"\(os error (\d+)\)")  # so safetensors and tokenizers name it
 
 
@@ -76,9 +81,13 @@ def machine_fault(error: BaseException) -> BadInput | None:
 
     A place has a name; what is wrong with the machine may have none.
     """
+    if isinstance(error, MemoryError) or MEMORY.search(str(error)):
+        return BadInput(
+            "memory ran out: end other programs, or raise the limit (ulimit -v); the same command goes on", 1
+        )
     number, name = errno_of(error), getattr(error, "filename", None)
     if number is None or (number in PLACE and name is None):
         return None
     remedy = PLACE.get(number) or STATE[number]
     where = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: " if name is not None else ""
-    return BadInput(f"{where}{os.strerror(number)}: {remedy}", 2 if number in PLACE else 1)
+    return BadInput(f"{where}{os.strerror(number)}: {remedy}", 2 if number in PLACE else 1, alone=True)

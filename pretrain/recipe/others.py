@@ -126,7 +126,7 @@ TABLES = {
 | `keep_linebreaks` | none: every byte is kept |
 """,
     "other scripts": """
-| `gpu`, `device_name` | none: `accelerate launch --config_file accelerate_configs/CARD.yaml train.py`; plain `python train.py` chooses precision, compiler and micro-batch by itself |
+| `gpu`, `device_name` | none: `accelerate launch --config_file accelerate_configs/CARD.yaml train.py`; plain `python train.py` chooses precision, compiler and micro-batch by itself. `check_setup.py` names your card's YAML |
 | `steps`, `num_steps`, `num_train_steps`, `total_steps`, `iters` | `max_steps` |
 | `lr`, `max_lr`, `peak_lr` | `learning_rate` |
 | `min_learning_rate` | `min_lr_ratio` = lowest rate / `learning_rate` |
@@ -173,8 +173,10 @@ def answer(flag: str, value: str | None = None) -> str | None:
 
 
 def _yaml_of(card: str) -> str | None:
-    """Return the YAML of a card in other people's words (rtx_a6000)."""
-    word = re.sub(r"[^a-z0-9]", "", card.lower())
-    stems = [path.stem for path in (Path(__file__).parents[2] / "accelerate_configs").glob("*.yaml")]
-    found = [stem for stem in stems if word.endswith(stem) or stem.endswith(word)]
-    return f"{max(found, key=len)}.yaml" if found else None
+    """Return the YAML of a card in other people's words (rtx_a6000, NVIDIA H100, 4090); None: nobody knows which."""
+    found = [path.name for path in (Path(__file__).parents[2] / "accelerate_configs").glob("*.yaml")]
+    return next((name for name in found if _bare(name.removesuffix(".yaml")) == _bare(card)), None)
+
+
+def _bare(card: str) -> str:
+    return re.sub("^(nvidia|geforce|quadro|tesla|rtx)*", "", re.sub(r"[^a-z0-9]", "", card.lower()))

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 # Of a recipe, that it may take no minutes to read: lists and mappings within each other, values, bytes.
 DEEPEST, MOST_VALUES, MOST_BYTES = 10, 100_000, 2**20
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
+# A value, where argparse before Python 3.14 takes -1e-3 for a flag.
+NEGATIVE = re.compile(r"-(\.?[0-9].*|inf(inity)?|nan)$", re.IGNORECASE)
+RECIPE = "recipes/gpt2_124m.yaml"  # where none is given
 METAVARS = {int: "N", float: "X", bool: "true|false"}
 USUAL = (
     "data_files",
@@ -113,8 +116,22 @@ def refuse_at_once(argv: Sequence[str]) -> None:
 
     Returns the exit status, 0 where the command may go on.
     """
-    if argv[:1] != ["--push_pending"]:  # it stands alone, and needs no recipe
-        parse_command(argv, TRAINS, TRAIN_MODES)
+    parse_training(argv)
+
+
+def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], list[str]]:
+    """Read the command line of train.py.
+
+    Returns: the recipe, None with push_pending, which needs none; the modes given; and the words by which another script
+    reads the same recipe. Raises BadInput with every fault found.
+    """
+    flags, modes = read_flags(argv, TRAINS, TRAIN_MODES)
+    if "push_pending" in modes:
+        if flags or len(modes) > 1:
+            raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
+        return None, modes, []
+    words = words_of(flags)
+    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), modes, words
 
 
 def parse_command(
@@ -130,6 +147,23 @@ def parse_command(
     Returns: the checked recipe (``run_name`` and ``output_dir`` filled in) and the extras given, by name.
     Raises BadInput with every fault found.
     """
+    flags, chosen = read_flags(argv, description, extras)
+    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), chosen
+
+
+def words_of(flags: Mapping[str, str | list[str]]) -> list[str]:
+    """Return the words of a command line that gives these flags, whatever their values are."""
+    words = []
+    for name, value in flags.items():
+        texts = [value] if isinstance(value, str) else value
+        words += [f"--{name}={texts[0]}"] if len(texts) == 1 else [f"--{name}", *texts]
+    return words
+
+
+def read_flags(
+    argv: Sequence[str], description: str, extras: Mapping[str, tuple[type, str]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the recipe's flags given, and ``recipe``, the file, as typed; and the extras given. See ``parse_command``."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--recipe FILE] [--key value ...]",
         description=description,
@@ -137,7 +171,7 @@ def parse_command(
         argument_default=argparse.SUPPRESS,
     )
     usual = parser.add_argument_group("usual")
-    usual.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
+    usual.add_argument("--recipe", metavar="FILE", help=f"default: {RECIPE}")
     for name in USUAL:
         _add_flag(usual, name)
     usual.add_argument("--size", metavar="|".join(SIZES), help="n_layer, n_head and n_embd of this GPT-2")
@@ -151,7 +185,6 @@ def parse_command(
             if field.name not in USUAL and TYPES[field.name] != list[dict]:  # too much for a flag
                 _add_flag(group, field.name)
     given = vars(parse_flags(parser, argv))
-    path = Path(given.pop("recipe"))
     if "size" in given:
         given |= shape_of_size(given.pop("size"), given)
     chosen = {}
@@ -161,20 +194,7 @@ def parse_command(
             chosen[name] = text if extras[name][0] is bool else extras[name][0](text)
         except ValueError:
             raise BadInput(f"--{name} {text}: must be {type_name(extras[name][0])}") from None
-    return load_recipe(path, given), chosen
-
-
-def without(argv: Sequence[str], extras: Mapping[str, tuple[type, str]]) -> list[str]:
-    """Return the words of a command line but for those of ``extras``: what another script takes."""
-    kept: list[str] = []
-    last = ""
-    for word in argv:
-        name = word.partition("=")[0].removeprefix("--")
-        value_of = extras.get(last.removeprefix("--"), (bool, ""))[0] is not bool
-        if name not in extras and not value_of:
-            kept.append(word)
-        last = word
-    return kept
+    return given, chosen
 
 
 def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tuple] = SIZES) -> dict[str, str]:
@@ -197,11 +217,27 @@ def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Return what ``argv`` gives; raises BadInput for a flag that the parser does not know, naming the nearest one."""
+    """Return what ``argv`` gives; ``--a-b`` is ``--a_b``.
+
+    Raises BadInput for a flag that the parser does not know, naming the nearest one, and for one given twice.
+    """
+    names = [flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    parser._option_string_actions |= {
+        f"--{n.replace('_', '-')}": parser._option_string_actions[f"--{n}"] for n in names
+    }
+    parser._negative_number_matcher = NEGATIVE
     parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
+    read, first = parser._get_values, {}
+
+    def read_once(action: argparse.Action, words: list[str]) -> Any:
+        if action.option_strings and first.setdefault(action.dest, words) is not words:
+            both = [shown([action.option_strings[-1], *each]) for each in (first[action.dest], words)]
+            raise BadInput(f"{', '.join(both)}: given twice; keep one of them")
+        return read(action, words)
+
+    parser._get_values = read_once  # type: ignore[method-assign, assignment]  # called each time that a flag is given
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
-        names = [flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
         faults = []
         for word, value in zip(unknown, [*unknown[1:], ""], strict=True):
             flag = word.split("=")[0]  # its value may be a secret

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def _picture(path: Path, heights: list[float], x: str) -> Iterator[list]:
     if not heights:
         yield []
         return
+    os.environ["MPLBACKEND"] = "agg"  # or the user's is asked for, which may not be there
     import matplotlib  # here, for a run that never draws should not pay a second of import
     from matplotlib.figure import Figure
 

@@ -220,6 +220,59 @@ def test_a_flag_that_is_used_wrongly_is_bad_input_not_an_exit(tmp_path, words, f
         command(tmp_path, *words)
 
 
+@pytest.mark.parametrize("name", ["profile", "eval_only", "push_pending", "--profile", "--x", "-1e-3"])
+def test_every_run_name_is_one_and_reaches_the_reader(tmp_path, name):
+    words = ["--recipe", str(write(tmp_path)), f"--run_name={name}", "--data_files", "profile", "extend_steps"]
+    given, modes, for_reader = reading.parse_training([*words, "--extend_steps", "5", "--profile", "--seed", "3e1"])
+    assert given.saving.run_name == name and modes == {"extend_steps": 5, "profile": True}
+    assert reading.parse_command(for_reader, "", {"source": (int, "")}) == (given, {})
+
+
+@pytest.mark.parametrize("words", [["--data_files=-1"], ["--data_files=--x y"], ["--sample_prompts", "", "- a"], []])
+def test_a_reader_is_given_what_the_run_was_given_letter_by_letter(tmp_path, words):
+    given, _, for_reader = reading.parse_training(["--recipe", str(write(tmp_path)), *words])
+    assert reading.parse_command(for_reader, "", {})[0] == given
+
+
+def test_push_pending_needs_no_recipe_and_stands_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in (["--push_pending", "runs/a"], ["--push-pending=runs/a"]):
+        assert reading.parse_training(words) == (None, {"push_pending": "runs/a"}, [])
+    for more in (["--profile"], ["--seed", "1"], ["--recipe", "x"]):
+        with pytest.raises(BadInput, match="^--push_pending runs/a: stands alone; leave the other flags out$"):
+            reading.parse_training([*more, "--push_pending", "runs/a"])
+
+
+@pytest.mark.parametrize(
+    ("words", "both"),
+    [
+        (
+            ["--learning_rate", "1e-3", "--seed", "1", "--learning_rate=2e-3"],
+            "--learning_rate 1e-3, --learning_rate 2e-3",
+        ),
+        (["--learning-rate", "1e-3", "--learning_rate", "1e-3"], "--learning_rate 1e-3, --learning_rate 1e-3"),
+        (["--data_files", "a", "b", "--data_files", "c"], "--data_files a b, --data_files c"),
+        (["--dry", "--dry"], "--dry, --dry"),
+    ],
+)
+def test_a_flag_given_twice_is_refused_with_both_values(tmp_path, words, both):
+    with pytest.raises(BadInput) as caught:
+        command(tmp_path, *words)
+    assert caught.value.lines == [f"{both}: given twice; keep one of them"]
+
+
+@pytest.mark.parametrize("value", ["-1e-3", "-.5E+2", "-1", "-inf", "-nan"])
+def test_a_value_below_zero_is_answered_by_its_keys_own_rule(tmp_path, value):
+    for name in [name for name, wanted in keys.TYPES.items() if wanted in (int, float)]:
+        with pytest.raises(BadInput, match=f"{name}.*: must (be|lie)"):
+            command(tmp_path, f"--{name}", value)
+
+
+def test_a_hyphen_in_a_flag_is_an_underscore(tmp_path):
+    got, extras = command(tmp_path, "--learning-rate", "6e-4", "--data-files", "b", "c")
+    assert got.schedule.learning_rate == 6e-4 and got.data.data_files == ["b", "c"] and extras == {}
+
+
 def test_help_can_be_printed(capsys):
     with pytest.raises(SystemExit) as caught:
         reading.parse_command(["--help"], "Story.", EXTRAS)
@@ -380,6 +433,9 @@ def test_a_size_is_gpt_2s_shape_by_either_name_and_stands_without_other_flags_of
         shape("--size", "d13")
 
 
+NO_CARDS = ("0", "30", "!!", "", " ", "x8", "gh200", "quadro_rtx_6000")
+
+
 @pytest.mark.parametrize(
     ("words", "answers"),
     [
@@ -388,7 +444,10 @@ def test_a_size_is_gpt_2s_shape_by_either_name_and_stands_without_other_flags_of
             ["--gpu", "rtx_a6000"],
             ["not needed: accelerate launch --config_file accelerate_configs/a6000.yaml train.py"],
         ),
+        (["--gpu", "NVIDIA H100"], ["accelerate_configs/h100.yaml train.py"]),
+        (["--gpu", "4090"], ["accelerate_configs/rtx4090.yaml train.py"]),
         (["--gpu=auto"], ["accelerate_configs/CARD.yaml train.py; plain python train.py chooses"]),
+        *((["--gpu", name], ["accelerate_configs/CARD.yaml train.py"]) for name in NO_CARDS),
         (
             ["--steps", "5", "--lr", "1e-3"],
             ["--steps: a flag of other scripts; here it is: max_steps", "learning_rate"],

@@ -21,6 +21,7 @@ import yaml
 from conftest import ROOT, fork
 
 import check_setup
+from benchmarks.runs import once
 from pretrain.machine import cards, doctor, forecast, probes, verdicts
 from pretrain.model.build import build
 from pretrain.recipe import keys, reading
@@ -71,7 +72,7 @@ def written(path: Path, **changes) -> str:
 def called(capsys, *flags: str, expect: int = 0) -> tuple[str, str]:
     """What main prints on standard output and standard error."""
     capsys.readouterr()
-    assert check_setup.main(["--recipe", RECIPE, *flags]) == expect
+    assert check_setup.main(once(["--recipe", RECIPE, *flags])) == expect
     return capsys.readouterr()
 
 

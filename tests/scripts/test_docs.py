@@ -31,7 +31,7 @@ PARSERS = {
     "generate.py": generate.parse,
     "post_train.py": lambda words: Path(words[words.index("--config") + 1]).read_text(),  # its keys: test_post_train.py
     "prepare_data.py": lambda words: reading.parse_command(words, "", prepare_data.EXTRAS),
-    "train.py": lambda words: words[:1] == ["--push_pending"] or reading.parse_command(words, "", reading.TRAIN_MODES),
+    "train.py": reading.parse_training,
 }
 STANDS_FOR = {"$SLURM_ARRAY_TASK_ID": "0", "R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}
 

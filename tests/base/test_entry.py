@@ -1,0 +1,167 @@
+"""A script ends at an environment in which it could not run with one line, at once, and at Ctrl-C without a traceback."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from accelerate.utils import DynamoBackend, PrecisionType
+from conftest import ROOT
+
+from pretrain.base import entry
+from pretrain.base.errors import BadInput
+
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
+TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+BAD = {
+    "WORLD_SIZE": ("abc", "0", "-1", "", "2.0", "²", "1" * 5000),
+    "RANK": ("x", "-1", "1", "5"),
+    "LOCAL_RANK": ("x", "5"),
+    "LOCAL_WORLD_SIZE": ("x",),
+    "OMP_NUM_THREADS": ("abc", "0", "-1"),
+    "MASTER_PORT": ("garbage", "0", "65536"),
+    "ACCELERATE_MIXED_PRECISION": ("foo", ""),
+    "ACCELERATE_DYNAMO_BACKEND": ("foo",),
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": ("maybe",),
+    "ACCELERATE_USE_CPU": ("maybe", "1"),
+    "HF_ENDPOINT": ("nope", "ftp://x", "http://a b", "https://", ""),
+}
+
+
+def faults(**environment):
+    try:
+        entry.refuse_environment(environment)
+    except BadInput as error:
+        assert error.alone and error.status == 2
+        return error.lines
+    return []
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_variable_that_a_library_would_end_at_is_one_line_with_its_value_its_rule_and_the_remedy(name, value):
+    (line,) = faults(**{name: value})
+    if name == "LOCAL_RANK" and value == "5":
+        assert line.startswith("WORLD_SIZE = 1: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT must be set, too; start ")
+    else:
+        assert line.startswith(f"{name} = {value:.200}: must be ") and line.endswith("; correct it, or unset it")
+
+
+def test_what_only_some_of_a_launch_have_is_refused_and_what_a_launcher_gives_is_not():
+    assert not faults() and not faults(**TWO) and not faults(MASTER_PORT="29500", RANK="0", MASTER_ADDR="")
+    assert not faults(OMP_NUM_THREADS="8", ACCELERATE_USE_CPU="True", ACCELERATE_USE_FSDP="false", TORCH_LOGS="")
+    for url in ("https://user:pw@hub.example:8443/mirror", "http://[::1]:80", "http://127.0.0.1:5000/"):
+        assert not faults(HF_ENDPOINT=url)
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        (line,) = faults(**{other: value for other, value in TWO.items() if other != name})
+        assert line.startswith(f"WORLD_SIZE = 2: {name} must be set, too; start the processes with accelerate launch")
+    for name in ("RANK", "LOCAL_RANK"):
+        assert faults(**TWO | {name: "2"}) == [f"{name} = 2: must be below WORLD_SIZE = 2; correct it, or unset it"]
+
+
+def test_every_word_that_is_taken_is_one_of_accelerates():
+    assert set(entry.VARIABLES["ACCELERATE_DYNAMO_BACKEND"]) <= {str(each).lower() for each in DynamoBackend}
+    assert set(entry.VARIABLES["ACCELERATE_MIXED_PRECISION"]) == {str(each).lower() for each in PrecisionType}
+
+
+# What takes seconds to import, of which each script imports one first.
+SLOW = ("numpy", "torch", "transformers", "datasets", "trl")
+# A signal in the middle of an import that makes another error of KeyboardInterrupt, as transformers does.
+INTERRUPTED = """import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    raise ModuleNotFoundError("Could not import module 'PreTrainedModel'") from None
+"""
+
+
+def started(tmp_path, script, *words, slow="raise SystemExit('torch is imported')", python=(), **environment):
+    """Run a script where what takes seconds to import is ``slow``."""
+    for name in SLOW:
+        (tmp_path / f"{name}.py").write_text(slow)
+    command = [sys.executable, *python, str(ROOT / script), *words]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)} | environment
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_each_script_refuses_an_optimised_python_and_such_a_variable_before_what_takes_seconds(tmp_path, script):
+    done = started(tmp_path, script, "--help", python=["-OO"], WORLD_SIZE="abc", RANK="3")
+    optimised, variable = done.stderr.splitlines()
+    assert done.returncode == 2 and "PYTHONOPTIMIZE=2" in optimised and variable.startswith("error: WORLD_SIZE = abc: ")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_ctrl_c_during_the_imports_of_a_script_ends_it_without_a_word(tmp_path, script):
+    words = {"generate": ["--model", "x"], "eval_hellaswag": ["--model", "x"], "export_model": ["x", "--out", "y"]}
+    done = started(tmp_path, script, *words.get(Path(script).stem, ()), slow=INTERRUPTED)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(("value", "error"), [("garbage", "ValueError"), ("", "AttributeError")])
+def test_names_that_torch_does_not_log_are_refused_in_a_line(tmp_path, value, error):
+    done = started(tmp_path, "train.py", slow=f"raise {error}", TORCH_LOGS=value)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: TORCH_LOGS = {value}: torch refuses it; ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_memory_that_runs_out_is_a_line_during_the_imports_too(tmp_path, capsys):
+    for error in (
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ):
+        assert entry.exit_on_bad_input(lambda: (_ for _ in ()).throw(error))() == 1  # noqa: B023
+        assert capsys.readouterr().err.startswith("error: memory ran out: ")
+    done = started(tmp_path, "train.py", slow="raise ImportError('libtorch_cpu.so: failed to map segment from shared')")
+    assert done.returncode == 1 and done.stderr.startswith("error: memory ran out: ") and done.stderr.count("\n") == 1
+
+
+def test_a_closed_standard_stream_is_nobodys_and_bad_input_still_2(tmp_path):
+    """A file that was opened in its place would be written into by what warns."""
+    show = "import os, sys; sys.exit(40 + sum(os.fstat(n).st_rdev == os.stat(os.devnull).st_rdev for n in range(3)))"
+    command = ["bash", "-c", '"$0" train.py --nope <&- >&- 2>&-', sys.executable]
+    assert subprocess.run(command, cwd=ROOT).returncode == 2
+    start = "from pretrain.base.entry import exit_on_bad_input as wrap; wrap(lambda: None)(); " + show
+    command = ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, start]
+    assert subprocess.run(command, cwd=ROOT).returncode == 43
+
+
+# With the packages themselves, on a run of some seconds.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "environment", [{"KMP_AFFINITY": "garbage"}, {"MPLBACKEND": "garbage"}, {"HOME": __file__}, {}]
+)
+def test_a_run_is_whole_where_a_variable_is_of_no_consequence(workplace, environment):
+    command = [sys.executable, str(ROOT / "train.py"), "--recipe", "tiny.yaml", "--max_steps", "2", "--run_name", "r"]
+    done = subprocess.run(command, env=os.environ | environment | {"ACCELERATE_USE_CPU": "true"}, capture_output=True)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+    assert Path("runs/r/model/model.safetensors").is_file() and Path("runs/r/curves.png").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["-v 300000", "-v 700000"])
+def test_a_run_with_too_little_memory_for_its_imports_is_a_line(workplace, limit):
+    command = ["bash", "-c", f'ulimit {limit}; exec "$0" "$@"', sys.executable, str(ROOT / "train.py")]
+    done = subprocess.run([*command, "--recipe", "tiny.yaml"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: memory ran out: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_in_the_first_seconds_ends_a_run_by_that_signal_or_saved(workplace, name):
+    for tenths in range(10, 50, 4):
+        command = [sys.executable, str(ROOT / "train.py"), "--recipe", "tiny.yaml", "--run_name", f"r{tenths}"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"ACCELERATE_USE_CPU": "true"})
+        time.sleep(tenths / 10)
+        process.send_signal(getattr(signal, name))
+        _, said = process.communicate()
+        number = getattr(signal, name)
+        assert process.returncode in (-number, 128 + number, 0) and b"Traceback" not in said, (tenths, said)
