@@ -196,7 +196,8 @@ def train(
                     if (stopping := stop.agreed()) or data_failure:
                         break  # the partial step is discarded: a resumed run repeats it bit for bit
                     inputs_BT, targets_BT = batches(step, micro_step)  # a pure function: no data-loader state
-                    seed_dropout(recipe.model, step, micro_step, rank)
+                    number = batches.order.number(micro_step, rank)
+                    seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                     with gradient_exchange(training_module, accelerator, wanted=last_micro):
                         micro_loss = training_module(inputs_BT, targets_BT)
@@ -264,10 +265,10 @@ def train(
     return stop.exit_code if stopping else 0
 
 
-def seed_dropout(model: keys.Model, step: int, micro_step: int, rank: int) -> None:
+def seed_dropout(model: keys.Model, step: int, *micro_batch: int) -> None:
     """Make dropout, if any, a function of where the run is, so that no generator's state needs to be saved."""
     if model.resid_pdrop or model.embd_pdrop or model.attn_pdrop:
-        mixed = np.random.SeedSequence([model.seed, step, micro_step, rank]).generate_state(1, np.uint64)[0]
+        mixed = np.random.SeedSequence([model.seed, step, *micro_batch]).generate_state(1, np.uint64)[0]
         torch.manual_seed(int(mixed >> np.uint64(1)))
 
 

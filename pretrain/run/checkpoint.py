@@ -3,7 +3,7 @@
 A checkpoint is a folder ``step-00001000``: ``model.safetensors`` and ``optimizer.safetensors`` under plain parameter
 names (so one process, DDP, ZeRO-1 and FSDP2 read each other's), ``state.json``, and ``manifest.json`` with every
 file's size and SHA-256, written last. It is made under another name and renamed when all of it is on disk. No pickle.
-There is no generator state to save: order and dropout are functions of (seed, step, micro_step, rank).
+There is no generator state to save: order and dropout are functions of (seed, step, micro-batch).
 
 ``Saver`` does all of this beside training, which stands still only while the tensors are copied.
 """

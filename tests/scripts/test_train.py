@@ -29,6 +29,7 @@ from pretrain.recipe import reading
 from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
+DROPOUT = ("--attn_pdrop", "0.2", "--resid_pdrop", "0.2", "--embd_pdrop", "0.2")
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 
 
@@ -265,8 +266,9 @@ def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(wor
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_one_process_equals_two_processes_and_resumes_across_them(workplace):
-    plain = (*TINY, "--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0", "--sample_steps", "0")
+def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(workplace):
+    """Of one process's 4 micro-batches of a step each of two processes takes 2, and draws the same masks for them."""
+    plain = (*TINY, *DROPOUT, "--sample_steps", "0")
     run(CHILD, *plain, "--run_name", "one", LEDGER="one.ledger")
     run(CHILD, *plain, "--run_name", "two", processes=2, LEDGER="two.ledger")
     # 1 -> 2 -> 1: the stop reaches one process of two and is agreed on.
@@ -292,7 +294,7 @@ def test_one_process_equals_two_processes_and_resumes_across_them(workplace):
 
 @pytest.mark.slow
 def test_one_process_equals_two_processes_over_300_steps(workplace):
-    plain = (*TINY, "--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0", "--sample_steps", "0")
+    plain = (*TINY, *DROPOUT, "--sample_steps", "0")
     plain = (*plain, "--max_steps", "300", "--save_steps", "0", "--eval_steps", "0", "--learning_rate", "1e-3")
     run("train.py", *plain, "--run_name", "one")
     run("train.py", *plain, "--run_name", "two", processes=2)
