@@ -228,9 +228,10 @@ def train(
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
                 report.set_length(state.max_steps)
-                checkpoints.save(state)  # a resumed run keeps this length
             if due(state.step, evaluation.logging_steps, state.step == state.max_steps):
                 report.update(state, outcome, lr, device)
+            if planned:
+                checkpoints.save(state)  # a resumed run keeps this length
 
         profile.close()
         if state.step > first_step and (stopping or data_failure):
