@@ -195,7 +195,8 @@ def train(
                     if (stopping := stop.agreed()) or data_failure:
                         break  # the partial step is discarded: a resumed run repeats it bit for bit
                     inputs_BT, targets_BT = batches(step, micro_step)  # a pure function: no data-loader state
-                    seed_dropout(recipe.model, step, micro_step, rank)
+                    number = batches.order.number(micro_step, rank)
+                    seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
                     with gradient_exchange(training_module, accelerator, wanted=last_micro):
                         micro_loss = training_module(inputs_BT, targets_BT)
@@ -226,9 +227,10 @@ def train(
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
                 report.set_length(state.max_steps)
-                checkpoints.save(state)  # a resumed run keeps this length
             if due(state.step, evaluation.logging_steps, state.step == state.max_steps):
                 report.update(state, outcome, lr, device)
+            if planned:
+                checkpoints.save(state)  # a resumed run keeps this length
 
         profile.close()
         if state.step > first_step and (stopping or data_failure):
@@ -263,10 +265,10 @@ def train(
     return stop.exit_code if stopping else 0
 
 
-def seed_dropout(model: keys.Model, step: int, micro_step: int, rank: int) -> None:
+def seed_dropout(model: keys.Model, step: int, *micro_batch: int) -> None:
     """Make dropout, if any, a function of where the run is, so that no generator's state needs to be saved."""
     if model.resid_pdrop or model.embd_pdrop or model.attn_pdrop:
-        mixed = np.random.SeedSequence([model.seed, step, micro_step, rank]).generate_state(1, np.uint64)[0]
+        mixed = np.random.SeedSequence([model.seed, step, *micro_batch]).generate_state(1, np.uint64)[0]
         torch.manual_seed(int(mixed >> np.uint64(1)))
 
 

@@ -56,7 +56,7 @@ def ours(items, model, tokenizer, scores: tuple[str, ...], batch_size: int | Non
         context_length=likelihood.context_length(model.config),
         batch_size=batch_size,
     )
-    return found[: len(items)]
+    return np.stack(found[: len(items)])
 
 
 def harness(items, model, tokenizer, batch_size: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from pretrain.base import files
 from pretrain.base.layout import read_metrics
 from pretrain.run import checkpoint
 
@@ -29,6 +30,14 @@ def final_state(run_name: str, step: int = 12) -> dict:
         state.pop(name, None)
     manifest = json.loads((path / "manifest.json").read_text())["files"]
     return {"state": state} | {name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
+
+
+def sign(path: Path) -> None:
+    """Give a checkpoint that was edited a manifest that agrees with it."""
+    manifest = files.read_json(path / "manifest.json")
+    for name, row in manifest["files"].items():
+        row.update(size=(path / name).stat().st_size, sha256=files.sha256(path / name))
+    files.write_json(path / "manifest.json", manifest)
 
 
 def ledger(path: Path, until: int = 12) -> dict[tuple, str]:

@@ -162,7 +162,9 @@ def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
 
 
 class Log:
-    """A file that text is appended to, on disk when ``write`` returns; what the disk does not take is kept for the next.
+    """A file that text is appended to; what the disk does not take is kept for the next ``write``.
+
+    When that returns, the system has the text: it outlives a kill, and after an ``fsync`` a power cut.
 
     Raises OSError where it cannot be opened.
     """

@@ -152,6 +152,10 @@ class TrainOrder:
                 f"sources: {drawn} have a weight above 0: must be 1 to {CYCLE}; leave some out, or join them"
             )
 
+    def number(self, micro_step: int, rank: int) -> int:
+        """Return which micro-batch of its step this is: its sequences are the same for any number of processes."""
+        return micro_step * self.num_processes + rank
+
     def windows(self, step: int, micro_step: int, rank: int, num_windows: Sequence[int | None]) -> np.ndarray:
         """Return the draws of one micro-batch, (B, 2) int64: source, window.
 
@@ -160,7 +164,7 @@ class TrainOrder:
                 its first epoch can be asked for, and only blocks that ``needed`` has seen there.
         """
         first = step * self.sequences_per_step
-        first += (micro_step * self.num_processes + rank) * self.micro_batch_size
+        first += self.number(micro_step, rank) * self.micro_batch_size
         draws = np.empty((self.micro_batch_size, 2), dtype=np.int64)
         for row in range(self.micro_batch_size):
             cycle, place = divmod(first + row, CYCLE)

@@ -119,14 +119,14 @@ class HellaSwag:
         lengths = np.array([len(context) for context, _ in self.questions]) + self.tokens.max(1) - 1
         return int((lengths > context_length).sum())
 
-    def predictions(self, likelihoods: np.ndarray) -> dict[str, np.ndarray]:
+    def predictions(self, likelihoods: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Return the ending chosen under each score, (N,) each; of equals the first, as in the harness.
 
         Args:
-            likelihoods: log-likelihoods of the endings in nats, (Q, 4).
+            likelihoods: of each question the log-likelihoods of its endings in nats, (4,).
         """
         number = len(self.items)
-        first, last = likelihoods[:number], likelihoods[-number:]
+        first, last = np.stack(likelihoods[:number]), np.stack(likelihoods[-number:])
         values = {
             "acc": first,
             # An ending of brackets only is cleaned to nothing, and never the likeliest.

@@ -3,7 +3,7 @@
 A row holds a context and then its endings side by side; a mask lets each ending see the context and itself, and its
 positions continue from the context's end. Logits are computed only where an ending is predicted.
 
-Legend: Q questions of E endings each, B rows, T tokens of the longest row, R predicted tokens, V vocabulary.
+Legend: E endings of a question, B rows, T tokens of the longest row, R predicted tokens, V vocabulary.
 """
 
 import inspect
@@ -47,15 +47,17 @@ def log_likelihoods(
     batch_size: int | None = None,
     progress: Callable[[np.ndarray], object] = lambda batch: None,
     stop: Callable[[], bool] = lambda: False,
-) -> np.ndarray | None:
-    """Return the log-likelihood of every ending after its context, in nats: (Q, E) float64, the same on all processes.
+) -> list[np.ndarray] | None:
+    """Return the log-likelihood of every ending after its context, in nats: of each question (E,) float64.
+
+    All processes return the same.
 
     But for rounding it depends neither on the number of processes nor on ``batch_size``. No random number is drawn,
     dropout is off, and the model is left as it was.
 
     Args:
         model: not a compiled one (shapes change with each batch), and not a DDP wrapper.
-        questions: all with the same number of endings, none empty.
+        questions: each with any number of endings; neither a context nor an ending is empty.
         context_length: what is longer loses tokens of its context from the left; None: no limit.
         accelerator: of the processes that share the questions; None: this one scores all.
         batch_size: questions at once; None: as many as suit the device, halved when its memory is short.
@@ -70,11 +72,13 @@ def log_likelihoods(
         size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
         while True:
             try:
-                sums, stopped = np.zeros((len(questions), len(questions[0][1]))), False
+                sums, stopped = [np.zeros(len(endings)) for _, endings in questions], False
                 for batch in _batches(questions, size, rank, num_processes):
                     if stopped := stop():
                         break
-                    sums[batch] = _score(model, [questions[i] for i in batch], context_length, shared)
+                    found = _score(model, [questions[i] for i in batch], context_length, shared)
+                    for question, endings in zip(batch, found, strict=True):
+                        sums[question] = endings
                     progress(batch)
                 break
             except RuntimeError as error:
@@ -84,9 +88,14 @@ def log_likelihoods(
                 torch.cuda.empty_cache()
     finally:
         model.train(was_training)
-    both = torch.tensor([*sums.flat, stopped], dtype=torch.float64, device=model.device)
+    both = torch.tensor([*np.concatenate(sums), stopped], dtype=torch.float64, device=model.device)
     both = (accelerator.reduce(both, "sum") if accelerator else both).cpu().numpy()
-    return None if both[-1] else both[:-1].reshape(sums.shape)
+    return None if both[-1] else _dealt(both[:-1], questions)
+
+
+def _dealt(endings: np.ndarray, questions: Sequence[Question]) -> list[np.ndarray]:
+    """Return what belongs to each question's endings, of an array over all endings."""
+    return np.split(endings, np.cumsum([len(each) for _, each in questions])[:-1])
 
 
 def _length(question: Question) -> int:
@@ -111,8 +120,8 @@ def _batches(questions: Sequence[Question], size: int, rank: int, num_processes:
     return [part for part in np.array_split(order[rank::num_processes], number) if len(part)]
 
 
-def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> np.ndarray:
-    """Return the log-likelihoods of a batch's endings, (questions, E) float64."""
+def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> list[np.ndarray]:
+    """Return the log-likelihoods of each question's endings, (E,) float64."""
     rows: list[Question] = []
     for context, endings in batch:
         if shared and _length((context, endings)) <= (limit or math.inf):
@@ -127,7 +136,7 @@ def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, sha
     logits_RV = _logits(model, inputs, places.to(model.device), shared)
     parts = zip(logits_RV.split(LOSS_ROWS), targets.to(model.device).split(LOSS_ROWS), strict=True)
     losses_R = torch.cat([F.cross_entropy(logits.float(), ids, reduction="none").double() for logits, ids in parts])
-    return -np.bincount(owners, losses_R.cpu().numpy()).reshape(len(batch), -1)
+    return _dealt(-np.bincount(owners, losses_R.cpu().numpy()), batch)
 
 
 def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, np.ndarray]:
@@ -195,9 +204,9 @@ def _may_share(model: PreTrainedModel, questions: Sequence[Question], limit: int
 
 def _shares(model: PreTrainedModel, question: Question, limit: int | None) -> bool:
     with torch.autocast(model.device.type, enabled=False):
-        alone = _score(model, [question], limit, shared=False)
+        (alone,) = _score(model, [question], limit, shared=False)
         try:
-            together = _score(model, [question], limit, shared=True)
+            (together,) = _score(model, [question], limit, shared=True)
         except Exception as error:  # how a model without branches fails over them is its own affair
             if is_out_of_memory(error):
                 raise

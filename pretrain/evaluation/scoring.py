@@ -16,8 +16,8 @@ def score(
     limit: int | None,
     batch_size: int | None,
     accelerator: Accelerator,
-) -> np.ndarray:
-    """Return the log-likelihoods of all endings, (Q, 4), with a bar."""
+) -> list[np.ndarray]:
+    """Return the log-likelihoods of each question's endings, (4,), with a bar."""
     mine = len(test.questions) // accelerator.num_processes
     interval = 0.2 if sys.stderr.isatty() else 30  # seconds: a log file gets a line now and then
     hidden = not accelerator.is_main_process
@@ -35,7 +35,7 @@ def score(
         )
 
 
-def rows(test: hellaswag.HellaSwag, likelihoods: np.ndarray) -> list[dict]:
+def rows(test: hellaswag.HellaSwag, likelihoods: list[np.ndarray]) -> list[dict]:
     """Return what is known of each item: sums in nats, tokens and characters of each ending, predictions, label."""
     number, predictions = len(test.items), test.predictions(likelihoods)
     return [

@@ -3,11 +3,12 @@
 A checkpoint is a folder ``step-00001000``: ``model.safetensors`` and ``optimizer.safetensors`` under plain parameter
 names (so one process, DDP, ZeRO-1 and FSDP2 read each other's), ``state.json``, and ``manifest.json`` with every
 file's size and SHA-256, written last. It is made under another name and renamed when all of it is on disk. No pickle.
-There is no generator state to save: order and dropout are functions of (seed, step, micro_step, rank).
+There is no generator state to save: order and dropout are functions of (seed, step, micro-batch).
 
 ``Saver`` does all of this beside training, which stands still only while the tensors are copied.
 """
 
+import contextlib
 import logging
 import os
 import shutil
@@ -33,7 +34,7 @@ from torch.distributed.tensor import DTensor
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.layout import MANIFEST, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
+from pretrain.base.layout import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +161,8 @@ def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, k
         }
         files.write_json(aside / MANIFEST, {"step": step, "files": rows})
         files.fsync(aside)
+        with contextlib.suppress(OSError):  # a checkpoint is worth more than rows that a disk refuses
+            files.fsync(folder.parent / METRICS)  # a power cut leaves no step without the rows before it
         if os.path.lexists(path):  # a damaged one of this step, which the run did not resume from
             path.rename(aside.with_name(aside.name[:-8] + uuid.uuid4().hex[:8]))
         aside.rename(path)

@@ -69,9 +69,10 @@ class Report:
             self._bar = tqdm(total=self._max_steps, initial=state.step, unit="step", dynamic_ncols=True)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Append a row to metrics.jsonl: step, tokens, values. On disk before this returns to the loop.
+        """Append a row to metrics.jsonl: step, tokens, values. A kill cannot lose it once this returns to the loop.
 
-        A full disk is logged and survived: the row is written with a later one.
+        It is on disk before a checkpoint of this step, or of a later one, has its name. A full disk is logged and
+        survived: the row is written with a later one.
         """
         if self._is_main:
             row = {"step": step, "tokens": step * self._recipe.batch.tokens_per_step, **values}

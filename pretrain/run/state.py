@@ -18,6 +18,8 @@ class RunState:
         bad_in_a_row: updates skipped for a loss or gradient that is not finite, since the last good one.
         elapsed_seconds: of training, without evaluating and saving; ``data_wait_seconds``: of these, waiting for data.
         micro_batch: sequences; a resumed run keeps the size, and so its bits.
+        dropout_by: what draws the masks of a micro-batch beside seed and step: its number in the step, or, of runs from
+            before this was named, its number in its process, and the rank.
         trackers: the run's ids there.
         origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path, its manifest's hash.
     """
@@ -31,6 +33,7 @@ class RunState:
     elapsed_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     micro_batch: int | None = None
+    dropout_by: str = "micro_batch"
     trackers: dict[str, str] = field(default_factory=dict)
     origin: dict[str, str] | None = None
 
@@ -39,6 +42,7 @@ class RunState:
         """Return the state before the first step, or as ``state.json`` has ``saved`` it."""
         state = cls(schedule.max_steps, schedule.warmup_steps)
         if saved:
+            saved = {"dropout_by": "rank"} | saved
             names = {field.name for field in dataclasses.fields(cls)} - {"planned"}
             state = dataclasses.replace(state, **{name: saved[name] for name in names & saved.keys()})
             if planned := saved.get("planned"):

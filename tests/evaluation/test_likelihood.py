@@ -79,14 +79,14 @@ def gpt2():
     return made("gpt2")
 
 
-def questions(number, context=(2, 12), ending=(1, 8), seed=0):
-    """Random questions with four endings; lengths are drawn between the two numbers, both included."""
+def questions(number, context=(2, 12), ending=(1, 8), seed=0, endings=(4,)):
+    """Random questions with these numbers of endings in turn; lengths are drawn between the two numbers, both included."""
     draw = random.Random(seed)
 
     def ids(low, high):
         return [draw.randrange(IDS) for _ in range(draw.randint(low, high))]
 
-    return [(ids(*context), [ids(*ending) for _ in range(4)]) for _ in range(number)]
+    return [(ids(*context), [ids(*ending) for _ in range(endings[i % len(endings)])]) for i in range(number)]
 
 
 @torch.no_grad()
@@ -104,7 +104,9 @@ def reference(model, asked, limit=CONTEXT):
 def score(model, asked, reduce_sum=lambda part: part, limit=CONTEXT, rank=0, num_processes=1, **more):
     reduce = lambda part, how: reduce_sum(part)  # noqa: E731
     accelerator = SimpleNamespace(process_index=rank, num_processes=num_processes, reduce=reduce)
-    return likelihood.log_likelihoods(model, asked, context_length=limit, accelerator=accelerator, **more)
+    found = likelihood.log_likelihoods(model, asked, context_length=limit, accelerator=accelerator, **more)
+    same = found is not None and len({len(endings) for endings in found}) == 1
+    return np.stack(found) if same else found
 
 
 def over_processes(model, asked, number, **more):
@@ -153,6 +155,18 @@ def test_log_likelihoods_are_those_of_one_ending_at_a_time(name):
     assert got.dtype == np.float64 and got.shape == (15, 4)
     assert np.abs(got - wanted).max() < 1e-4
     assert np.abs(score(model, asked[9:11]) - wanted[9:11]).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral_sliding", "mamba"])
+@pytest.mark.parametrize("endings", [(4, 3, 5), (1,), (5, 1, 2)])
+def test_questions_of_any_numbers_of_endings_in_one_batch_equal_each_scored_alone(name, endings):
+    """Also one ending, one that is too long for the context, and on several processes; a question's own are given back."""
+    model, asked = made(name), questions(7, endings=endings) + questions(2, (20, 40), endings=endings[::-1])
+    wanted = [reference(model, [question]).ravel() for question in asked]
+    parts, _ = over_processes(model, asked, 2)
+    for got in (score(model, asked, batch_size=9), score(model, asked, lambda _: sum(parts))):
+        assert [len(each) for each in got] == [len(each) for _, each in asked]
+        assert np.abs(np.concatenate(list(got)) - np.concatenate(wanted)).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -24,11 +24,13 @@ from safetensors.torch import load_file
 
 from pretrain.base import files
 from pretrain.data import shards, tokenization
+from pretrain.machine.time_budget import TimeBudget
 from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import reading
 from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
+DROPOUT = ("--attn_pdrop", "0.2", "--resid_pdrop", "0.2", "--embd_pdrop", "0.2")
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 
 
@@ -68,6 +70,40 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     again = run("train.py", *TINY, "--run_name", "r")  # a finished run has nothing left to do, and says so
     assert "resumed from runs/r/checkpoints/step-00000012" in again.stderr
     assert [row["step"] for row in rows("r") if "train/loss" in row] == steps
+
+
+def test_rows_up_to_a_checkpoint_s_step_are_on_disk_before_it_has_its_name(workplace, monkeypatch):
+    """Also of the checkpoint that keeps a length that ``max_hours`` has planned. Each is written while training waits."""
+    fsync, rename, save, metrics = os.fsync, os.rename, checkpoint.Saver.save, Path("runs/r/metrics.jsonl")
+
+    def note(*words):
+        with open("order", "a") as order:
+            order.write(f"{json.dumps(words)}\n")
+
+    def noted_fsync(descriptor):
+        there = metrics.read_text().splitlines() if metrics.exists() else []
+        fsync(descriptor)
+        if there and os.fstat(descriptor).st_ino == metrics.stat().st_ino:
+            note("fsync", sorted({row["step"] for row in map(json.loads, there) if "train/loss" in row}))
+
+    def noted_rename(old, new):
+        rename(old, new)
+        if re.fullmatch(r"step-\d{8}", Path(new).name):
+            note("rename", checkpoint.step_of(Path(new)))
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    monkeypatch.setattr(checkpoint.Saver, "save", lambda self, *what, **how: (save(self, *what, **how), self.finish()))
+    monkeypatch.setattr(TimeBudget, "plan", lambda self, step, *_: (12, 3) if step == 5 else None)
+    run("train.py", *TINY, *UNSEEN, "--run_name", "r")
+    on_disk, named = [], []
+    for what, steps in map(json.loads, Path("order").read_text().splitlines()):
+        if what == "fsync":
+            on_disk = steps
+        else:
+            named.append(steps)
+            assert on_disk[:steps] == list(range(1, steps + 1)), f"step {steps} has its name before its rows"
+    assert named == [3, 5, 6, 9, 12]
 
 
 def test_samples_are_drawn_as_the_recipe_says(workplace):
@@ -266,8 +302,9 @@ def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(wor
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_one_process_equals_two_processes_and_resumes_across_them(workplace):
-    plain = (*TINY, "--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0", "--sample_steps", "0")
+def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(workplace):
+    """Of one process's 4 micro-batches of a step each of two processes takes 2, and draws the same masks for them."""
+    plain = (*TINY, *DROPOUT, "--sample_steps", "0")
     run(CHILD, *plain, "--run_name", "one", LEDGER="one.ledger")
     run(CHILD, *plain, "--run_name", "two", processes=2, LEDGER="two.ledger")
     # 1 -> 2 -> 1: the stop reaches one process of two and is agreed on.
@@ -293,7 +330,7 @@ def test_one_process_equals_two_processes_and_resumes_across_them(workplace):
 
 @pytest.mark.slow
 def test_one_process_equals_two_processes_over_300_steps(workplace):
-    plain = (*TINY, "--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0", "--sample_steps", "0")
+    plain = (*TINY, *DROPOUT, "--sample_steps", "0")
     plain = (*plain, "--max_steps", "300", "--save_steps", "0", "--eval_steps", "0", "--learning_rate", "1e-3")
     run("train.py", *plain, "--run_name", "one")
     run("train.py", *plain, "--run_name", "two", processes=2)

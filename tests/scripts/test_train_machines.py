@@ -10,11 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, fork, run, torchrun_environments
-from runs import final_state, ledger, losses, rows
+from runs import final_state, ledger, losses, rows, sign
 
+import train
+from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.machine import cards, estimate, hardware
 from pretrain.machine.accelerator import refuse_missing_kernels
@@ -108,6 +111,28 @@ def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(uninterrupt
     assert final_state("k") == final_state(whole)
 
 
+def test_a_run_from_before_the_rule_of_dropout_was_named_keeps_its_masks_to_its_end(uninterrupted_two, monkeypatch):
+    """To the bit, on two processes, where the old rule draws others; its checkpoints name the old rule from then on."""
+    for name in ("old", "as_it_was"):
+        shutil.copytree("runs/two", f"runs/{name}")
+        shutil.rmtree(f"runs/{name}/checkpoints/step-00000012")
+        path = Path(f"runs/{name}/checkpoints/step-00000009")
+        state = files.read_json(path / "state.json")
+        assert state.pop("dropout_by") == "micro_batch"
+        files.write_json(path / "state.json", state)
+        sign(path)
+
+    def as_it_was(model, step, micro_step, rank):
+        key = [model.seed, step, micro_step, rank]
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+    run("train.py", *TINY, *QUIET, "--run_name", "old", processes=2)
+    monkeypatch.setattr(train, "seed_dropout", as_it_was)
+    run("train.py", *TINY, *QUIET, "--run_name", "as_it_was", processes=2)
+    assert final_state("old") == final_state("as_it_was") and final_state("old")["state"]["dropout_by"] == "rank"
+    assert final_state("old")["model.safetensors"] != final_state("two")["model.safetensors"]
+
+
 @pytest.fixture(scope="session")
 def two_runs(prepared, tmp_path_factory):
     """Runs that nothing interrupted, on one and on two processes, made once."""
@@ -166,18 +191,17 @@ def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uni
         "zero": (("--shard_optimizer", "true"), 2, {}),
         "fsdp": ((), 2, {"FSDP": "true"}),
     }
-    still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]  # dropout is a rank's own
-    still += ["--optimizer", optimizer]
-    run("train.py", *TINY, *still, "--run_name", "still")
+    chosen = ("--optimizer", optimizer)
+    run("train.py", *TINY, *chosen, "--run_name", "whole_one")
     for number, name in enumerate(order):
         flags, processes, environment = machines[name]
         more = {"OUT_AT": str(3 * number + 4)} if number + 1 < len(order) else {}  # after the checkpoint of 3, 6, 9
         done = run(
-            CHILD, *TINY, *still, *flags, "--run_name", "m", processes=processes, expect=None, **environment, **more
+            CHILD, *TINY, *chosen, *flags, "--run_name", "m", processes=processes, expect=None, **environment, **more
         )
         assert ("resumed from" in done.stderr) == (number > 0)
     # Newton-Schulz lifts small singular values, and so what rounding has made of them.
-    assert losses("m") == pytest.approx(losses("still"), abs=1e-5 if optimizer == "adamw" else 1e-4)
+    assert losses("m") == pytest.approx(losses("whole_one"), abs=1e-5 if optimizer == "adamw" else 1e-4)
     assert len(losses("m")) == 12 and Path("runs/m/model/config.json").is_file()
 
 

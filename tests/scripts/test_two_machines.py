@@ -21,7 +21,6 @@ YAML = ROOT / "accelerate_configs/multi_node_2x8.yaml"
 SLURM = ROOT / "scripts/slurm_2x8.sh"
 WITNESS = ROOT / "tests" / "ledger_child.py"
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")
-STILL = ("--attn_pdrop", "0", "--resid_pdrop", "0", "--embd_pdrop", "0")  # dropout is a process's own
 LONG = (*TINY, *QUIET, "--max_steps", "300", "--save_steps", "20")
 LAST = 300
 MARGIN = 8  # seconds that ending takes on two busy cores, beside the time limit
@@ -91,8 +90,8 @@ def by_step(path: str) -> dict[int, list[str]]:
 
 def assert_two_machines_equal_one(run_name: str) -> None:
     """To one process's ledger and losses, and to the bits of two processes on one machine."""
-    run(str(WITNESS), *TINY, *STILL, "--run_name", "one", LEDGER="one.ledger")
-    run(str(WITNESS), *TINY, *STILL, "--run_name", "two", processes=2, LEDGER="two.ledger")
+    run(str(WITNESS), *TINY, "--run_name", "one", LEDGER="one.ledger")
+    run(str(WITNESS), *TINY, "--run_name", "two", processes=2, LEDGER="two.ledger")
     assert by_step(f"{run_name}.ledger") == by_step("two.ledger")
     read_by_one = by_step("one.ledger")
     assert len(read_by_one) == 12 and by_step("two.ledger") == read_by_one
@@ -109,7 +108,7 @@ def test_processes_on_two_machines_learn_what_one_process_learns(workplace, mach
         "ACCELERATE_USE_CPU": "true",
     }
     shared |= {"TORCHELASTIC_RUN_ID": "t", "GLOO_SOCKET_IFNAME": DEVICE, "LEDGER": "apart.ledger", "LOCAL_RANK": "0"}
-    flags = (*TINY, *STILL, "--run_name", "apart")
+    flags = (*TINY, "--run_name", "apart")
     children = []
     for rank in (0, 1):
         with machines.inside(rank):
@@ -122,7 +121,7 @@ def test_processes_on_two_machines_learn_what_one_process_learns(workplace, mach
 
 @pytest.mark.slow
 def test_accelerate_launch_on_two_machines_learns_what_one_process_learns(workplace, machines):
-    launchers = launch(machines, str(WITNESS), *TINY, *STILL, "--run_name", "launched", LEDGER="launched.ledger")
+    launchers = launch(machines, str(WITNESS), *TINY, "--run_name", "launched", LEDGER="launched.ledger")
     assert ended(launchers) == [0, 0], launchers[0].said + launchers[1].said
     assert "2 process(es) x 2 micro-batch(es)" in launchers[0].said + launchers[1].said
     assert_two_machines_equal_one("launched")
