@@ -108,7 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer what the target answers, or half of it."""
         target = http.client.HTTPConnection(self.server.target.hostname, self.server.target.port, timeout=30)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
-        target.request(self.command, self.path, body, headers)
+        asked = urlsplit(self.path)  # a proxy is asked for a whole URL
+        target.request(self.command, asked._replace(scheme="", netloc="").geturl(), body, headers)
         answer = target.getresponse()
         data = answer.read()
         target.close()
@@ -167,15 +168,18 @@ def line_with(data: bytes, piece: bytes) -> str:
     return ascii(next(line for line in data.split(b"\n") if piece in line)[:300].decode(errors="replace"))
 
 
-def serve(folder: Path, model: Path) -> None:
+def serve(folder: Path, model: Path | None) -> None:
     """Fill a DataServer's folder: files of each kind, data sets and a model of the Hub; some names hold escapes."""
-    shutil.copytree(model, folder / "models" / "me" / "model")
+    if model:
+        shutil.copytree(model, folder / "models" / "me" / "model")
     items = folder / "datasets" / "Rowan" / "hellaswag" / "data"
     items.mkdir(parents=True)
     item = {
         "ind": 1,
         "activity_label": ESCAPE,
         "ctx": f"the cat {ESCAPE}",
+        "ctx_a": f"the cat {ESCAPE}",
+        "ctx_b": "",
         "endings": ["a", "b", "c", "d"],
         "label": "1",
     }
@@ -185,13 +189,11 @@ def serve(folder: Path, model: Path) -> None:
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     (folder / "files" / "a.txt").write_text("\n".join(TEXTS))
     (folder / "files" / "a.jsonl").write_text(rows)
-    corpus = folder / "datasets" / "me" / "corpus"
-    (corpus / "data").mkdir(parents=True)
-    (corpus / "data" / "train.jsonl").write_text(rows)
-    (corpus / "odd").mkdir()
-    (corpus / "odd" / "a\x1b[2J.jsonl").write_text(rows)
-    tokens = corpus / "tokens"
-    tokens.mkdir()
+    for name, file in {"corpus": "data/train.jsonl", "odd": "odd/a\x1b[2J.jsonl", "tokens": "tokens/README.md"}.items():
+        path = folder / "datasets" / "me" / name / file
+        path.parent.mkdir(parents=True)
+        path.write_text(rows)
+    tokens = path.parent
     for name, count in {"x_val_0.bin": 400, "x_train_0.bin": 900}.items():
         header = b"".join(number.to_bytes(4, "little") for number in (20240520, 1, count)).ljust(1024, b"\0")
         (tokens / name).write_bytes(header + b"".join((i % 250).to_bytes(2, "little") for i in range(count)))
@@ -217,9 +219,9 @@ SOURCES: dict[str, Callable[[str], tuple[str, ...]]] = {
     "a text by URL": of_data("--data_files", f"{{1}}/files/a.txt?{SIGNED}"),
     "rows by URL": of_data("--data_files", f"{{1}}/files/a.jsonl?{SIGNED}"),
     "files of the Hub": of_data("--data_files", "hf://datasets/me/corpus/data/*.jsonl"),
-    "files of the Hub with odd names": of_data("--data_files", "hf://datasets/me/corpus/odd/*.jsonl"),
+    "files of the Hub with odd names": of_data("--data_files", "hf://datasets/me/odd/odd/*.jsonl"),
     "a data set of the Hub": of_data("--data_files", "null", "--dataset_name", "me/corpus"),
-    "token files of the Hub": of_data("--data_files", "null", "--data_dir", "hf://datasets/me/corpus/tokens"),
+    "token files of the Hub": of_data("--data_files", "null", "--data_dir", "hf://datasets/me/tokens/tokens"),
     "a tokenizer of the Hub": of_data("--tokenizer", "me/model"),
     "a model of the Hub": of_train("--init_from", "me/model"),
     "a model to sample from": lambda url: ("generate.py", "--model", "me/model", "--max_new_tokens", "5"),
@@ -235,12 +237,14 @@ SOURCES: dict[str, Callable[[str], tuple[str, ...]]] = {
     ),
     "a checkpoint of the Hub": of_train("--resume_from_checkpoint", "hub://me/run"),
     "a tracker": of_train("--report_to", "wandb"),
-    "a proxy": of_data("--data_files", "http://somewhere.invalid/a.txt"),
+    "a proxy": of_data("--data_files", "http://somewhere.invalid/files/a.txt"),
     "an endpoint with a login": of_data("--data_files", "hf://datasets/me/corpus/data/*.jsonl"),
 }
 # A reward that raises: its words are its author's, and what stands in them.
 REWARD = f"""
 def cat(prompt, completion):
+    if prompt == "well":
+        return 1.0
     raise ValueError({ESCAPE!r} + " http://{LOGIN}h/x?{SIGNED}")
 
 
@@ -264,6 +268,8 @@ save_strategy: "no"
 """
 OF_RUNS = ("a push", "a checkpoint of the Hub")  # what the fake Hub of pushes answers
 LOCAL = ("samples",)  # asks nobody
+# In ``make test``; the first one leaves the model of the others.
+SHORT = ("samples", "a text by URL", "files of the Hub with odd names", "a reward and prompts", "a model to sample from")
 OWN = ("reward.py", "prompts.jsonl", "post.yaml")  # written by the user's own hand
 
 
@@ -278,15 +284,15 @@ def attack(
     """Meet one source behind a front; return why it does not hold.
 
     Args:
-        model: a model folder, which the Hub serves.
+        model: a model folder, which the Hub serves; nobody asks for it where the source is LOCAL.
         run: runs a command: (script, *flags, **environment).
         pushed: files of the repository that a run is resumed from.
     """
     (folder / "post.yaml").write_text(POST)
     (folder / "reward.py").write_text(REWARD)
-    (folder / "prompts.jsonl").write_text(json.dumps({"prompt": f"the {ESCAPE}"}) + "\n")
+    (folder / "prompts.jsonl").write_text('{"prompt": "well"}\n' + json.dumps({"prompt": ESCAPE[:4]}) + "\n")
     served = folder.with_name(f".{folder.name}-served")
-    serve(served, model)
+    serve(served, model if source not in LOCAL else None)
     home = str(folder / "home")
     environment = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
     environment |= {"HF_HOME": home, "WANDB_API_KEY": API_KEY, "WANDB_DIR": home, "HOME": home}
@@ -307,6 +313,8 @@ def attack(
         return commands.fault_of(done, "")
     if not front.met and source not in LOCAL:
         raise RuntimeError(f"the front met no request: {done.stderr[-300:]}")
+    if not any(front.met) and done.code != 0:
+        return f"fails without a fault: {(done.errors or [done.stderr])[0][:300]}"
     return secret_shown(folder, done.stderr, "" if source == "a model to sample from" else done.stdout)
 
 
