@@ -73,6 +73,7 @@ def load_campaigns() -> dict:
     """Return each campaign's ``cases``, by name, in the order in which they run."""
     import damage
     import data_files
+    import environment
     import full_disk
     import kills
     import lying_hub
@@ -92,6 +93,7 @@ def load_campaigns() -> dict:
         "hub": lying_hub.cases,
         "trainers": two_trainers.cases,
         "words": outside_words.cases,
+        "environment": environment.cases,
     }
 
 
