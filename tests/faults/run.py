@@ -80,6 +80,7 @@ def load_campaigns() -> dict:
     import lying_server
     import outside_words
     import recipe_files
+    import scripts
     import two_trainers
 
     return {
@@ -93,6 +94,7 @@ def load_campaigns() -> dict:
         "hub": lying_hub.cases,
         "trainers": two_trainers.cases,
         "words": outside_words.cases,
+        "scripts": scripts.cases,
         "environment": environment.cases,
     }
 
