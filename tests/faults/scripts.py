@@ -144,7 +144,7 @@ def _door(folder: Path, door: str, name: str) -> commands.Done:
 def _stop(folder: Path, name: str, door: str) -> str | None:
     _place(folder)
     run = folder / "runs" / name
-    others = {part for part in (*name.split(), "a", "other") if part != name}
+    others = {*name.split(), "a", "other"} - {name, "pwned"}
     before = {path.name for path in folder.iterdir()}
     with contextlib.ExitStack() as stack:
         mine = stack.enter_context(_held(run / ".lock"))
