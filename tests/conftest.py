@@ -26,8 +26,7 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
 
-import huggingface_hub.constants  # noqa: E402
-import huggingface_hub.hf_api  # noqa: E402
+import commands  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
@@ -208,8 +207,7 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
         if "PICTURES" not in environment:
             sys.modules["matplotlib"] = None
         if any(name.startswith("HF_") for name in environment):
-            importlib.reload(huggingface_hub.constants)  # which hold what the environment was at the import
-            huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
+            commands.turn_hub_client()
         background.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
         for number, name in ((1, out), (2, err)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)

@@ -128,13 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         found = sorted(root.rglob("*"))
         if rest.startswith("/tree/"):
-            below = root / (rest.split("/", 3)[3] if rest.count("/") > 2 else "")
-            deep = "recursive=true" in self.path.lower()
-            rows = [row(path, root) for path in (sorted(below.rglob("*")) if deep else sorted(below.glob("*")))]
-            if below.is_dir():
-                self.send(200, json.dumps(rows).encode(), self.of_commit(), body)
-            else:
-                self.send(404, b"{}", [("X-Error-Code", "EntryNotFound"), *self.of_commit()], body)
+            self.tree(root, rest, self.of_commit(), body)
         elif rest.startswith("/paths-info/"):
             asked = parse_qs(self.form.decode()).get("paths", []) or json.loads(self.form or b"{}").get("paths", [])
             rows = [row(root / path, root) for path in asked if (root / path).exists()]
@@ -149,10 +143,21 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send(404, b"{}", [], body)
 
+    def tree(self, root: Path, rest: str, headers: list, body: bool):
+        below = root / (rest.split("/", 3)[3] if rest.count("/") > 2 else "")
+        deep = "recursive=true" in self.path.lower()
+        rows = [row(path, root) for path in (sorted(below.rglob("*")) if deep else sorted(below.glob("*")))]
+        if below.is_dir():
+            self.send(200, json.dumps(rows).encode(), headers, body)
+        else:
+            self.send(404, b"{}", [("X-Error-Code", "EntryNotFound"), *headers], body)
+
     def model(self, name: str, rest: str, body: bool):
         root = self.server.folder / "models" / name
         if not root.is_dir():
             self.send(404, b'{"error": "not found"}', [("X-Error-Code", "RepoNotFound")], body)
+        elif rest.startswith("/tree/"):
+            self.tree(root, rest, self.of_model(), body)
         elif rest.startswith("/preupload/"):
             asked = [file["path"] for file in json.loads(self.form)["files"]]
             told = [{"path": path, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for path in asked]

@@ -326,9 +326,9 @@ def _main(
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         if any(name.startswith("HF_") for name in environment):
-            _turn_hub_client()
+            turn_hub_client()
         if hasty:
-            _hurry()
+            hurry()
         if file_bytes:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
         path = Path(os.environ["FAULTS_TREE"], script)
@@ -345,15 +345,21 @@ def _main(
         os._exit(code)
 
 
-def _turn_hub_client() -> None:
+def turn_hub_client() -> None:
+    """Make the Hub's clients in a fork read the environment anew: they hold what it was when they were imported."""
     import huggingface_hub.constants
     import huggingface_hub.hf_api
 
-    importlib.reload(huggingface_hub.constants)  # which hold what the environment was at the import
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        if name in sys.modules:
+            importlib.reload(sys.modules[name])
     huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
+    if files := sys.modules.get("huggingface_hub.hf_file_system"):
+        files.HfFileSystem.clear_instance_cache()
 
 
-def _hurry() -> None:
+def hurry() -> None:
+    """Let waits take a hundredth of their time, and the clock jump on as if they had taken all of it."""
     sleep, monotonic, jumped = time.sleep, time.monotonic, [0.0]
 
     def hasty_sleep(seconds: float) -> None:

@@ -12,7 +12,7 @@ import random
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -77,7 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802
         """Answer a request of any method."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        kind = None if LINK in self.path else self.server.fault()
+        kind = self.server.fault()
+        if kind == "redirect" and LINK in self.path:  # once a request
+            kind = "cut"
         if kind == "cut":
             self.close_connection = True
             return None
@@ -106,7 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer what the target answers, or half of it."""
         target = http.client.HTTPConnection(self.server.target.hostname, self.server.target.port, timeout=30)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
-        target.request(self.command, self.path, body, headers)
+        asked = urlsplit(self.path)  # a proxy is asked for a whole URL
+        target.request(self.command, asked._replace(scheme="", netloc="").geturl(), body, headers)
         answer = target.getresponse()
         data = answer.read()
         target.close()
@@ -144,7 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
 def secret_shown(folder: Path, *printed: str) -> str | None:
     """Return which secret or control character stands in what was printed, or in a file below a folder."""
     seen = {f"output {number}": words.encode() for number, words in enumerate(printed)}
-    seen |= {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    left = [path for path in folder.rglob("*") if path.is_file() and path.name not in OWN]
+    seen |= {str(path.relative_to(folder)): path.read_bytes() for path in left}
     for where, data in seen.items():
         # wandb's own process, which is not written in Python, logs what its server says.
         secrets = ("canarytoken", "canarykey") if "/wandb/" in where else SECRETS
@@ -164,15 +168,18 @@ def line_with(data: bytes, piece: bytes) -> str:
     return ascii(next(line for line in data.split(b"\n") if piece in line)[:300].decode(errors="replace"))
 
 
-def serve(folder: Path, model: Path) -> None:
+def serve(folder: Path, model: Path | None) -> None:
     """Fill a DataServer's folder: files of each kind, data sets and a model of the Hub; some names hold escapes."""
-    shutil.copytree(model, folder / "models" / "me" / "model")
+    if model:
+        shutil.copytree(model, folder / "models" / "me" / "model")
     items = folder / "datasets" / "Rowan" / "hellaswag" / "data"
     items.mkdir(parents=True)
     item = {
         "ind": 1,
         "activity_label": ESCAPE,
         "ctx": f"the cat {ESCAPE}",
+        "ctx_a": f"the cat {ESCAPE}",
+        "ctx_b": "",
         "endings": ["a", "b", "c", "d"],
         "label": "1",
     }
@@ -182,13 +189,11 @@ def serve(folder: Path, model: Path) -> None:
     rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     (folder / "files" / "a.txt").write_text("\n".join(TEXTS))
     (folder / "files" / "a.jsonl").write_text(rows)
-    corpus = folder / "datasets" / "me" / "corpus"
-    (corpus / "data").mkdir(parents=True)
-    (corpus / "data" / "train.jsonl").write_text(rows)
-    (corpus / "odd").mkdir()
-    (corpus / "odd" / "a\x1b[2J.jsonl").write_text(rows)
-    tokens = corpus / "tokens"
-    tokens.mkdir()
+    for name, file in {"corpus": "data/train.jsonl", "odd": "odd/a\x1b[2J.jsonl", "tokens": "tokens/README.md"}.items():
+        path = folder / "datasets" / "me" / name / file
+        path.parent.mkdir(parents=True)
+        path.write_text(rows)
+    tokens = path.parent
     for name, count in {"x_val_0.bin": 400, "x_train_0.bin": 900}.items():
         header = b"".join(number.to_bytes(4, "little") for number in (20240520, 1, count)).ljust(1024, b"\0")
         (tokens / name).write_bytes(header + b"".join((i % 250).to_bytes(2, "little") for i in range(count)))
@@ -214,14 +219,16 @@ SOURCES: dict[str, Callable[[str], tuple[str, ...]]] = {
     "a text by URL": of_data("--data_files", f"{{1}}/files/a.txt?{SIGNED}"),
     "rows by URL": of_data("--data_files", f"{{1}}/files/a.jsonl?{SIGNED}"),
     "files of the Hub": of_data("--data_files", "hf://datasets/me/corpus/data/*.jsonl"),
-    "files of the Hub with odd names": of_data("--data_files", "hf://datasets/me/corpus/odd/*.jsonl"),
+    "files of the Hub with odd names": of_data("--data_files", "hf://datasets/me/odd/odd/*.jsonl"),
     "a data set of the Hub": of_data("--data_files", "null", "--dataset_name", "me/corpus"),
-    "token files of the Hub": of_data("--data_files", "null", "--data_dir", "hf://datasets/me/corpus/tokens"),
+    "token files of the Hub": of_data("--data_files", "null", "--data_dir", "hf://datasets/me/tokens/tokens"),
     "a tokenizer of the Hub": of_data("--tokenizer", "me/model"),
     "a model of the Hub": of_train("--init_from", "me/model"),
     "a model to sample from": lambda url: ("generate.py", "--model", "me/model", "--max_new_tokens", "5"),
     "a model to export": lambda url: ("export_model.py", "me/model", "--out", "out", "--text", "text.txt"),
     "a model to improve": lambda url: ("post_train.py", "--config", "post.yaml", "--model", "me/model"),
+    "a reward and prompts": lambda url: ("post_scores.py", "me/model", "prompts.jsonl", "reward.py:cat"),
+    "a reward that prints": lambda url: ("post_scores.py", "me/model", "prompts.jsonl", "reward.py:loud"),
     "HellaSwag's items": of_train("--hellaswag_steps", "3"),
     "a model to score": lambda url: ("eval_hellaswag.py", "--model", "me/model"),
     "samples": of_train(*SAMPLED),
@@ -230,12 +237,20 @@ SOURCES: dict[str, Callable[[str], tuple[str, ...]]] = {
     ),
     "a checkpoint of the Hub": of_train("--resume_from_checkpoint", "hub://me/run"),
     "a tracker": of_train("--report_to", "wandb"),
-    "a proxy": of_data("--data_files", "http://somewhere.invalid/a.txt"),
+    "a proxy": of_data("--data_files", "http://somewhere.invalid/files/a.txt"),
+    "an endpoint with a login": of_data("--data_files", "hf://datasets/me/corpus/data/*.jsonl"),
 }
 # A reward that raises: its words are its author's, and what stands in them.
 REWARD = f"""
 def cat(prompt, completion):
+    if prompt == "well":
+        return 1.0
     raise ValueError({ESCAPE!r} + " http://{LOGIN}h/x?{SIGNED}")
+
+
+def loud(prompt, completion):
+    print({ESCAPE!r})
+    return 1.0
 """
 POST = """
 reward: reward.py:cat
@@ -252,55 +267,80 @@ report_to: none
 save_strategy: "no"
 """
 OF_RUNS = ("a push", "a checkpoint of the Hub")  # what the fake Hub of pushes answers
+LOCAL = ("samples",)  # asks nobody
+# In ``make test``; the first one leaves the model of the others.
+SHORT = ("samples", "a text by URL", "files of the Hub with odd names", "a reward and prompts", "a model to sample from")
+OWN = ("reward.py", "prompts.jsonl", "post.yaml")  # written by the user's own hand
 
 
 def attack(
-    folder: Path, source: str, model: Path, dice: random.Random, run: Callable[..., commands.Done]
+    folder: Path,
+    source: str,
+    model: Path,
+    dice: random.Random,
+    run: Callable[..., commands.Done],
+    pushed: Mapping[str, bytes] | None = None,
 ) -> str | None:
     """Meet one source behind a front; return why it does not hold.
 
     Args:
-        model: a model folder, which the Hub serves.
+        model: a model folder, which the Hub serves; nobody asks for it where the source is LOCAL.
         run: runs a command: (script, *flags, **environment).
+        pushed: files of the repository that a run is resumed from.
     """
+    (folder / "post.yaml").write_text(POST)
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "prompts.jsonl").write_text('{"prompt": "well"}\n' + json.dumps({"prompt": ESCAPE[:4]}) + "\n")
     served = folder.with_name(f".{folder.name}-served")
-    serve(served, model)
+    serve(served, model if source not in LOCAL else None)
     home = str(folder / "home")
     environment = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
     environment |= {"HF_HOME": home, "WANDB_API_KEY": API_KEY, "WANDB_DIR": home, "HOME": home}
     with DataServer(served) as data, HubServer() as hub:
         for name in ("me/run", "me/model"):
             hub.make(name)
+        if source == "a checkpoint of the Hub":
+            hub.repositories["me/run"].commit("by a run", dict(pushed or {}))
         with Front((hub if source in OF_RUNS else data).url, dice, faults=dice.randint(0, 8)) as front:
             environment |= {"HF_ENDPOINT": front.url, "WANDB_BASE_URL": front.url}
             if source == "a proxy":
                 environment |= {"http_proxy": front.url.replace("://", f"://{LOGIN}"), "no_proxy": ""}
+            elif source == "an endpoint with a login":
+                environment["HF_ENDPOINT"] = front.url.replace("://", f"://{LOGIN}")
             done = run(*SOURCES[source](front.url), **environment)
     shutil.rmtree(served)
     if "Traceback (most recent call last)" in done.stderr or done.code not in (0, 1, 2):
         return commands.fault_of(done, "")
+    if not front.met and source not in LOCAL:
+        raise RuntimeError(f"the front met no request: {done.stderr[-300:]}")
+    if not any(front.met) and done.code != 0:
+        return f"fails without a fault: {(done.errors or [done.stderr])[0][:300]}"
     return secret_shown(folder, done.stderr, "" if source == "a model to sample from" else done.stdout)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Each source, some times, each time with other faults."""
+    """Each source eight times, each time with other faults; by fours, so that every fourth case meets each source."""
     whole, _ = damage.finished(base, shared)
-    for number in range(6 * len(SOURCES)):
-        source = list(SOURCES)[number % len(SOURCES)]
-        if source == "a tracker" and number >= len(SOURCES):  # it waits for its server in a process of its own
+    with HubServer() as hub:
+        pushes = ("--push_to_hub", "true", "--hub_model_id", "me/run", "--hub_strategy", "checkpoint")
+        flags, environment = of_train(*pushes)(""), hub.environment(shared / "hf")
+        done = commands.run(*flags, cwd=commands.copy(base, shared), environment=environment, hasty=True)
+        if done.code != 0 or "me/run" not in hub.repositories:
+            raise RuntimeError(f"the tree cannot push: {done.stderr}")
+        pushed = hub.files("me/run")
+    for number in range(8 * len(SOURCES)):
+        source = list(SOURCES)[number // 4 % len(SOURCES)]
+        if source == "a tracker" and number >= 4 * len(SOURCES):  # it waits for its server in a process of its own
             continue
         if source == "a model to improve" and not importlib.util.find_spec("trl"):
             continue
 
         def hit(folder: Path, source=source, seed=rng.random()) -> str | None:  # noqa: B008
             commands.copy(base, folder)
-            (folder / "post.yaml").write_text(POST)
-            (folder / "reward.py").write_text(REWARD)
-            (folder / "prompts.jsonl").write_text(json.dumps({"prompt": f"the {ESCAPE}"}) + "\n")
 
             def run(*command: str, **environment: str) -> commands.Done:
                 return commands.run(*command, cwd=folder, environment=environment, hasty=True)
 
-            return attack(folder, source, whole / damage.RUN / "model", random.Random(seed), run)
+            return attack(folder, source, whole / damage.RUN / "model", random.Random(seed), run, pushed)
 
         yield f"{source}, {number}", hit

@@ -73,12 +73,14 @@ def load_campaigns() -> dict:
     """Return each campaign's ``cases``, by name, in the order in which they run."""
     import damage
     import data_files
+    import environment
     import full_disk
     import kills
     import lying_hub
     import lying_server
     import outside_words
     import recipe_files
+    import scripts
     import two_trainers
 
     return {
@@ -92,6 +94,8 @@ def load_campaigns() -> dict:
         "hub": lying_hub.cases,
         "trainers": two_trainers.cases,
         "words": outside_words.cases,
+        "scripts": scripts.cases,
+        "environment": environment.cases,
     }
 
 

@@ -1,0 +1,153 @@
+"""A trainer as a process of its own, in surroundings that nobody had in mind: locales, limits, folders, variables, signals.
+
+It ends with the weights of a run in plain surroundings, or with one line and a status, or by the signal that was sent.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import commands
+import damage
+import full_disk
+
+SECONDS = 150.0  # imports alone take many seconds while other cases run
+TRAIN = ("train.py", "--recipe", "tiny.yaml", "--max_steps", "3", "--warmup_steps", "1")
+UNSHARED = 'unshare -m bash -c \'mount -t tmpfs -o ro tmpfs {} && exec "$@"\' ro "$@"'
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is other than usual: variables (None: not set), words of a shell before the command, where it runs, Python's
+    flags, the signal that comes; ``bits``: whether equal weights are promised there."""
+
+    title: str
+    variables: dict[str, str | None] = field(default_factory=dict)
+    shell: str = 'exec "$@"'
+    place: str = ""
+    flags: tuple[str, ...] = ()
+    signal: int = 0
+    bits: bool = True
+
+
+GARBAGE = {
+    "WORLD_SIZE": ("abc", "0", "-1", "2", ""),
+    "RANK": ("x", "5"),
+    "LOCAL_RANK": ("5", "x"),
+    "OMP_NUM_THREADS": ("abc", "-1", "0"),
+    "ACCELERATE_MIXED_PRECISION": ("foo",),
+    "ACCELERATE_DYNAMO_BACKEND": ("foo",),
+    "ACCELERATE_USE_CPU": ("maybe",),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("x",),
+    "HF_ENDPOINT": ("nonsense", "http://me:SECRET@[bad"),
+    "HF_HOME": ("/dev/null/x",),
+    "MPLBACKEND": ("garbage",),
+    "KMP_AFFINITY": ("garbage",),
+    "TORCH_LOGS": ("garbage",),
+    "CUDA_VISIBLE_DEVICES": ("garbage",),
+    "COLUMNS": ("-1",),
+    "TZ": ("Nowhere/At_all",),
+    "PYTHONOPTIMIZE": ("1", "2"),
+}
+PLACES = ("my runs", "it's \"quoted\"", "two\nlines", "🦣", "\u202egnp", "[a]*?", "%d{x}", "#?token=x", "-dash", "caf\udce9")
+ROWS = (
+    Row("locale C, UTF8=0", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    Row("locale tr_TR", {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}),
+    Row("ASCII streams", {"PYTHONIOENCODING": "ascii"}),
+    Row("umask 077", shell='umask 077; exec "$@"'),
+    Row("umask 0777", shell='umask 0777; exec "$@"'),
+    Row("HOME is not set", {"HOME": None}),
+    Row("HOME is missing", {"HOME": "/nowhere/at/all"}),
+    Row("HOME is a file", {"HOME": "/etc/passwd"}),
+    Row("TMPDIR is missing", {"TMPDIR": "/nowhere/at/all"}),
+    Row("TMPDIR is read-only", {"TMPDIR": "/mnt"}, UNSHARED.format("/mnt")),
+    Row("/dev/shm is read-only", {}, UNSHARED.format("/dev/shm")),
+    *(Row(f"ulimit {limit}", shell=f'ulimit {limit}; exec "$@"') for limit in ("-n 24", "-n 12", "-s 300", "-f 2")),
+    *(Row(f"ulimit -v {kib}", shell=f'ulimit -v {kib}; exec "$@"') for kib in (2_500_000, 1_500_000, 700_000, 300_000)),
+    *(Row(f"closed {what}", shell=f'exec "$@" {what}') for what in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")),
+    Row("full stdout", shell='exec "$@" >/dev/full'),
+    *(Row(f"Python {flag}", flags=(flag,)) for flag in ("-O", "-OO")),
+    *(Row(f"in {place!r}", place=place) for place in PLACES),
+    *(
+        Row(f"{name}={value}", {name: value}, bits=not name.startswith("OMP"))
+        for name, values in GARBAGE.items()
+        for value in values
+    ),
+    *(
+        Row(f"{which.name} early, {number}", signal=which)
+        for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        for number in range(4)
+    ),
+)
+
+
+def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
+    """Each row once, in an order of the seed's, so that another seed's quarter is another one."""
+    commands.copy(base, shared)
+    done = commands.run(*TRAIN, cwd=shared)
+    if done.code != 0:
+        raise RuntimeError(f"the tree cannot train: {done.stderr}")
+    wanted = commands.bits_of(shared / damage.RUN, 3)
+    commands.run("prepare_data.py", *TRAIN[1:], cwd=shared)
+    subprocess.run(["rm", "-rf", str(shared / "runs")], check=True)
+    may_mount = full_disk._may_mount(shared)
+    rows = [row for row in ROWS if may_mount or "unshare" not in row.shell]
+    for row in rng.sample(rows, len(rows)):
+
+        def hit(folder: Path, row=row, moment=rng.uniform(0.0, 4.0)) -> str | None:  # noqa: B008
+            place = folder / row.place
+            place.mkdir(exist_ok=True)
+            for path in shared.iterdir():
+                if path.is_file() or path.name in ("data", "tok"):
+                    subprocess.run(["cp", "-a", str(path), str(place)], check=True)
+            return _judge(row, _run(row, place, folder, moment), place, wanted)
+
+        yield row.title, hit
+
+
+def _run(row: Row, place: Path, folder: Path, moment: float) -> commands.Done:
+    tree = Path(os.environ["FAULTS_TREE"])
+    variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    variables |= {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {name: value for name, value in (variables | row.variables).items() if value is not None}
+    python = [sys.executable, *row.flags, str(tree / TRAIN[0]), *TRAIN[1:]]
+    out, err = commands.printed_by(folder)
+    with open(out, "wb") as stdout, open(err, "wb") as stderr:
+        process = subprocess.Popen(
+            ["bash", "-c", row.shell, "case", *python],
+            cwd=place,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    if row.signal:
+        time.sleep(moment)
+        process.send_signal(row.signal)
+    code = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = process.wait(SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # a reader that outlives its trainer, too
+    process.wait()
+    return commands.Done(code, out.read_text(errors="replace"), err.read_text(errors="replace"), SECONDS)
+
+
+def _judge(row: Row, done: commands.Done, place: Path, wanted: dict) -> str | None:
+    if "SECRET" in done.stdout + done.stderr:
+        return "a secret of the environment is printed"
+    if row.signal and done.code in (-row.signal, 128 + row.signal):
+        return "a traceback" if "Traceback" in done.stderr else None
+    if done.code != 0:
+        return commands.fault_of(done, "")
+    if "Traceback" in done.stderr:
+        return "success, with a traceback"
+    return commands.difference(commands.bits_of(place / damage.RUN, 3), wanted) if row.bits else None
