@@ -5,8 +5,9 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -49,6 +50,31 @@ def write(text: str) -> None:
     sys.stdout.flush()  # what was printed before comes first
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def cleaning() -> Iterator[None]:
+    """Make whatever is printed inside the block safe to show, as what a user's function and a library's tables hold."""
+    out, err = (stream and _Cleaned(stream) for stream in (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
+class _Cleaned:
+    """An output that is no terminal, so that nobody colours what is written to it."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(foreign.clean(text))
+        return len(text)
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def _show(line: str, stream: TextIO | None) -> None:
