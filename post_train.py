@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL's use of it
     console.start(is_main=os.environ.get("RANK", "0") == "0")
-    with console.cleaning():
-        post_train(*parse(sys.argv[1:] if argv is None else argv))
+    console.clean_prints()
+    post_train(*parse(sys.argv[1:] if argv is None else argv))
     return 0
 
 
@@ -59,7 +59,7 @@ def post_train(task, settings) -> None:
     from pretrain.model import export, pretrained
     from pretrain.post import positions, problems, rewards
     from pretrain.post.report import Report
-    from pretrain.post.settings import refusing
+    from pretrain.post.settings import refusal
 
     client.bound_client()
     disable_progress_bar()
@@ -68,8 +68,11 @@ def post_train(task, settings) -> None:
         raise BadInput(f"output_dir = {folder}: {why}; give another --output_dir")
     if (folder / "model").exists():
         raise BadInput(f"output_dir = {folder}: holds a model already; give another --output_dir, or remove it")
-    if (begun := settings.resume_from_checkpoint) and not os.path.isfile(f"{begun}/trainer_state.json"):  # noqa: PTH113
-        raise BadInput(f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give a checkpoint-N of output_dir")
+    begun = settings.resume_from_checkpoint
+    if begun is not None and not os.path.isfile(f"{begun}/trainer_state.json"):  # noqa: PTH113
+        raise BadInput(
+            f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give a checkpoint-N of output_dir"
+        )
     reward = rewards.CheckedReward(task.reward, rewards.find(task.reward), task.stop)
     prompts, held_out = problems.read("prompts", task.prompts), problems.read("held_out", task.held_out)
     name = pretrained.find(task.model, "model =")
@@ -83,9 +86,9 @@ def post_train(task, settings) -> None:
         f"{reward.__name__}: {task.model}",
         lambda: problems.score(model, tokenizer, held_out, reward, longest),
         task.held_out_steps,
-        resumed=bool(begun),
+        resumed=begun is not None,
     )
-    with refusing(settings.output_dir):
+    try:
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=[reward],
@@ -94,9 +97,13 @@ def post_train(task, settings) -> None:
             processing_class=tokenizer,
             callbacks=[report],
         )
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
-    trainer.train(resume_from_checkpoint=begun)
+        for printing in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(printing)
+        trainer.train(resume_from_checkpoint=begun)
+    except Exception as error:  # TRL checks many values only where it uses them
+        if isinstance(error, (BadInput, OSError)) or len(report.rows) > 1:
+            raise
+        raise refusal(error) from error
     if trainer.accelerator.is_main_process:
         export.write(model, folder / "model", tokenizer)
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]

@@ -5,7 +5,6 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -43,6 +42,8 @@ def say(line: str) -> None:
 
 def write(text: str) -> None:
     """Write what a model has generated to standard output: cleaned on a terminal, else every byte of it, in UTF-8."""
+    if sys.stdout is None:  # it was closed
+        return
     if sys.stdout.isatty():
         data = foreign.clean(text).encode(sys.stdout.encoding, "backslashreplace")
     else:
@@ -52,26 +53,19 @@ def write(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
-@contextlib.contextmanager
-def cleaning() -> Iterator[None]:
-    """Make whatever is printed inside the block safe to show, as what a user's function and a library's tables hold."""
-    out, err = (stream and _Cleaned(stream) for stream in (sys.stdout, sys.stderr))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        yield
+def clean_prints() -> None:
+    """Make whatever is printed from now on safe to show, as what a user's function and a library's tables hold."""
+    sys.stdout, sys.stderr = (stream and _Cleaned(stream) for stream in (sys.stdout, sys.stderr))  # type: ignore
 
 
 class _Cleaned:
-    """An output that is no terminal, so that nobody colours what is written to it."""
-
     def __init__(self, stream: TextIO):
         self.stream = stream
+        self.isatty = lambda: False  # so that nobody colours what is written
 
     def write(self, text: str) -> int:
         self.stream.write(foreign.clean(text))
         return len(text)
-
-    def isatty(self) -> bool:
-        return False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -10,10 +10,11 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
 from pretrain.data.sources import TABLES, URL, find_files
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
-from pretrain.post.rewards import CheckedReward, Text
+from pretrain.post.rewards import CheckedReward, Text, plain
 
 ROWS = 256  # completed at once
 
@@ -52,10 +53,11 @@ def read(key: str, path: str) -> list[Text]:
 
 
 def _is_prompt(value: Any) -> bool:
-    def is_message(one: Any) -> bool:
-        return isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
-
-    return bool(value) and (isinstance(value, str) or isinstance(value, list) and all(map(is_message, value)))
+    messages = value if isinstance(value, list) else [{"role": "user", "content": value}]
+    return bool(value) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+        for one in messages
+    )
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[list[int]]:
@@ -72,6 +74,7 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: S
             "the prompts are messages, and the model has no chat template; make one that has with "
             "python export_model.py RUN --chat --out FOLDER"
         )
+    tokenization.Encoder(tokenizer)([plain(prompt) for prompt in prompts])
     context, most = context_length(model.config), max(map(len, encode(tokenizer, prompts)))
     if context is not None and most + longest > context:
         raise BadInput(
@@ -84,10 +87,10 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
     """Make the end of text, and the token ``stop``, end what the model generates."""
     ends = sampling.end_ids(model, tokenizer)
     if stop is not None:
-        ids = tokenizer(stop, add_special_tokens=False)["input_ids"]
+        (ids,) = tokenization.Encoder(tokenizer)([stop])
         if len(ids) != 1:
             raise BadInput(f"stop = {stop!r}: must be one token of the model's tokenizer, and is {len(ids)}")
-        ends = [*ends, *ids]
+        ends = [*ends, *ids.tolist()]
     model.generation_config.eos_token_id = sorted({*ends})
 
 

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import format_exception_only
 
 from pretrain.base.errors import BadInput
 from pretrain.recipe.rules import shown
@@ -83,7 +84,7 @@ def find(name: str) -> Reward:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit, too, of a script that is meant to be run
-        raise BadInput(f"reward = {name}: {path} cannot be run: {_said(error)}") from None
+        raise BadInput(f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}") from None
     found = getattr(module, function, None)
     if not callable(found):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
@@ -121,19 +122,12 @@ class CheckedReward:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit, too
-            fault = f"raised {_said(error)}"
+            fault = f"raised {format_exception_only(error)[-1].strip()}"
         self.faults += 1
         if self.first_fault is None:
             self.first_fault = f"{fault} for prompt {prompt!r}, completion {completion!r}"
             log.warning(f"reward {self.__name__} {self.first_fault}; this counts 0")
         return 0.0
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # of a class of the user's own, whose text cannot be had
-        return type(error).__name__
 
 
 def plain(text: Text) -> str:

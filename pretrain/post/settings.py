@@ -1,12 +1,11 @@
 """What post-training is asked for: a YAML file and flags over it, each value checked before TRL takes it."""
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,11 @@ class Task:
 
 
 # The least that a number may be, where TRL takes less and fails at it later.
-LEAST = {"held_out_steps": 1, "num_generations": 2}
-ABOVE_0 = ("learning_rate",)
+LEAST = {"held_out_steps": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+LEAST |= {"max_completion_length": 1, "num_generations": 2}
+ABOVE_0 = ("learning_rate", "temperature")
 TOO_LARGE = 2**63
+LONGEST = 4096  # characters of a text, as a path may have them
 # Where TRL's own is another than what it, or post_train.py, can do with a value.
 HINTS = {"scale_rewards": str | bool, "output_dir": str, "max_completion_length": int, "num_generations": int}
 NAMES = rules.TYPE_NAMES | {types.NoneType: "null", dict: "a mapping"}
@@ -60,48 +61,45 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
         faults.append(f"{rules.shown(name)}: no such key{rules.nearest(name, fields)}")
     for name, one in fields.items():
         if name in values:
-            values[name] = value = values[name] if _takes(hints[name], str) else rules.number_of(values[name])
-            if rule := _broken_rule(name, value, hints[name]):
+            options = _options(hints[name])
+            value = values[name] if str in options else rules.number_of(values[name])
+            if rule := _broken_rule(name, value, options):
                 faults.append(f"{name} = {rules.shown(value)}: must be {rule}")
+            else:
+                values[name] = float(value) if type(value) is int and float in options else value
         elif one.default is one.default_factory is dataclasses.MISSING:
             faults.append(f"{name} is missing: {one.metadata['help']}")
     if faults:
         raise BadInput(f"{file}: {fault}" for fault in faults)
-    with refusing(file):
+    try:
         task, settings = parser.parse_dict(values)
         os.environ.update(task.env or {})
+    except Exception as error:  # each part of TRL, and what is not installed, raises its own kinds
+        raise refusal(error, f"{file}: ") from None
     return task, settings
 
 
-@contextlib.contextmanager
-def refusing(file: Path | str) -> Iterator[None]:
-    """Turn what TRL raises inside the block, which makes sense of settings only, into BadInput."""
-    try:
-        yield
-    except Exception as error:  # each of its parts, and what is not installed, raises its own kinds
-        raise BadInput(f"{file}: TRL refuses these settings: {type(error).__name__}: {error}") from None
+def refusal(error: Exception, where: str = "") -> BadInput:
+    """Return what TRL raised of values that each are what they may be, or of their company."""
+    return BadInput(f"{where}TRL refuses these settings: {type(error).__name__}: {error}")
 
 
 def _options(hint: Any) -> tuple:
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
-def _takes(hint: Any, kind: type) -> bool:
-    return kind in _options(hint)
-
-
-def _broken_rule(name: str, value: Any, hint: Any) -> str:
+def _broken_rule(name: str, value: Any, options: tuple) -> str:
     """Return what a value must be, where it is not."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        type_validator(name, 0.0 if number and float in options else value, typing.Union[options])  # noqa: UP007
+    except TypeError:
+        return rules.either([NAMES.get(option, rules.type_name(option)) for option in options])
     if number and not -TOO_LARGE < value < TOO_LARGE:
         return "a finite number, below 2^63"
-    try:
-        type_validator(name, float(value) if number and _takes(hint, float) else value, hint)
-    except TypeError:
-        return rules.either([NAMES.get(option, rules.type_name(option)) for option in _options(hint)])
-    if isinstance(value, str) and not rules.is_name(value):
-        return "text without a NUL byte, in UTF-8"
-    if value == "" and _options(hint) == (str,):
+    if isinstance(value, str) and (len(value) > LONGEST or not rules.is_name(value)):
+        return f"a text of at most {LONGEST:,} characters, without a NUL byte, in UTF-8"
+    if value == "" and options == (str,):
         return "a text that is not empty"
     if number and value < LEAST.get(name, value):
         return f"{LEAST[name]} or more"
