@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, errno_of
 from pretrain.base.layout import METRICS
 
 log = logging.getLogger("pretrain.post_train")
@@ -101,7 +101,7 @@ def post_train(task, settings) -> None:
             trainer.remove_callback(printing)
         trainer.train(resume_from_checkpoint=begun)
     except Exception as error:  # TRL checks many values only where it uses them
-        if isinstance(error, (BadInput, OSError)) or len(report.rows) > 1:
+        if isinstance(error, BadInput) or errno_of(error) or len(report.rows) > 1:
             raise
         raise refusal(error) from error
     if trainer.accelerator.is_main_process:

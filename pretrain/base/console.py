@@ -55,7 +55,7 @@ def write(text: str) -> None:
 
 def clean_prints() -> None:
     """Make whatever is printed from now on safe to show, as what a user's function and a library's tables hold."""
-    sys.stdout, sys.stderr = (stream and _Cleaned(stream) for stream in (sys.stdout, sys.stderr))  # type: ignore
+    sys.stdout, sys.stderr = (stream and _Cleaned(stream) for stream in (sys.stdout, sys.stderr))
 
 
 class _Cleaned:
