@@ -197,9 +197,11 @@ def test_what_trl_refuses_at_its_first_update_is_a_line_too(place):
 
 @pytest.mark.post
 @needs_trl
-def test_help_names_our_keys_and_trls(place):
-    out = run("post_train.py", "--help").stdout
-    assert "--held_out_steps" in out and "--num_generations" in out
+def test_help_names_our_keys_and_trls(capsys):
+    with pytest.raises(SystemExit) as ended:
+        post_train_script.parse(["--help"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and "--held_out_steps" in out and "--num_generations" in out
 
 
 @pytest.mark.post
