@@ -5,6 +5,7 @@ python generate.py --model runs/smoltalk --chat
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # as with "| head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:  # within a sample or an answer
+        return 130
     return 0
 
 
@@ -90,12 +93,14 @@ def print_samples(asked: argparse.Namespace) -> None:
 
 def messages() -> Iterator[str]:
     """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C."""
-    prompt = "> " if sys.stdin.isatty() else ""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # None where it was closed
+        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text are a message that cannot be written
+    prompt = "> " if sys.stdin and sys.stdin.isatty() else ""
     catch_interrupts()
     while True:
         try:
             line = input(prompt).strip()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, KeyboardInterrupt, OSError, RuntimeError):  # the last two: an input or output that is closed
             print()
             return
         if line:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -42,6 +42,8 @@ def say(line: str) -> None:
 
 def write(text: str) -> None:
     """Write what a model has generated to standard output: cleaned on a terminal, else every byte of it, in UTF-8."""
+    if sys.stdout is None:  # it was closed
+        return
     if sys.stdout.isatty():
         data = foreign.clean(text).encode(sys.stdout.encoding, "backslashreplace")
     else:
@@ -49,6 +51,24 @@ def write(text: str) -> None:
     sys.stdout.flush()  # what was printed before comes first
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+def clean_prints() -> None:
+    """Make whatever is printed from now on safe to show, as what a user's function and a library's tables hold."""
+    sys.stdout, sys.stderr = (stream and _Cleaned(stream) for stream in (sys.stdout, sys.stderr))
+
+
+class _Cleaned:
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        self.isatty = lambda: False  # so that nobody colours what is written
+
+    def write(self, text: str) -> int:
+        self.stream.write(foreign.clean(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def _show(line: str, stream: TextIO | None) -> None:

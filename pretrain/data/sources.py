@@ -132,7 +132,7 @@ def find_source(wanted: Data) -> FoundSource:
 def find_files(key: str, patterns: list[str]) -> list[str]:
     """Return the files behind paths, globs and URLs, sorted within each pattern, each once.
 
-    A name that exists is that file, also where it looks like a glob that does not match it. A text behind a URL is
+    A name that exists is that file, also where it looks like a glob. A text behind a URL is
     fetched, a table behind one is left there to be streamed.
     """
     found: dict[str, str] = {}  # by where it lies: links and other spellings are no other file
@@ -147,10 +147,8 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
             name = pattern if _kind(pattern) else _fetched_text(key, pattern)
             found.setdefault(_resolved(name), name)
             continue
-        matches = sorted(glob(pattern, recursive=True))
-        if not matches or os.path.lexists(pattern) and pattern not in matches:
-            matches = [pattern]
-        for name in matches:
+        matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
+        for name in matches or [pattern]:
             _refuse_odd_name(key, name)
             path = Path(name)
             if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)

@@ -48,6 +48,10 @@ def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None
             f"--chat: needs {len(tokens)} rows of padding, and {max(free, 0)} of {model.config.vocab_size} are free; "
             f"train with --vocab_size {first + len(tokens)} or more"
         )
+    try:
+        tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])  # what the template writes beside the messages
+    except BadInput as error:
+        raise BadInput(f"--chat: {error}; a chat needs a tokenizer that can write user, assistant and system") from None
     tokenizer.add_special_tokens({"pad_token": PAD, "extra_special_tokens": [BEGIN, END]})
     tokenizer.chat_template = TEMPLATE
     ids = tokenizer.convert_tokens_to_ids(list(tokens))

@@ -1,44 +1,63 @@
 """Prompts to improve by and held-out ones, from files of rows, and what a model's greedy completions of them are worth."""
 
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
-from pretrain.data.sources import TABLES
+from pretrain.data import tokenization
+from pretrain.data.sources import TABLES, URL, find_files
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
-from pretrain.post.rewards import CheckedReward, Text
+from pretrain.post.rewards import CheckedReward, Text, plain
 
 ROWS = 256  # completed at once
 
 
 def read(key: str, path: str) -> list[Text]:
-    """Return the ``prompt`` column of a file of rows (.jsonl, .parquet, .csv): texts, or the messages of chats.
+    """Return the ``prompt`` column of files of rows (.jsonl, .parquet, .csv): texts, or the messages of chats.
+
+    Args:
+        path: found as one of ``data_files`` is: a name that exists is that file, any other may be a glob.
 
     Raises BadInput, which begins with ``key``, where there is no such file, column, or row.
     """
-    from datasets import disable_progress_bars, load_dataset  # here, for a card's image may lack it
+    import datasets  # here, for a card's image may lack it
+    from datasets.data_files import DataFilesList
 
-    disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs each error that it raises
     where = f"{key} = {path}"
-    kind = TABLES.get(Path(path).suffix)
-    if kind is None or not Path(path).is_file():
-        raise BadInput(f"{where}: must be a file of rows that is here: {', '.join(TABLES)}")
-    try:
-        rows = load_dataset(kind, data_files=path, split="train")
+    names = [] if path.startswith(URL) else [os.path.abspath(name) for name in find_files(key, [path])]  # noqa: PTH100
+    kinds = {TABLES.get(Path(name).suffix) for name in names}
+    if len(kinds) != 1 or None in kinds:
+        raise BadInput(f"{where}: must be files of rows that are here, of one kind: {', '.join(TABLES)}")
+    try:  # streamed, so that nothing of an earlier file of this name is in a cache; a list of theirs is not expanded
+        files = {"train": DataFilesList(names, [])}
+        rows = list(datasets.load_dataset(*kinds, data_files=files, split="train", streaming=True))
     except Exception as error:  # each of datasets' readers raises its own kinds
-        raise BadInput(f"{where}: cannot be read: {str(error.__cause__ or error).splitlines()[0]}") from None
-    if "prompt" not in rows.column_names:
-        raise BadInput(f"{where}: has no column prompt, only {', '.join(rows.column_names)}; rename one")
-    prompts = rows["prompt"][:]
-    kinds = {type(prompt) for prompt in prompts}
-    if not prompts or not all(prompts) or len(kinds) != 1 or not kinds <= {str, list}:
-        raise BadInput(f"{where}: each row's prompt must be a text, or each one's a list of messages, and none empty")
+        raise BadInput(f"{where}: cannot be read: {error.__cause__ or error!r}") from None
+    if rows and "prompt" not in rows[0]:
+        raise BadInput(f"{where}: has no column prompt, only {', '.join(rows[0])}; rename one")
+    prompts = [row.get("prompt") for row in rows]
+    if not prompts or len({type(prompt) for prompt in prompts}) != 1 or not all(map(_is_prompt, prompts)):
+        raise BadInput(
+            f"{where}: each row's prompt must be a text, or each one's a list of messages with role and content, and "
+            f"none empty"
+        )
     return prompts
+
+
+def _is_prompt(value: Any) -> bool:
+    messages = value if isinstance(value, list) else [{"role": "user", "content": value}]
+    return bool(value) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+        for one in messages
+    )
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[list[int]]:
@@ -55,6 +74,7 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: S
             "the prompts are messages, and the model has no chat template; make one that has with "
             "python export_model.py RUN --chat --out FOLDER"
         )
+    tokenization.Encoder(tokenizer)([plain(prompt) for prompt in prompts])
     context, most = context_length(model.config), max(map(len, encode(tokenizer, prompts)))
     if context is not None and most + longest > context:
         raise BadInput(
@@ -67,10 +87,10 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
     """Make the end of text, and the token ``stop``, end what the model generates."""
     ends = sampling.end_ids(model, tokenizer)
     if stop is not None:
-        ids = tokenizer(stop, add_special_tokens=False)["input_ids"]
+        (ids,) = tokenization.Encoder(tokenizer)([stop])
         if len(ids) != 1:
             raise BadInput(f"stop = {stop!r}: must be one token of the model's tokenizer, and is {len(ids)}")
-        ends = [*ends, *ids]
+        ends = [*ends, *ids.tolist()]
     model.generation_config.eos_token_id = sorted({*ends})
 
 

@@ -4,12 +4,15 @@ import ast
 import importlib.util
 import logging
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import format_exception_only
 
 from pretrain.base.errors import BadInput
+from pretrain.recipe.rules import shown
 
 log = logging.getLogger(__name__)
 
@@ -71,15 +74,17 @@ def find(name: str) -> Reward:
     path, colon, function = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise BadInput(f"reward = {name}: must be {', '.join(REWARDS)}, or a function of your own as file.py:function")
-    if not Path(path).is_file():
-        raise BadInput(f"reward = {name}: there is no file {path}")
+    if not os.path.isfile(path):  # noqa: PTH113  (of a name that is too long Path's own raises)
+        raise BadInput(f"reward = {shown(name)}: there is no file {shown(path)}")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise BadInput(f"reward = {name}: {path} cannot be run: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit, too, of a script that is meant to be run
+        raise BadInput(f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}") from None
     found = getattr(module, function, None)
     if not callable(found):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
@@ -110,12 +115,14 @@ class CheckedReward:
         self.calls += 1
         completion = completion.removesuffix(self.stop) if self.stop else completion
         try:
-            value = float(self.reward(prompt, completion))
-            if math.isfinite(value):
-                return value
-            fault = f"returned {value}"
-        except Exception as error:
-            fault = f"raised {type(error).__name__}: {error}"
+            value = self.reward(prompt, completion)
+            if not isinstance(value, str) and math.isfinite(number := float(value)):
+                return number
+            fault = f"returned {value!r:.200}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit, too
+            fault = f"raised {format_exception_only(error)[-1].strip()}"
         self.faults += 1
         if self.first_fault is None:
             self.first_fault = f"{fault} for prompt {prompt!r}, completion {completion!r}"

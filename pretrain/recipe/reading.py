@@ -253,7 +253,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
 
     Raises BadInput with every fault found: file, key, value, rule, remedy.
     """
-    values, wrong, faults = _with_numbers(_read_file(path)), [], []
+    values, wrong, faults = _with_numbers(read_file(path)), [], []
     flags = flags or {}
     for name, text in flags.items():
         try:
@@ -301,7 +301,8 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
         raise BadInput(faults)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a YAML file, unchecked. Raises BadInput where it is no mapping, or not one at once."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -311,7 +312,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         near = sorted(str(p) for p in folder.glob("*.yaml"))
         raise BadInput(f"{path}: no such recipe{nearest(str(folder / f'{path.stem}.yaml'), near)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read as text: {error}") from None
+        raise BadInput(f"{shown(path)}: cannot be read as text: {getattr(error, 'strerror', error)}") from None
     if len(data) > MOST_BYTES:
         raise BadInput(f"{path}: not a recipe: has more than {MOST_BYTES:,} bytes; name many files by a glob")
     try:

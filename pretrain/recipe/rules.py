@@ -45,7 +45,7 @@ def key_faults(name: str, value: Any) -> list[str]:
                     hint = f"; YAML reads this as text, write {shown(value)} without quotes"
         return [f"{name} = {shown(value)}: must be {wanted_name(name)}, is {type_name(type(value))}{hint}"]
     for text in value if isinstance(value, list) else [value]:
-        if isinstance(text, str) and (not _is_utf8(text) or ("\0" in text and name != "sample_prompts")):
+        if isinstance(text, str) and not is_name(text.replace("\0", "") if name == "sample_prompts" else text):
             return [f"{name} = {shown(text)}: has a NUL byte, or one that is not UTF-8; use a name without it"]
     for chosen in (value if isinstance(value, list) else [value]) if field["choices"] else ():
         if chosen not in field["choices"]:
@@ -188,12 +188,13 @@ def _fits(value: Any, wanted: Any) -> bool:
     return isinstance(value, (int, float) if wanted is float else wanted)
 
 
-def _is_utf8(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Return whether a text can be a file's name: without a NUL byte, and UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:  # a name on the command line that is not UTF-8, or half a character of a recipe
         return False
-    return True
+    return "\0" not in text
 
 
 def from_text(text: str | list[str], name: str) -> Any:

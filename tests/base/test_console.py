@@ -137,3 +137,13 @@ def test_a_sample_of_a_text_with_control_characters_reaches_no_log_raw(tmp_path,
     log.info("---- sample\n\x1bc http://me:secret@h/x\x07")
     for shown in (capsys.readouterr().err, (tmp_path / "run.log").read_text()):
         assert shown == "---- sample\n\\x1bc http://redacted@h/x\\x07\n"
+
+
+def test_what_others_print_is_made_safe_to_show(capsys, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back at the end
+    console.clean_prints()
+    print("\x1bc reset", flush=True)
+    print("https://host/a?token=abc \u202e", file=sys.stderr)
+    assert not sys.stdout.isatty() and sys.stdout.encoding.lower() == "utf-8"
+    assert capsys.readouterr() == ("\\x1bc reset\n", "https://host/a?redacted \\u202e\n")

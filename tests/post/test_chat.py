@@ -75,6 +75,11 @@ def test_a_vocabulary_without_room_is_refused_with_the_size_that_has(characters,
         chat.add_chat(*pair(characters, **shape))
 
 
+def test_a_tokenizer_that_cannot_write_the_template_is_refused():
+    with pytest.raises(BadInput, match=r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"):
+        chat.add_chat(*pair("0123456789+=\n"))
+
+
 def test_a_chat_model_is_not_made_one_again():
     both = pair()
     chat.add_chat(*both)

@@ -34,18 +34,52 @@ def test_prompts_are_a_column_of_rows_texts_or_chats(tmp_path):
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        ("a.txt", [{"prompt": "a"}], "must be a file of rows that is here: .parquet, .jsonl"),
+        ("a.txt", [{"prompt": "a"}], "must be files of rows that are here, of one kind: .parquet, .jsonl"),
         ("a.jsonl", [{"text": "a"}], "has no column prompt, only text; rename one"),
         ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
         ("a.jsonl", [{"prompt": 3}], "each row's prompt must be a text"),
-        ("a.jsonl", ["no row"], "cannot be read"),
+        ("a.jsonl", ["no row"], "cannot be read|no column prompt"),
+        ("a.jsonl", [["a", "b"]], "has no column prompt"),
+        ("a.jsonl", [{"prompt": ["a", "b"]}], "a list of messages with role and content"),
+        ("a.jsonl", [{"prompt": [[]]}], "a list of messages with role and content"),
+        ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
+        ("a.jsonl", [{"prompt": [{"role": "user", "content": None}]}], "a list of messages with role and content"),
+        ("a.jsonl", [{"prompt": "a"}, {"text": "b"}], "each row's prompt must be a text"),
     ],
 )
 def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(name, values, words, tmp_path):
     with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
         problems.read("held_out", rows(tmp_path / name, *values))
-    with pytest.raises(BadInput, match=r"prompts = nowhere.jsonl: must be a file of rows that is here"):
+    with pytest.raises(BadInput, match=r"prompts: nowhere.jsonl: no such file"):
         problems.read("prompts", "nowhere.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("", "is empty"), ("\n\n", "must be a text"), ("[" * 9999, "cannot be read")]
+)
+def test_a_file_without_a_row_is_refused(text, words, tmp_path):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(BadInput, match=rf"prompts.*a.jsonl.*{words}"):
+        problems.read("prompts", str(tmp_path / "a.jsonl"))
+
+
+def test_a_name_that_exists_is_that_file_and_any_other_may_be_a_glob(tmp_path):
+    names = [
+        rows(tmp_path / name, {"prompt": name}) for name in ("p[1].jsonl", "p1.jsonl", "*.jsonl", "sub::a#?.jsonl")
+    ]
+    assert [problems.read("prompts", name) for name in names[:3]] == [["p[1].jsonl"], ["p1.jsonl"], ["*.jsonl"]]
+    assert problems.read("prompts", str(tmp_path / "p*.jsonl")) == ["p1.jsonl", "p[1].jsonl"]
+    with pytest.raises(BadInput, match="must be files of rows that are here"):
+        problems.read("prompts", "https://host/p.jsonl")
+    rows(tmp_path / "p1.jsonl", {"prompt": "changed"})
+    assert problems.read("prompts", names[1]) == ["changed"]
+
+
+def test_prompts_and_a_stop_that_the_tokenizer_cannot_write_are_refused(pair):
+    with pytest.raises(BadInput, match="no id for 'Ö'"):
+        problems.check(*pair, ["abc", "Ö"], 5)
+    with pytest.raises(BadInput, match="no id for 'Ö'"):
+        problems.stop_at(*pair, "Ö")
 
 
 def test_a_context_shorter_than_prompt_and_completion_is_refused_with_what_fits(pair):

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 
 import pytest
 
@@ -58,12 +59,15 @@ def test_ones_own_reward_is_a_function_of_a_file(tmp_path):
         ("nowhere.py:short", "there is no file nowhere.py"),
         ("mine.py:long", "mine.py has no function long"),
         ("broken.py:short", "broken.py cannot be run: ZeroDivisionError"),
+        ("ends.py:short", "ends.py cannot be run: SystemExit: 0"),
+        ("a" * 5000 + ".py:short", "there is no file a{200}[.]{3}$"),
     ],
 )
 def test_a_reward_that_is_not_there_is_named_with_what_to_give(name, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def short(prompt, completion):\n    return 0\n")
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(BadInput, match=words):
         rewards.find(name)
 
@@ -76,6 +80,37 @@ def test_a_call_that_raises_or_gives_no_number_counts_zero_and_is_counted(caplog
     assert (reward.calls, reward.faults) == (6, 5) and reward.__name__ == "short"
     assert reward.first_fault == "returned nan for prompt 'p', completion 'b'"
     assert [record.message for record in caplog.records] == [f"reward short {reward.first_fault}; this counts 0"]
+
+
+class Unsayable(Exception):
+    def __str__(self):
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("reward", "fault"),
+    [
+        (lambda p, c: sys.exit(3), "raised SystemExit: 3"),
+        (lambda p, c: (recurse := lambda: recurse())(), "raised RecursionError: maximum recursion depth exceeded"),
+        (lambda p, c: (_ for _ in ()).throw(GeneratorExit()), "raised GeneratorExit"),
+        (lambda p, c: (_ for _ in ()).throw(Unsayable()), "raised test_rewards.Unsayable: <exception str() failed>"),
+        (lambda p, c: "1.0", "returned '1.0'"),
+        (lambda p, c: [1.0, 2.0], "raised TypeError"),
+        (lambda p, c: None, "raised TypeError"),
+    ],
+)
+def test_a_reward_that_ends_the_program_or_recurses_for_ever_counts_zero_and_is_warned_of_once(reward, fault, caplog):
+    checked = rewards.CheckedReward("mine", reward, None)
+    assert checked(["p"] * 3, ["c"] * 3) == [0, 0, 0] and (checked.calls, checked.faults) == (3, 3)
+    assert checked.first_fault.startswith(fault) and len(caplog.records) == 1
+
+
+def test_ctrl_c_within_a_reward_stops_the_run():
+    def interrupted(prompt, completion):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rewards.CheckedReward("mine", interrupted, None)(["p"], ["c"])
 
 
 def test_a_reward_sees_the_text_before_the_stop_and_the_last_message_of_a_chat():

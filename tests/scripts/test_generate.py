@@ -1,5 +1,7 @@
 """generate.py as a user calls it."""
 
+import io
+import os
 import string
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, run
 
+import generate
 from pretrain.data import tokenization
 from pretrain.model import export
 from pretrain.model.build import build
@@ -114,3 +117,32 @@ def test_chat_answers_each_line_until_the_input_ends_and_its_end_token_is_not_sh
 )
 def test_chat_with_a_base_model_or_a_prompt_is_refused_with_what_to_do(model_dir, flags, words):
     assert words in run("generate.py", "--model", model_dir, "--chat", *flags, expect=2).stderr
+
+
+def test_bytes_that_are_no_text_are_a_message_that_cannot_be_written_and_an_input_that_is_closed_ends(monkeypatch):
+    for piped in (b"\xff\nhi\n", b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped), "utf-8", errors="strict"))
+        assert list(generate.messages()) == (["\udcff", "hi"] if piped else [])
+    monkeypatch.setattr(sys, "stdin", open("/dev/null", "w"))  # noqa: SIM115
+    assert list(generate.messages()) == []
+    monkeypatch.setattr(sys, "stdin", None)
+    assert list(generate.messages()) == []
+
+
+def test_what_a_chat_answers_is_safe_to_show_on_a_terminal(workplace, monkeypatch):
+    tokenizer = tokenization.make_characters([string.ascii_lowercase + "\n\x1b"])
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 64, "seed": 1}
+    model = build(keys.Model(**shape, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0), eos_token_id=tokenizer.eos_token_id)
+    chat.add_chat(model, tokenizer)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # tied: every logit is 0 but the escape's
+        model.transformer.ln_f.bias.fill_(1)
+        model.lm_head.weight[tokenizer.convert_tokens_to_ids("\x1b")] = 1
+    export.write(model, Path("escapes"), tokenizer)
+    ours, theirs = os.openpty()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    with open(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as at:
+        at.setattr(sys, "stdout", terminal)
+        generate.print_samples(generate.parse(["--model", "escapes", "--chat", "--max_new_tokens", "2"]))
+        assert os.read(ours, 100).startswith(b"\\x1b\\x1b\r\n")
+    os.close(ours)

@@ -164,15 +164,21 @@ def test_two_processes_share_the_completions_and_one_writes(place):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--rewards", "addition"), "--rewards: no such key; did you mean --reward?"),
+        (("--rewards", "addition"), "--rewards: no such flag; did you mean --reward?"),
         (("--max_completion_length", "60"), "max_completion_length = 60: with the longest prompt's 6 tokens"),
         (("--num_generations", "7"), "num_generations"),
         (("--learning_rate", "fast"), "learning_rate"),
-        (("--prompts", "data/addition.txt"), "prompts = data/addition.txt: must be a file of rows"),
+        (("--prompts", "data/addition.txt"), "prompts = data/addition.txt: must be files of rows"),
         (("--model", "runs/additon"), "model = runs/additon: no such folder"),
         (("--reward", "brackets2"), "reward = brackets2: must be addition, brackets, python_compiles"),
         (("--stop", "12"), "stop = '12': must be one token"),
-        (("--config", "nowhere.yaml"), "--config"),
+        (("--config=nowhere.yaml",), "nowhere.yaml: no such recipe"),
+        (("--num_generations", "0"), "num_generations = 0: must be 2 or more"),
+        (("--learning_rate", "nan"), "learning_rate = nan: must be a finite number"),
+        (("--held_out_steps", "0"), "held_out_steps = 0: must be 1 or more"),
+        (("--deepspeed", "x"), "TRL refuses these settings"),
+        (("--resume_from_checkpoint", "runs/addition"), "resume_from_checkpoint = runs/addition: holds no checkpoint"),
+        (("--output_dir", "data/addition.txt"), "output_dir = data/addition.txt: data/addition.txt is a file"),
     ],
 )
 def test_bad_input_is_answered_with_key_value_and_rule_and_nothing_is_made(flags, words, place):
@@ -183,11 +189,30 @@ def test_bad_input_is_answered_with_key_value_and_rule_and_nothing_is_made(flags
 
 @pytest.mark.post
 @needs_trl
+def test_what_trl_refuses_at_its_first_update_is_a_line_too(place):
+    done = post_train("--loss_type", "x", expect=2)
+    assert "TRL refuses these settings: ValueError: Unknown loss type: x" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.post
+@needs_trl
+def test_help_names_our_keys_and_trls(capsys):
+    with pytest.raises(SystemExit) as ended:
+        post_train_script.parse(["--help"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and "--held_out_steps" in out and "--num_generations" in out
+
+
+@pytest.mark.post
+@needs_trl
 def test_a_reward_of_ones_own_that_fails_now_and_then_is_counted(place):
     Path("mine.py").write_text(
-        "def even(prompt, completion):\n    return 1.0 - int(completion) % 2\n"  # many completions are no number
+        "def even(prompt, completion):\n    print(end='\\x1bc')\n"
+        "    return 1.0 - int(completion) % 2 if completion else exit(3)\n"  # many completions are no number
     )
-    done = post_train("--reward", "mine.py:even")
+    done = post_train("--reward", "mine.py:even", "--log_completions")
+    assert "\\x1bc" in done.stdout and "\x1b" not in done.stdout + done.stderr
     assert "calls of the reward failed, and count 0" in done.stderr
 
 

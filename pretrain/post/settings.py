@@ -1,0 +1,106 @@
+"""What post-training is asked for: a YAML file and flags over it, each value checked before TRL takes it."""
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.dataclasses import type_validator
+from transformers import HfArgumentParser
+
+from pretrain.base.errors import BadInput
+from pretrain.recipe import reading, rules
+
+
+@dataclass
+class Task:
+    """What to improve, by which reward, on which prompts."""
+
+    model: str = field(metadata={"help": "a run folder, a model folder, or a Hub id"})
+    reward: str = field(metadata={"help": "addition, brackets, python_compiles, or file.py:function of your own"})
+    prompts: str = field(metadata={"help": "a file of rows with a column prompt (.jsonl, .parquet, .csv), or a glob"})
+    held_out: str = field(metadata={"help": "another one, which the model is scored on before, meanwhile and after"})
+    held_out_steps: int = field(default=20, metadata={"help": "score it every so many steps"})
+    stop: str | None = field(default=None, metadata={"help": "a token that ends a completion, besides the end of text"})
+    env: dict[str, str] | None = field(default=None, metadata={"help": "variables of the environment (file only)"})
+
+
+# The least that a number may be, where TRL takes less and fails at it later.
+LEAST = {"held_out_steps": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+LEAST |= {"max_completion_length": 1, "num_generations": 2}
+ABOVE_0 = ("learning_rate", "temperature")
+TOO_LARGE = 2**63
+LONGEST = 4096  # characters of a text, as a path may have them
+# Where TRL's own is another than what it, or post_train.py, can do with a value.
+HINTS = {"scale_rewards": str | bool, "output_dir": str, "max_completion_length": int, "num_generations": int}
+NAMES = rules.TYPE_NAMES | {types.NoneType: "null", dict: "a mapping"}
+
+
+def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
+    """Return the Task and TRL's ``config`` that ``--config FILE --key value ...`` asks for.
+
+    Raises BadInput with every fault found: file, key, value, rule.
+    """
+    parser = HfArgumentParser([Task, config], allow_abbrev=False, description="Improve a model by a checked reward.")
+    parser.add_argument("--config", metavar="FILE", help="for example recipes/post/addition.yaml")
+    for action in parser._actions:
+        action.default, action.required = argparse.SUPPRESS, False  # the file, or the class itself, has the default
+    given = vars(reading.parse_flags(parser, argv))
+    if "config" not in given:
+        raise BadInput("--config is missing: give a file, for example recipes/post/addition.yaml")
+    file = Path(given.pop("config"))
+    fields = {one.name: one for part in (Task, config) for one in dataclasses.fields(part) if one.init}
+    hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
+    values, faults = reading.read_file(file) | given, []
+    for name in [name for name in values if name not in fields]:
+        faults.append(f"{rules.shown(name)}: no such key{rules.nearest(name, fields)}")
+    for name, one in fields.items():
+        if name in values:
+            options = _options(hints[name])
+            value = values[name] if str in options else rules.number_of(values[name])
+            if rule := _broken_rule(name, value, options):
+                faults.append(f"{name} = {rules.shown(value)}: must be {rule}")
+            else:
+                values[name] = float(value) if type(value) is int and float in options else value
+        elif one.default is one.default_factory is dataclasses.MISSING:
+            faults.append(f"{name} is missing: {one.metadata['help']}")
+    if faults:
+        raise BadInput(f"{file}: {fault}" for fault in faults)
+    try:
+        task, settings = parser.parse_dict(values)
+        os.environ.update(task.env or {})
+    except Exception as error:  # each part of TRL, and what is not installed, raises its own kinds
+        raise refusal(error, f"{file}: ") from None
+    return task, settings
+
+
+def refusal(error: Exception, where: str = "") -> BadInput:
+    """Return what TRL raised of values that each are what they may be, or of their company."""
+    return BadInput(f"{where}TRL refuses these settings: {type(error).__name__}: {error}")
+
+
+def _options(hint: Any) -> tuple:
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _broken_rule(name: str, value: Any, options: tuple) -> str:
+    """Return what a value must be, where it is not."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        type_validator(name, 0.0 if number and float in options else value, typing.Union[options])  # noqa: UP007
+    except TypeError:
+        return rules.either([NAMES.get(option, rules.type_name(option)) for option in options])
+    if number and not -TOO_LARGE < value < TOO_LARGE:
+        return "a finite number, below 2^63"
+    if isinstance(value, str) and (len(value) > LONGEST or not rules.is_name(value)):
+        return f"a text of at most {LONGEST:,} characters, without a NUL byte, in UTF-8"
+    if value == "" and options == (str,):
+        return "a text that is not empty"
+    if number and value < LEAST.get(name, value):
+        return f"{LEAST[name]} or more"
+    return "above 0" if name in ABOVE_0 and value <= 0 else ""

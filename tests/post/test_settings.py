@@ -1,0 +1,105 @@
+"""Post-training's file and flags: each value is checked before TRL takes it, and every fault is a line."""
+
+import os
+from dataclasses import dataclass
+
+import pytest
+
+from pretrain.base.errors import BadInput
+from pretrain.post import settings
+
+TASK = {"model": "runs/a", "reward": "addition", "prompts": "p.jsonl", "held_out": "h.jsonl"}
+
+
+@dataclass
+class Config:
+    """A few of GRPOConfig's keys, as it types them; make test-post asks the whole of it."""
+
+    output_dir: str | None = None
+    learning_rate: float = 1e-6
+    num_generations: int | None = 8
+    report_to: None | str | list[str] = None
+    deepspeed: dict | str | None = None
+    bf16: bool | None = None
+    scale_rewards: str = "group"
+
+    def __post_init__(self):
+        if self.deepspeed:
+            raise ImportError("deepspeed is not installed")
+
+
+def read(place, text, *flags):
+    stated = "".join(f"{key}: {value}\n" for key, value in TASK.items() if f"{key}:" not in text)
+    (place / "a.yaml").write_text(text if text.startswith("!") else f"{stated}{text}\n")
+    return settings.read(["--config", str(place / "a.yaml"), *flags], Config)
+
+
+def test_flags_come_over_the_file_and_numbers_are_numbers(tmp_path, monkeypatch):
+    monkeypatch.delenv("OF_THE_FILE", raising=False)
+    text = "learning_rate: 6e-4\nreport_to: none\nscale_rewards: true\nheld_out_steps: 1e2\nstop: null"
+    text += "\nenv: {OF_THE_FILE: b}"
+    task, config = read(tmp_path, text, "--num-generations", "4", "--bf16", "true", "--reward", "brackets")
+    assert (task.model, task.reward, task.held_out_steps, task.stop) == ("runs/a", "brackets", 100, None)
+    assert (config.learning_rate, config.num_generations, config.bf16, config.scale_rewards) == (6e-4, 4, True, True)
+    assert os.environ["OF_THE_FILE"] == "b"
+    task, config = settings.read([f"--config={tmp_path / 'a.yaml'}", "--learning_rate", "1"], Config)
+    assert type(config.learning_rate) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("learning_rate: .nan", "learning_rate = nan: must be a finite number"),
+        ("learning_rate: null", "learning_rate = none: must be a number"),
+        ("learning_rate: [1]", "learning_rate = 1: must be a number"),
+        ("learning_rate: -5", "learning_rate = -5: must be above 0"),
+        ("learning_rate: fast", "learning_rate = fast: must be a number"),
+        ("learning_rate: 1e999", "learning_rate = 1e999: must be a number"),
+        (f"learning_rate: {10**400}", "must be a finite number"),
+        ("held_out_steps: 0", "held_out_steps = 0: must be 1 or more"),
+        ("held_out_steps: -1", "held_out_steps = -1: must be 1 or more"),
+        ("held_out_steps: 1.5", "held_out_steps = 1.5: must be an integer"),
+        ("held_out_steps: true", "held_out_steps = True: must be an integer"),
+        ("num_generations: 0", "num_generations = 0: must be 2 or more"),
+        ("num_generations: null", "num_generations = none: must be an integer"),
+        ("model: null", "model = none: must be text"),
+        ("model: []", "model = none: must be text"),
+        ("model: ''", "model = : must be a text that is not empty"),
+        (f"model: {'a' * 5000}", "must be a text of at most 4,096 characters"),
+        ('model: "a\\0b"', "without a NUL byte"),
+        ("reward: [a]", "reward = a: must be text"),
+        ('prompts: ["a", "b"]', "prompts = a b: must be text"),
+        ("output_dir: {a: 1}", "output_dir = {'a': 1}: must be text"),
+        ("report_to: 5", "report_to = 5: must be null, text or a list of texts"),
+        ("env: [a]", "env = a: must be"),
+        ("env: {A: 1}", "env = {'A': 1}: must be"),
+        ('env: {"a=b": c}', "TRL refuses these settings: ValueError"),
+        ("deepspeed: x", "TRL refuses these settings: ImportError: deepspeed is not installed"),
+        ("num_generation: 4", "num_generation: no such key; did you mean num_generations?"),
+        ("1: 2", "1: no such key"),
+        ("seed: 1\nseed: 1", "line 6: seed stands twice"),
+        ("a: " + "[" * 100_000, "nests more than 10 deep"),
+        ("a: 2026-99-99", "2026-99-99: month must be in"),
+        ("a: " + "9" * 5000, "Exceeds the limit"),
+        ("!a", "a tag; write the value itself"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_a_line_with_file_key_value_and_rule(text, words, tmp_path):
+    with pytest.raises(BadInput) as raised:
+        read(tmp_path, text)
+    (line,) = raised.value.lines
+    assert line.startswith(f"{tmp_path}/a.yaml: ") and words in line and len(line) < 700
+
+
+def test_what_is_missing_is_named_with_what_it_is_and_help_needs_no_file(tmp_path, capsys):
+    with pytest.raises(BadInput, match="--config is missing: give a file"):
+        settings.read([], Config)
+    with pytest.raises(BadInput, match="File name too long"):
+        settings.read(["--config", "a" * 5000], Config)
+    (tmp_path / "a.yaml").write_text("model: a\n")
+    with pytest.raises(BadInput) as raised:
+        settings.read(["--config", str(tmp_path / "a.yaml")], Config)
+    assert [line.split(": ")[1] for line in raised.value.lines] == [f"{key} is missing" for key in list(TASK)[1:]]
+    with pytest.raises(SystemExit) as ended:
+        settings.read(["--help"], Config)
+    assert ended.value.code == 0 and "--held_out_steps" in capsys.readouterr().out
