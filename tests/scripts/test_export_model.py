@@ -10,11 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TEXT, run
+from small_models import built
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, pipeline
 
 import export_model  # noqa: F401  (here once: each run below is a fork of this process)
 from pretrain.base.layout import read_metrics
+from pretrain.data import tokenization
 from pretrain.model import compression
+from pretrain.model import export as model_export
 
 HAS_INT8 = importlib.util.find_spec("bitsandbytes") is not None
 needs_int8 = pytest.mark.skipif(not HAS_INT8, reason="needs bitsandbytes")
@@ -247,9 +250,11 @@ def test_lm_eval_loads_it_and_finds_the_same_likelihood(place, flags, rounding):
 
 
 def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(place):
-    export("--chat")
+    own = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz \n"])
+    model_export.write(built(sequence_length=64), Path("spells"), own)
+    export("--chat", source="spells")
     tokenizer, model = AutoTokenizer.from_pretrained("out"), GPT2LMHeadModel.from_pretrained("out")
-    before = GPT2LMHeadModel.from_pretrained("runs/tiny/model")
+    before = GPT2LMHeadModel.from_pretrained("spells")
     assert model.config.vocab_size == before.config.vocab_size and record()["chat"] is True
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and "{%- generation -%}" in tokenizer.chat_template
     assert model.generation_config.eos_token_id == [
@@ -263,3 +268,10 @@ def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(place):
     assert "--chat: the model has a chat template already; leave --chat out" in again.stderr
     export("--trim_vocab", source="out", out="trimmed")
     assert GPT2LMHeadModel.from_pretrained("trimmed").config.vocab_size == len(tokenizer)
+
+
+def test_chat_is_refused_where_the_tokenizer_cannot_write_the_template_and_nothing_is_written(place):
+    before = listing()
+    done = export("--chat", "--eval_tokens", "320", expect=2)
+    assert "error: --chat: the character tokenizer has no id for" in done.stderr and "Traceback" not in done.stderr
+    assert listing() == before
