@@ -70,7 +70,7 @@ ROWS = (
     Row("TMPDIR is read-only", {"TMPDIR": "/mnt"}, UNSHARED.format("/mnt")),
     Row("/dev/shm is read-only", {}, UNSHARED.format("/dev/shm")),
     *(Row(f"ulimit {limit}", shell=f'ulimit {limit}; exec "$@"') for limit in ("-n 24", "-n 12", "-s 300", "-f 2")),
-    *(Row(f"ulimit -v {kib}", shell=f'ulimit -v {kib}; exec "$@"') for kib in (2_500_000, 1_500_000, 700_000, 300_000)),
+    *(Row(f"ulimit -v {kib}", shell=f'ulimit -v {kib}; exec "$@"') for kib in (2_500_000, 1_500_000, 700_000)),
     *(Row(f"closed {what}", shell=f'exec "$@" {what}') for what in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")),
     Row("full stdout", shell='exec "$@" >/dev/full'),
     *(Row(f"Python {flag}", flags=(flag,)) for flag in ("-O", "-OO")),

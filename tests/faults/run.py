@@ -77,6 +77,7 @@ def load_campaigns() -> dict:
     import full_disk
     import kills
     import lying_hub
+    import lying_repositories
     import lying_server
     import outside_words
     import recipe_files
@@ -92,6 +93,7 @@ def load_campaigns() -> dict:
         "recipes": recipe_files.cases,
         "server": lying_server.cases,
         "hub": lying_hub.cases,
+        "hf": lying_repositories.cases,
         "trainers": two_trainers.cases,
         "words": outside_words.cases,
         "scripts": scripts.cases,
