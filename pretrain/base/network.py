@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 
-LONGEST_RETRY_AFTER_SECONDS = 300  # what a server may ask for
+ASKED = "X-Retry-After-Asked"  # what a server asked for, where a client that would obey it was given less
 SLOW_SECONDS, SLOW_BYTES = 60, 2**16  # an answer that brings less in this time is as good as silent
 PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
@@ -43,12 +43,12 @@ def answer_of(error: BaseException | None, *, contexts: bool = False) -> tuple[i
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a server asks to wait, by a number or a date; 0 for anything else."""
-    asked, seconds = str(headers.get("Retry-After", "")).strip(), 0.0
+    """Return the seconds that a server asks to wait, by a number or a date, however many; 0 for anything else."""
+    asked, seconds = str(headers.get(ASKED) or headers.get("Retry-After", "")).strip(), 0.0
     with contextlib.suppress(ValueError, TypeError, OverflowError):  # what no date has
         is_number = re.fullmatch("[0-9]+", asked)
         seconds = float(asked) if is_number else parsedate_to_datetime(asked).timestamp() - time.time()
-    return min(LONGEST_RETRY_AFTER_SECONDS, max(0.0, seconds))
+    return max(0.0, seconds)
 
 
 def moving(blocks: Iterable[bytes]) -> Iterator[bytes]:

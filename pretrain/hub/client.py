@@ -25,7 +25,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import one_line
-from pretrain.base.network import Unreadable, answer_of, moving, refuse_page, retry_after
+from pretrain.base.network import ASKED, Unreadable, answer_of, moving, refuse_page, retry_after
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
@@ -74,7 +74,8 @@ def _check(answer: Any) -> None:
         raise _no_commit(url.path.partition("/resolve/")[0].strip("/"))
     if not answer.is_success:
         if "Retry-After" in headers:
-            headers["Retry-After"] = str(min(CLIENT_WAIT_SECONDS, int(retry_after(headers))))
+            headers[ASKED] = headers["Retry-After"]
+            headers["Retry-After"] = str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers))))
         if "ratelimit" in headers:
             headers["ratelimit"] = re.sub(r"(t\s*=\s*)\d{3,}", rf"\g<1>{CLIENT_WAIT_SECONDS}", headers["ratelimit"])
         return
