@@ -83,7 +83,8 @@ def _check(answer: Any) -> None:
     answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
     if "html" in headers.get("Content-Type", ""):
         refuse_page(answer.read(), headers, str(url))
-    if (found := TREE.search(url.path) or ABOUT.search(url.path)) and "expand=" not in str(url):
+    found = TREE.search(url.path) or (None if "expand=" in str(url) else ABOUT.search(url.path))
+    if found:
         answer.read()
         with contextlib.suppress(json.JSONDecodeError, RecursionError):  # that may be over the next time
             _check_repository(url.netloc, found[1], answer.json(), is_tree=found.re is TREE)
