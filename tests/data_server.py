@@ -6,6 +6,7 @@ Files lie under ``folder``: ``/files/NAME`` serves them by URL; a data set ``me/
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -23,8 +24,9 @@ class DataServer(ThreadingHTTPServer):
 
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
     (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
-    "other" (its ETag is another file's), "garbage" (an answer that is no HTTP), "silent" (no answer in time), "ok" (no
-    fault: what it meets is passed to no later one).
+    "other" (its ETag is another file's), "garbage" (an answer that is no HTTP), "silent" (no answer in time), "drip" (a
+    byte now and then), "ok" (no fault: what it meets is passed to no later one), and what begins with one of [{<: it is
+    the answer itself, JSON or a page.
     """
 
     daemon_threads = True
@@ -95,6 +97,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "garbage":
             self.wfile.write(b"HTTP/1.1 two hundred\r\n\r\n")
             self.close_connection = True
+            return
+        if fault and fault[0] in "[{<":
+            self.send(
+                200, fault.encode(), [("Content-Type", "text/html" if fault[0] == "<" else "application/json")], body
+            )
             return
         if fault and fault[0].isdigit():
             status, _, after = fault.partition(":")
@@ -196,7 +203,19 @@ class _Handler(BaseHTTPRequestHandler):
             data, status = data[begin : end + 1], 206
         if fault in ("lie", "empty"):
             data = data[: len(data) // 2 if fault == "lie" else 0]
-        self.send(status, data, headers, body, half=fault == "short")
+        if fault == "drip" and body:
+            self.drip(status, data, headers)
+        else:
+            self.send(status, data, headers, body, half=fault == "short")
+
+    def drip(self, status: int, data: bytes, headers: list):
+        self.send(status, data, headers, body=False)
+        with contextlib.suppress(OSError):  # the client gives up
+            for byte in data:
+                self.wfile.write(bytes([byte]))
+                if self.server.closing.wait(0.02):
+                    return
+        self.close_connection = True
 
     def send(self, status: int, data: bytes, headers: list, body: bool, half: bool = False):
         self.send_response(status)

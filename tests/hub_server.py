@@ -31,8 +31,9 @@ IN_XET = b"in Xet: "
 class Fault:
     """What happens to the next ``times`` requests whose "METHOD /path" has ``match`` (a regular expression) in it.
 
-    ``kind``: status (answered with it, and not done), hang (no answer until the server ends), drop (the connection ends,
-    not done), lose (done, but the connection ends before the answer).
+    ``kind``: status (answered with it, and not done), say (answered with ``message`` as it stands, and not done), hang
+    (no answer until the server ends), drop (the connection ends, not done), lose (done, but the connection ends before
+    the answer).
     """
 
     match: str
@@ -180,6 +181,8 @@ class Handler(BaseHTTPRequestHandler):
         kind = fault.kind if fault else None
         if kind == "status":
             self.error(fault.status, fault.message, headers=fault.headers)
+        elif kind == "say":
+            self.answer(fault.message.encode(), 200, {"Content-Type": "application/json", **fault.headers})
         elif kind in ("hang", "drop"):
             if kind == "hang":
                 self.server.ending.wait()

@@ -1,6 +1,18 @@
-"""What a server's answer asks of its client."""
+"""What a server's answer asks of its client, and what shows that it is not the answer to what was asked."""
 
-from collections.abc import Iterator
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
+
+ASKED = "X-Retry-After-Asked"  # what a server asked for, where a client that would obey it was given less
+SLOW_SECONDS, SLOW_BYTES = 60, 2**16  # an answer that brings less in this time is as good as silent
+PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
+
+
+class Unreadable(ValueError):
+    """What bytes are not, and what to do, in words of our own."""
 
 
 def causes(error: BaseException | None, *, contexts: bool = False) -> Iterator[BaseException]:
@@ -26,10 +38,39 @@ def answer_of(error: BaseException | None, *, contexts: bool = False) -> tuple[i
         answer = getattr(one, "response", None)
         status = getattr(one, "status", None) or getattr(answer, "status_code", None)
         if isinstance(status, int) and not _is_garbled(one):
-            headers = getattr(one, "headers", None) or getattr(answer, "headers", None) or {}
-            asked = str(headers.get("Retry-After", ""))
-            return status, float(asked) if asked.isdigit() else 0.0
+            return status, retry_after(getattr(one, "headers", None) or getattr(answer, "headers", None) or {})
     return None, 0.0
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds that a server asks to wait, by a number or a date, however many; 0 for anything else."""
+    asked, seconds = str(headers.get(ASKED) or headers.get("Retry-After", "")).strip(), 0.0
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # what no date has
+        is_number = re.fullmatch("[0-9]+", asked)
+        seconds = float(asked) if is_number else parsedate_to_datetime(asked).timestamp() - time.time()
+    return max(0.0, seconds)
+
+
+def moving(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the blocks of an answer. Raises TimeoutError where fewer than SLOW_BYTES are waited for SLOW_SECONDS."""
+    waited, got, begun = 0.0, 0, time.monotonic()
+    for block in blocks:
+        waited, got = waited + time.monotonic() - begun, got + len(block)
+        if got >= SLOW_BYTES:
+            waited, got = 0.0, 0
+        elif waited > SLOW_SECONDS:
+            raise TimeoutError(f"fewer than {SLOW_BYTES:,} bytes came in {SLOW_SECONDS} seconds")
+        yield block
+        begun = time.monotonic()
+
+
+def refuse_page(begin: bytes, headers: Mapping[str, str], url: str) -> None:
+    """Raise Unreadable for an answer that is HTML by its headers and by the bytes that it begins with."""
+    if "html" in headers.get("Content-Type", "").lower() and PAGE.match(begin):
+        raise Unreadable(
+            f"the answer of {url} looks like a proxy's or log-in page (HTML); open it in a browser and log in, or set "
+            f"HTTPS_PROXY and NO_PROXY as this network wants them"
+        )
 
 
 def _is_garbled(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ import errno
 import gzip
 import logging
 import lzma
+import math
 import time
 import zlib
 from pathlib import Path
@@ -14,13 +15,13 @@ import pyarrow as pa
 
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import redact
-from pretrain.base.network import answer_of, causes
+from pretrain.base.network import Unreadable, answer_of, causes
 
 log = logging.getLogger(__name__)
 
-TRIES = 10  # in a row without a new row; with the waits below about five minutes
+TRIES = 10  # in a row without a new row; with the waits below about four minutes
 LONGEST_WAIT_SECONDS = 60
-LONGEST_RETRY_AFTER_SECONDS = 600  # what a server may ask for
+PATIENCE_SECONDS = 300  # without a new row, however many tries they have taken
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
 # What may be over the next time, of a disk or of a share over the network.
 PASSING = {
@@ -39,31 +40,31 @@ class Cut(OSError):
     """There are fewer bytes or rows than there should be."""
 
 
-class Unreadable(ValueError):
-    """What bytes are not, and what to do, in words of our own."""
-
-
 class Patience:
     """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged.
 
     What a parser says of a local file is final; of a remote one it is when a second reading says the same.
+
+    Args:
+        place: how far it is: a row's number, or words such as "after 3 MiB". Another one is progress.
     """
 
-    def __init__(self, what: str):
+    def __init__(self, what: str, place: int | str | None = None):
         self.what, self.failures, self.reason = redact(what), 0, ""
-        self.place: int | None = -1
+        self.place, self._since = place, time.monotonic()
         self.local = Path(what).is_absolute()
         self.is_file = self.local or "://" in what
 
-    def failed(self, error: Exception, place: int | None = None) -> None:
-        """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
+    def failed(self, error: Exception, place: int | str | None = None) -> None:
+        """Wait and return, or raise where waiting does not help."""
         behind = [*causes(error, contexts=True)]
         for one in behind:
             if isinstance(one, BadInput):
                 raise one from None
         error = next((one for one in behind if isinstance(one, Unreadable)), error)
         status, asked = answer_of(error, contexts=True)
-        where = self.what if place is None else f"{self.what}: row {place}"
+        at = f"row {place}" if isinstance(place, int) else place
+        where = f"{self.what}: {at}" if at else self.what
         reason = redact(" ".join(str(error).split()))
         if status is not None:
             reason = f"HTTP status {status}"
@@ -78,22 +79,25 @@ class Patience:
         if missing or status in FINAL_STATUS:
             raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
         again = (place, reason) == (self.place, self.reason)
+        if (self.local or again) and isinstance(error, Unreadable):
+            raise BadInput(f"{self.what}: {reason}") from None
         if self.is_file and (self.local or again) and _is_final(error, self.local):
-            if isinstance(error, Unreadable):
-                raise BadInput(f"{self.what}: {reason}") from None
             remedy = "Mend or replace the file, or leave it out"
             raise BadInput(f"{where}: cannot be read: {reason.rstrip('.')}. {remedy}") from None
         if self.local and not isinstance(error, OSError):
             raise error
-        self.failures = self.failures + 1 if place == self.place else 1
-        self.place, self.reason = place, reason
-        if self.failures >= TRIES:
+        if place != self.place:
+            self.failures, self._since = 0, time.monotonic()
+        self.failures, self.place, self.reason = self.failures + 1, place, reason
+        left = math.ceil(self._since + PATIENCE_SECONDS - time.monotonic())
+        if self.failures >= TRIES or left <= 0:
+            times = f"{self.failures} times" if self.failures > 1 else "once"
             raise TrainingStopped(
-                f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
+                f"{where}: failed {times} in a row, last with {reason}. What was read before is kept; the same "
                 f"command goes on from there"
             ) from None
         wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
-        wait = min(LONGEST_RETRY_AFTER_SECONDS, max(wait, asked))
+        wait = min(left, max(wait, asked))
         log.warning(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
         time.sleep(wait)
 

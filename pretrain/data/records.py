@@ -13,7 +13,7 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.data.patience import Unreadable
+from pretrain.base.network import Unreadable
 
 CSV_DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # as csv.reader has them
 TEXT, IDS = "text", "lists of ids"

@@ -26,6 +26,7 @@ import httpx
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, is_url, redact_url
+from pretrain.base.network import moving, refuse_page
 from pretrain.data import cuts, unread
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
@@ -194,30 +195,35 @@ def download(key: str, url: str, folder: Path) -> Path:
     patience = Patience(f"{key}: {url}")
     while True:
         try:
-            with files.replacing(path) as temporary, temporary.open("wb") as file:
+            with files.replacing(path) as temporary, temporary.open("w+b") as file:
                 _fetch(f"{key}: {url}", url, file)
             return path
         except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
             raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
         except httpx.ProtocolError as error:  # whose words may hold pieces of where the URL led to
             patience.failed(ConnectionError(type(error).__name__))
-        except (ValueError, httpx.InvalidURL, httpx.HTTPError) as error:
+        except (ValueError, TimeoutError, httpx.InvalidURL, httpx.HTTPError) as error:
             patience.failed(error)
 
 
 def _fetch(what: str, url: str, file: BinaryIO) -> None:
-    """Write what is behind a URL into a file. Raises BadInput where it is too long, ValueError where it is empty."""
+    """Write what is behind a URL into a file. Raises BadInput where it is too long, ValueError where it is empty or a page,
+    TimeoutError where it comes too slowly.
+    """
     with httpx.stream("GET", url, follow_redirects=True, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
         answer.raise_for_status()
-        for block in answer.iter_bytes(BLOCK_BYTES):
+        for block in moving(answer.iter_bytes()):
             if file.tell() + len(block) > DOWNLOAD_BYTES:
                 raise BadInput(
                     f"{what}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; fetch it "
                     f"yourself, or give JSON lines or Parquet, which are streamed"
                 )
             file.write(block)
-    if not file.tell():
-        raise ValueError("is empty")
+        if not file.tell():
+            raise ValueError("is empty")
+        if not urlparse(url).path.lower().endswith((".html", ".htm")):  # asked for
+            file.seek(0)
+            refuse_page(file.read(BLOCK_BYTES), answer.headers, str(answer.url))
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:

@@ -8,10 +8,12 @@ one row has a number, and wants the first file's fields in every file. Its parse
 NA and 12 for none or for numbers, and moves the fields of a record that has too many.
 """
 
+import asyncio
 import contextlib
 import functools
 import logging
 import re
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from glob import has_magic
@@ -25,7 +27,7 @@ import datasets
 import fsspec
 import huggingface_hub
 import pyarrow.parquet as pq
-from aiohttp import ClientResponse, ClientSession, ClientTimeout, TraceConfig
+from aiohttp import ClientResponse, ClientSession, ClientTimeout, StreamReader, TraceConfig
 from datasets.data_files import DataFilesList
 from datasets.packaged_modules.csv.csv import Csv, CsvConfig
 from datasets.packaged_modules.json.json import Json
@@ -33,12 +35,12 @@ from fsspec.compression import compr
 from fsspec.utils import infer_compression
 from pyarrow.dataset import ParquetFragmentScanOptions
 
-from pretrain.base import files
+from pretrain.base import files, network
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, redact
-from pretrain.base.network import answer_of, causes
+from pretrain.base.network import Unreadable, answer_of, causes
 from pretrain.data import unread
-from pretrain.data.patience import Cut, Patience, Unreadable
+from pretrain.data.patience import Cut, Patience
 from pretrain.data.records import (
     IDS,
     TEXT,
@@ -72,8 +74,17 @@ async def _session(**options) -> ClientSession:
 
 
 async def _check_answer(_client, _context, asked) -> None:
-    """Raise Cut for an answer of other bytes than were asked for, Unreadable for another file than before."""
+    """Raise Cut for an answer of other bytes than were asked for, Unreadable for another file than before, or a page."""
     answer: ClientResponse = asked.response
+    url = (*answer.history, answer)[0].url
+    if "html" in answer.headers.get("Content-Type", ""):
+        if asked.method == "HEAD":  # what follows shows whether it is a page
+            return
+        begin = await answer.content.read(BLOCK_BYTES)
+        network.refuse_page(begin, answer.headers, str(answer.url))
+        with warnings.catch_warnings(action="ignore"):  # that reading on is wished for in another way
+            answer.content.unread_data(begin)
+    _watch(answer.content, -network.SLOW_BYTES)
     size = answer.headers.get("Content-Length")
     wanted = re.match(r"bytes=(\d+)-(\d+)", answer.request_info.headers.get("Range", ""))
     got = re.match(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range", ""))
@@ -83,7 +94,6 @@ async def _check_answer(_client, _context, asked) -> None:
         if (first, last, number) != (int(wanted[1]), min(int(wanted[2]), whole - 1), str(last - first + 1)):
             raise Cut(f"was asked for {wanted[0]}, answered {number} from {first} to {last} of {whole}")
         size = got[3]
-    url = (*answer.history, answer)[0].url
     if url not in WATCHED or answer.status not in (200, 206):
         return
     before, kept_in = WATCHED[url]
@@ -101,6 +111,18 @@ async def _check_answer(_client, _context, asked) -> None:
             break
     if asked.method == "GET" and not before:
         before.update({mark: value for mark, value in said.items() if value})
+
+
+def _watch(content: StreamReader, before: int) -> None:
+    """Let reading of an answer fail where it waits, and fewer than network.SLOW_BYTES have come in network.SLOW_SECONDS."""
+    if content.is_eof() or content.exception():
+        return
+    if content.total_bytes - before < network.SLOW_BYTES and not content._size:  # else what has come is not read yet
+        content.set_exception(
+            TimeoutError(f"fewer than {network.SLOW_BYTES:,} bytes came in {network.SLOW_SECONDS} seconds")
+        )
+        return
+    asyncio.get_running_loop().call_later(network.SLOW_SECONDS, _watch, content, content.total_bytes)
 
 
 HTTP = {
@@ -321,21 +343,29 @@ def _retry_here() -> None:
     client.handlers, client.propagate = [_Redacted(logging.WARNING)], False
 
 
-def patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
-    """Return what a call returns, tried again as ``Patience`` has it; ``files``: which an error may be of."""
-    patience = Patience(what)
+def patiently(what: str, call: Callable, *args, files: Sequence[str] = (), place: Callable = lambda: None) -> Any:
+    """Return what a call returns, tried again as ``Patience`` has it.
+
+    Args:
+        files: which an error may be of.
+        place: returns how far it is.
+    """
+    patience = Patience(what, place())
     while True:
         try:
             return call(*args)
         except Exception as error:  # each client has kinds of its own; what is final is sorted out there
             named = [name for name in files if name in str(error)] or files
-            patience.failed(_behind(error, named[0]) if named else error)
+            patience.failed(_behind(error, named[0]) if named else error, place())
 
 
 def _behind(error: Exception, name: str) -> Exception:
     """Return what really happened to a remote file: ``datasets`` takes a failed request for a missing file."""
-    ours = any(isinstance(one, (BadInput, Unreadable)) for one in causes(error, contexts=True))
-    if "://" not in name or ours or answer_of(error, contexts=True)[0] is not None:
+    known = any(
+        isinstance(one, (BadInput, Unreadable)) or "Timeout" in type(one).__name__
+        for one in causes(error, contexts=True)
+    )
+    if "://" not in name or known or answer_of(error, contexts=True)[0] is not None:
         return error
     filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
     try:
@@ -363,7 +393,7 @@ def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row
     Args:
         values: what stands in the column from a row on.
     """
-    patience = Patience(name)
+    patience = Patience(name, row)
     while True:
         try:
             for value in values(row):

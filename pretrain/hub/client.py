@@ -1,12 +1,16 @@
-"""The Hub's client, with time-outs; its errors in one line; attempts that go on while another one may help.
+"""The Hub's client, with time-outs and checked answers; its errors in one line; attempts while another one may help.
 
-The client waits for ever for a silent server and repeats only some requests. The token is the client's own (HF_TOKEN or
-a login): no file and no message has it.
+The client waits for ever for a silent server, repeats only some requests, and takes what it is answered for true. The
+token is the client's own (HF_TOKEN or a login): no file and no message has it.
 """
 
+import contextlib
 import errno
 import functools
+import json
 import math
+import re
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -21,18 +25,26 @@ from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import one_line
-from pretrain.base.network import answer_of
+from pretrain.base.network import ASKED, Unreadable, answer_of, moving, refuse_page, retry_after
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
 DEADLINE_SECONDS = 15 * 60  # from the first failure on
 PASSING = {408, 409, 412, 423, 425, 429}  # statuses below 500 that another attempt may not meet
 LOCAL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+LISTING_PAGES, LISTING_SECONDS = 2000, 15 * 60  # a page of the Hub has a thousand names
+CLIENT_WAIT_SECONDS = 60  # of each of the client's own few retries, however long the server asks for
+COMMIT = re.compile("[0-9a-f]{40}")
+ABOUT = re.compile(r"/api/(?:models|datasets|spaces)/((?:[^/]+/)?(?!refs$|auth-check$)[^/]+?)(?:/revision/.+)?$")
+TREE = re.compile(r"/api/(?:models|datasets|spaces)/(.+?)/(?:tree|paths-info)/")
+
+_listing = threading.local()  # of this thread: ``state``, the pages of a listing so far, and when it began
+_refused: set[tuple[bytes, str]] = set()  # hosts and repositories of which they gave no commit
 
 
 @functools.cache
 def bound_client() -> None:
-    """Give the client time-outs, once a process."""
+    """Give the client time-outs, and have answers checked, once a process."""
     set_client_factory(_bounded_client)
 
 
@@ -42,10 +54,77 @@ def _bounded_client() -> Any:
     def bound(request: Any) -> None:
         asked = request.extensions.get("timeout", {})
         request.extensions["timeout"] = {kind: asked.get(kind) or limit for kind, limit in TIMEOUT_SECONDS.items()}
+        for host, name in [*_refused]:  # Transformers would read on from main
+            if host == request.url.netloc and f"/{name}/resolve/" in request.url.path:
+                raise _no_commit(name)
 
     client = default_client_factory()
-    client.event_hooks = client.event_hooks | {"request": [*client.event_hooks["request"], bound]}
+    hooks = client.event_hooks
+    client.event_hooks = {"request": [*hooks["request"], bound], "response": [*hooks["response"], _check]}
     return client
+
+
+def _check(answer: Any) -> None:
+    """Check an answer before the client reads it, and bound how long the client waits for it, or because of it.
+
+    Raises BadInput for what is no answer about a repository, Unreadable for a page.
+    """
+    url, headers = answer.request.url, answer.headers
+    if not COMMIT.fullmatch(headers.get("X-Repo-Commit", "0" * 40)):
+        raise _no_commit(url.path.partition("/resolve/")[0].strip("/"))
+    if not answer.is_success:
+        if "Retry-After" in headers:
+            headers[ASKED] = headers["Retry-After"]
+            headers["Retry-After"] = str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers))))
+        if "ratelimit" in headers:
+            headers["ratelimit"] = re.sub(r"(t\s*=\s*)\d{3,}", rf"\g<1>{CLIENT_WAIT_SECONDS}", headers["ratelimit"])
+        return
+    raw = answer.iter_raw
+    answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
+    if "html" in headers.get("Content-Type", ""):
+        refuse_page(answer.read(), headers, str(url))
+    found = TREE.search(url.path) or (None if "expand=" in str(url) else ABOUT.search(url.path))
+    if found:
+        answer.read()
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):  # that may be over the next time
+            _check_repository(url.netloc, found[1], answer.json(), is_tree=found.re is TREE)
+    pages, begun = getattr(_listing, "state", (0, 0.0))
+    _listing.state = (pages + 1, begun if pages else time.monotonic()) if "next" in answer.links else (0, 0.0)
+    if pages >= LISTING_PAGES or (pages and time.monotonic() - begun > LISTING_SECONDS):
+        _listing.state = 0, 0.0
+        limit = f"{LISTING_PAGES:,} pages and {LISTING_SECONDS / 60:g} minutes"
+        raise BadInput(f"{found[1] if found else url}: its listing does not end within {limit}; check HF_ENDPOINT", 1)
+
+
+def _check_repository(host: bytes, name: str, said: Any, *, is_tree: bool) -> None:
+    """Raise BadInput where the Hub gives no commit of a repository, or lists what is no file or folder of it."""
+    if not is_tree:
+        has_commit = isinstance(said, dict) and COMMIT.fullmatch(str(said.get("sha")))
+        (_refused.discard if has_commit else _refused.add)((host, name))
+        if not has_commit:
+            raise _no_commit(name)
+        said = said.get("siblings") or []
+    for row in said if isinstance(said, list) else [said]:
+        match {"lfs": None} | row if isinstance(row, dict) else row:
+            case {"rfilename": str(path)} | {"type": "directory", "path": str(path), "oid": str()}:
+                size = 0
+            case {
+                "type": "file",
+                "path": str(path),
+                "oid": str(),
+                "size": int(size),
+                "lfs": None | {"oid": str(), "size": int(), "pointerSize": int()},
+            }:
+                pass
+            case _:
+                path, size = "", 0
+        if not path or path.startswith("/") or ".." in path.split("/") or not 0 <= size < 2**63:
+            raise BadInput(f"{name}: the Hub lists {str(row)[:200]}, which is no file of it; check HF_ENDPOINT")
+
+
+def _no_commit(name: str) -> BadInput:
+    remedy = "check HF_ENDPOINT, or give files of this machine"
+    return BadInput(f"{name}: the Hub gives no commit of it, so that two versions could be mixed; {remedy}")
 
 
 def api() -> HfApi:
@@ -90,5 +169,5 @@ def describe(error: BaseException) -> str:
 
 def _is_final(error: BaseException) -> bool:
     """Whether another attempt would end in the same way."""
-    here = isinstance(error, (BadInput, HFValidationError, OfflineModeIsEnabled))
+    here = isinstance(error, (BadInput, HFValidationError, OfflineModeIsEnabled, Unreadable))
     return here or is_refusal(error) or getattr(error, "errno", None) in LOCAL

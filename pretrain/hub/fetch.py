@@ -64,7 +64,7 @@ def _fetch(
         if may_begin and answer_of(error)[0] == 404:  # not 401, which is of the token
             return None
         raise
-    names = {sibling.rfilename for sibling in found.siblings}
+    names = {sibling.rfilename for sibling in found.siblings or ()}
     within = sorted(
         name.removesuffix(layout.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + layout.MANIFEST, name)
     )

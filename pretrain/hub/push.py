@@ -275,7 +275,7 @@ def _send(api: HfApi, folder: Path, push: dict, sums: dict[str, str]) -> str:
     found = api.model_info(repo_id)
     operations = []
     if any(re.match(CHECKPOINT, name) for name in sums):  # no older one stays behind as the last
-        there = {sibling.rfilename for sibling in found.siblings if sibling.rfilename.startswith(NEWEST)}
+        there = {sibling.rfilename for sibling in found.siblings or () if sibling.rfilename.startswith(NEWEST)}
         operations = [CommitOperationDelete(name) for name in sorted(there - set(sums))]
     for name, digest in sums.items():
         operation = CommitOperationAdd(name, folder / "files" / name)
