@@ -16,6 +16,7 @@ import yaml
 from pretrain.base import foreign
 from pretrain.base.layout import step_name
 from pretrain.evaluation.hellaswag import CITATIONS, PUBLISHED
+from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe.keys import REPOSITORY
 
 # Loss of OpenAI's GPT-2 124M on held-out text, context 1,024, as others measured it: nats per token, data, source. The
@@ -124,7 +125,7 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
     tokens = step * recipe["tokens_per_step"]
     parts = [
         f"# {_text(recipe['run_name'])}",
-        f"A {'Llama-type' if recipe.get('architecture') == 'llama' else 'GPT-2'} language model of "
+        f"A {ARCHITECTURES[recipe.get('architecture') or 'gpt2'].label} language model of "
         f"{facts.parameters / 1e6:,.1f}M parameters, {start} on {_data(recipe)} with Ursa Minor; after step "
         f"{step:,}{planned}.",
         "## Load",

@@ -200,4 +200,3 @@ def _start(folder: Path, server: LyingHub, kind: str) -> commands.Started:
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     flags = ("--recipe", "tiny.yaml", "--shard_tokens", "600", "--data_files", DATA + kind)
     return commands.Started("prepare_data.py", *flags, cwd=folder, environment=environment, hasty=True)
-

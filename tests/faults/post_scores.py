@@ -1,6 +1,6 @@
 """What post_train.py does of its own, without TRL: reads prompts and a reward, and scores a model by them.
 
-    post_scores.main(["MODEL", "prompts.jsonl", "reward.py:cat"])
+post_scores.main(["MODEL", "prompts.jsonl", "reward.py:cat"])
 """
 
 import logging

@@ -81,8 +81,9 @@ def load_campaigns() -> dict:
     import lying_server
     import outside_words
     import recipe_files
-    import scripts
     import two_trainers
+
+    import scripts
 
     return {
         "bits": damage.flips,

@@ -61,7 +61,18 @@ JOBS = (  # (is refused, what is other in the environment, flags)
     (False, {"GIT_URL": "ssh://git@h/x.git"}, ()),
     (False, {"GIT_URL": "git@h:x.git"}, ()),
 )  # fmt: skip
-LOCKS = ("a link", "names another", "names 1", "names -1", "names 0", "names 9" + "9" * 30, "names \x1b[2J", "not held", "a folder", "a dangling link")
+LOCKS = (
+    "a link",
+    "names another",
+    "names 1",
+    "names -1",
+    "names 0",
+    "names 9" + "9" * 30,
+    "names \x1b[2J",
+    "not held",
+    "a folder",
+    "a dangling link",
+)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
@@ -126,7 +137,9 @@ def _judge(done: commands.Done, folder: Path, *, refused: bool | None) -> str | 
     if list(folder.rglob("pwned")):
         return "a word was run"
     if CANARY in done.stdout + done.stderr:
-        return f"a secret is printed: {next(line for line in (done.stdout + done.stderr).splitlines() if CANARY in line)}"
+        return (
+            f"a secret is printed: {next(line for line in (done.stdout + done.stderr).splitlines() if CANARY in line)}"
+        )
     if "\x1b" in done.stdout + done.stderr:
         return "an escape is printed"
     if done.code == 0:
