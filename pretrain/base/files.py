@@ -145,7 +145,7 @@ def sha256(path: Path) -> str:
 def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
     """Hold ``path`` as a lock that dies with this process; another holder's pid goes into ``busy`` ("{pid}").
 
-    Raises BadInput with this exit status when another process holds it, or where it is a link: what it leads to is not ours.
+    Raises BadInput with this exit status when another process holds it, and where it is a link to another's file.
     """
     if path.is_symlink():
         raise BadInput(f"{path}: is a link, and a lock is a file of its own; remove the link")
