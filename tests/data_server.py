@@ -25,8 +25,8 @@ class DataServer(ThreadingHTTPServer):
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
     (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
     "other" (its ETag is another file's), "garbage" (an answer that is no HTTP), "silent" (no answer in time), "drip" (a
-    byte now and then), "ok" (no fault: what it meets is passed to no later one), and what begins with one of [{<: it is
-    the answer itself, JSON or a page.
+    byte now and then), "ok" (no fault: what it meets is passed to no later one), and what begins with one of "[{< ": it
+    is the answer itself, JSON or (called) HTML.
     """
 
     daemon_threads = True
@@ -98,10 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"HTTP/1.1 two hundred\r\n\r\n")
             self.close_connection = True
             return
-        if fault and fault[0] in "[{<":
-            self.send(
-                200, fault.encode(), [("Content-Type", "text/html" if fault[0] == "<" else "application/json")], body
-            )
+        if fault and fault[0] in "[{< ":
+            kind = "application/json" if fault[0] in "[{" else "text/html"
+            self.send(200, fault.encode(), [("Content-Type", kind)], body)
             return
         if fault and fault[0].isdigit():
             status, _, after = fault.partition(":")

@@ -1,6 +1,7 @@
 """What a server's answer asks of its client, and what shows that it is not the answer to what was asked."""
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,6 +9,7 @@ from email.utils import parsedate_to_datetime
 
 ASKED = "X-Retry-After-Asked"  # what a server asked for, where a client that would obey it was given less
 SLOW_SECONDS, SLOW_BYTES = 60, 2**16  # an answer that brings less in this time is as good as silent
+moved_at = -math.inf  # when this process last got SLOW_BYTES, by time.monotonic()
 PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
@@ -58,10 +60,17 @@ def moving(blocks: Iterable[bytes]) -> Iterator[bytes]:
         waited, got = waited + time.monotonic() - begun, got + len(block)
         if got >= SLOW_BYTES:
             waited, got = 0.0, 0
+            moved()
         elif waited > SLOW_SECONDS:
             raise TimeoutError(f"fewer than {SLOW_BYTES:,} bytes came in {SLOW_SECONDS} seconds")
         yield block
         begun = time.monotonic()
+
+
+def moved() -> None:
+    """Note that SLOW_BYTES have come."""
+    global moved_at
+    moved_at = time.monotonic()
 
 
 def refuse_page(begin: bytes, headers: Mapping[str, str], url: str) -> None:

@@ -103,10 +103,6 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
     folder, (repo_id, _, _) = source.folder, source.repository
     where = f"hf://datasets/{repo_id}@{commit}/{file.path}"
 
-    def kept() -> str | None:
-        sizes = [path.stat().st_size for path in (folder / ".fetch").rglob("*.incomplete")]
-        return f"after {sum(sizes) // BLOCK_BYTES} MiB" if sum(sizes) >= BLOCK_BYTES else None
-
     def get() -> dict:
         place = {"repo_type": "dataset", "revision": commit, "local_dir": folder / ".fetch"}
         try:
@@ -127,7 +123,7 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
         files.fsync(folder)
         return {"file": path.name, "tokens": tokens, "sha256": sums[True]}
 
-    return patiently(where, get, place=kept)
+    return patiently(where, get)
 
 
 def _sums(path: Path, size: int) -> dict[bool, str]:

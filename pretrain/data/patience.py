@@ -13,6 +13,7 @@ import datasets
 import huggingface_hub
 import pyarrow as pa
 
+from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import redact
 from pretrain.base.network import Unreadable, answer_of, causes
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 TRIES = 10  # in a row without a new row; with the waits below about four minutes
 LONGEST_WAIT_SECONDS = 60
-PATIENCE_SECONDS = 300  # without a new row, however many tries they have taken
+PATIENCE_SECONDS = 300  # in which nothing comes, however many tries they have taken
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
 # What may be over the next time, of a disk or of a share over the network.
 PASSING = {
@@ -44,28 +45,24 @@ class Patience:
     """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged.
 
     What a parser says of a local file is final; of a remote one it is when a second reading says the same.
-
-    Args:
-        place: how far it is: a row's number, or words such as "after 3 MiB". Another one is progress.
     """
 
-    def __init__(self, what: str, place: int | str | None = None):
+    def __init__(self, what: str, place: int | None = None):
         self.what, self.failures, self.reason = redact(what), 0, ""
         self.place, self._since = place, time.monotonic()
         self.local = Path(what).is_absolute()
         self.is_file = self.local or "://" in what
 
-    def failed(self, error: Exception, place: int | str | None = None) -> None:
-        """Wait and return, or raise where waiting does not help."""
+    def failed(self, error: Exception, place: int | None = None) -> None:
+        """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
         behind = [*causes(error, contexts=True)]
         for one in behind:
             if isinstance(one, BadInput):
                 raise one from None
         error = next((one for one in behind if isinstance(one, Unreadable)), error)
         status, asked = answer_of(error, contexts=True)
-        at = f"row {place}" if isinstance(place, int) else place
-        where = f"{self.what}: {at}" if at else self.what
-        reason = redact(" ".join(str(error).split()))
+        where = self.what if place is None else f"{self.what}: row {place}"
+        reason = redact(" ".join(next(filter(None, map(str, [error, *behind])), "").split()))  # some have no words
         if status is not None:
             reason = f"HTTP status {status}"
         elif not isinstance(error, Unreadable):
@@ -89,7 +86,7 @@ class Patience:
         if place != self.place:
             self.failures, self._since = 0, time.monotonic()
         self.failures, self.place, self.reason = self.failures + 1, place, reason
-        left = math.ceil(self._since + PATIENCE_SECONDS - time.monotonic())
+        left = math.ceil(max(self._since, network.moved_at) + PATIENCE_SECONDS - time.monotonic())
         if self.failures >= TRIES or left <= 0:
             times = f"{self.failures} times" if self.failures > 1 else "once"
             raise TrainingStopped(

@@ -70,6 +70,7 @@ async def _session(**options) -> ClientSession:
     """Return what asks servers for files: every answer is checked before a byte of it is read."""
     trace = TraceConfig()
     trace.on_request_end.append(_check_answer)
+    trace.on_response_chunk_received.append(_note_block)
     return ClientSession(trace_configs=[trace], **options)
 
 
@@ -123,6 +124,11 @@ def _watch(content: StreamReader, before: int) -> None:
         )
         return
     asyncio.get_running_loop().call_later(network.SLOW_SECONDS, _watch, content, content.total_bytes)
+
+
+async def _note_block(_client, _context, got) -> None:
+    if len(got.chunk) >= network.SLOW_BYTES:
+        network.moved()
 
 
 HTTP = {
@@ -343,20 +349,15 @@ def _retry_here() -> None:
     client.handlers, client.propagate = [_Redacted(logging.WARNING)], False
 
 
-def patiently(what: str, call: Callable, *args, files: Sequence[str] = (), place: Callable = lambda: None) -> Any:
-    """Return what a call returns, tried again as ``Patience`` has it.
-
-    Args:
-        files: which an error may be of.
-        place: returns how far it is.
-    """
-    patience = Patience(what, place())
+def patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
+    """Return what a call returns, tried again as ``Patience`` has it; ``files``: which an error may be of."""
+    patience = Patience(what)
     while True:
         try:
             return call(*args)
         except Exception as error:  # each client has kinds of its own; what is final is sorted out there
             named = [name for name in files if name in str(error)] or files
-            patience.failed(_behind(error, named[0]) if named else error, place())
+            patience.failed(_behind(error, named[0]) if named else error)
 
 
 def _behind(error: Exception, name: str) -> Exception:

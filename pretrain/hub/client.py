@@ -70,8 +70,10 @@ def _check(answer: Any) -> None:
     Raises BadInput for what is no answer about a repository, Unreadable for a page.
     """
     url, headers = answer.request.url, answer.headers
+    found = TREE.search(url.path) or (None if "expand=" in str(url) else ABOUT.search(url.path))
+    name = found[1] if found else url.path.partition("/resolve/")[0].strip("/").removeprefix("datasets/")
     if not COMMIT.fullmatch(headers.get("X-Repo-Commit", "0" * 40)):
-        raise _no_commit(url.path.partition("/resolve/")[0].strip("/"))
+        raise _no_commit(name)
     if not answer.is_success:
         if "Retry-After" in headers:
             headers[ASKED] = headers["Retry-After"]
@@ -83,17 +85,16 @@ def _check(answer: Any) -> None:
     answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
     if "html" in headers.get("Content-Type", ""):
         refuse_page(answer.read(), headers, str(url))
-    found = TREE.search(url.path) or (None if "expand=" in str(url) else ABOUT.search(url.path))
     if found:
         answer.read()
         with contextlib.suppress(json.JSONDecodeError, RecursionError):  # that may be over the next time
-            _check_repository(url.netloc, found[1], answer.json(), is_tree=found.re is TREE)
+            _check_repository(url.netloc, name, answer.json(), is_tree=found.re is TREE)
     pages, begun = getattr(_listing, "state", (0, 0.0))
     _listing.state = (pages + 1, begun if pages else time.monotonic()) if "next" in answer.links else (0, 0.0)
     if pages >= LISTING_PAGES or (pages and time.monotonic() - begun > LISTING_SECONDS):
         _listing.state = 0, 0.0
         limit = f"{LISTING_PAGES:,} pages and {LISTING_SECONDS / 60:g} minutes"
-        raise BadInput(f"{found[1] if found else url}: its listing does not end within {limit}; check HF_ENDPOINT", 1)
+        raise BadInput(f"{name}: its listing does not end within {limit}; check HF_ENDPOINT", 1)
 
 
 def _check_repository(host: bytes, name: str, said: Any, *, is_tree: bool) -> None:

@@ -254,6 +254,50 @@ def test_a_dry_run_says_what_there_is_and_jobs_are_refused(served, place):
     assert "is fetched, not prepared" in run(*words, "--num_jobs", "2", expect=2, **hub(served)).stderr
 
 
+PAGE = "<!DOCTYPE html><html><body>Please log in</body></html>"
+
+
+@pytest.mark.parametrize("where", ["GET /api/datasets/me/tokens$", "GET .*/tree/", "GET .*/resolve/.*train_000001"])
+def test_a_page_in_place_of_an_answer_of_the_hub_is_said_to_be_one(served, place, capfd, where):
+    served.faults = [[where, PAGE, 1]]
+    status, waits = prepare(served)
+    assert status == 0 and len(waits) == 1, "it may be over the next time"
+    shutil.rmtree("data")
+    served.faults = [[where, PAGE, 10**6]]
+    capfd.readouterr()
+    assert prepare(served)[0] == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert re.search(
+        r"error: .*hf://datasets/me/tokens.*: the answer of http://.* looks like a proxy's or log-in", error
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            '[{"type": "file", "path": null, "size": 1, "oid": "0"}]',
+            "me/tokens: the Hub lists {'type': 'file', 'path': None",
+        ),
+        ("[5]", "me/tokens: the Hub lists 5, which is no file of it"),
+    ],
+)
+def test_a_listing_of_what_is_no_file_is_a_line_with_the_repository(served, place, capfd, rows, words):
+    served.faults = [["GET .*/tree/", rows, 10**6]]
+    assert prepare(served) == (2, [])
+    assert f"error: {words}" in capfd.readouterr().err and not list(Path("data").glob("*/manifest.json"))
+
+
+def test_a_hub_without_commits_is_refused_and_no_revision_is_stored(served, place, capfd):
+    before, served.commit = served.commit, None
+    try:
+        assert prepare(served) == (2, [])
+    finally:
+        served.commit = before
+    assert "error: me/tokens: the Hub gives no commit of it" in capfd.readouterr().err
+    assert not list(Path("data").glob("*/manifest.json"))
+
+
 def test_git_and_lfs_know_a_file_by_these_sums(tmp_path):
     """Git's of "hello\\n" is in every introduction to it."""
     (tmp_path / "a").write_bytes(b"hello\n")

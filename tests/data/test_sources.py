@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import patience, sources, tokenization
 from pretrain.recipe import keys
@@ -79,9 +80,15 @@ def server():
                 return
             body = b"" if self.path == "/empty.txt" else made.body
             self.send_response(200)
+            if "page" in self.path:
+                body = b"<!DOCTYPE html><html>Please log in</html>"
+                self.send_header("Content-Type", "text/html")
             self.send_header("Content-Length", str(len(body) + 5 * (self.path == "/short.txt")))
             self.end_headers()
-            self.wfile.write(body)
+            for byte in body if self.path == "/trickle.txt" else ():
+                self.wfile.write(bytes([byte]))
+                made.closing.wait(0.02)
+            self.wfile.write(b"" if self.path == "/trickle.txt" else body)
 
         do_HEAD = do_GET
 
@@ -91,7 +98,7 @@ def server():
     made = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    made.busy, made.body = 0, b"some text\r\nof a file\n"
+    made.busy, made.body, made.closing = 0, b"some text\r\nof a file\n", threading.Event()
     made.url, made.asked = f"http://127.0.0.1:{made.server_port}", Handler.asked
     yield made
     made.shutdown()
@@ -650,6 +657,7 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
         ("missing.txt", "HTTP status 404. Check the name"),
         ("short.txt", "failed 10 times in a row, last with ConnectionError: RemoteProtocolError"),
         ("empty.txt", "cannot be read: ValueError: is empty. Mend or replace the file"),
+        ("page.txt", "the answer of http://127.0.0.1:"),
         ("", "cannot be fetched ("),
     ],
 )
@@ -660,6 +668,26 @@ def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, serve
         find(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
     assert str(caught.value).startswith(f"{key}: {url}: {reason}")
     assert not downloads.exists() or not list(downloads.iterdir())
+
+
+def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(downloads, server, monkeypatch):
+    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
+    for name in ("page.html?x=1", "page.HTM"):
+        (kept,) = sources.find_files("data_files", [f"{server.url}/{name}"])
+        assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
+    message = refused(data_files=[f"{server.url}/page?token=SECRET"])
+    assert "page?redacted looks like a proxy's or log-in page" in message and "SECRET" not in message
+
+
+def test_a_download_that_trickles_is_given_up(downloads, server, monkeypatch):
+    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(patience, "TRIES", 2)
+    monkeypatch.setattr(network, "SLOW_SECONDS", 0.05)
+    with pytest.raises(
+        TrainingStopped, match="/trickle.txt: failed 2 times in a row, last with TimeoutError: fewer than"
+    ):
+        sources.find_files("data_files", [f"{server.url}/trickle.txt"])
+    assert not list(downloads.iterdir())
 
 
 def test_a_download_is_tried_again_where_that_can_help(downloads, server, monkeypatch):

@@ -32,6 +32,7 @@ from conftest import RECIPE, ROOT
 from data_server import DataServer
 
 import prepare_data
+from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import patience, prepare, stream
 from pretrain.data.records import Column
@@ -178,6 +179,86 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again_at_opening_and_at_
     server.faults += fault("silent", method="GET")
     assert [text for text, _ in read(0)] == ROWS and 1 <= len(caplog.messages) <= 2
     assert not any(times for _, kind, times in server.faults if kind == "silent")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_trickles_is_tried_again_at_opening_and_at_reading(server, caplog, monkeypatch, name):
+    monkeypatch.setattr(network, "SLOW_SECONDS", 0.1)
+    server.faults = fault("drip", method="GET")
+    ((_, read),) = open_files([f"{server.url}/files/{name}"])["train"]
+    server.faults += fault("drip", method="GET")
+    assert [text for text, _ in read(0)] == ROWS and 1 <= len(caplog.messages) <= 2
+    assert any("fewer than 65,536 bytes came in 0.1 seconds" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_page_in_place_of_a_table_is_said_to_be_one(server, caplog, name):
+    page = "<!DOCTYPE html><html><body>Please log in</body></html>"
+    url = f"{server.url}/files/{name}"
+    ((_, read),) = open_files([url])["train"]
+    server.faults = fault(page, method="GET")
+    assert [text for text, _ in read(0)] == ROWS and server.waits == [1]
+    for method in ("GET", "."):
+        server.faults = fault(page, times=ALWAYS, method=method)
+        with pytest.raises(BadInput, match=f"^{url}: the answer of {url} looks like a proxy's or log-in page"):
+            list(open_files([url])["train"][0][1](0))
+
+
+def test_a_table_that_is_served_as_html_is_read(server):
+    lines = json_lines([{"text": "<html>"}]).decode()
+    server.faults = fault(" " + lines, times=ALWAYS)
+    assert texts([f"{server.url}/files/a.jsonl"]) == ["<html>"]
+
+
+class Clock:
+    """A clock that only waiting moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize("silent", [0, 10, 60, 90, 400])
+@pytest.mark.parametrize("asked", [None, "7", "600", "9" * 5000])
+def test_retries_end_after_about_five_minutes_however_long_each_one_takes(monkeypatch, silent, asked):
+    clock = Clock()
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(network, "moved_at", 0)
+
+    def call():
+        clock.sleep(silent)
+        answer = type("Answer", (), {"status_code": 503, "headers": {"Retry-After": asked} if asked else {}})
+        error = OSError("no answer")
+        error.response = answer
+        raise error
+
+    with pytest.raises(
+        TrainingStopped, match="^me/corpus: failed (once|[0-9]+ times) in a row, last with HTTP status 503"
+    ):
+        stream.patiently("me/corpus", call)
+    assert 243 <= clock.now <= patience.PATIENCE_SECONDS + silent + 1
+
+
+def test_time_in_which_bytes_come_is_not_counted(monkeypatch):
+    """Here a large file of which each try gets much: it has its ten tries."""
+    clock = Clock()
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(network, "time", clock)
+    monkeypatch.setattr(network, "moved_at", 0)
+
+    def call():
+        for _ in network.moving(iter([b"x" * network.SLOW_BYTES] * 20)):
+            clock.sleep(30)
+        raise ConnectionError("cut")
+
+    with pytest.raises(TrainingStopped, match="^hf://a: failed 10 times in a row"):
+        stream.patiently("hf://a", call)
+    assert clock.now > 10 * 600
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -808,6 +889,7 @@ class Hub:
             "down": self.read(fault("503", 1, ALWAYS, method=one)),
             "down at once": self.read(fault("503", times=ALWAYS)),
             "gone": self.read(name="me/nothing"),
+            "no commit": self.without_commit(sample),
             "no config": self.read(config="samples"),
             "column": self.read(column="txt"),
             "forbidden": self.read(fault("403", times=ALWAYS, method=one)),
@@ -815,6 +897,14 @@ class Hub:
             "moved": self.prepare(),
             "outwaited": self.server.outwaited,
         }
+
+    def without_commit(self, sample: str) -> list[dict]:
+        """Read where the Hub gives no commit; by name, by pattern."""
+        commit, versions = self.server.commit, {}
+        self.server.commit = None
+        found = [self.read(), self.read(files=[f"{sample}/*.parquet"], versions=versions) | {"versions": versions}]
+        self.server.commit = commit
+        return found
 
     def move(self, pattern: str) -> list[dict]:
         """Read files twice; main moves on in between."""
@@ -848,6 +938,13 @@ class Hub:
         again = run()
         strange = [line for line in self.server.log if "/resolve/" in line and before not in line]
         return {"outcomes": outcomes, "whole": whole, "cut": cut, "again": again, "strange": strange}
+
+
+def test_a_hub_that_gives_no_commit_is_refused_by_name_and_none_is_kept(hub):
+    for done in hub["no commit"]:
+        assert done["stopped"].startswith("BadInput: me/corpus: the Hub gives no commit of it"), done["stopped"]
+        assert not done["rows"] and not done["waits"]
+    assert done["versions"] == {}
 
 
 def test_files_of_the_hub_are_read_at_the_commit_of_the_first_contact(hub):
