@@ -80,6 +80,7 @@ def load_campaigns() -> dict:
     import lying_repositories
     import lying_server
     import outside_words
+    import post_training
     import recipe_files
     import scripts
     import two_trainers
@@ -96,6 +97,7 @@ def load_campaigns() -> dict:
         "hf": lying_repositories.cases,
         "trainers": two_trainers.cases,
         "words": outside_words.cases,
+        "post": post_training.cases,
         "scripts": scripts.cases,
         "environment": environment.cases,
     }
