@@ -92,6 +92,7 @@ def load_campaigns() -> dict:
         "disk": full_disk.cases,
         "data": data_files.cases,
         "recipes": recipe_files.cases,
+        "flags": recipe_files.flags,
         "server": lying_server.cases,
         "hub": lying_hub.cases,
         "hf": lying_repositories.cases,
