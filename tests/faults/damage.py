@@ -7,12 +7,13 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import commands
+import numpy
+import safetensors.numpy
 
 Case = tuple[str, Callable[[Path], str | None]]
 RUN = Path("runs/tiny")
@@ -171,14 +172,44 @@ def _nested(folder: Path) -> None:
     (folder / LAST / "manifest.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
 
 
-def _other_state(folder: Path) -> None:
-    state, manifest = folder / LAST / "state.json", folder / LAST / "manifest.json"
-    text = re.sub(r'"step": \d+', '"step": 7', state.read_text(), count=1)
-    state.write_text(text)
-    rows = json.loads(manifest.read_text())
-    data = text.encode()
-    rows["files"]["state.json"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest.write_text(json.dumps(rows))
+def _hashed(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Change a file of the newest checkpoint, and its row in the manifest, so that the hashes agree."""
+
+    def damage(folder: Path) -> None:
+        file, manifest = folder / LAST / name, folder / LAST / "manifest.json"
+        data = change(file.read_bytes())
+        file.write_bytes(data)
+        rows = json.loads(manifest.read_text())
+        rows["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest.write_text(json.dumps(rows))
+
+    return damage
+
+
+def _state(**fields: object) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        state = json.loads(data) | fields
+        return json.dumps({key: value for key, value in state.items() if value is not ...}).encode()
+
+    return change
+
+
+def _tensors(change: Callable[[dict], object]) -> Callable[[bytes], bytes]:
+    def changed(data: bytes) -> bytes:
+        tensors = safetensors.numpy.load(data)
+        change(tensors)
+        return safetensors.numpy.save({name: numpy.ascontiguousarray(values) for name, values in tensors.items()})
+
+    return changed
+
+
+def _largest(tensors: dict) -> str:
+    return max(tensors, key=lambda name: (tensors[name].size, name))
+
+
+def _each(change: Callable) -> Callable[[dict], object]:
+    """Change the largest tensor."""
+    return lambda tensors: tensors.update({_largest(tensors): change(tensors[_largest(tensors)])})
 
 
 def _file_for_checkpoint(folder: Path) -> None:
@@ -230,6 +261,18 @@ def _data_manifest(data: str) -> Callable[[Path], None]:
     return damage
 
 
+TENSORS: dict[str, Callable[[dict], object]] = {
+    "a shape is turned": _each(lambda values: values.T),
+    "a row is missing": _each(lambda values: values[1:]),
+    "flat": _each(lambda values: values.reshape(-1)),
+    "whole numbers": _each(lambda values: values.astype("int32")),
+    "twice the precision": _each(lambda values: values.astype("float64")),
+    "half the precision": _each(lambda values: values.astype("float16")),
+    "one is missing": lambda tensors: tensors.pop(_largest(tensors)),
+    "one more": lambda tensors: tensors.update(more=tensors[_largest(tensors)]),
+    "another name": lambda tensors: tensors.update(other=tensors.pop(_largest(tensors))),
+    "none": lambda tensors: tensors.clear(),
+}
 CHECKPOINTS = (
     ("a manifest's step is text", _manifest(lambda rows: rows | {"step": "twelve"}), (LAST.name,)),
     ("a manifest's step is null", _manifest(lambda rows: rows | {"step": None}), (LAST.name,)),
@@ -237,7 +280,24 @@ CHECKPOINTS = (
     ("a manifest's size is text", _manifest(lambda rows: rows | {"files": {"state.json": "x"}}), (LAST.name,)),
     ("a manifest is a list", _manifest(lambda rows: [rows]), (LAST.name,)),
     ("a manifest is 100,000 brackets deep", _nested, (LAST.name,)),
-    ("state.json is of another step than its manifest", _other_state, (LAST.name, "state.json")),
+    ("state.json is of another step than its manifest", _hashed("state.json", _state(step=7)), (LAST.name, "state.json")),
+    *(
+        (f"state.json of {fields!r:.40}, hashed anew", _hashed("state.json", _state(**fields)), (LAST.name, "state.json"))
+        for fields in ({"step": "12"}, {"step": None}, {"step": -1}, {"step": ...}, {"step": 1e400}, {"step": [12]}, {"more": 1})
+    ),
+    *(
+        (f"state.json {data!r:.20}, hashed anew", _hashed("state.json", lambda _, data=data: data), (LAST.name, "state.json"))
+        for data in (b"", b"[]", b"null", b"3", b"{}", b"{", b"\xff", b"[" * 100_000)
+    ),
+    *(
+        (f"{name}: {how}, hashed anew", _hashed(name, _tensors(change)), (LAST.name, name))
+        for name in ("model.safetensors", "optimizer.safetensors")
+        for how, change in TENSORS.items()
+    ),
+    *(
+        (f"{name}: random, hashed anew", _hashed(name, lambda _: bytes(range(256)) * 9), (LAST.name, name))
+        for name in ("model.safetensors", "optimizer.safetensors")
+    ),
     ("a file has the name of the newest checkpoint", _file_for_checkpoint, (LAST.name,)),
     ("a file has the name of a checkpoint that is being made", _file_for_partial, (LAST.name,)),
 )

@@ -17,6 +17,61 @@ VALUES = (
     "2001-99-99", "'\\x00'", '"\\ud800"', "1:20:30", "~", "6e-4", "1e5", "''''", "🦣" * 2000, "- a\n- b", "|\n  text\n",
 )  # fmt: skip
 
+MODES = ("profile", "eval_only", "extend_steps", "push_pending", "verify", "help", "version", "recipe", "true", "null", "1", "-x")
+BAD_NUMBERS = ("-1e-3", "-1", "-.5", "-inf", "-1_000", "-0x1", "-1e999")
+CARDS = ("0", "1", "!!", "", "zzz", "-1", "yaml", "\x1b[2J", "_", "x" * 5000)
+
+
+def flags(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
+    """Names of modes as values, flags twice in each spelling, numbers below 0, cards that nobody has."""
+    for name in MODES:
+        for flag in ((f"--run_name={name}",), ("--run_name", name)):
+            yield f"a run named by {flag}", _trains(flag, name)
+    for key in rng.sample(re.findall(r"^(\w+):", commands.RECIPE, re.MULTILINE), 12):
+        for other in (f"--{key}", f"--{key.replace('_', '-')}"):
+            yield f"--{key}, then {other}", _refused((f"--{key}", "1", other, "1"), key, key.replace("_", "-"))
+            yield f"--{key}=1, then {other}=1", _refused((f"--{key}=1", f"{other}=1"), key, key.replace("_", "-"))
+    for key in ("learning_rate", "max_steps", "validation_fraction"):
+        for number in BAD_NUMBERS:
+            words = (f"--{key}", number)
+            yield " ".join(words), _refused(words, key, without=("expected one argument", "expected at least one"))
+    for card in CARDS:
+        for script in ("prepare_data.py", "check_setup.py"):
+            words = ("--gpu", card)
+            yield f"{script} {words!r:.40}", _refused(words, "gpu", script=script, without=("a6000.yaml", "rtx", "multi_node", "_x8", "\x1b"))
+
+
+def _trains(flag: tuple[str, ...], name: str) -> Callable[[Path], str | None]:
+    def hit(folder: Path) -> str | None:
+        commands.copy(base_of(folder), folder)
+        steps = ("--max_steps", "1", "--warmup_steps", "0", "--eval_steps", "0")
+        done = commands.run("train.py", "--recipe", "tiny.yaml", *steps, *flag, cwd=folder)
+        if done.code != 0:  # a name that begins with - is a flag's, where it is a word of its own
+            may = name.startswith("-") or name in ("null", "true", "1")
+            return commands.fault_of(done, "run_name", name) or (None if may else f"refused: {done.errors[0][:300]}")
+        models = [path.parent.name for path in folder.glob("runs/*/model")]
+        return None if models in ([name], ["tiny"] if name == "null" else [name]) else f"it trains {models}"
+
+    return hit
+
+
+def _refused(
+    words: tuple[str, ...], *culprits: str, script: str = "prepare_data.py", without: tuple[str, ...] = ()
+) -> Callable[[Path], str | None]:
+    def hit(folder: Path) -> str | None:
+        commands.copy(base_of(folder), folder)
+        recipe = ("--recipe", "tiny.yaml", *ENDS) if script == "prepare_data.py" else ()
+        done = commands.run(script, *recipe, *words, cwd=folder, seconds=commands.SECONDS)
+        said = [word for word in without if word in done.stderr]
+        return commands.fault_of(done, *culprits) or (f"the line has {said[0]!r}: {done.errors[0][:300]}" if said else None)
+
+    return hit
+
+
+def base_of(folder: Path) -> Path:
+    """Return the folder that cases copy."""
+    return folder.parents[1] / "base"
+
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """500 recipes: values of other types and sizes, lines that came, went or moved, bits, YAML's own traps, flags."""

@@ -80,6 +80,7 @@ def load_campaigns() -> dict:
     import lying_repositories
     import lying_server
     import outside_words
+    import post_training
     import recipe_files
     import two_trainers
 
@@ -92,11 +93,13 @@ def load_campaigns() -> dict:
         "disk": full_disk.cases,
         "data": data_files.cases,
         "recipes": recipe_files.cases,
+        "flags": recipe_files.flags,
         "server": lying_server.cases,
         "hub": lying_hub.cases,
         "hf": lying_repositories.cases,
         "trainers": two_trainers.cases,
         "words": outside_words.cases,
+        "post": post_training.cases,
         "scripts": scripts.cases,
         "environment": environment.cases,
     }
