@@ -16,8 +16,9 @@ import commands
 import data_files
 from data_server import DataServer, _Handler
 
-PASSING = ("503", "500", "429:1", "502", "reset", "short", "lie", "empty", "garbled", "stall", "408")
-LASTING = ("404", "403", "401", "410", "503", "reset", "short", "lie", "garbled", "loop")
+PASSING = ("503", "500", "429:1", "502", "reset", "short", "lie", "empty", "garbled", "stall", "408", "page")
+LASTING = ("404", "403", "401", "410", "503", "reset", "short", "lie", "garbled", "loop", "page")
+PAGE = "<!doctype html><title>Log in</title>"
 KINDS = (".parquet", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".arrow", ".txt")
 QUERY, SIGNED = "?part=1", "?part=1&token=SECRET&X-Amz-Signature=SECRET"
 
@@ -59,7 +60,8 @@ class LyingServer(DataServer):
 
     def meet(self, pattern: str, kind: str, times: int) -> None:
         """Add a fault or a lie."""
-        (self.lies if kind in ("garbled", "stall", "loop") else self.faults).append([pattern, kind, times])
+        kinds = self.lies if kind in ("garbled", "stall", "loop") else self.faults
+        kinds.append([pattern, PAGE if kind == "page" else kind, times])
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
@@ -69,7 +71,10 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         if kind == ".txt":  # it is fetched in one answer, and nothing else states its size: empty is empty
             passing, lasting = passing - {"lie", "empty"}, lasting - {"lie"} | {"empty"}
         for fault in sorted(passing):
-            yield f"{kind}: {fault}, then well", _case(rng, kind, fault, 2)
+            yield (
+                f"{kind}: {fault}, then well",
+                _case(rng, kind, fault, 1 if fault == "page" else 2),
+            )  # a second page is final
         for fault in sorted(lasting):
             yield f"{kind}: {fault} for good", _case(rng, kind, fault, 10**9)
         if kind != ".txt":  # a text is fetched once
