@@ -290,8 +290,8 @@ def refuse_other_contents(where: Path, before: dict, manifest: dict) -> None:
     if ended and fingerprint(rows[: before["shards"]]) == before["fingerprint"]:
         return
     remedy = "give the same text"
-    if before["revision"] and before["revision"] != manifest.get("revision"):
-        remedy = f"give --dataset_revision {before['revision']}"
+    if (revision := before.get("revision")) and revision != manifest.get("revision"):
+        remedy = f"give --dataset_revision {revision}"
     raise BadInput(f"{where}: was trained on other data than this; {remedy}, or another --run_name")
 
 

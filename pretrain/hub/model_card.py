@@ -56,6 +56,7 @@ class Facts:
         command: its words.
         hardware: the device's name; each process has one.
         precision: bf16, fp16 or fp32.
+        model_type: as Transformers has it.
         flops_per_token: forward and backward, computed.
         tokenizer_size: ids that stand for text; the vocabulary's other rows are padding.
     """
@@ -64,6 +65,7 @@ class Facts:
     hardware: str
     num_processes: int
     precision: str
+    model_type: str
     parameters: int
     flops_per_token: int
     tokenizer_size: int
@@ -122,10 +124,10 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
         f'print(generate({_quoted(prompt)}, max_new_tokens={length})[0]["generated_text"])',
     ]
     main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
-    tokens = step * recipe["tokens_per_step"]
+    tokens, record = step * recipe["tokens_per_step"], ARCHITECTURES.get(facts.model_type)
     parts = [
         f"# {_text(recipe['run_name'])}",
-        f"A {ARCHITECTURES[recipe.get('architecture') or 'gpt2'].label} language model of "
+        f"A {record.label if record else facts.model_type} language model of "
         f"{facts.parameters / 1e6:,.1f}M parameters, {start} on {_data(recipe)} with Ursa Minor; after step "
         f"{step:,}{planned}.",
         "## Load",

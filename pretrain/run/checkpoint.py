@@ -194,9 +194,7 @@ def _gather(
         moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
     else:
         moments = _named_moments(model, optimizer)
-    weights = {name: tensor for name, tensor in weights.items() if name not in tied}
-    each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
-    return weights, {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
+    return {name: tensor for name, tensor in weights.items() if name not in tied}, _flat(moments)
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
@@ -352,28 +350,77 @@ def read_state(path: Path) -> dict:
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Load a verified checkpoint into the model (and the optimizer, unless None) in place."""
-    weights = load_file(path / MODEL)
-    weights |= {name: weights[saved] for name, saved in _tied(model).items()}
-    options = StateDictOptions(full_state_dict=True)
+    """Load a verified checkpoint into the model (and the optimizer, unless None) in place.
+
+    Raises BadInput where its tensors have not the names, shapes and types of theirs.
+    """
+    tied, options = _tied(model), StateDictOptions(full_state_dict=True)
+    wanted = {name: tensor for name, tensor in get_model_state_dict(model).items() if name not in tied}
+    weights = _read(path / MODEL, wanted)
+    weights |= {name: weights[saved] for name, saved in tied.items()}
     set_model_state_dict(model, weights, options=options)
     if optimizer is None:
         return
-    state: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in load_file(path / OPTIMIZER).items():
-        parameter, kind = name.split("/")
-        state.setdefault(parameter, {})[kind] = tensor
     # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
-    if _is_sharded(model):
-        moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
-        set_optimizer_state_dict(model, optimizer, moments, options=options)
-        return
-    # Not by load_state_dict, which casts moments to the type of their weight.
     names = {parameter: name for name, parameter in model.named_parameters()}
     share = getattr(optimizer, "optim", optimizer)  # ZeRO: of this process
+    if sharded := _is_sharded(model):
+        moments = get_optimizer_state_dict(model, optimizer, options=options)
+        kept = moments["state"]
+    else:
+        kept = {names[parameter]: kinds for parameter, kinds in _kept(share, optimizer.param_groups).items()}
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in _read(path / OPTIMIZER, _flat(kept), may_be_empty=True).items():
+        parameter, kind = name.split("/")
+        state.setdefault(parameter, {})[kind] = tensor
+    if sharded:
+        set_optimizer_state_dict(model, optimizer, moments | {"state": state}, options=options)
+        return
+    # Not by load_state_dict, which casts moments to the type of their weight.
     for parameter in (p for group in share.param_groups for p in group["params"]):
         kinds = state.get(names[parameter], {})
         share.state[parameter] = {kind: _moment(tensor, parameter.device) for kind, tensor in kinds.items()}
+
+
+def _read(file: Path, wanted: dict[str, torch.Tensor], *, may_be_empty: bool = False) -> dict[str, torch.Tensor]:
+    """Return a file's tensors. Raises BadInput unless they are like those that are wanted, or none where that may be."""
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{file}: {_unreadable(error)}") from None
+    for name in sorted(found.keys() | wanted.keys()) if found or not may_be_empty else ():
+        there, ours = (
+            f"{tuple(each[name].shape)} {each[name].dtype}" if name in each else "not there" for each in (found, wanted)
+        )
+        if there != ours:
+            raise BadInput(
+                f"{file}: {name} is {there}, and in this run {ours}: it was edited, or is of another model; move "
+                f"{file.parent} away to resume from the checkpoint before it"
+            )
+    return found
+
+
+def _kept(optimizer: torch.optim.Optimizer, groups: list[dict]) -> dict[nn.Parameter, dict]:
+    """Return what an optimizer without a state keeps of each parameter: of one of zeros it shows it, for each shape."""
+    own, found = optimizer.param_groups, {}
+    for group in groups:
+        shapes: dict[torch.Size, dict] = {}
+        for parameter in group["params"]:
+            if parameter.shape not in shapes:
+                trial = torch.zeros_like(parameter)
+                trial.grad = torch.zeros_like(parameter)
+                optimizer.param_groups = [group | {"params": [trial]}]
+                optimizer.step()
+                kinds = optimizer.state.pop(trial)
+                shapes[parameter.shape] = {kind: torch.as_tensor(value).to("meta") for kind, value in kinds.items()}
+            found[parameter] = shapes[parameter.shape]
+    optimizer.param_groups = own
+    return found
+
+
+def _flat(moments: dict[str, dict]) -> dict[str, torch.Tensor]:
+    each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
+    return {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
 
 
 def _moment(tensor: torch.Tensor, device: torch.device) -> torch.Tensor | int:

@@ -129,6 +129,7 @@ def facts_of(
         hardware=hardware.device_name(accelerator.device),
         num_processes=accelerator.num_processes,
         precision=accelerator.mixed_precision.replace("no", "fp32"),
+        model_type=model.config.model_type,
         parameters=model.num_parameters(),
         flops_per_token=estimate.shape_of(recipe.model).flops_per_token,
         tokenizer_size=len(tokenizer),

@@ -17,7 +17,7 @@ from pretrain.hub import fetch
 from pretrain.optim.schedule import learning_rate, line_begins
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
-from pretrain.run.state import RunState
+from pretrain.run.state import KINDS, RunState
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,11 @@ def read_state(path: Path) -> dict:
     saved = checkpoint.read_state(path)
     if lacks := [name for name in STATED if name not in saved]:
         raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is no checkpoint of a run of train.py")
+    if odd := [name for name, fits in KINDS.items() if name in saved and not fits(saved[name])]:
+        raise BadInput(
+            f"{path}: its state.json has another {', '.join(odd)} than train.py writes: it was edited; move {path} away "
+            f"to resume from the checkpoint before it"
+        )
     return saved
 
 

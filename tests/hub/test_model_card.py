@@ -43,7 +43,13 @@ OWN = RECIPE | {"dataset_name": "python_stdlib", "dataset_config_name": None, "t
 
 def make(rows=(*UPDATES, VALIDATED, SCORED), recipe=RECIPE, **other) -> str:
     facts = {"command": ["python", "train.py"]}
-    facts |= {"hardware": "NVIDIA A100", "num_processes": 1, "precision": "bf16", "parameters": 124_475_904}
+    facts |= {
+        "hardware": "NVIDIA A100",
+        "num_processes": 1,
+        "precision": "bf16",
+        "model_type": "gpt2",
+        "parameters": 124_475_904,
+    }
     facts |= {"flops_per_token": 855_000_000, "tokenizer_size": 50257}
     where = {"repo_id": "me/a_run", "step": 100} | {
         name: other.pop(name) for name in ("repo_id", "step") if name in other
@@ -69,6 +75,18 @@ def test_metadata_loads_without_a_warning_and_says_what_the_hub_reads(caplog):
     assert {name: data.get(name) for name in expected} == expected
     assert data.base_model is None and data.model_name == "a_run"
     assert eval_results_to_model_index(data.model_name, data.eval_results) == data.to_dict()["model-index"]
+
+
+def test_the_architecture_is_the_model_s_by_its_record_and_any_other_by_its_own_name():
+    named = {
+        "gpt2": "A GPT-2 language model",
+        "llama": "A Llama-type language model",
+        "qwen2": "A qwen2 language model",
+    }
+    for model_type, words in named.items():
+        assert f"{words} of 124.5M parameters" in make(model_type=model_type)
+    begun = make(model_type="llama", recipe=RECIPE | {"init_from": "me/other"})  # a recipe need not state it
+    assert "A Llama-type language model" in begun and "trained on from me/other" in begun
 
 
 def test_model_index_has_exactly_what_was_measured_at_this_step():

@@ -16,7 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from safetensors.torch import load_file
+from runs import sign
+from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -373,6 +374,56 @@ def test_failed_save_leaves_the_others_and_no_litter(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         save(tmp_path, 2)
     assert os.listdir(tmp_path) == ["step-00000001"]
+
+
+WEIGHT, MOMENT = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.weight/exp_avg"
+SCALAR = "transformer.h.0.mlp.c_fc.weight/step"
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "words"),
+    [
+        (checkpoint.MODEL, lambda t: t | {WEIGHT: t[WEIGHT].T.contiguous()}, f"{WEIGHT} is (64, 16) torch.float32"),
+        (checkpoint.MODEL, lambda t: t | {WEIGHT: t[WEIGHT].half()}, f"{WEIGHT} is (16, 64) torch.float16"),
+        (checkpoint.MODEL, lambda t: {name: t[name] for name in t if name != WEIGHT}, f"{WEIGHT} is not there"),
+        (checkpoint.MODEL, lambda t: t | {"more": torch.ones(2)}, "more is (2,) torch.float32"),
+        (checkpoint.MODEL, lambda t: {}, " is not there"),
+        (
+            checkpoint.MODEL,
+            lambda t: t | {"lm_head.weight": t["transformer.wte.weight"] + 1},
+            "lm_head.weight is (32, 16)",
+        ),
+        (checkpoint.OPTIMIZER, lambda t: t | {MOMENT: t[MOMENT][:1]}, f"{MOMENT} is (1, 64) torch.float32"),
+        (checkpoint.OPTIMIZER, lambda t: t | {MOMENT: t[MOMENT].half()}, f"{MOMENT} is (16, 64) torch.float16"),
+        (checkpoint.OPTIMIZER, lambda t: t | {SCALAR: torch.ones(3)}, f"{SCALAR} is (3,) torch.float32"),
+        (checkpoint.OPTIMIZER, lambda t: t | {SCALAR: torch.tensor(3)}, f"{SCALAR} is () torch.int64"),
+        (checkpoint.OPTIMIZER, lambda t: {name: t[name] for name in t if name != MOMENT}, f"{MOMENT} is not there"),
+        (
+            checkpoint.OPTIMIZER,
+            lambda t: {n: t[n] for n in t if not n.endswith("exp_avg_sq")},
+            "/exp_avg_sq is not there",
+        ),
+        (checkpoint.OPTIMIZER, lambda t: t | {"more": torch.ones(2)}, "more is (2,) torch.float32"),
+        (checkpoint.OPTIMIZER, lambda t: t | {f"{MOMENT}/more": torch.ones(2)}, f"{MOMENT}/more is (2,) torch.float32"),
+        (checkpoint.MODEL, None, "cannot be read (SafetensorError: "),
+        (checkpoint.OPTIMIZER, None, "cannot be read (SafetensorError: "),
+    ],
+)
+def test_tensors_that_are_not_the_run_s_are_refused_by_file_and_name_though_every_hash_agrees(
+    tmp_path, file, edit, words
+):
+    path = save(tmp_path, 2)
+    if edit:
+        save_file(edit(load_file(path / file)), path / file)
+    else:
+        (path / file).write_bytes(b"x" * 100)
+    sign(path)
+    assert checkpoint.find_fault(path) is None
+    model = gpt2(1)
+    with pytest.raises(BadInput) as refused:
+        checkpoint.load(path, model, built(model))
+    (line,) = refused.value.lines
+    assert line.startswith(f"{path / file}: ") and words in line
 
 
 def zero_1(rank, place, folder):

@@ -19,15 +19,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import RECIPE, ROOT, WORDS, fork, run
-from runs import TIMES, TINY, final_state, ledger, losses, rows
-from safetensors.torch import load_file
+from runs import TIMES, TINY, final_state, ledger, losses, rows, sign
+from safetensors.torch import load_file, save_file
 
 from pretrain.base import files
+from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
 from pretrain.machine.time_budget import TimeBudget
 from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import reading
-from pretrain.run import checkpoint
+from pretrain.run import checkpoint, resume
 
 CHILD = str(ROOT / "tests" / "ledger_child.py")
 DROPOUT = ("--attn_pdrop", "0.2", "--resid_pdrop", "0.2", "--embd_pdrop", "0.2")
@@ -514,6 +515,57 @@ def test_a_checkpoint_of_another_program_is_refused_by_name(uninterrupted):
     done = run("train.py", *TINY, "--run_name", "whole", expect=2)
     assert f"{path}: its state.json has no science, data, scaler, threads" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+ODD = (None, True, -1, 1.5, "1", "", [], [1], {}, {"a": "b"}, [{}], float("nan"), float("inf"))
+FITS = {  # of these what a field may be
+    **dict.fromkeys(("elapsed_seconds", "data_wait_seconds"), (-1, 1.5)),
+    **dict.fromkeys(("micro_batch", "planned"), (None,)),
+    **dict.fromkeys(("trackers", "origin"), ({}, {"a": "b"})),
+    "scaler": (None, "", [], {}),
+    "science": ({}, {"a": "b"}),  # of another run
+    "data": ([],),
+}
+FITS["origin"] += (None,)
+
+
+def test_a_state_whose_values_are_of_other_kinds_is_refused_by_file_and_field_though_every_hash_agrees(uninterrupted):
+    path = Path("runs/whole/checkpoints/step-00000012")
+    state = files.read_json(path / "state.json")
+    known = set(state) - {"tokens", "versions"}  # which nothing reads
+    schedule = ("max_steps", "warmup_steps", "learning_rate", "lr_scheduler_type", "min_lr_ratio")
+    cases = [(name, {name: odd}) for name in known - {"step"} for odd in ODD if odd not in FITS.get(name, ())]
+    cases += [("science", {"science": state["science"] | {name: odd}}) for name in schedule for odd in (None, "x", [1])]
+    cases += [("data", {"data": [state["data"][0] | {"shards": odd}]}) for odd in (None, "1", -1)]
+    cases += [
+        ("data", {"data": [{"shards": 1}]}),
+        ("planned", {"planned": [1, "2"]}),
+        ("planned", {"planned": [1, 2, 3]}),
+    ]
+    assert len(cases) > 100
+    for name, edited in cases:
+        files.write_json(path / "state.json", state | edited)
+        sign(path)
+        with pytest.raises(BadInput) as refused:
+            resume.read_state(path)
+        assert f"{path}: its state.json has another {name} than" in str(refused.value), edited
+
+
+def test_a_checkpoint_that_was_edited_with_its_hashes_ends_the_start_with_a_line(uninterrupted):
+    path = Path("runs/whole/checkpoints/step-00000012")
+    state, tensors = files.read_json(path / "state.json"), load_file(path / "optimizer.safetensors")
+    edits = {
+        "optimizer.safetensors": lambda: save_file(
+            {name: tensor.flatten() for name, tensor in tensors.items()}, path / "optimizer.safetensors"
+        ),
+        "state.json": lambda: files.write_json(path / "state.json", state | {"elapsed_seconds": "long"}),
+    }
+    for name, edit in edits.items():
+        edit()
+        sign(path)
+        done = run("train.py", *TINY, "--run_name", "whole", "--max_steps", "12", expect=2)
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert name in line and str(path) in line and "Traceback" not in done.stderr
 
 
 def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kill(uninterrupted):
