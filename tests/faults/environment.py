@@ -56,7 +56,18 @@ GARBAGE = {
     "TZ": ("Nowhere/At_all",),
     "PYTHONOPTIMIZE": ("1", "2"),
 }
-PLACES = ("my runs", "it's \"quoted\"", "two\nlines", "🦣", "\u202egnp", "[a]*?", "%d{x}", "#?token=x", "-dash", "caf\udce9")
+PLACES = (
+    "my runs",
+    'it\'s "quoted"',
+    "two\nlines",
+    "🦣",
+    "\u202egnp",
+    "[a]*?",
+    "%d{x}",
+    "#?token=x",
+    "-dash",
+    "caf\udce9",
+)
 ROWS = (
     Row("locale C, UTF8=0", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
     Row("locale tr_TR", {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}),

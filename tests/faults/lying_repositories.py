@@ -22,9 +22,9 @@ KINDS = (".parquet", ".jsonl", ".csv")
 PAGE = b"<!DOCTYPE html><html><body>log in</body></html>"
 AFTER = ("\u00b2", "-1", "1e400", "nan", "soon", "9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 99 Foo 2026", "")
 ENTRIES = (
-    {"path": None}, {"path": 7}, {"path": ["a"]}, {"path": ""}, {"path": "../../../up.jsonl"}, {"path": "/etc/passwd.jsonl"},
-    {"path": "data/a\x1b[2J.jsonl"}, {"path": "data/a\nb.jsonl"}, {"size": None}, {"size": "many"}, {"size": -1}, {"type": None},
-    {"type": "link"}, {"oid": None}, {"lfs": 3}, {"path": "x" * 5000},
+    {"path": None}, {"path": 7}, {"path": ["a"]}, {"path": ""}, {"path": "../../../up.jsonl"}, {"path": "/etc/a.jsonl"},
+    {"path": "data/a\x1b[2J.jsonl"}, {"path": "data/a\nb.jsonl"}, {"path": "x" * 5000}, {"size": None}, {"size": "many"},
+    {"size": -1}, {"type": None}, {"type": "link"}, {"oid": None}, {"lfs": 3},
 )  # fmt: skip
 ABOUT = {
     "no sha": lambda about: about.pop("sha"),
@@ -149,7 +149,7 @@ def _case(
             if fault:
                 server.meet(*fault)
             done = _start(folder, server, kind).wait(SECONDS)
-            if not server.asked:
+            if not server.asked and kind in KINDS:  # else it may be refused at once
                 raise RuntimeError(f"the Hub met no request: {done.stderr[-300:]}")
         if done.code != 0:
             if well:
@@ -200,4 +200,3 @@ def _start(folder: Path, server: LyingHub, kind: str) -> commands.Started:
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     flags = ("--recipe", "tiny.yaml", "--shard_tokens", "600", "--data_files", DATA + kind)
     return commands.Started("prepare_data.py", *flags, cwd=folder, environment=environment, hasty=True)
-

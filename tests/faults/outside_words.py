@@ -269,7 +269,13 @@ save_strategy: "no"
 OF_RUNS = ("a push", "a checkpoint of the Hub")  # what the fake Hub of pushes answers
 LOCAL = ("samples",)  # asks nobody
 # In ``make test``; the first one leaves the model of the others.
-SHORT = ("samples", "a text by URL", "files of the Hub with odd names", "a reward and prompts", "a model to sample from")
+SHORT = (
+    "samples",
+    "a text by URL",
+    "files of the Hub with odd names",
+    "a reward and prompts",
+    "a model to sample from",
+)
 OWN = ("reward.py", "prompts.jsonl", "post.yaml")  # written by the user's own hand
 
 

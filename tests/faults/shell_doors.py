@@ -21,8 +21,9 @@ import commands
 SECONDS = 30.0
 CANARY = "canarysecret"
 NAMES = (
-    "plain", "my runs", "it's", 'a "b"', "two\nlines", "-dash", "--help", "a;touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME",
-    "a*", "[a]", "a|b>c", "tab\tname", "#x", "%d{x}", "a\\b", "ünï 🦣", "caf\udce9", "\x1b[2Jx", "a=b", "x" * 200, "$$", "~", "!x",
+    "plain", "my runs", "it's", 'a "b"', "two\nlines", "-dash", "--help", "a;touch pwned", "$(touch pwned)",
+    "`touch pwned`", "$HOME", "a*", "[a]", "a|b>c", "tab\tname", "#x", "%d{x}", "a\\b", "ünï 🦣", "caf\udce9",
+    "\x1b[2Jx", "a=b", "x" * 200, "$$", "~", "!x",
 )  # fmt: skip
 # A run: it holds its lock as a trainer does, and ends at SIGTERM.
 HOLDER = """
@@ -50,8 +51,8 @@ GOOD = {"GIT_URL": "https://forge.example/ursa", "HUB_MODEL_ID": "me/gpt2"}
 URL = f"https://h/x?token={CANARY}"
 JOBS = (  # (is refused, what is other in the environment, flags)
     *((True, {"GIT_URL": url}, ()) for url in (
-        "ext::sh -c 'touch pwned'", "--upload-pack=touch pwned", "-x", f"https://me:{CANARY}@h/x", URL, "file:///etc", "/etc", "h/x",
-        "fd::17", "http://h/x", "https://h/x\n--upload-pack=x", "https://", "ssh://-oProxyCommand=x/y", f"https://h/x#{CANARY}",
+        "ext::sh -c 'touch pwned'", "--upload-pack=touch pwned", "-x", f"https://me:{CANARY}@h/x", URL, "file:///etc",
+        "/etc", "h/x", "fd::17", "http://h/x", "https://h/x\n--upload-pack=x", "https://", "ssh://-oProxyCommand=x/y", f"https://h/x#{CANARY}",
     )),
     *((True, {name: "-x"}, ()) for name in ("HUB_MODEL_ID", "GIT_REVISION", "FLAVOR", "TIMEOUT", "ATTEMPTS", "RECIPE")),
     (True, {"HUB_MODEL_ID": "me/-x"}, ()),
@@ -61,7 +62,18 @@ JOBS = (  # (is refused, what is other in the environment, flags)
     (False, {"GIT_URL": "ssh://git@h/x.git"}, ()),
     (False, {"GIT_URL": "git@h:x.git"}, ()),
 )  # fmt: skip
-LOCKS = ("a link", "names another", "names 1", "names -1", "names 0", "names 9" + "9" * 30, "names \x1b[2J", "not held", "a folder", "a dangling link")
+LOCKS = (
+    "a link",
+    "names another",
+    "names 1",
+    "names -1",
+    "names 0",
+    "names 9" + "9" * 30,
+    "names \x1b[2J",
+    "not held",
+    "a folder",
+    "a dangling link",
+)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
@@ -126,7 +138,9 @@ def _judge(done: commands.Done, folder: Path, *, refused: bool | None) -> str | 
     if list(folder.rglob("pwned")):
         return "a word was run"
     if CANARY in done.stdout + done.stderr:
-        return f"a secret is printed: {next(line for line in (done.stdout + done.stderr).splitlines() if CANARY in line)}"
+        return (
+            f"a secret is printed: {next(line for line in (done.stdout + done.stderr).splitlines() if CANARY in line)}"
+        )
     if "\x1b" in done.stdout + done.stderr:
         return "an escape is printed"
     if done.code == 0:
