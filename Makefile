@@ -90,8 +90,8 @@ test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, paritie
 test-post: $(VENV)/.installed-test-post ## what needs TRL: rewards, chat, TRL's command line with our files (3 minutes)
 	$(BIN)/python -m pytest -m post
 
-test-faults: $(VENV)/.installed-dev ## attacks: damage, kills, full disks, fuzz, servers that lie (FULL=1: all of it; TREE=another checkout)
-	$(BIN)/python tests/faults/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(call quoted,$(TREE))) --json benchmarks/results/
+test-faults: $(VENV)/.installed-dev ## attacks: damage, kills, full disks, fuzz, servers that lie (FULL=1: all of it; SEED=7; TREE=another checkout)
+	$(BIN)/python tests/faults/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(call quoted,$(TREE))) $(if $(SEED),--seed $(call quoted,$(SEED))) --json benchmarks/results/
 
 test-null-card: $(if $(NULL_CARD_PYTHON),,$(NULL_CARD_VENV)/.installed) ## code for cards, compiled too, without a card (an hour, 6 GB)
 	$(or $(NULL_CARD_PYTHON),$(NULL_CARD_VENV)/bin/python) -m pytest -m null_card tests/card/null

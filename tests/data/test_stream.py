@@ -28,7 +28,7 @@ import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import RECIPE, ROOT
+from conftest import RECIPE
 from data_server import DataServer
 
 import prepare_data

@@ -18,6 +18,7 @@ import safetensors.numpy
 Case = tuple[str, Callable[[Path], str | None]]
 RUN = Path("runs/tiny")
 LAST = RUN / "checkpoints" / f"step-{commands.STEPS:08d}"
+BEFORE = LAST.with_name(f"step-{commands.STEPS - 3:08d}")
 TRAIN = ("train.py", "--recipe", "tiny.yaml", "--save_total_limit", "0")
 IN_CHECKPOINT = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
@@ -153,7 +154,7 @@ def to_dangling_link(path: Path, seed: float) -> None:
 
 def swap(path: Path, seed: float) -> None:
     """Swap a file with the same one of the checkpoint before."""
-    other = path.parent.with_name(f"step-{commands.STEPS - 3:08d}") / path.name
+    other = path.parent.with_name(BEFORE.name) / path.name
     mine, its = path.read_bytes(), other.read_bytes()
     path.write_bytes(its)
     if seed < 0.5:  # else the older checkpoint stays sound
@@ -173,10 +174,11 @@ def _nested(folder: Path) -> None:
 
 
 def _hashed(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """Change a file of the newest checkpoint, and its row in the manifest, so that the hashes agree."""
+    """Change a file of a checkpoint, and its row in the manifest, so that the hashes agree; some steps are then trained."""
 
     def damage(folder: Path) -> None:
-        file, manifest = folder / LAST / name, folder / LAST / "manifest.json"
+        shutil.rmtree(folder / LAST)
+        file, manifest = folder / BEFORE / name, folder / BEFORE / "manifest.json"
         data = change(file.read_bytes())
         file.write_bytes(data)
         rows = json.loads(manifest.read_text())
@@ -280,22 +282,42 @@ CHECKPOINTS = (
     ("a manifest's size is text", _manifest(lambda rows: rows | {"files": {"state.json": "x"}}), (LAST.name,)),
     ("a manifest is a list", _manifest(lambda rows: [rows]), (LAST.name,)),
     ("a manifest is 100,000 brackets deep", _nested, (LAST.name,)),
-    ("state.json is of another step than its manifest", _hashed("state.json", _state(step=7)), (LAST.name, "state.json")),
-    *(
-        (f"state.json of {fields!r:.40}, hashed anew", _hashed("state.json", _state(**fields)), (LAST.name, "state.json"))
-        for fields in ({"step": "12"}, {"step": None}, {"step": -1}, {"step": ...}, {"step": 1e400}, {"step": [12]}, {"more": 1})
+    (
+        "state.json is of another step than its manifest",
+        _hashed("state.json", _state(step=7)),
+        (BEFORE.name, "state.json"),
     ),
     *(
-        (f"state.json {data!r:.20}, hashed anew", _hashed("state.json", lambda _, data=data: data), (LAST.name, "state.json"))
+        (
+            f"state.json of {fields!r:.40}, hashed anew",
+            _hashed("state.json", _state(**fields)),
+            (BEFORE.name, "state.json"),
+        )
+        for fields in (
+            {"step": "12"},
+            {"step": None},
+            {"step": -1},
+            {"step": ...},
+            {"step": 1e400},
+            {"step": [12]},
+            {"more": 1},
+        )
+    ),
+    *(
+        (
+            f"state.json {data!r:.20}, hashed anew",
+            _hashed("state.json", lambda _, data=data: data),
+            (BEFORE.name, "state.json"),
+        )
         for data in (b"", b"[]", b"null", b"3", b"{}", b"{", b"\xff", b"[" * 100_000)
     ),
     *(
-        (f"{name}: {how}, hashed anew", _hashed(name, _tensors(change)), (LAST.name, name))
+        (f"{name}: {how}, hashed anew", _hashed(name, _tensors(change)), (BEFORE.name, name))
         for name in ("model.safetensors", "optimizer.safetensors")
         for how, change in TENSORS.items()
     ),
     *(
-        (f"{name}: random, hashed anew", _hashed(name, lambda _: bytes(range(256)) * 9), (LAST.name, name))
+        (f"{name}: random, hashed anew", _hashed(name, lambda _: bytes(range(256)) * 9), (BEFORE.name, name))
         for name in ("model.safetensors", "optimizer.safetensors")
     ),
     ("a file has the name of the newest checkpoint", _file_for_checkpoint, (LAST.name,)),

@@ -160,7 +160,10 @@ ARCHIVES: dict[str, Callable[[bytes], bytes]] = {
 }
 ODD = {f"{suffix}, an archive": (f"attacked{suffix}", make) for suffix, make in ARCHIVES.items()}
 ODD |= {f"{suffix}, under the name .txt": ("attacked.txt", make) for suffix, make in ARCHIVES.items()}
-ODD |= {f"{suffix}, in letters only": (f"attacked{suffix}", bytes) for suffix in (".tar", ".zip", ".7z", ".rar", ".br", ".lz4")}
+ODD |= {
+    f"{suffix}, in letters only": (f"attacked{suffix}", bytes)
+    for suffix in (".tar", ".zip", ".7z", ".rar", ".br", ".lz4")
+}
 ODD |= {
     f"a text with NULs {where}": ("attacked.txt", lambda texts, at=at: texts[:at] + b"\0" * 9 + texts[at:])
     for where, at in {"at its beginning": 0, "within": 5000, "after a mebibyte": 1 << 20, "at its end": 1 << 30}.items()
@@ -271,7 +274,7 @@ def _read_arrow(data: bytes) -> list:
 
 def _read_text(data: bytes) -> list:
     if not data or b"\0" in data:
-        raise ValueError("empty, or no text")
+        raise ValueError("no text")
     return [data.decode()]
 
 

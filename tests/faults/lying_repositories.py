@@ -22,10 +22,23 @@ KINDS = (".parquet", ".jsonl", ".csv")
 PAGE = b"<!DOCTYPE html><html><body>log in</body></html>"
 AFTER = ("\u00b2", "-1", "1e400", "nan", "soon", "9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 99 Foo 2026", "")
 ENTRIES = (
-    {"path": None}, {"path": 7}, {"path": ["a"]}, {"path": ""}, {"path": "../../../up.jsonl"}, {"path": "/etc/passwd.jsonl"},
-    {"path": "data/a\x1b[2J.jsonl"}, {"path": "data/a\nb.jsonl"}, {"size": None}, {"size": "many"}, {"size": -1}, {"type": None},
-    {"type": "link"}, {"oid": None}, {"lfs": 3}, {"path": "x" * 5000},
-)  # fmt: skip
+    {"path": None},
+    {"path": 7},
+    {"path": ["a"]},
+    {"path": ""},
+    {"path": "../../../up.jsonl"},
+    {"path": "/etc/a.jsonl"},
+    {"path": "data/a\x1b[2J.jsonl"},
+    {"path": "data/a\nb.jsonl"},
+    {"path": "x" * 5000},
+    {"size": None},
+    {"size": "many"},
+    {"size": -1},
+    {"type": None},
+    {"type": "link"},
+    {"oid": None},
+    {"lfs": 3},
+)
 ABOUT = {
     "no sha": lambda about: about.pop("sha"),
     "sha is null": lambda about: about.update(sha=None),
@@ -149,7 +162,7 @@ def _case(
             if fault:
                 server.meet(*fault)
             done = _start(folder, server, kind).wait(SECONDS)
-            if not server.asked:
+            if not server.asked and kind in KINDS:  # else it may be refused at once
                 raise RuntimeError(f"the Hub met no request: {done.stderr[-300:]}")
         if done.code != 0:
             if well:

@@ -1,7 +1,7 @@
 """What post_train.py does of its own, where TRL is not installed: settings, prompts, a reward, a model's score.
 
-    post_child.main(["MODEL", "prompts.jsonl", "reward.py:cat"])
-    post_child.main(["--config", "post.yaml"])
+post_child.main(["MODEL", "prompts.jsonl", "reward.py:cat"])
+post_child.main(["--config", "post.yaml"])
 """
 
 import importlib.util

@@ -16,28 +16,64 @@ import recipe_files
 OF_TRL = ("num_generations", "max_completion_length")
 GOOD = '{"prompt": "well"}\n{"prompt": "ill"}\n'
 PROMPTS: dict[str, bytes | str] = {
-    "empty": "", "blank lines": "\n\n\n", "cut": GOOD[:25], "no column": '{"text": "a"}\n', "null": '{"prompt": null}\n',
-    "a number": '{"prompt": 3}\n', "a list of texts": '{"prompt": ["a", "b"]}\n', "an empty list": '{"prompt": [[]]}\n',
-    "a message without content": '{"prompt": [{"role": "user"}]}\n', "content is null": '{"prompt": [{"role": "user", "content": null}]}\n',
-    "messages, then a text": '{"prompt": [{"role": "user", "content": "a"}]}\n{"prompt": "a"}\n', "an empty text": '{"prompt": ""}\n',
-    "a list": "[1, 2]\n", "deep": "[" * 100_000, "NULs": "\0" * 500, "UTF-16": GOOD.encode("utf-16"), "not UTF-8": b'{"prompt": "\xff"}\n',
-    "half a surrogate": '{"prompt": "\\ud800"}\n', "a long prompt": '{"prompt": "' + "a " * 5000 + '"}\n', "a number of 6,000 digits": '{"prompt": '
-    + "9" * 6000 + "}\n",
-}  # fmt: skip
-NAMES = ("p[1].jsonl", "q*.jsonl", "r?.jsonl", "s{a,b}.jsonl", "my prompts.jsonl", "-x.jsonl", "a::b.jsonl", "#?token=x.jsonl", "%d{x}.jsonl")
+    "empty": "",
+    "blank lines": "\n\n\n",
+    "cut": GOOD[:25],
+    "no column": '{"text": "a"}\n',
+    "null": '{"prompt": null}\n',
+    "a number": '{"prompt": 3}\n',
+    "a list of texts": '{"prompt": ["a", "b"]}\n',
+    "an empty list": '{"prompt": [[]]}\n',
+    "a message without content": '{"prompt": [{"role": "user"}]}\n',
+    "content is null": '{"prompt": [{"role": "user", "content": null}]}\n',
+    "messages, then a text": '{"prompt": [{"role": "user", "content": "a"}]}\n{"prompt": "a"}\n',
+    "an empty text": '{"prompt": ""}\n',
+    "a list": "[1, 2]\n",
+    "deep": "[" * 100_000,
+    "NULs": "\0" * 500,
+    "UTF-16": GOOD.encode("utf-16"),
+    "not UTF-8": b'{"prompt": "\xff"}\n',
+    "half a surrogate": '{"prompt": "\\ud800"}\n',
+    "a long prompt": '{"prompt": "' + "a " * 5000 + '"}\n',
+    "a number of 6,000 digits": '{"prompt": ' + "9" * 6000 + "}\n",
+}
+NAMES = (
+    "p[1].jsonl",
+    "q*.jsonl",
+    "r?.jsonl",
+    "s{a,b}.jsonl",
+    "my prompts.jsonl",
+    "-x.jsonl",
+    "a::b.jsonl",
+    "#?token=x.jsonl",
+    "%d{x}.jsonl",
+)
 REWARDS = {  # the body of a reward for the prompt "ill"; "well" is worth 1
-    "raises": "raise ValueError('\\x1b[2J')", "exits": "import sys; sys.exit(3)", "recurses": "return cat(prompt, completion)",
-    "prints": "print('\\x1b[2J'); return 0.0", "writes": "import sys; sys.stderr.write('\\x1b[2J'); return 0.0", "warns": (
-    "import warnings; warnings.warn('\\x1b[2J'); return 0.0"), "ends a generator": "raise StopIteration",
-    "returns nan": "return float('nan')", "returns nothing": "return None", "returns text": "return 'much'", "returns a list": "return [1.0]",
-    "returns too much": "return 10 ** 400", "has a message that raises": "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
+    "raises": "raise ValueError('\\x1b[2J')",
+    "exits": "import sys; sys.exit(3)",
+    "recurses": "return cat(prompt, completion)",
+    "prints": "print('\\x1b[2J'); return 0.0",
+    "writes": "import sys; sys.stderr.write('\\x1b[2J'); return 0.0",
+    "warns": "import warnings; warnings.warn('\\x1b[2J'); return 0.0",
+    "ends a generator": "raise StopIteration",
+    "returns nan": "return float('nan')",
+    "returns nothing": "return None",
+    "returns text": "return 'much'",
+    "returns a list": "return [1.0]",
+    "returns too much": "return 10 ** 400",
+    "has a message that raises": "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
     "needs memory": "return float(len(bytearray(1 << 60)))",
-}  # fmt: skip
+}
 FILES = {
-    "a syntax error": "def cat(:\n", "an import that is missing": "import nothing_of_that_name\n", "no function": "dog = 1\n",
-    "a number": "cat = 3\n", "an exit": "import sys\nsys.exit(0)\n", "a loop of itself": "def f(): return f()\nf()\n", "binary": "\0\1",
+    "a syntax error": "def cat(:\n",
+    "an import that is missing": "import nothing_of_that_name\n",
+    "no function": "dog = 1\n",
+    "a number": "cat = 3\n",
+    "an exit": "import sys\nsys.exit(0)\n",
+    "a loop of itself": "def f(): return f()\nf()\n",
+    "binary": "\0\1",
     "an exception with escapes": "raise ValueError('\\x1b[2J')\n",
-}  # fmt: skip
+}
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
@@ -87,7 +123,12 @@ def _settings(path: Path, how: str, seed: float) -> Callable[[Path], str | None]
 
 
 def _scored(
-    model: str, files: dict[str, bytes], prompts: str, wanted: str | None, body: str = "return 0.0", own_reward: bool = False
+    model: str,
+    files: dict[str, bytes],
+    prompts: str,
+    wanted: str | None,
+    body: str = "return 0.0",
+    own_reward: bool = False,
 ) -> Callable[[Path], str | None]:
     """``wanted``: what is printed at the end; None: whatever, or a line that names the file."""
 

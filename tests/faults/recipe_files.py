@@ -12,12 +12,51 @@ SECONDS = 10.0  # on two busy cores; a user waits no longer for a typo
 ENDS = ("--job_index", "7", "--num_jobs", "2")
 ACCEPTED = "--job_index 7"
 VALUES = (
-    "null", "true", "''", "-1", "0", "1e309", "-1e400", ".nan", ".inf", "9" * 6000, "0x" + "f" * 5000, "1_000", "[]", "{}",
-    "[" * 5000 + "]" * 5000, "{a: " * 3000 + "1" + "}" * 3000, "!!python/object/apply:os.system ['true']", "&a [*a]",
-    "2001-99-99", "'\\x00'", '"\\ud800"', "1:20:30", "~", "6e-4", "1e5", "''''", "🦣" * 2000, "- a\n- b", "|\n  text\n",
-)  # fmt: skip
+    "null",
+    "true",
+    "''",
+    "-1",
+    "0",
+    "1e309",
+    "-1e400",
+    ".nan",
+    ".inf",
+    "9" * 6000,
+    "0x" + "f" * 5000,
+    "1_000",
+    "[]",
+    "{}",
+    "[" * 5000 + "]" * 5000,
+    "{a: " * 3000 + "1" + "}" * 3000,
+    "!!python/object/apply:os.system ['true']",
+    "&a [*a]",
+    "2001-99-99",
+    "'\\x00'",
+    '"\\ud800"',
+    "1:20:30",
+    "~",
+    "6e-4",
+    "1e5",
+    "''''",
+    "🦣" * 2000,
+    "- a\n- b",
+    "|\n  text\n",
+)
 
-MODES = ("profile", "eval_only", "extend_steps", "push_pending", "verify", "help", "version", "recipe", "true", "null", "1", "-x")
+MODES = (
+    "profile",
+    "eval_only",
+    "extend_steps",
+    "push_pending",
+    "verify",
+    "help",
+    "version",
+    "recipe",
+    "true",
+    "null",
+    "1",
+    "-x",
+)
 BAD_NUMBERS = ("-1e-3", "-1", "-.5", "-inf", "-1_000", "-0x1", "-1e999")
 CARDS = ("0", "1", "!!", "", "zzz", "-1", "yaml", "\x1b[2J", "_", "x" * 5000)
 
@@ -38,7 +77,10 @@ def flags(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     for card in CARDS:
         for script in ("prepare_data.py", "check_setup.py"):
             words = ("--gpu", card)
-            yield f"{script} {words!r:.40}", _refused(words, "gpu", script=script, without=("a6000.yaml", "rtx", "multi_node", "_x8", "\x1b"))
+            yield (
+                f"{script} {words!r:.40}",
+                _refused(words, "gpu", script=script, without=("a6000.yaml", "rtx", "multi_node", "_x8", "\x1b")),
+            )
 
 
 def _trains(flag: tuple[str, ...], name: str) -> Callable[[Path], str | None]:
@@ -63,7 +105,9 @@ def _refused(
         recipe = ("--recipe", "tiny.yaml", *ENDS) if script == "prepare_data.py" else ()
         done = commands.run(script, *recipe, *words, cwd=folder, seconds=commands.SECONDS)
         said = [word for word in without if word in done.stderr]
-        return commands.fault_of(done, *culprits) or (f"the line has {said[0]!r}: {done.errors[0][:300]}" if said else None)
+        return commands.fault_of(done, *culprits) or (
+            f"the line has {said[0]!r}: {done.errors[0][:300]}" if said else None
+        )
 
     return hit
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import commands
 
 ROOT = commands.HERE.parents[1]
+SEED = 19  # another one's results have a file of their own
 PART = 4  # without --full every fourth case
 
 
@@ -36,7 +37,7 @@ def main() -> int:
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to attack (default: this one)")
     parser.add_argument("--only", nargs="+", metavar="CAMPAIGN", help="these campaigns")
     parser.add_argument("--case", type=int, help="only the case of this number; its folder is kept")
-    parser.add_argument("--seed", type=int, default=19)
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--full", action="store_true", help="all cases, not every fourth")
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="write the results there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -62,8 +63,9 @@ def main() -> int:
         about = {"date": datetime.date.today().isoformat(), "tree": commit(tree), "campaign": commit(ROOT)}
         about |= {"seed": asked.seed, "full": asked.full, "python": platform.python_version()}
         about |= {"cpus": os.cpu_count(), "seconds": round(seconds), "tried": tried, "held": held}
-        other = "" if tree == ROOT else f"{commit(tree)}-"
-        path = results_folder / f"faults-{other}{about['date']}.json"
+        other = [] if tree == ROOT else [commit(tree)]
+        seed = [] if asked.seed == SEED else [f"seed{asked.seed}"]
+        path = results_folder / f"{'-'.join(['faults', *other, about['date'], *seed, *(asked.only or [])])}.json"
         path.write_text(json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n")
         print(f"written to {path}")
     return 0 if held == tried else 1
@@ -82,9 +84,8 @@ def load_campaigns() -> dict:
     import outside_words
     import post_training
     import recipe_files
+    import shell_doors
     import two_trainers
-
-    import scripts
 
     return {
         "bits": damage.flips,
@@ -100,7 +101,7 @@ def load_campaigns() -> dict:
         "trainers": two_trainers.cases,
         "words": outside_words.cases,
         "post": post_training.cases,
-        "scripts": scripts.cases,
+        "scripts": shell_doors.cases,
         "environment": environment.cases,
     }
 

@@ -21,9 +21,33 @@ import commands
 SECONDS = 30.0
 CANARY = "canarysecret"
 NAMES = (
-    "plain", "my runs", "it's", 'a "b"', "two\nlines", "-dash", "--help", "a;touch pwned", "$(touch pwned)", "`touch pwned`", "$HOME",
-    "a*", "[a]", "a|b>c", "tab\tname", "#x", "%d{x}", "a\\b", "ünï 🦣", "caf\udce9", "\x1b[2Jx", "a=b", "x" * 200, "$$", "~", "!x",
-)  # fmt: skip
+    "plain",
+    "my runs",
+    "it's",
+    'a "b"',
+    "two\nlines",
+    "-dash",
+    "--help",
+    "a;touch pwned",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "$HOME",
+    "a*",
+    "[a]",
+    "a|b>c",
+    "tab\tname",
+    "#x",
+    "%d{x}",
+    "a\\b",
+    "ünï 🦣",
+    "caf\udce9",
+    "\x1b[2Jx",
+    "a=b",
+    "x" * 200,
+    "$$",
+    "~",
+    "!x",
+)
 # A run: it holds its lock as a trainer does, and ends at SIGTERM.
 HOLDER = """
 import fcntl, os, signal, sys
@@ -49,10 +73,25 @@ SLURM = {"SLURM_JOB_NODELIST": "node1", "SLURM_JOB_ID": "4711", "SLURM_CPUS_PER_
 GOOD = {"GIT_URL": "https://forge.example/ursa", "HUB_MODEL_ID": "me/gpt2"}
 URL = f"https://h/x?token={CANARY}"
 JOBS = (  # (is refused, what is other in the environment, flags)
-    *((True, {"GIT_URL": url}, ()) for url in (
-        "ext::sh -c 'touch pwned'", "--upload-pack=touch pwned", "-x", f"https://me:{CANARY}@h/x", URL, "file:///etc", "/etc", "h/x",
-        "fd::17", "http://h/x", "https://h/x\n--upload-pack=x", "https://", "ssh://-oProxyCommand=x/y", f"https://h/x#{CANARY}",
-    )),
+    *(
+        (True, {"GIT_URL": url}, ())
+        for url in (
+            "ext::sh -c 'touch pwned'",
+            "--upload-pack=touch pwned",
+            "-x",
+            f"https://me:{CANARY}@h/x",
+            URL,
+            "file:///etc",
+            "/etc",
+            "h/x",
+            "fd::17",
+            "http://h/x",
+            "https://h/x\n--upload-pack=x",
+            "https://",
+            "ssh://-oProxyCommand=x/y",
+            f"https://h/x#{CANARY}",
+        )
+    ),
     *((True, {name: "-x"}, ()) for name in ("HUB_MODEL_ID", "GIT_REVISION", "FLAVOR", "TIMEOUT", "ATTEMPTS", "RECIPE")),
     (True, {"HUB_MODEL_ID": "me/-x"}, ()),
     (False, {}, ("--data_files", URL)),
@@ -60,7 +99,7 @@ JOBS = (  # (is refused, what is other in the environment, flags)
     *((False, {}, ("--run_name", name)) for name in NAMES),
     (False, {"GIT_URL": "ssh://git@h/x.git"}, ()),
     (False, {"GIT_URL": "git@h:x.git"}, ()),
-)  # fmt: skip
+)
 LOCKS = (
     "a link",
     "names another",
