@@ -25,9 +25,11 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
     # Here, for they take seconds: a wrong flag is answered at once.
+    from pretrain.hub import client
     from pretrain.post.chat import add_chat
     from pretrain.run import conversion
 
+    client.bound_client()
     print(conversion.convert(asked, add_chat if asked.chat else None))
     if asked.chat:
         print(

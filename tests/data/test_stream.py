@@ -183,12 +183,12 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again_at_opening_and_at_
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_file_that_trickles_is_tried_again_at_opening_and_at_reading(server, caplog, monkeypatch, name):
-    monkeypatch.setattr(network, "SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(network, "SLOW_SECONDS", 0.2)
     server.faults = fault("drip", method="GET")
     ((_, read),) = open_files([f"{server.url}/files/{name}"])["train"]
     server.faults += fault("drip", method="GET")
-    assert [text for text, _ in read(0)] == ROWS and 1 <= len(caplog.messages) <= 2
-    assert any("fewer than 65,536 bytes came in 0.1 seconds" in line for line in caplog.messages)
+    assert [text for text, _ in read(0)] == ROWS and caplog.messages
+    assert any("fewer than 65,536 bytes came in 0.2 seconds" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("name", READERS)
