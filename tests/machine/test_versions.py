@@ -1,0 +1,74 @@
+"""Which versions of accelerate shard the tied GPT-2 under FSDP2: a range is what was tried.
+
+VERSIONS_JSON = a file to write the table to, as benchmarks/results has it.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import date
+from importlib.metadata import version as installed
+
+import pytest
+from conftest import ROOT
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from benchmarks.runs import commit, write_json
+from pretrain.machine import doctor, verdicts
+
+FAULT = "is shared with a parameter already managed by another FSDP group"  # huggingface/accelerate#4171
+WAYS = ("train", "bare")
+
+
+def pip(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"pip {words[0]}: {(done.stderr.strip().splitlines() or ['failed'])[-1][:200]}")
+    return done.stdout
+
+
+def newest_of_each_minor(ends: SpecifierSet) -> list[str]:
+    """The newest release of each minor version between two ends that the package index has."""
+    listed = re.search(r"^Available versions: (.*)$", pip("index", "versions", "accelerate"), re.MULTILINE)
+    found = sorted(map(Version, filter(ends.contains, listed[1].split(", "))))
+    return [str(newest) for newest in {(one.major, one.minor): one for one in found}.values()]
+
+
+def tried(version: str, folder, way: str) -> dict | str:
+    """What a version's two updates print, or the line that ended them."""
+    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'tests'}", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(ROOT / "tests" / "versions_child.py"), way]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raised = re.search(r"^(?:\[rank\d+\]: ?)?(\w+Error: .+)$", done.stderr, re.MULTILINE)
+        return raised[1] if raised else done.stderr[-300:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["version"] == version and found["file"].startswith(str(folder)), "another accelerate was tried"
+    return {"loss": found["loss"]}
+
+
+@pytest.mark.slow
+def test_each_minor_version_of_accelerate_that_is_taken_shards_the_tied_gpt2_and_one_left_out_does_not(tmp_path):
+    """Within the module that train.py gives to Accelerate, and bare, as loops that are not ours give it."""
+    taken = verdicts.read_ranges(doctor.REQUIREMENTS.read_text(encoding="utf-8"))["accelerate"]
+    versions = newest_of_each_minor(SpecifierSet(",".join(str(one) for one in taken if one.operator != "!=")))
+    left_out = [one.version for one in taken if one.operator == "!="]
+    assert len(versions) > 2 and set(left_out) < set(versions)
+    rows = {}
+    for version in versions:
+        folder = tmp_path / version
+        pip("install", "--quiet", "--no-deps", "--target", str(folder), f"accelerate=={version}")
+        rows[version] = {way: tried(version, folder, way) for way in WAYS}
+        print(f"| {version} | {' | '.join(str(rows[version][way]) for way in WAYS)} |")
+    record = {"date": str(date.today()), "commit": commit(), "system": platform.platform(), "cpus": os.cpu_count()}
+    record |= {"python": platform.python_version()} | {name: installed(name) for name in ("torch", "transformers")}
+    write_json(os.environ.get("VERSIONS_JSON"), record | {"range": str(taken), "versions": rows})
+    losses = {row["loss"] for version, ways in rows.items() if version not in left_out for row in ways.values()}
+    assert len(losses) == 1, "the versions that are taken compute the same, to the bit"
+    if Version(installed("torch")) >= Version("2.13"):  # older ones let a tied weight be in two groups
+        assert all(FAULT in rows[version]["bare"] for version in left_out)
