@@ -370,7 +370,9 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) 
     else:
         kept = {names[parameter]: kinds for parameter, kinds in _kept(share, optimizer.param_groups).items()}
     state: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in _read(path / OPTIMIZER, _flat(kept), may_be_empty=True).items():
+    counted = files.read_json(path / STATE)
+    none_applied = counted.get("skipped_updates", 0) >= counted.get("step", 0)  # there are no moments before an update
+    for name, tensor in _read(path / OPTIMIZER, _flat(kept), may_be_empty=none_applied).items():
         parameter, kind = name.split("/")
         state.setdefault(parameter, {})[kind] = tensor
     if sharded:
