@@ -15,7 +15,7 @@ WHEELS = "https://download.pytorch.org/whl"
 # A card may do without these; training says what is then missing.
 OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts and temperatures"}
 # What fails with a version between two that work; requirements.txt leaves it out.
-BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at GPT-2's tied embeddings (huggingface/accelerate#4171)"}
+BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 
