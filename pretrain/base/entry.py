@@ -48,10 +48,8 @@ def refuse_environment(environment: Mapping[str, str]) -> None:
     if not HUB.fullmatch(hub := environment.get("HF_ENDPOINT", "https://huggingface.co")):
         faults.append(f"HF_ENDPOINT = {hub:.200}: must be a URL, as https://huggingface.co; correct it, or unset it")
     if not faults:
-        processes, missing = (
-            int(environment.get("WORLD_SIZE", "1")),
-            [name for name in LAUNCH if not environment.get(name)],
-        )
+        processes = int(environment.get("WORLD_SIZE", "1"))
+        missing = [name for name in LAUNCH if not environment.get(name)]
         if missing and (processes > 1 or "LOCAL_RANK" in environment):
             remedy = "start the processes with accelerate launch or torchrun, or unset WORLD_SIZE and LOCAL_RANK"
             faults.append(f"WORLD_SIZE = {processes}: {', '.join(missing)} must be set, too; {remedy}")
