@@ -96,6 +96,10 @@ def _entry(entry: dict) -> Callable:
     return change
 
 
+def _without(commit: str) -> Callable:
+    return lambda path, *answer: (404, b"{}", []) if commit in path else answer
+
+
 def _whole(answer: bytes) -> Callable:
     return lambda path, status, data, headers: (status, answer, headers) if "/api/" in path else (status, data, headers)
 
@@ -139,8 +143,8 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         for fault in ("404", "403", "reset", "garbled", "loop"):
             yield f"{where}: {fault} for good", _case(rng, fault=(where, fault, 10**9), well=False)
     for kind in KINDS:
-        for how in (None, "sha is null"):
-            yield f"{kind}: changes between starts, {how or 'the commit stays'}", _changing(rng, kind, how)
+        yield f"{kind}: changes between starts, sha is null", _changing(rng, kind, _about("sha is null"))
+        yield f"{kind}: changes between starts, the first commit is gone", _changing(rng, kind, None)
 
 
 def _case(
@@ -176,13 +180,13 @@ def _case(
     return hit
 
 
-def _changing(rng: random.Random, kind: str, how: str | None) -> Callable[[Path], str | None]:
+def _changing(rng: random.Random, kind: str, change: Callable | None) -> Callable[[Path], str | None]:
     seed = rng.random()
 
     def hit(folder: Path) -> str | None:
         commands.copy(folder.parents[1] / "base", folder)
         with LyingHub(folder / "served") as server:
-            server.change = _about(how) if how else server.change
+            server.change = change or server.change
             wanted = [_serve(folder, kind, random.Random(seed), rows=600)]
             started = _start(folder, server, kind)
             while commands.alive(started.pids[0]) and len(list((folder / "data").rglob("train_*.bin"))) < 3:
@@ -190,6 +194,8 @@ def _changing(rng: random.Random, kind: str, how: str | None) -> Callable[[Path]
             started.kill()
             started.wait()
             wanted.append(_serve(folder, kind, random.Random(seed + 1), rows=600))
+            if not change:
+                server.change, server.commit = _without(server.commit), "decade" + "0" * 34
             done = _start(folder, server, kind).wait()
         if done.code != 0:
             return commands.fault_of(done, NAME, "one.", "two.")
