@@ -9,7 +9,6 @@ Exit status: 0 no error found, 1 an error (or no card to load), 2 flags or a rec
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ try:
     from pretrain.data import shards, sources
     from pretrain.machine import doctor, forecast, verdicts
     from pretrain.machine.verdicts import Check
-    from pretrain.recipe import keys, reading
+    from pretrain.recipe import keys, reading, rules
 except ModuleNotFoundError as missing:  # before the packages are installed this is the first remedy
     sys.exit(f"error    packages: {missing.name} is not installed. Remedy: make environment, or "
              "pip install -r requirements.txt")  # fmt: skip
@@ -80,26 +79,25 @@ def parse(argv: list[str]) -> argparse.Namespace:
             "--price_per_hour: of what? --price_per_card_hour P is of one card, --price_per_machine_hour P of all of them"
         )
     asked = reading.parse_flags(parser, argv)
-    rules = {
+    limits = {
         "count": (asked.count is None or asked.count >= 1, "1 or more"),
         "price_per_card_hour": (0 <= asked.price_per_card_hour < float("inf"), "0 or more"),
         "price_per_machine_hour": (0 <= asked.price_per_machine_hour < float("inf"), "0 or more"),
         "warm_up_seconds": (0 <= asked.warm_up_seconds <= 3600, "1 to 3600"),
     }
-    faults = [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in rules.items() if not ok]
+    faults = [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in limits.items() if not ok]
     asked.card = asked.card and asked.card.lower()
     if asked.card and cards.named(asked.card) is None:
-        near = difflib.get_close_matches(asked.card, CARD_NAMES.split(", "), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {CARD_NAMES}"
-        faults.append(f"--card {asked.card}: no such card; {hint}")
+        near = rules.nearest(asked.card, [card.name for card in cards.CARDS])
+        faults.append(f"--card {asked.card}: no such card{near or f'; use one of {CARD_NAMES}'}")
+    prices = asked.price_per_card_hour, asked.price_per_machine_hour
     if asked.card and asked.all_cards:
         faults.append("--card and --all_cards: give one of them")
-    if asked.price_per_card_hour and asked.price_per_machine_hour:
+    if all(prices):
         faults.append("--price_per_card_hour and --price_per_machine_hour: give one of them")
     if faults:
         raise BadInput(faults)
-    asked.estimate |= bool(asked.size or asked.card or asked.all_cards or asked.count)
-    asked.estimate |= bool(asked.price_per_card_hour or asked.price_per_machine_hour)
+    asked.estimate |= any((asked.size, asked.card, asked.all_cards, asked.count, *prices))
     return asked
 
 
@@ -192,11 +190,13 @@ def needs_hub(recipe: keys.Recipe) -> bool:
 
 def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print what the recipe takes on one card, on several, or on each that we know."""
+
+    def estimated(card: cards.Card, count: int) -> dict:
+        price = asked.price_per_machine_hour or count * asked.price_per_card_hour
+        return forecast.estimate_run(recipe, card, count, price)
+
     if asked.all_cards:
-        rows = [
-            forecast.estimate_run(recipe, card, asked.count or 1, price(asked, asked.count or 1))
-            for card in cards.CARDS
-        ]
+        rows = [estimated(card, asked.count or 1) for card in cards.CARDS]
         print(json.dumps(rows, indent=1) if asked.json else forecast.table(recipe, rows))
         return 0
     found = doctor.nvidia_smi() if not asked.card else []
@@ -205,17 +205,12 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
         raise BadInput(f"no card to estimate for: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
     count = asked.count or len(found) or 1
-    row = forecast.estimate_run(recipe, card, count, price(asked, count))
+    row = estimated(card, count)
     while asked.size and not asked.count and not row["fits"] and count < 4096:  # the fewest that hold the model
         count *= 2
-        row = forecast.estimate_run(recipe, card, count, price(asked, count))
+        row = estimated(card, count)
     print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
     return 0
-
-
-def price(asked: argparse.Namespace, count: int) -> float:
-    """Return the price of an hour of ``count`` cards, in the user's currency."""
-    return asked.price_per_machine_hour or count * asked.price_per_card_hour
 
 
 # ---- full load

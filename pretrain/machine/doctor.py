@@ -44,12 +44,12 @@ def examine(recipe: keys.Recipe, path: str, facts: dict, *, quick: bool) -> Gene
     facts |= {"python": platform.python_version(), "packages": installed}
     yield from verdicts.packages(ranges, installed)
     yield verdicts.system(platform.system(), platform.release())
-    works = all(package_version(name) for name in ("torch", "transformers", "accelerate"))
+    works = all(installed[name] for name in ("torch", "transformers", "accelerate"))
     try:
         import torch  # noqa: F401
     except Exception as error:  # a library of CUDA's that is not there, a wheel of another processor
         works = False
-        if package_version("torch"):
+        if installed["torch"]:
             yield Check("torch", verdicts.ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
     if works:
         yield from examine_cards(path, facts, quick=quick)
@@ -182,9 +182,9 @@ def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[C
     """Yield verdicts on the folder that the run will be written to; ``quick``: without its speed."""
     wanted = recipe.saving.run_dir.absolute()
     folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
-    size, shards = 12.0 * estimate.shape_of(recipe.model).parameters, shard_bytes(recipe)
-    every, saving = recipe.saving.save_steps, recipe.saving
-    kept = saving.save_total_limit or (recipe.schedule.max_steps // every if every else 0)
+    saving, shards = recipe.saving, shard_bytes(recipe)
+    size = 12.0 * estimate.shape_of(recipe.model).parameters
+    kept = saving.save_total_limit or (recipe.schedule.max_steps // saving.save_steps if saving.save_steps else 0)
     free = shutil.disk_usage(folder).free
     facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
     yield verdicts.disk(free, size * (kept + 1), shards, str(folder), recipe.saving.name)

@@ -23,7 +23,6 @@ MOST_TOKENS = 2**16  # of a micro-batch on a card
 LOSS_ROWS = 2**13  # tokens whose logits exist at once (pretrain/model/loss.py)
 HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
 
-
 GPT2_124M = Shape(12, 768, 50304, 1024)
 
 
@@ -73,13 +72,11 @@ def memory(
     half_stream = half and "weights" in shards
     block, again = shape.record.kept_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
     small = compiled and half
+    backward = shape.record.backward_bytes(shape) if small else 0
     kept, later = {
         "none": (shape.n_layer * block, 0),
         "mlp": (shape.n_layer * (block - again), again),
-        "full": (
-            shape.n_layer * (2 if half_stream else 4) * d,
-            block + (shape.record.backward_bytes(shape) if small else 0),
-        ),
+        "full": (shape.n_layer * (2 if half_stream else 4) * d, block + backward),
     }[checkpointing]
     head = shape.vocab_size * d
     if small:

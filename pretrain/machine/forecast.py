@@ -25,8 +25,8 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     Args:
         price_per_hour: of all the cards, in any currency.
     """
-    shape, compiled = estimate.shape_of(recipe.model), compiles(card.name)
-    how: dict[str, Any] = {"half": True, "compiled": compiled, "optimizer": recipe.optimizer.optimizer}
+    shape = estimate.shape_of(recipe.model)
+    how: dict[str, Any] = {"half": True, "compiled": compiles(card.name), "optimizer": recipe.optimizer.optimizer}
     if recipe.optimizer.shard_optimizer:
         how["shards"] = {"moments": count}
     memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
@@ -34,8 +34,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
         if size := estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how):
             break
     if not size and count > 1:  # the model itself shared out, as zero3_x8.yaml does, which is not compiled
-        compiled = False
-        how |= {"compiled": compiled, "shards": dict.fromkeys(SHARED, count)}
+        how |= {"compiled": False, "shards": dict.fromkeys(SHARED, count)}
         size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if isinstance(asked := recipe.batch.per_device_train_batch_size, int):
         size = min(size, asked)
@@ -45,7 +44,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
         "count": count,
         "memory_gib": card.memory_gib,
         "precision": card.precision,
-        "compiled": compiled,
+        "compiled": how["compiled"],
         "products_teraflops": card.product_teraflops,
         "products_source": card.products and card.products.source,
         "parameters": shape.parameters,
@@ -131,11 +130,13 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         )
     elif chosen != recipe.model.gradient_checkpointing:
         lines.append("             fits with --gradient_checkpointing full only, which is a third more work")
+    hours = row["hours"]
+    days = f" ({rounded(hours / 24)} days)" if hours >= 48 else ""
     lines += [
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
         f"{', gathering shared weights not counted' if row['shared_out'] else ''}",
         *([f"others       {others(card.training)}"] if "measured_by_others" in row else []),
-        f"time         {rounded(row['hours'])} h{days(row['hours'])}, evaluating and saving not counted",
+        f"time         {rounded(hours)} h{days}, evaluating and saving not counted",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]
     if "cost" in row:
@@ -143,11 +144,6 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     speed = row["measured_tokens_per_second"]
     known = f"Measured: {speed:,.0f} tokens/s (benchmarks/results)." if speed else "Nothing of it is measured by us."
     return "\n".join([*lines, "", known, SOURCES])
-
-
-def days(hours: float) -> str:
-    """Return hours as days too, where they are some."""
-    return f" ({rounded(hours / 24)} days)" if hours >= 48 else ""
 
 
 def products(card: cards.Card) -> str:

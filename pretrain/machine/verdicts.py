@@ -121,9 +121,8 @@ def driver(version: str, cuda: str) -> Check:
     if oldest is None or _numbers(version) >= oldest:
         return Check("driver", OK, f"{version}, for CUDA {cuda}")
     needed = ".".join(f"{part:02}" for part in oldest)
-    older = [major for major, least in OLDEST_DRIVER.items() if _numbers(version) >= least]
     remedy = f"install driver {needed} or newer"
-    if 12 in older:
+    if _numbers(version) >= OLDEST_DRIVER[12]:
         remedy += f", or torch for CUDA 12: pip install torch --index-url {WHEELS}/cu126"
     return Check("driver", ERROR, f"{version} is too old for torch's CUDA {cuda}", remedy)
 
@@ -180,10 +179,9 @@ def compiled(problem: str, text: str, *, on_card: bool) -> Check:
     """Judge torch.compile by what went wrong (empty: nothing). On a card the presets need it, on a CPU nothing does."""
     if not problem:
         return Check("compile", OK, text)
-    level = ERROR if on_card else WARNING
-    remedy = "none needed: plain training is not compiled"
+    level, remedy = WARNING, "none needed: plain training is not compiled"
     if on_card:
-        remedy = "accelerate_configs/conservative.yaml trains without it"
+        level, remedy = ERROR, "accelerate_configs/conservative.yaml trains without it"
     if re.search(r"Python\.h", problem):
         remedy = f"install Python's headers: apt install python3-dev; {remedy}"
     elif re.search(r"compiler|\bg\+\+|\bgcc\b", problem, re.IGNORECASE):
