@@ -18,8 +18,7 @@ from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
 NUMBERS, TRUTH = range(1, 10**5), ("true", "false")
 VARIABLES: dict[str, range | tuple[str, ...]] = {
     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"), NUMBERS),
-    "RANK": range(10**5),
-    "LOCAL_RANK": range(10**5),
+    **dict.fromkeys(("RANK", "LOCAL_RANK"), range(10**5)),
     "MASTER_PORT": range(1, 2**16),
     **{f"ACCELERATE_USE_{name}": TRUTH for name in ("CPU", "FSDP", "DEEPSPEED")},
     "ACCELERATE_DYNAMO_BACKEND": ("no", "inductor", "eager", "aot_eager", "cudagraphs", "onnxrt", "tensorrt", "tvm"),
