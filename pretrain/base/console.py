@@ -34,7 +34,6 @@ def keep_in(path: Path) -> None:
 
 def say(line: str) -> None:
     """Write a line to standard error and into that file, from whichever process."""
-    line = foreign.clean(line)
     _show(line, None)
     for terminal in _terminals():
         terminal.keep(line)
@@ -42,8 +41,6 @@ def say(line: str) -> None:
 
 def write(text: str) -> None:
     """Write what a model has generated to standard output: cleaned on a terminal, else every byte of it, in UTF-8."""
-    if sys.stdout is None:  # it was closed
-        return
     if sys.stdout.isatty():
         data = foreign.clean(text).encode(sys.stdout.encoding, "backslashreplace")
     else:
@@ -55,7 +52,7 @@ def write(text: str) -> None:
 
 def clean_prints() -> None:
     """Make whatever is printed from now on safe to show, as what a user's function and a library's tables hold."""
-    sys.stdout, sys.stderr = (stream and _Cleaned(stream) for stream in (sys.stdout, sys.stderr))
+    sys.stdout, sys.stderr = map(_Cleaned, (sys.stdout, sys.stderr))
 
 
 class _Cleaned:

@@ -18,11 +18,9 @@ from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
 NUMBERS, TRUTH = range(1, 10**5), ("true", "false")
 VARIABLES: dict[str, range | tuple[str, ...]] = {
     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"), NUMBERS),
-    "RANK": range(10**5),
-    "LOCAL_RANK": range(10**5),
+    **dict.fromkeys(("RANK", "LOCAL_RANK"), range(10**5)),
     "MASTER_PORT": range(1, 2**16),
     **{f"ACCELERATE_USE_{name}": TRUTH for name in ("CPU", "FSDP", "DEEPSPEED")},
-    **{f"ACCELERATE_DYNAMO_USE_{name}": TRUTH for name in ("FULLGRAPH", "DYNAMIC", "REGIONAL_COMPILATION")},
     "ACCELERATE_DYNAMO_BACKEND": ("no", "inductor", "eager", "aot_eager", "cudagraphs", "onnxrt", "tensorrt", "tvm"),
     "ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16", "fp8"),
 }
@@ -55,13 +53,6 @@ def refuse_environment(environment: Mapping[str, str]) -> None:
             faults.append(f"WORLD_SIZE = {processes}: {', '.join(missing)} must be set, too; {remedy}")
         elif over := [f"{n} = {environment[n]}" for n in LAUNCH[:2] if int(environment.get(n, "0")) >= processes]:
             faults.append(f"{', '.join(over)}: must be below WORLD_SIZE = {processes}; correct it, or unset it")
-    try:
-        if (names := environment.get("TORCH_LOGS")) is not None:
-            import torch  # noqa: F401  # it alone knows the names
-    except (ValueError, AttributeError, ModuleNotFoundError) as error:  # the second at an empty one
-        if getattr(error, "name", "") != "torch":
-            known = "TORCH_LOGS=help python -c 'import torch' lists what it may be"
-            faults.append(f"TORCH_LOGS = {names:.200}: torch refuses it; {known}, or unset it")
     if faults:
         raise BadInput(faults, alone=True)  # each process has an environment of its own
 

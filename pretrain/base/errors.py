@@ -82,9 +82,8 @@ def machine_fault(error: BaseException) -> BadInput | None:
     A place has a name; what is wrong with the machine may have none.
     """
     if isinstance(error, MemoryError) or MEMORY.search(str(error)):
-        return BadInput(
-            "memory ran out: end other programs, or raise the limit (ulimit -v); the same command goes on", 1
-        )
+        remedy = "end other programs, or raise the limit (ulimit -v); the same command goes on"
+        return BadInput(f"memory ran out: {remedy}", 1)
     number, name = errno_of(error), getattr(error, "filename", None)
     if number is None or (number in PLACE and name is None):
         return None

@@ -44,12 +44,11 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 
 def guard() -> None:
     """Make what other libraries log, warn of and raise safe to show, for the rest of this process."""
-    if logging.getLogRecordFactory() is not _safe_record:
-        logging.setLogRecordFactory(_safe_record)
+    logging.setLogRecordFactory(_safe_record)
     warnings.showwarning = _show_warning
-    sys.excepthook = lambda *error: _show(error)
-    threading.excepthook = lambda about: _show((about.exc_type, about.exc_value, about.exc_traceback))
-    sys.unraisablehook = lambda about: _show((about.exc_type, about.exc_value, about.exc_traceback))
+    sys.excepthook = lambda kind, error, trace: _show(error)
+    threading.excepthook = lambda about: _show(about.exc_value)
+    sys.unraisablehook = lambda about: _show(about.exc_value)
 
 
 def clean(text: str) -> str:
@@ -141,5 +140,5 @@ def _show_warning(message, category, filename, lineno, file=None, line=None) -> 
     (file or sys.stderr).write(clean(warnings.formatwarning(message, category, filename, lineno, line)))
 
 
-def _show(error: tuple) -> None:
-    sys.stderr.write(clean("".join(traceback.format_exception(*error))))
+def _show(error: BaseException | None) -> None:
+    sys.stderr.write(clean("".join(traceback.format_exception(error))))

@@ -109,8 +109,7 @@ def peers() -> Iterator[None]:
             raise
         raise TrainingStopped(
             f"another process of this run died, was killed (memory?) or hangs ({words[0]}); what it said, if anything, "
-            f"is above or in its log. The same "
-            f"command goes on from the newest checkpoint; torchrun and accelerate launch do so by themselves with "
-            f"--max_restarts 3. A time limit that is too short: --ddp_timeout",
+            f"is above or in its log. The same command goes on from the newest checkpoint; torchrun and accelerate "
+            f"launch do so by themselves with --max_restarts 3. A time limit that is too short: --ddp_timeout",
             alone=True,
         ) from None

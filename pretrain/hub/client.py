@@ -19,6 +19,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, set_client_factory
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.logging import set_verbosity_error
@@ -37,6 +38,7 @@ CLIENT_WAIT_SECONDS = 60  # of each of the client's own few retries, however lon
 COMMIT = re.compile("[0-9a-f]{40}")
 ABOUT = re.compile(r"/api/(?:models|datasets|spaces)/((?:[^/]+/)?(?!refs$|auth-check$)[^/]+?)(?:/revision/.+)?$")
 TREE = re.compile(r"/api/(?:models|datasets|spaces)/(.+?)/(?:tree|paths-info)/")
+KINDS = {"file": RepoFile, "directory": RepoFolder}  # of what a tree holds
 
 _listing = threading.local()  # of this thread: ``state``, the pages of a listing so far, and when it began
 _refused: set[tuple[bytes, str]] = set()  # hosts and repositories of which they gave no commit
@@ -78,8 +80,6 @@ def _check(answer: Any) -> None:
         if "Retry-After" in headers:
             headers[ASKED] = headers["Retry-After"]
             headers["Retry-After"] = str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers))))
-        if "ratelimit" in headers:
-            headers["ratelimit"] = re.sub(r"(t\s*=\s*)\d{3,}", rf"\g<1>{CLIENT_WAIT_SECONDS}", headers["ratelimit"])
         return
     raw = answer.iter_raw
     answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
@@ -100,26 +100,18 @@ def _check(answer: Any) -> None:
 def _check_repository(host: bytes, name: str, said: Any, *, is_tree: bool) -> None:
     """Raise BadInput where the Hub gives no commit of a repository, or lists what is no file or folder of it."""
     if not is_tree:
-        has_commit = isinstance(said, dict) and COMMIT.fullmatch(str(said.get("sha")))
-        (_refused.discard if has_commit else _refused.add)((host, name))
-        if not has_commit:
+        if not isinstance(said, dict) or not COMMIT.fullmatch(str(said.get("sha"))):
+            _refused.add((host, name))
             raise _no_commit(name)
+        _refused.discard((host, name))
         said = said.get("siblings") or []
     for row in said if isinstance(said, list) else [said]:
-        match {"lfs": None} | row if isinstance(row, dict) else row:
-            case {"rfilename": str(path)} | {"type": "directory", "path": str(path), "oid": str()}:
-                size = 0
-            case {
-                "type": "file",
-                "path": str(path),
-                "oid": str(),
-                "size": int(size),
-                "lfs": None | {"oid": str(), "size": int(), "pointerSize": int()},
-            }:
-                pass
-            case _:
-                path, size = "", 0
-        if not path or path.startswith("/") or ".." in path.split("/") or not 0 <= size < 2**63:
+        try:
+            path = row["rfilename"] if "rfilename" in row else KINDS[row["type"]](**row).path
+            good = path and path[0] != "/" and ".." not in path.split("/") and 0 <= row.get("size", 0) < 2**63
+        except (KeyError, TypeError, ValueError, AttributeError):  # at which the client would end
+            good = False
+        if not good:
             raise BadInput(f"{name}: the Hub lists {str(row)[:200]}, which is no file of it; check HF_ENDPOINT")
 
 

@@ -47,12 +47,11 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin
     except OfflineModeIsEnabled:
         raise BadInput(f"{where}: HF_HUB_OFFLINE is set; unset it, or give a checkpoint of this machine") from None
     except Exception as error:  # each layer of the client has kinds of its own
+        why = f"{where}: {client.describe(error)}"
         if not client.is_refusal(error):
-            raise TrainingStopped(
-                f"{where}: {client.describe(error)}. The same command goes on from what was fetched"
-            ) from None
+            raise TrainingStopped(f"{why}. The same command goes on from what was fetched") from None
         remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
-        raise BadInput(f"{where}: {client.describe(error)}. {remedy}") from None
+        raise BadInput(f"{why}. {remedy}") from None
 
 
 def _fetch(

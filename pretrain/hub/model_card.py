@@ -116,13 +116,15 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
     planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # which plans another number
     start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
     prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
+    name, prompt = (json.dumps(text, ensure_ascii=False) for text in (repo_id, prompt))
     length = min(50, recipe["sequence_length"] // 2)  # which with the prompt must fit into the context
     code = [
         "from transformers import pipeline",
         "",
-        f'generate = pipeline("text-generation", model={_quoted(repo_id)}, revision="{step_name(step)}")',
-        f'print(generate({_quoted(prompt)}, max_new_tokens={length})[0]["generated_text"])',
+        f'generate = pipeline("text-generation", model={name}, revision="{step_name(step)}")',
+        f'print(generate({prompt}, max_new_tokens={length})[0]["generated_text"])',
     ]
+    picture = ["![Loss, learning rate and speed over tokens](curves.png)"]
     main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
     tokens, record = step * recipe["tokens_per_step"], ARCHITECTURES.get(facts.model_type)
     parts = [
@@ -133,11 +135,7 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
         "## Load",
         _fenced("\n".join(code), "python"),
         "Without `revision` it is the newest step.",
-        *(
-            ["![Loss, learning rate and speed over tokens](curves.png)"]
-            if {"train/loss", "eval/loss"} & newest.keys()
-            else []
-        ),
+        *(picture if {"train/loss", "eval/loss"} & newest.keys() else []),
         *_results(newest, step, recipe),
         "## Recipe",
         "All numbers stand in [recipe.yaml](recipe.yaml); the main ones:",
@@ -149,10 +147,8 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
         "## Limits",
         _limits(recipe, facts.tokenizer_size),
     ]
-    body = foreign.clean("\n\n".join(parts))
-    return str(
-        ModelCard(f"{metadata(recipe, repo_id, _eval_results(measured, recipe))}\n{body}\n")
-    )  # checks the metadata
+    head, body = metadata(recipe, repo_id, _eval_results(measured, recipe)), foreign.clean("\n\n".join(parts))
+    return str(ModelCard(f"{head}\n{body}\n"))  # checks the metadata
 
 
 def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
@@ -171,10 +167,6 @@ def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
         **({"model_name": repo_id.rpartition("/")[2], "eval_results": results} if results else {}),
     )
     return f"---\n{data.to_yaml()}\n---\n"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
@@ -316,8 +308,8 @@ def _known_loss(recipe: Mapping) -> tuple[tuple[float, str, str] | None, str]:
     if known is None:
         return None, "none is known for this text"
     if recipe["sequence_length"] != GPT2_CONTEXT:
-        context = f"{GPT2_CONTEXT:,} tokens, and this model's is {recipe['sequence_length']:,}"
-        return None, f"it is for a context of {context}"
+        here = recipe["sequence_length"]
+        return None, f"it is for a context of {GPT2_CONTEXT:,} tokens, and this model's is {here:,}"
     return known, ""
 
 

@@ -5,7 +5,6 @@ staged for the next push, the next start or ``push_pending``. Where an answer wa
 on the Hub as they are here, and the client makes no second commit.
 """
 
-import contextlib
 import logging
 import os
 import re
@@ -59,13 +58,10 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str = "") -> tuple[
     except HFValidationError as error:
         raise BadInput(f"{where}: {error} Give NAME or OWNER/NAME") from None
     except Exception as error:  # each layer of the client has kinds of its own
+        why = client.describe(error)
         if client.is_refusal(error):
-            raise BadInput(
-                f"{where}: {client.describe(error)}. Check the id, and what the token may do: {TOKENS}"
-            ) from None
-        return repo_id, [
-            f"the Hub cannot be asked now ({client.describe(error)}); training starts, and pushes wait on disk"
-        ]
+            raise BadInput(f"{where}: {why}. Check the id, and what the token may do: {TOKENS}") from None
+        return repo_id, [f"the Hub cannot be asked now ({why}); training starts, and pushes wait on disk"]
 
 
 def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> tuple[str, list[str]]:
@@ -170,8 +166,7 @@ class Pusher:
         logged = None
         while self._due.get():
             try:
-                with _sending(self.pending):
-                    fault = _send_all(self.pending)
+                fault = _send_all(self.pending)
             except BadInput:  # another process sends them
                 continue
             except Exception as error:  # the folder is gone, for example: training goes on
@@ -189,14 +184,9 @@ def push_pending(pending: Path) -> int:
     """
     if not pending.is_dir():
         return 0
-    with _sending(pending):
-        if fault := _send_all(pending, sent=logging.INFO):
-            log.warning(_waits(pending, *fault))
-        return len(_staged(pending))
-
-
-def _sending(pending: Path) -> contextlib.AbstractContextManager:
-    return files.locked(pending / ".lock", f"{pending}: process {{pid}} is sending it; wait until it has", 4)
+    if fault := _send_all(pending, sent=logging.INFO):
+        log.warning(_waits(pending, *fault))
+    return len(_staged(pending))
 
 
 def _waits(pending: Path, name: str, reason: str) -> str:
@@ -215,18 +205,14 @@ def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
             if isinstance(source, str):
                 path.write_bytes(source.encode())
             elif path.suffix == ".safetensors":  # big, and never changed once written
-                _link(source, path)
+                try:
+                    os.link(source, path)
+                except OSError:  # another file system, or one without links
+                    shutil.copyfile(source, path)
             else:  # a log grows
                 shutil.copyfile(source, path)
             rows[name] = {"size": path.stat().st_size, "sha256": files.sha256(path)}
         files.write_json(aside / PUSH, push | {"files": rows})
-
-
-def _link(source: Path, path: Path) -> None:
-    try:
-        os.link(source, path)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, path)
 
 
 def _staged(pending: Path) -> list[Path]:
@@ -237,26 +223,27 @@ def _staged(pending: Path) -> list[Path]:
 def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | None:
     """Send what is staged, also what is added meanwhile; return which push could not be sent, and why.
 
-    ``sent``: the level at which a push that was sent is logged.
+    ``sent``: the level at which a push that was sent is logged. Raises BadInput when another process is sending them.
     """
     fault, seen = None, set()
-    while left := [folder for folder in _staged(pending) if folder not in seen]:
-        folder = left[0]
-        seen.add(folder)
-        try:
-            push = files.read_json(folder / PUSH)
-            if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
-                raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
-            sums = refuse_damaged(folder / "files", push["files"], f"to give this push up, remove {folder}")
-            repo_id = client.patiently(_send, client.api(), folder, push, sums)
-            log.log(sent, f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
-            aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
-            folder.rename(aside)  # a kill meanwhile must not leave half of it in the queue
-            shutil.rmtree(aside)
-        except BadInput as error:  # it is damaged; the others are not
-            fault = folder.name, str(error)
-        except Exception as error:  # whatever is wrong with the Hub: the next one would meet it, or overtake this one
-            return folder.name, client.describe(error)
+    with files.locked(pending / ".lock", f"{pending}: process {{pid}} is sending it; wait until it has", 4):
+        while left := [folder for folder in _staged(pending) if folder not in seen]:
+            folder = left[0]
+            seen.add(folder)
+            try:
+                push = files.read_json(folder / PUSH)
+                if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
+                    raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
+                sums = refuse_damaged(folder / "files", push["files"], f"to give this push up, remove {folder}")
+                repo_id = client.patiently(_send, client.api(), folder, push, sums)
+                log.log(sent, f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
+                aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+                folder.rename(aside)  # a kill meanwhile must not leave half of it in the queue
+                shutil.rmtree(aside)
+            except BadInput as error:  # it is damaged; the others are not
+                fault = folder.name, str(error)
+            except Exception as error:  # whatever is wrong with the Hub: the next one would meet it, or overtake this
+                return folder.name, client.describe(error)
     return fault
 
 

@@ -4,18 +4,17 @@ import logging
 
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import hellaswag
+from pretrain.hub import client
 
 log = logging.getLogger(__name__)
 
 
 def refuse_unknown(model_id: str) -> None:
     """Raise BadInput unless the card can be found."""
-    from huggingface_hub import HfApi
-
     try:
-        HfApi().model_info(model_id, timeout=30)
+        client.api().model_info(model_id)
     except Exception as error:
-        raise BadInput(f"--push_to_hub {model_id}: cannot be found: {str(error).splitlines()[0]}") from None
+        raise BadInput(f"--push_to_hub {model_id}: cannot be found: {client.describe(error)}") from None
 
 
 def push(model_id: str, scores: dict[str, float]) -> bool:

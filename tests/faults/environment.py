@@ -50,7 +50,6 @@ GARBAGE = {
     "HF_HOME": ("/dev/null/x",),
     "MPLBACKEND": ("garbage",),
     "KMP_AFFINITY": ("garbage",),
-    "TORCH_LOGS": ("garbage",),
     "CUDA_VISIBLE_DEVICES": ("garbage",),
     "COLUMNS": ("-1",),
     "TZ": ("Nowhere/At_all",),
