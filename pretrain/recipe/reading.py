@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import logging
+import os
 import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -97,8 +98,7 @@ def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-TRAINS = "Pre-train GPT-2 from a recipe."
-# Flags of train.py that are no recipe keys, as parse_command takes them.
+# Flags of train.py that are no recipe keys, as read_flags takes them.
 TRAIN_MODES = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
@@ -125,30 +125,13 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     Returns: the recipe, None with push_pending, which needs none; the modes given; and the words by which another script
     reads the same recipe. Raises BadInput with every fault found.
     """
-    flags, modes = read_flags(argv, TRAINS, TRAIN_MODES)
+    flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
     if "push_pending" in modes:
         if flags or len(modes) > 1:
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
         return None, modes, []
     words = words_of(flags)
     return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), modes, words
-
-
-def parse_command(
-    argv: Sequence[str], description: str, extras: dict[str, tuple[type, str]]
-) -> tuple[Recipe, dict[str, Any]]:
-    """Read ``--recipe FILE --key value ...``: the file, then the flags over it.
-
-    Args:
-        argv: the words after the script's name.
-        description: first line of ``--help``.
-        extras: flags that are not recipe keys: type (bool: no value follows) and help.
-
-    Returns: the checked recipe (``run_name`` and ``output_dir`` filled in) and the extras given, by name.
-    Raises BadInput with every fault found.
-    """
-    flags, chosen = read_flags(argv, description, extras)
-    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), chosen
 
 
 def words_of(flags: Mapping[str, str | list[str]]) -> list[str]:
@@ -163,7 +146,15 @@ def words_of(flags: Mapping[str, str | list[str]]) -> list[str]:
 def read_flags(
     argv: Sequence[str], description: str, extras: Mapping[str, tuple[type, str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the recipe's flags given, and ``recipe``, the file, as typed; and the extras given. See ``parse_command``."""
+    """Read ``--recipe FILE --key value ...``.
+
+    Args:
+        argv: the words after the script's name.
+        description: first line of ``--help``.
+        extras: flags that are not recipe keys: type (bool: no value follows) and help.
+
+    Returns: the recipe's flags given, and ``recipe``, the file, as typed; and the extras given, by name.
+    """
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--recipe FILE] [--key value ...]",
         description=description,
@@ -334,18 +325,11 @@ def _begin_from_model(values: dict[str, Any]) -> None:
         if values.get("architecture", "") is None:  # none is no architecture: the default
             del values["architecture"]
         return
-    if _is_folder(Path(source) / "model"):
+    if os.path.isdir(f"{source}/model"):  # noqa: PTH112  (of a name that is too long Path's own raises)
         source = values["init_from"] = str(Path(source) / "model")
     values.setdefault("tokenizer", source)
     for name in MODEL_KEYS:
         values.setdefault(name, None)
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # too long for a name, for example
-        return False
 
 
 def _refuse(message: str) -> typing.NoReturn:
