@@ -209,10 +209,9 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
 
     Raises BadInput for a flag that the parser does not know, naming the nearest one, and for one given twice.
     """
-    names = [flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-    parser._option_string_actions |= {
-        f"--{n.replace('_', '-')}": parser._option_string_actions[f"--{n}"] for n in names
-    }
+    actions = parser._option_string_actions
+    names = [flag[2:] for flag in actions if flag.startswith("--")]
+    actions |= {flag.replace("_", "-"): action for flag, action in actions.items()}
     parser._negative_number_matcher = NEGATIVE
     parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
     read, first = parser._get_values, {}
