@@ -119,17 +119,12 @@ $(VENV)/.installed: requirements.txt constraints.txt
 	$(INSTALL) --constraint constraints.txt -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt requirements-trackers.txt
-	$(INSTALL) --constraint constraints.txt -r requirements-dev.txt
+$(VENV)/.installed-%: requirements-%.txt $(VENV)/.installed
+	$(INSTALL) --constraint constraints.txt -r $<
 	touch $@
 
-$(VENV)/.installed-slow: $(VENV)/.installed-dev requirements-slow.txt
-	$(INSTALL) --constraint constraints.txt -r requirements-slow.txt
-	touch $@
-
-$(VENV)/.installed-post: $(VENV)/.installed requirements-post.txt
-	$(INSTALL) --constraint constraints.txt -r requirements-post.txt
-	touch $@
+$(VENV)/.installed-dev: requirements-trackers.txt
+$(VENV)/.installed-slow: $(VENV)/.installed-dev
 
 $(VENV)/.installed-test-post: $(VENV)/.installed-dev $(VENV)/.installed-post
 	$(INSTALL) --constraint constraints.txt "transformers[serving]"

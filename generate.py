@@ -80,7 +80,11 @@ def print_samples(asked: argparse.Namespace) -> None:
     how = {name: getattr(asked, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p")}
     streamer = sampling.Streamer(tokenizer, console.write)
     if asked.chat:
-        chat.require_template(tokenizer, asked.model)
+        if tokenizer.chat_template is None:
+            remedy = f"python export_model.py {asked.model} --chat --out exports/chat makes a model that has"
+            raise BadInput(
+                f"--chat: {asked.model} has no chat template; {remedy}, to be tuned on chats (docs/post_training.md)"
+            )
         chat.converse(model, tokenizer, messages(), seed=asked.seed, streamer=streamer, **how)
         return
     prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)

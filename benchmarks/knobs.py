@@ -154,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     knobs = [BASE, *asked.knobs]
     given = [*data, "--max_steps", str(asked.steps), "--warmup_steps", str(asked.steps // 10)]
     for knob in knobs:  # refuse before anything is trained
-        reading.parse_command(once(["--recipe", asked.recipe, *given, *flags(knob)]), "", {})
+        reading.parse_training(once(["--recipe", asked.recipe, *given, *flags(knob)]))
     about = {"machine": hardware.this_device().name, "load": os.getloadavg()[0], "torch": torch.__version__}
     about |= {"recipe": Path(asked.recipe).stem, "steps": asked.steps, "seeds": asked.seeds, "threads": asked.threads}
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)

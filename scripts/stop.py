@@ -1,7 +1,7 @@
 """End the runs of this folder, each at its next safe point (a checkpoint is written); wait until they have ended.
 
-    sh scripts/stop.sh              # every run under runs/
-    sh scripts/stop.sh runs/name    # that one
+    python3 scripts/stop.py              # every run under runs/
+    python3 scripts/stop.py runs/name    # that one
 
 The signal goes to the process that a run's .lock names, if that process holds this lock: no other program gets one.
 LIMIT: seconds to wait, 600 unless set. Exit status: 0 all have ended (or none was running), 1 one has not, 2 bad input.

@@ -65,15 +65,6 @@ def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None
     generation.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def require_template(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
-    """Raise BadInput where a model cannot chat."""
-    if tokenizer.chat_template is None:
-        raise BadInput(
-            f"--chat: {name} has no chat template; python export_model.py {name} --chat --out exports/chat makes a model "
-            f"that has, to be tuned on chats (docs/post_training.md)"
-        )
-
-
 def converse(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,

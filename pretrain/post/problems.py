@@ -126,14 +126,8 @@ def score(
             pad_token_id=padding,
             suppress_tokens=own.suppress_tokens,
         )
-        completions = tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
-        values += reward(texts, _ended(completions, reward.stop))
+        values += reward(texts, tokenizer.batch_decode(out[:, width:], skip_special_tokens=True))
     model.train(was_training).generation_config = own
     if reward.faults - faults == reward.calls - calls:
         raise BadInput(f"reward {reward.__name__}: every call failed; the first {reward.first_fault}")
     return statistics.fmean(values)
-
-
-def _ended(completions: list[str], stop: str | None) -> list[str]:
-    """Cut each after its first ``stop``: a batch goes on until all rows have ended, and padding may be text."""
-    return [text[: text.index(stop) + len(stop)] if stop and stop in text else text for text in completions]

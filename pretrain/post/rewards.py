@@ -1,14 +1,13 @@
 """Rewards that a program checks: what a completion of a prompt is worth. A user's own is ``file.py:function``."""
 
 import ast
-import importlib.util
 import logging
 import math
 import os
 import re
+import runpy
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from traceback import format_exception_only
 
 from pretrain.base.errors import BadInput
@@ -76,16 +75,10 @@ def find(name: str) -> Reward:
         raise BadInput(f"reward = {name}: must be {', '.join(REWARDS)}, or a function of your own as file.py:function")
     if not os.path.isfile(path):  # noqa: PTH113  (of a name that is too long Path's own raises)
         raise BadInput(f"reward = {shown(name)}: there is no file {shown(path)}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # sys.exit, too, of a script that is meant to be run
+        found = runpy.run_path(path).get(function)
+    except (Exception, SystemExit) as error:  # the latter of a script that is meant to be run
         raise BadInput(f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}") from None
-    found = getattr(module, function, None)
     if not callable(found):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
     return found
@@ -95,7 +88,7 @@ class CheckedReward:
     """A reward as GRPOTrainer calls it; a call that raises, or returns no finite number, counts 0 and is counted.
 
     Args:
-        stop: what ends a completion; the reward is given the text before it.
+        stop: what ends a completion; the reward is given the text before it, as padding behind it may be text.
 
     Attributes:
         calls, faults: how many there were.
@@ -113,15 +106,13 @@ class CheckedReward:
 
     def _one(self, prompt: str, completion: str) -> float:
         self.calls += 1
-        completion = completion.removesuffix(self.stop) if self.stop else completion
+        completion = completion.partition(self.stop)[0] if self.stop else completion
         try:
             value = self.reward(prompt, completion)
             if not isinstance(value, str) and math.isfinite(number := float(value)):
                 return number
             fault = f"returned {value!r:.200}"
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # sys.exit, too
+        except (Exception, SystemExit, GeneratorExit) as error:  # what is left is Ctrl-C
             fault = f"raised {format_exception_only(error)[-1].strip()}"
         self.faults += 1
         if self.first_fault is None:

@@ -34,7 +34,6 @@ class Task:
 LEAST = {"held_out_steps": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
 LEAST |= {"max_completion_length": 1, "num_generations": 2}
 ABOVE_0 = ("learning_rate", "temperature")
-TOO_LARGE = 2**63
 LONGEST = 4096  # characters of a text, as a path may have them
 # Where TRL's own is another than what it, or post_train.py, can do with a value.
 HINTS = {"scale_rewards": str | bool, "output_dir": str, "max_completion_length": int, "num_generations": int}
@@ -56,9 +55,8 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     file = Path(given.pop("config"))
     fields = {one.name: one for part in (Task, config) for one in dataclasses.fields(part) if one.init}
     hints = typing.get_type_hints(Task) | typing.get_type_hints(config) | HINTS
-    values, faults = reading.read_file(file) | given, []
-    for name in [name for name in values if name not in fields]:
-        faults.append(f"{rules.shown(name)}: no such key{rules.nearest(name, fields)}")
+    values = reading.read_file(file) | given
+    faults = [f"{rules.shown(n)}: no such key{rules.nearest(n, fields)}" for n in values if n not in fields]
     for name, one in fields.items():
         if name in values:
             options = _options(hints[name])
@@ -95,7 +93,7 @@ def _broken_rule(name: str, value: Any, options: tuple) -> str:
         type_validator(name, 0.0 if number and float in options else value, typing.Union[options])  # noqa: UP007
     except TypeError:
         return rules.either([NAMES.get(option, rules.type_name(option)) for option in options])
-    if number and not -TOO_LARGE < value < TOO_LARGE:
+    if number and not abs(value) < 2**63:  # NaN is below nothing
         return "a finite number, below 2^63"
     if isinstance(value, str) and (len(value) > LONGEST or not rules.is_name(value)):
         return f"a text of at most {LONGEST:,} characters, without a NUL byte, in UTF-8"

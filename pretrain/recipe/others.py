@@ -164,18 +164,17 @@ def answer(flag: str, value: str | None = None) -> str | None:
         for theirs, ours in re.findall(r"^\| (.*?) \| (.*) \|$", table, re.MULTILINE):
             words = [word.split()[0] for word in re.findall(r"`([^`]+)`", theirs)]
             if any(fnmatch.fnmatchcase(name, word) for word in words):
-                card = _yaml_of(value) if name == "gpu" and value else None
                 plain = re.sub(r"\[(.*?)\]\(.*?\)", r"docs/\1", ours.replace("`", ""))
-                plain = plain.replace("CARD.yaml", card or "CARD.yaml")
+                plain = plain.replace("CARD.yaml", _yaml_of(value or ""))
                 begin = "not needed" if plain.startswith("none: ") else "it is"
                 return f"{flag}: a flag of {trainer}; here {begin}: {plain.removeprefix('none: ')}"
     return None
 
 
-def _yaml_of(card: str) -> str | None:
-    """Return the YAML of a card in other people's words (rtx_a6000, NVIDIA H100, 4090); None: nobody knows which."""
+def _yaml_of(card: str) -> str:
+    """Return the YAML of a card in other people's words (rtx_a6000, NVIDIA H100, 4090), CARD.yaml for any other word."""
     found = [path.name for path in (Path(__file__).parents[2] / "accelerate_configs").glob("*.yaml")]
-    return next((name for name in found if _bare(name.removesuffix(".yaml")) == _bare(card)), None)
+    return next((name for name in found if _bare(name.removesuffix(".yaml")) == _bare(card)), "CARD.yaml")
 
 
 def _bare(card: str) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import logging
+import os
 import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -97,15 +98,11 @@ def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-TRAINS = "Pre-train GPT-2 from a recipe."
-# Flags of train.py that are no recipe keys, as parse_command takes them.
+# Flags of train.py that are no recipe keys, as read_flags takes them.
 TRAIN_MODES = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
-    "extend_steps": (
-        int,
-        "train a finished run of wsd so many steps longer, from before its line down, as another run",
-    ),
+    "extend_steps": (int, "train a finished wsd run so many steps longer, from before its line down, as another run"),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
 }
 
@@ -125,30 +122,13 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     Returns: the recipe, None with push_pending, which needs none; the modes given; and the words by which another script
     reads the same recipe. Raises BadInput with every fault found.
     """
-    flags, modes = read_flags(argv, TRAINS, TRAIN_MODES)
+    flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
     if "push_pending" in modes:
         if flags or len(modes) > 1:
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
         return None, modes, []
     words = words_of(flags)
     return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), modes, words
-
-
-def parse_command(
-    argv: Sequence[str], description: str, extras: dict[str, tuple[type, str]]
-) -> tuple[Recipe, dict[str, Any]]:
-    """Read ``--recipe FILE --key value ...``: the file, then the flags over it.
-
-    Args:
-        argv: the words after the script's name.
-        description: first line of ``--help``.
-        extras: flags that are not recipe keys: type (bool: no value follows) and help.
-
-    Returns: the checked recipe (``run_name`` and ``output_dir`` filled in) and the extras given, by name.
-    Raises BadInput with every fault found.
-    """
-    flags, chosen = read_flags(argv, description, extras)
-    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), chosen
 
 
 def words_of(flags: Mapping[str, str | list[str]]) -> list[str]:
@@ -163,7 +143,15 @@ def words_of(flags: Mapping[str, str | list[str]]) -> list[str]:
 def read_flags(
     argv: Sequence[str], description: str, extras: Mapping[str, tuple[type, str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the recipe's flags given, and ``recipe``, the file, as typed; and the extras given. See ``parse_command``."""
+    """Read ``--recipe FILE --key value ...``.
+
+    Args:
+        argv: the words after the script's name.
+        description: first line of ``--help``.
+        extras: flags that are not recipe keys: type (bool: no value follows) and help.
+
+    Returns: the recipe's flags given, and ``recipe``, the file, as typed; and the extras given, by name.
+    """
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--recipe FILE] [--key value ...]",
         description=description,
@@ -221,10 +209,9 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
 
     Raises BadInput for a flag that the parser does not know, naming the nearest one, and for one given twice.
     """
-    names = [flag[2:] for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-    parser._option_string_actions |= {
-        f"--{n.replace('_', '-')}": parser._option_string_actions[f"--{n}"] for n in names
-    }
+    actions = parser._option_string_actions
+    names = [flag[2:] for flag in actions if flag.startswith("--")]
+    actions |= {flag.replace("_", "-"): action for flag, action in actions.items()}
     parser._negative_number_matcher = NEGATIVE
     parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
     read, first = parser._get_values, {}
@@ -334,18 +321,11 @@ def _begin_from_model(values: dict[str, Any]) -> None:
         if values.get("architecture", "") is None:  # none is no architecture: the default
             del values["architecture"]
         return
-    if _is_folder(Path(source) / "model"):
+    if os.path.isdir(f"{source}/model"):  # noqa: PTH112  (of a name that is too long Path's own raises)
         source = values["init_from"] = str(Path(source) / "model")
     values.setdefault("tokenizer", source)
     for name in MODEL_KEYS:
         values.setdefault(name, None)
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # too long for a name, for example
-        return False
 
 
 def _refuse(message: str) -> typing.NoReturn:

@@ -100,7 +100,8 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
             f"token_column = {r.token_column}: tokenizer = {r.tokenizer} is made from text, and there is none; give "
             f"the one that the ids were made with, for example openai-community/gpt2"
         )
-    if r.stream_keep == "consumed" and any(map(_holds_yours, [values, *(mixture or ())])):
+    folders = [str(source.get("data_dir") or "hf://") for source in (values, *(mixture or ()))]
+    if r.stream_keep == "consumed" and not all(folder.startswith("hf://") for folder in folders):
         deletes = "deletes shards that training has read, and data_dir holds yours"
         faults.append(f"stream_keep = consumed {deletes}. Use --stream_keep all")
     if "none" in (r.report_to or ()) and len(r.report_to) > 1:
@@ -109,10 +110,6 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
     if not RUN_NAME.fullmatch(run_name):
         faults.append(f"run_name = {shown(run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64")
     return faults
-
-
-def _holds_yours(source: Mapping[str, Any]) -> bool:
-    return not str(source.get("data_dir") or "hf://").startswith("hf://")
 
 
 def _architecture_faults(r: SimpleNamespace) -> list[str]:

@@ -55,8 +55,13 @@ def mixture(folder, *given, **changes):
     return write(folder, **{"data_files": None, "tokenizer": "owner/tokenizer", "sources": list(given)} | changes)
 
 
+def parsed(words, description, extras):
+    flags, chosen = reading.read_flags(words, description, extras)
+    return reading.load_recipe(Path(flags.pop("recipe")), flags), chosen
+
+
 def command(folder, *words):
-    return reading.parse_command(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
+    return parsed(["--recipe", str(write(folder)), *words], "Story.", EXTRAS)
 
 
 def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_path):
@@ -225,13 +230,13 @@ def test_every_run_name_is_one_and_reaches_the_reader(tmp_path, name):
     words = ["--recipe", str(write(tmp_path)), f"--run_name={name}", "--data_files", "profile", "extend_steps"]
     given, modes, for_reader = reading.parse_training([*words, "--extend_steps", "5", "--profile", "--seed", "3e1"])
     assert given.saving.run_name == name and modes == {"extend_steps": 5, "profile": True}
-    assert reading.parse_command(for_reader, "", {"source": (int, "")}) == (given, {})
+    assert parsed(for_reader, "", {"source": (int, "")}) == (given, {})
 
 
 @pytest.mark.parametrize("words", [["--data_files=-1"], ["--data_files=--x y"], ["--sample_prompts", "", "- a"], []])
 def test_a_reader_is_given_what_the_run_was_given_letter_by_letter(tmp_path, words):
     given, _, for_reader = reading.parse_training(["--recipe", str(write(tmp_path)), *words])
-    assert reading.parse_command(for_reader, "", {})[0] == given
+    assert parsed(for_reader, "", {})[0] == given
 
 
 def test_push_pending_needs_no_recipe_and_stands_alone(tmp_path, monkeypatch):
@@ -275,7 +280,7 @@ def test_a_hyphen_in_a_flag_is_an_underscore(tmp_path):
 
 def test_help_can_be_printed(capsys):
     with pytest.raises(SystemExit) as caught:
-        reading.parse_command(["--help"], "Story.", EXTRAS)
+        parsed(["--help"], "Story.", EXTRAS)
     out = capsys.readouterr().out
     assert caught.value.code == 0
     for words in ("Story.", "--adam_beta2 X", "--max_steps N ", "--tf32 true|false|auto", "--dry ", "help of dry"):
@@ -421,7 +426,7 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_and_one_that_fits_stay
 
 def test_a_size_is_gpt_2s_shape_by_either_name_and_stands_without_other_flags_of_the_shape(tmp_path):
     def shape(*words):
-        model = reading.parse_command(["--recipe", str(write(tmp_path)), *words], "", {})[0].model
+        model = parsed(["--recipe", str(write(tmp_path)), *words], "", {})[0].model
         return model.n_layer, model.n_head, model.n_embd
 
     assert shape("--size", "d12") == shape("--size", "gpt2") == (12, 12, 768)
@@ -468,7 +473,7 @@ NO_CARDS = ("0", "30", "!!", "", " ", "x8", "gh200", "quadro_rtx_6000")
 )
 def test_a_flag_of_another_trainer_is_answered_with_ours(tmp_path, words, answers):
     with pytest.raises(BadInput) as caught:
-        reading.parse_command(["--recipe", str(write(tmp_path)), *words], "", {})
+        parsed(["--recipe", str(write(tmp_path)), *words], "", {})
     assert len(caught.value.lines) == len(answers)
     assert all(answer in line for answer, line in zip(answers, caught.value.lines, strict=True))
 

@@ -57,7 +57,7 @@ def test_a_mutated_recipe_is_read_or_refused_in_a_few_lines(tmp_path, seeds):
         flag = chance.choice([name for name, wanted in keys.TYPES.items() if wanted != list[dict]])
         flags = [f"--{flag}", chance.choice(VALUES).replace("\0", "")] if chance.random() < 0.3 else []
         try:
-            recipe, _ = reading.parse_command(["--recipe", str(path), *flags], "", {})
+            recipe, _, _ = reading.parse_training(["--recipe", str(path), *flags])
             (tmp_path / "copy.yaml").write_text(keys.as_yaml(recipe), encoding="utf-8")
             assert keys.as_yaml(reading.load_recipe(tmp_path / "copy.yaml")) == keys.as_yaml(recipe), seed
         except BadInput as error:

@@ -148,7 +148,7 @@ def test_adamw_takes_over_the_shape_of_muons_schedule_and_no_flag_without_effect
     text = RECIPE.replace("min_lr_ratio: 0.1", "min_lr_ratio: 0.3")
     muon.write_text(text.replace("lr_scheduler_type: cosine", f"lr_scheduler_type: {shape}\ndecay_ratio: 0.4"))
     argv = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml"), *time_to_loss.adamw_schedule(muon)]
-    taken = reading.parse_command(argv, "", {})[0].schedule
+    taken = reading.parse_training(argv)[0].schedule
     assert taken.lr_scheduler_type == shape
     assert shape == "constant" or taken.min_lr_ratio == 0.3
     assert shape != "wsd" or taken.decay_ratio == 0.4
@@ -188,7 +188,7 @@ def test_a_change_of_the_ablation_is_laid_over_the_recipe_and_a_setting_that_a_p
         ablation.patch("soap_muon.py", GAMMA=0.5)
     for flags, _ in ablation.changes(500).values():
         argv = ablation.words_of(flags, keys.flat(reading.load_recipe(ablation.RECIPE)))
-        reading.parse_command(["--recipe", str(ablation.RECIPE), *argv], "", {})
+        reading.parse_training(["--recipe", str(ablation.RECIPE), *argv])
 
 
 def test_an_ablation_goes_on_where_its_figures_end(monkeypatch, tmp_path, capsys):
@@ -221,7 +221,7 @@ def test_an_ablation_goes_on_where_its_figures_end(monkeypatch, tmp_path, capsys
 
 def test_every_knob_stands_in_the_recipe_and_those_of_the_machine_are_not_trained_to_the_end():
     for knob in knobs.KNOBS:
-        reading.parse_command(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), *knobs.flags(knob)], "", {})
+        reading.parse_training(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), *knobs.flags(knob)])
     free = [knob for knob in knobs.KNOBS if not knobs.changes_learning(knob)]
     assert free == ["gradient_checkpointing=mlp", "gradient_checkpointing=full"]
     assert knobs.flags("z_loss=1e-4,weight_decay=0") == ["--z_loss", "1e-4", "--weight_decay", "0"]

@@ -405,7 +405,7 @@ def test_make_takes_only_the_cards_that_gpus_names(tmp_path, monkeypatch):
 
 
 def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
-    command = ["sh", str(ROOT / "scripts" / "stop.sh"), *runs]
+    command = [sys.executable, str(ROOT / "scripts" / "stop.py"), *runs]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
 
@@ -473,7 +473,7 @@ def hold(tmp_path, monkeypatch):
         process.stdout.close()
 
 
-@pytest.mark.parametrize("door", ["make", "sh"])
+@pytest.mark.parametrize("door", ["make", "python"])
 def test_stop_ends_the_run_of_that_name_and_no_other(hold, tmp_path, door):
     for name in ("Makefile", "scripts"):
         Path(name).symlink_to(ROOT / name)
@@ -481,7 +481,7 @@ def test_stop_ends_the_run_of_that_name_and_no_other(hold, tmp_path, door):
     before = sorted(os.listdir())
     make = ["make", "-s", "stop", f"PYTHON={sys.executable}"]
     for name in ODD_NAMES:
-        command = [*make, f"RUN={name}"] if door == "make" else ["sh", "scripts/stop.sh", name]
+        command = [*make, f"RUN={name}"] if door == "make" else [sys.executable, "scripts/stop.py", name]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0 and "stopped" in done.stdout, done.stderr
         assert runs.pop(name).wait(20) == -signal.SIGTERM

@@ -22,6 +22,12 @@ import prepare_data
 from benchmarks import terminal_picture
 from pretrain.recipe import reading
 
+
+def prepare_data_recipe(words):
+    flags, _ = reading.read_flags(words, "", prepare_data.EXTRAS)
+    return reading.load_recipe(Path(flags.pop("recipe", reading.RECIPE)), flags)
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What a script asks of its flags; a recipe, a model or a file need not be there.
 PARSERS = {
@@ -30,7 +36,7 @@ PARSERS = {
     "export_model.py": export_model.parse,
     "generate.py": generate.parse,
     "post_train.py": lambda words: Path(words[words.index("--config") + 1]).read_text(),  # its keys: test_post_train.py
-    "prepare_data.py": lambda words: reading.parse_command(words, "", prepare_data.EXTRAS),
+    "prepare_data.py": prepare_data_recipe,
     "train.py": reading.parse_training,
 }
 STANDS_FOR = {"$SLURM_ARRAY_TASK_ID": "0", "R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}

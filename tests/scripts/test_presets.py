@@ -131,7 +131,7 @@ def test_the_tuning_page_names_only_recipe_keys_that_exist():
 
 def test_the_tuning_pages_short_run_is_a_valid_one():
     words = re.search(r"`(--max_steps 70 [^`]+)`", (ROOT / "docs/gpu_tuning.md").read_text())[1].split()
-    recipe, _ = reading.parse_command(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words], "", {})
+    recipe, _, _ = reading.parse_training(["--recipe", str(ROOT / "recipes/gpt2_124m.yaml"), *words])
     assert recipe.schedule.max_steps == 70 and recipe.saving.output_dir == "runs/try1"
 
 

@@ -447,7 +447,7 @@ def test_two_spot_machines_are_launched_as_the_yaml_for_two_says(spot, monkeypat
     assert args.config_file == "accelerate_configs/multi_node_2x8.yaml" and args.rdzv_backend == "c10d"
     assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "10.0.0.1", 29500)
     monkeypatch.chdir(ROOT)
-    recipe, _ = reading.parse_command(args.training_script_args, "", {})
+    recipe, _, _ = reading.parse_training(args.training_script_args)
     assert recipe.hub.pushes_checkpoints and recipe.hub.hub_model_id == "me/gpt2"
     assert recipe.saving.resume_from_checkpoint == "hub://me/gpt2" and recipe.saving.name == "gpt2_124m"
 
