@@ -102,6 +102,22 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
         raise BadInput(f"optimizer = {name}: {package} does not run on {device}: {reason}; --optimizer adamw") from None
 
 
+def kept(group: dict[str, Any], parameter: "nn.Parameter") -> dict[str, "torch.Tensor"]:
+    """Return tensors, on the meta device, like those that an optimizer keeps of a parameter of this group."""
+    import torch
+
+    like, size = torch.empty(parameter.shape, device="meta"), parameter.numel()
+    if group.get("parts"):
+        return {"momentum_buffer": like}
+    if "fused" in group:  # torch's AdamW
+        return {"step": like.new_empty(()), "exp_avg": like, "exp_avg_sq": like}
+    moment = {"state": like}
+    if size >= 4096:
+        moment = {"state": like.byte(), "qmap": like.new_empty(256), "absmax": like.new_empty(-(-size // 256))}
+    both = {f"{kind}{number}": tensor for number in (1, 2) for kind, tensor in moment.items()}
+    return both | {"step": like.new_empty((), dtype=torch.int64)}
+
+
 def _by_decay(model: "nn.Module", weight_decay: float) -> list[dict]:
     """Return matrices and embeddings, then all else, which does not decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

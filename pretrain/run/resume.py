@@ -60,7 +60,7 @@ def read_state(path: Path) -> dict:
     saved = checkpoint.read_state(path)
     if lacks := [name for name in STATED if name not in saved]:
         raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is no checkpoint of a run of train.py")
-    if odd := [name for name, fits in KINDS.items() if name in saved and not fits(saved[name])]:
+    if odd := [name for name, types in KINDS.items() if name in saved and type(saved[name]) not in types]:
         raise BadInput(
             f"{path}: its state.json has another {', '.join(odd)} than train.py writes: it was edited; move {path} away "
             f"to resume from the checkpoint before it"
