@@ -103,53 +103,6 @@ def main(argv: list[str] | None = None) -> int:
             for step in (1, 2):
                 pause = timed(lambda step=step: saver.save(step, model, optimizer, {}))
                 waiting.append(pause + timed(saver.finish))
-    ids_BT = torch.randint(0, 128, (12, 64), device=device)
-
-    def update() -> None:
-        loss = module(ids_BT, ids_BT)
-        loss.backward()
-        side_by_side.apply_update(model, optimizer, loss)
-
-    return update
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    side_by_side.add_sizes(parser)
-    parser.add_argument("--eval_tokens", type=int, default=8192, help="a multiple of 4 sequences")
-    parser.add_argument("--saves", type=int, default=4)
-    parser.add_argument("--folder", help="on the disk to be measured (default: the temporary one)")
-    asked = parser.parse_args(argv)
-    device = hardware.this_device()
-    place = side_by_side.device()
-    model, optimizer = model_and_optimizer(place, side_by_side.sizes_of(asked))
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 1e-3)
-    optimizer.step()  # makes the moments
-    optimizer.zero_grad()
-    update = small_update(place)
-    for _ in range(5):
-        update()
-    alone = [timed(update) for _ in range(50)]
-    pauses, writes, beside = [], [], []
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        where = Path(folder)
-        with checkpoint.Saver(where / "beside", is_main=True, keep=2) as saver:
-            saver.prepare(model, optimizer)
-            made_ready = timed(saver.ready)
-            for step in range(1, asked.saves + 1):
-                begin = time.perf_counter()
-                pauses.append(timed(lambda step=step: saver.save(step, model, optimizer, {})))
-                while not saver.done:
-                    beside.append(timed(update))
-                saver.finish()
-                writes.append(time.perf_counter() - begin)
-        if checkpoint.step_of(checkpoint.list_checkpoints(where / "beside")[0]) < asked.saves:
-            sys.exit("a save failed (see above): no figures")
-        with checkpoint.Saver(where / "waiting", is_main=True, keep=0) as saver:
-            whole = lambda step: (saver.save(step, model, optimizer, {}), saver.finish())  # noqa: E731
-            waiting = [timed(lambda step=step: whole(step)) for step in (1, 2)]
     ids_BT = torch.randint(0, asked.vocab_size, (4, asked.sequence_length))
     batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // ids_BT.numel())
     how = {"device": place, "bytes_per_token": None}
