@@ -240,30 +240,26 @@ def step_of(path: Path) -> int:
 
 def find_fault(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, file first, or None when every byte is as it was written and can be read."""
+    name = MANIFEST
     try:
         if not path.is_dir():
             return f"is {'no folder' if os.path.lexists(path) else 'missing'}"
         manifest = files.read_json(path / MANIFEST)
         rows, step = manifest["files"], manifest["step"]
         expected = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} {_unreadable(error)}"
-    if type(step) is not int or path.name != step_name(step):
-        return f"{MANIFEST} is of step {step!r:.40}"
-    for name in (MODEL, OPTIMIZER, STATE):
-        if name not in expected:
-            return f"{MANIFEST} does not name {name}"
-        try:
+        if type(step) is not int or path.name != step_name(step):
+            return f"{MANIFEST} is of step {step!r:.40}"
+        for name in (MODEL, OPTIMIZER, STATE):
+            if name not in expected:
+                return f"{MANIFEST} does not name {name}"
             if fault := _find_difference(path / name, *expected[name]):
                 return f"{name} {fault}"
-            if name == STATE and (told := files.read_json(path / name)["step"]) != step:
-                return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
-        except FileNotFoundError:
-            return f"{name} is missing"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{name} {_unreadable(error)}"
+        if (told := files.read_json(path / STATE)["step"]) != step:
+            return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{name} {_unreadable(error)}"
     return None
 
 

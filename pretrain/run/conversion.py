@@ -101,9 +101,8 @@ def convert(
 
 def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
     """Raise BadInput unless ``out`` is free, or holds an export, as it was written, that may be replaced."""
-    parent = next(path for path in out.parents if path.exists())
-    if not parent.is_dir():
-        raise BadInput(f"--out {asked.out}: {parent} is a file; give another folder")
+    if fault := files.unusable(out.parent):
+        raise BadInput(f"--out {asked.out}: {fault}; give another folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / RECORD).is_file():
