@@ -40,14 +40,12 @@ class Record:
         make: the class and its further arguments, but for the learning rate.
         moments: bytes that it keeps of a weight.
         package: what to install for it, name==version; it is then tried on the device before training.
-        sharded: whether moments (ZeRO-1) and weights (FSDP2) may be in shards.
     """
 
     groups: Callable[["PreTrainedModel", float], list[dict]]
     make: Callable[[keys.Optimizer], tuple[type, dict[str, Any]]]
     moments: Moments
     package: str | None = None
-    sharded: bool = True
 
 
 def build(model: "PreTrainedModel", settings: keys.Optimizer, *, shard: bool = False) -> "torch.optim.Optimizer":
@@ -83,7 +81,7 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
         raise BadInput(
             f"optimizer = {name} needs {package}: pip install {record.package}, or --optimizer adamw"
         ) from None
-    if sharded and not record.sharded:
+    if sharded and name in keys.UNSHARDED:
         raise BadInput(
             f"optimizer = {name}: updates no moments or weights in shards; use --shard_optimizer false and a YAML without "
             f"FSDP, or --optimizer adamw"
@@ -166,7 +164,6 @@ OPTIMIZERS = {
         make=_adamw_8bit,
         moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8.0),
         package=BITSANDBYTES,
-        sharded=False,
     ),
     "muon": Record(groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0)),
 }

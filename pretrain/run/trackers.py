@@ -243,8 +243,9 @@ class _Trackio:
 
         project_name = recipe.tracking.project_name
         about: dict[str, Any] = {"name": name, "resume": "allow", "config": keys.public(recipe), "private": True}
-        about |= {"embed": False}
-        begin = functools.partial(trackio.init, project_name, **about, auto_log_gpu=False, auto_log_cpu=False)
+        begin = functools.partial(
+            trackio.init, project_name, **about, embed=False, auto_log_gpu=False, auto_log_cpu=False
+        )
         with contextlib.redirect_stdout(io.StringIO()):
             self.run = _within(INIT_SECONDS, begin)  # asks the Hub whose a token is, without a time-out
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
