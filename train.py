@@ -164,7 +164,7 @@ def train(
         """Return the mean; every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
-    with checkpoints:  # waits, on exit, for the checkpoint that is being written
+    with checkpoints.saver:  # waits, on exit, for the checkpoint that is being written
         data_failure = None
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
@@ -215,14 +215,14 @@ def train(
             )
             clock.count(recipe.batch.tokens_per_step)
             state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
-            checkpoints.prepare()
+            checkpoints.saver.prepare(model, optimizer)
             profile.step()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
-                checkpoints.finish()
+                checkpoints.saver.finish()
                 raise TrainingStopped(diverged(recipe.saving.checkpoints, state.step, outcome.reason))
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
@@ -253,7 +253,7 @@ def train(
                 *folder.describe(run_dir),
             ):
                 log.info(line)
-        checkpoints.finish()
+        checkpoints.saver.finish()
         corpus.delete_consumed(batches.order, checkpoints.oldest_step())
 
     report.draw()

@@ -98,7 +98,11 @@ def main(argv: list[str] | None = None) -> int:
                 writes.append(time.perf_counter() - begin)
         if checkpoint.step_of(checkpoint.list_checkpoints(where / "beside")[0]) < asked.saves:
             sys.exit("a save failed (see above): no figures")
-        waiting = [timed(lambda s=s: checkpoint.save(where / "waiting", s, model, optimizer, {})) for s in (1, 2)]
+        waiting = []
+        with checkpoint.Saver(where / "waiting", is_main=True, keep=0) as saver:
+            for step in (1, 2):
+                pause = timed(lambda step=step: saver.save(step, model, optimizer, {}))
+                waiting.append(pause + timed(saver.finish))
     ids_BT = torch.randint(0, asked.vocab_size, (4, asked.sequence_length))
     batches = [(ids_BT, ids_BT)] * (asked.eval_tokens // ids_BT.numel())
     how = {"device": place, "bytes_per_token": None}

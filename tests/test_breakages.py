@@ -366,8 +366,8 @@ BREAKAGES = [
     ),
     Breakage(
         "pretrain/run/checkpoint.py",
-        "except (OSError, ValueError, KeyError, TypeError) as error:",
-        "except (ValueError, KeyError, TypeError) as error:",
+        "except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:",
+        "except (ValueError, KeyError, TypeError, AttributeError) as error:",
         "a newest checkpoint that the disk cannot read is passed over",
         "tests/run/test_checkpoint.py::"
         "test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_before_it_is_taken",

@@ -62,21 +62,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def making(folder: Path) -> Iterator[Path]:
-    """Give a new folder beside ``folder``; on success it takes its name, unless another process was first."""
-    temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
-    temporary.mkdir()
+def making(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give a new folder beside ``folder``; on success it takes its name, unless another process was first.
+
+    Args:
+        replace: what has the name makes way, by renaming, so that a reader never sees half of either.
+    """
+    temporary, old = (folder.with_name(f".{folder.name}.{why}-{uuid.uuid4().hex[:8]}") for why in ("tmp", "old"))
+    temporary.mkdir(parents=replace)
     try:
         with naming(folder):
             yield temporary
             for path in [*temporary.rglob("*"), temporary]:
                 fsync(path)
+        if replace and folder.exists():
+            folder.rename(old)
         try:
             temporary.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise
         fsync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -65,6 +65,7 @@ def log_likelihoods(
         stop: asked before each batch; True abandons the work (None is returned, on every process).
     """
     was_training = model.training
+    begins = np.cumsum([0, *(len(endings) for _, endings in questions)])  # of each question's endings, of all
     rank, num_processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     model.eval()
     try:
@@ -72,13 +73,12 @@ def log_likelihoods(
         size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
         while True:
             try:
-                sums, stopped = [np.zeros(len(endings)) for _, endings in questions], False
+                sums, stopped = np.zeros(begins[-1]), False
                 for batch in _batches(questions, size, rank, num_processes):
                     if stopped := stop():
                         break
-                    found = _score(model, [questions[i] for i in batch], context_length, shared)
-                    for question, endings in zip(batch, found, strict=True):
-                        sums[question] = endings
+                    places = np.concatenate([np.arange(begins[i], begins[i + 1]) for i in batch])
+                    sums[places] = _score(model, [questions[i] for i in batch], context_length, shared)
                     progress(batch)
                 break
             except RuntimeError as error:
@@ -88,14 +88,9 @@ def log_likelihoods(
                 torch.cuda.empty_cache()
     finally:
         model.train(was_training)
-    both = torch.tensor([*np.concatenate(sums), stopped], dtype=torch.float64, device=model.device)
+    both = torch.tensor([*sums, stopped], dtype=torch.float64, device=model.device)
     both = (accelerator.reduce(both, "sum") if accelerator else both).cpu().numpy()
-    return None if both[-1] else _dealt(both[:-1], questions)
-
-
-def _dealt(endings: np.ndarray, questions: Sequence[Question]) -> list[np.ndarray]:
-    """Return what belongs to each question's endings, of an array over all endings."""
-    return np.split(endings, np.cumsum([len(each) for _, each in questions])[:-1])
+    return None if both[-1] else np.split(both[:-1], begins[1:-1])
 
 
 def _length(question: Question) -> int:
@@ -120,8 +115,8 @@ def _batches(questions: Sequence[Question], size: int, rank: int, num_processes:
     return [part for part in np.array_split(order[rank::num_processes], number) if len(part)]
 
 
-def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> list[np.ndarray]:
-    """Return the log-likelihoods of each question's endings, (E,) float64."""
+def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> np.ndarray:
+    """Return the log-likelihoods of a batch's endings, one question's after the other's, float64."""
     rows: list[Question] = []
     for context, endings in batch:
         if shared and _length((context, endings)) <= (limit or math.inf):
@@ -136,7 +131,7 @@ def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, sha
     logits_RV = _logits(model, inputs, places.to(model.device), shared)
     parts = zip(logits_RV.split(LOSS_ROWS), targets.to(model.device).split(LOSS_ROWS), strict=True)
     losses_R = torch.cat([F.cross_entropy(logits.float(), ids, reduction="none").double() for logits, ids in parts])
-    return _dealt(-np.bincount(owners, losses_R.cpu().numpy()), batch)
+    return -np.bincount(owners, losses_R.cpu().numpy())
 
 
 def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, np.ndarray]:
@@ -204,9 +199,9 @@ def _may_share(model: PreTrainedModel, questions: Sequence[Question], limit: int
 
 def _shares(model: PreTrainedModel, question: Question, limit: int | None) -> bool:
     with torch.autocast(model.device.type, enabled=False):
-        (alone,) = _score(model, [question], limit, shared=False)
+        alone = _score(model, [question], limit, shared=False)
         try:
-            (together,) = _score(model, [question], limit, shared=True)
+            together = _score(model, [question], limit, shared=True)
         except Exception as error:  # how a model without branches fails over them is its own affair
             if is_out_of_memory(error):
                 raise

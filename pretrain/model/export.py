@@ -1,11 +1,7 @@
 """Weights out of a run, as any program of the ecosystem loads them: the stock model, its config, its tokenizer."""
 
-import contextlib
 import copy
-import shutil
 import tempfile
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -23,8 +19,11 @@ from pretrain.model.architectures import ARCHITECTURES
 
 
 def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write ``folder`` as any program of the ecosystem loads it: the stock model in fp32 and its tokenizer."""
-    with replacing(folder) as aside:
+    """Write or replace ``folder`` as any program of the ecosystem loads it: the stock model in fp32 and its tokenizer.
+
+    Raises OSError with the folder's name where the disk does not take it.
+    """
+    with files.making(folder, replace=True) as aside:
         save(as_stock(model, tokenizer), aside, tokenizer)
 
 
@@ -133,26 +132,3 @@ def _save_tokenizer(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedT
     for name, known in names.items():
         text = text.replace(name, known)
     about.write_text(text, "utf-8")
-
-
-@contextlib.contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """Give a new folder beside ``folder``; on success it takes its place by renaming, on error it goes.
-
-    So a reader never sees half of it. Raises OSError with the folder's name where the disk does not take it.
-    """
-    aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
-    aside.mkdir(parents=True)
-    try:
-        with files.naming(folder):
-            yield aside
-            for path in [*aside.iterdir(), aside]:
-                files.fsync(path)
-        old = folder.with_name(f".{folder.name}.old-{uuid.uuid4().hex[:8]}")
-        if folder.exists():
-            folder.rename(old)
-        aside.rename(folder)
-        files.fsync(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

@@ -40,14 +40,12 @@ class Record:
         make: the class and its further arguments, but for the learning rate.
         moments: bytes that it keeps of a weight.
         package: what to install for it, name==version; it is then tried on the device before training.
-        sharded: whether moments (ZeRO-1) and weights (FSDP2) may be in shards.
     """
 
     groups: Callable[["PreTrainedModel", float], list[dict]]
     make: Callable[[keys.Optimizer], tuple[type, dict[str, Any]]]
     moments: Moments
     package: str | None = None
-    sharded: bool = True
 
 
 def build(model: "PreTrainedModel", settings: keys.Optimizer, *, shard: bool = False) -> "torch.optim.Optimizer":
@@ -83,7 +81,7 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
         raise BadInput(
             f"optimizer = {name} needs {package}: pip install {record.package}, or --optimizer adamw"
         ) from None
-    if sharded and not record.sharded:
+    if sharded and name in keys.UNSHARDED:
         raise BadInput(
             f"optimizer = {name}: updates no moments or weights in shards; use --shard_optimizer false and a YAML without "
             f"FSDP, or --optimizer adamw"
@@ -100,6 +98,22 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise BadInput(f"optimizer = {name}: {package} does not run on {device}: {reason}; --optimizer adamw") from None
+
+
+def kept(group: dict[str, Any], parameter: "nn.Parameter") -> dict[str, "torch.Tensor"]:
+    """Return tensors, on the meta device, like those that an optimizer keeps of a parameter of this group."""
+    import torch
+
+    like, size = torch.empty(parameter.shape, device="meta"), parameter.numel()
+    if group.get("parts"):
+        return {"momentum_buffer": like}
+    if "fused" in group:  # torch's AdamW
+        return {"step": like.new_empty(()), "exp_avg": like, "exp_avg_sq": like}
+    moment = {"state": like}
+    if size >= 4096:
+        moment = {"state": like.byte(), "qmap": like.new_empty(256), "absmax": like.new_empty(-(-size // 256))}
+    both = {f"{kind}{number}": tensor for number in (1, 2) for kind, tensor in moment.items()}
+    return both | {"step": like.new_empty((), dtype=torch.int64)}
 
 
 def _by_decay(model: "nn.Module", weight_decay: float) -> list[dict]:
@@ -150,7 +164,6 @@ OPTIMIZERS = {
         make=_adamw_8bit,
         moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8.0),
         package=BITSANDBYTES,
-        sharded=False,
     ),
     "muon": Record(groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0)),
 }

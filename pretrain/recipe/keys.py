@@ -31,7 +31,7 @@ SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d4
 SIZES |= dict(zip(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), SIZES.values(), strict=True))
 GPT3_SIZES = {"gpt3-125m": (12, 12, 768), "gpt3-6.7b": (32, 32, 4096), "gpt3-175b": (96, 96, 12288)}
 OPTIMIZERS = ("adamw", "adamw_8bit", "muon")  # records in optim/optimizers.py
-UNSHARDED = ("adamw_8bit",)  # those whose moments cannot be shared out
+UNSHARDED = ("adamw_8bit",)  # those whose moments (ZeRO-1) and weights (FSDP2) may be in no shards
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 # What a source of a mixture may state: which one it is, and what else it has from the recipe.

@@ -35,6 +35,7 @@ from torch.distributed.tensor import DTensor
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
+from pretrain.optim import optimizers
 
 log = logging.getLogger(__name__)
 
@@ -138,13 +139,6 @@ class Saver:
         return {name: self._copies[file, name] for name in tensors}
 
 
-def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> Path:
-    """Save one checkpoint and return it when it is on disk; arguments as ``Saver``'s. Raises OSError."""
-    weights, moments = _gather(model, optimizer, alone=True)
-    # Copies, for bitsandbytes' moments share a table of values, and safetensors writes no tensor that shares memory.
-    return _write(folder, step, weights, {name: tensor.clone() for name, tensor in moments.items()}, state, 0, None)
-
-
 def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int, spared: int | None) -> Path:
     path = folder / step_name(step)
     folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +188,9 @@ def _gather(
         moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
     else:
         moments = _named_moments(model, optimizer)
-    return {name: tensor for name, tensor in weights.items() if name not in tied}, _flat(moments)
+    weights = {name: tensor for name, tensor in weights.items() if name not in tied}
+    each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
+    return weights, {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
@@ -244,30 +240,26 @@ def step_of(path: Path) -> int:
 
 def find_fault(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, file first, or None when every byte is as it was written and can be read."""
+    name = MANIFEST
     try:
         if not path.is_dir():
             return f"is {'no folder' if os.path.lexists(path) else 'missing'}"
         manifest = files.read_json(path / MANIFEST)
         rows, step = manifest["files"], manifest["step"]
         expected = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} {_unreadable(error)}"
-    if type(step) is not int or path.name != step_name(step):
-        return f"{MANIFEST} is of step {step!r:.40}"
-    for name in (MODEL, OPTIMIZER, STATE):
-        if name not in expected:
-            return f"{MANIFEST} does not name {name}"
-        try:
+        if type(step) is not int or path.name != step_name(step):
+            return f"{MANIFEST} is of step {step!r:.40}"
+        for name in (MODEL, OPTIMIZER, STATE):
+            if name not in expected:
+                return f"{MANIFEST} does not name {name}"
             if fault := _find_difference(path / name, *expected[name]):
                 return f"{name} {fault}"
-            if name == STATE and (told := files.read_json(path / name)["step"]) != step:
-                return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
-        except FileNotFoundError:
-            return f"{name} is missing"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{name} {_unreadable(error)}"
+        if (told := files.read_json(path / STATE)["step"]) != step:
+            return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{name} {_unreadable(error)}"
     return None
 
 
@@ -361,23 +353,25 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) 
     set_model_state_dict(model, weights, options=options)
     if optimizer is None:
         return
-    # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
     names = {parameter: name for name, parameter in model.named_parameters()}
-    share = getattr(optimizer, "optim", optimizer)  # ZeRO: of this process
-    if sharded := _is_sharded(model):
-        moments = get_optimizer_state_dict(model, optimizer, options=options)
-        kept = moments["state"]
-    else:
-        kept = {names[parameter]: kinds for parameter, kinds in _kept(share, optimizer.param_groups).items()}
-    state: dict[str, dict[str, torch.Tensor]] = {}
+    wanted = {
+        f"{names[parameter]}/{kind}": moment
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for kind, moment in optimizers.kept(group, parameter).items()
+    }
     counted = files.read_json(path / STATE)
     none_applied = counted.get("skipped_updates", 0) >= counted.get("step", 0)  # there are no moments before an update
-    for name, tensor in _read(path / OPTIMIZER, _flat(kept), may_be_empty=none_applied).items():
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in _read(path / OPTIMIZER, wanted, may_be_empty=none_applied).items():
         parameter, kind = name.split("/")
         state.setdefault(parameter, {})[kind] = tensor
-    if sharded:
-        set_optimizer_state_dict(model, optimizer, moments | {"state": state}, options=options)
+    # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
+    if _is_sharded(model):
+        moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
+        set_optimizer_state_dict(model, optimizer, moments, options=options)
         return
+    share = getattr(optimizer, "optim", optimizer)  # ZeRO: of this process
     # Not by load_state_dict, which casts moments to the type of their weight.
     for parameter in (p for group in share.param_groups for p in group["params"]):
         kinds = state.get(names[parameter], {})
@@ -400,29 +394,6 @@ def _read(file: Path, wanted: dict[str, torch.Tensor], *, may_be_empty: bool = F
                 f"{file.parent} away to resume from the checkpoint before it"
             )
     return found
-
-
-def _kept(optimizer: torch.optim.Optimizer, groups: list[dict]) -> dict[nn.Parameter, dict]:
-    """Return what an optimizer without a state keeps of each parameter: of one of zeros it shows it, for each shape."""
-    own, found = optimizer.param_groups, {}
-    for group in groups:
-        shapes: dict[torch.Size, dict] = {}
-        for parameter in group["params"]:
-            if parameter.shape not in shapes:
-                trial = torch.zeros_like(parameter)
-                trial.grad = torch.zeros_like(parameter)
-                optimizer.param_groups = [group | {"params": [trial]}]
-                optimizer.step()
-                kinds = optimizer.state.pop(trial)
-                shapes[parameter.shape] = {kind: torch.as_tensor(value).to("meta") for kind, value in kinds.items()}
-            found[parameter] = shapes[parameter.shape]
-    optimizer.param_groups = own
-    return found
-
-
-def _flat(moments: dict[str, dict]) -> dict[str, torch.Tensor]:
-    each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
-    return {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
 
 
 def _moment(tensor: torch.Tensor, device: torch.device) -> torch.Tensor | int:

@@ -26,8 +26,9 @@ from pretrain.run import checkpoint
 
 log = logging.getLogger(__name__)
 
+PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float16}
+DTYPES = {name: dtype for dtype, name in PRECISIONS.items()} | {"int8": torch.float16}
 RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
 LONGEST = 2048  # tokens of a window, for models that read more
 BATCH_TOKENS, FEW = 2048, 16  # tokens computed at once; tokens that show whether a precision is too narrow
@@ -74,7 +75,7 @@ def convert(
     if asked.dtype == "int8":
         stock = compression.quantize(stock)
     try:
-        with export.replacing(out) as aside:
+        with files.making(out, replace=True) as aside:
             export.save(stock, aside, tokenizer)
             loaded = pretrained.load(str(aside)).to(model.device)  # as a user will load it
             after = describe(loaded)
@@ -100,9 +101,8 @@ def convert(
 
 def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
     """Raise BadInput unless ``out`` is free, or holds an export, as it was written, that may be replaced."""
-    parent = next(path for path in out.parents if path.exists())
-    if not parent.is_dir():
-        raise BadInput(f"--out {asked.out}: {parent} is a file; give another folder")
+    if fault := files.unusable(out.parent):
+        raise BadInput(f"--out {asked.out}: {fault}; give another folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / RECORD).is_file():
@@ -248,9 +248,7 @@ class LogitsLoss(nn.Module):
 def describe(model: PreTrainedModel) -> dict:
     """Return what the table has of a model: precision, vocabulary, bytes, share of zeros."""
     return {
-        "precision": {dtype: name for name, dtype in DTYPES.items() if name != "int8"}.get(
-            model.dtype, str(model.dtype)
-        ),
+        "precision": PRECISIONS.get(model.dtype, str(model.dtype)),
         "vocabulary": model.config.vocab_size,
         "bytes": compression.weight_bytes(model),
         "zeros": compression.share_of_zeros(model),
@@ -282,11 +280,7 @@ def write_record(folder: Path, asked: argparse.Namespace, text: Text | None, bef
     """Write what was done, what it cost, and the SHA-256 of every file of the export."""
     packages = ["torch", "transformers"] + ([compression.PACKAGE] if asked.dtype == "int8" else [])
     record = {
-        "model": asked.model,
-        "dtype": asked.dtype,
-        "trim_vocab": asked.trim_vocab,
-        "prune": asked.prune,
-        "chat": asked.chat,
+        **{name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")},
         "measured_on": text and f"{text.tokens} tokens of {text.name}",
         "before": before,
         "after": after,

@@ -29,7 +29,7 @@ from pretrain.run.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
-HEADING = re.compile(r"==== step (\d+) · prompt .* ====$")
+HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 LINE_SECONDS = 5  # without a terminal a line at most so often
@@ -217,12 +217,6 @@ def _is_past(row: dict, first_step: int) -> bool:
 
 
 def _samples_before(path: Path, first_step: int) -> str:
-    if not path.is_file():
-        return ""
-    kept: list[str] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        heading = HEADING.match(line)
-        if heading and int(heading[1]) >= first_step:
-            break
-        kept.append(line)
-    return "".join(kept)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    later = (heading.start() for heading in HEADING.finditer(text) if int(heading[1]) >= first_step)
+    return text[: next(later, len(text))]

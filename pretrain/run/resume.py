@@ -60,7 +60,7 @@ def read_state(path: Path) -> dict:
     saved = checkpoint.read_state(path)
     if lacks := [name for name in STATED if name not in saved]:
         raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is no checkpoint of a run of train.py")
-    if odd := [name for name, fits in KINDS.items() if name in saved and not fits(saved[name])]:
+    if odd := [name for name, types in KINDS.items() if name in saved and type(saved[name]) not in types]:
         raise BadInput(
             f"{path}: its state.json has another {', '.join(odd)} than train.py writes: it was edited; move {path} away "
             f"to resume from the checkpoint before it"
@@ -149,7 +149,7 @@ def resume(
 
 
 class Checkpoints:
-    """Saves a run's checkpoints beside training; leaving its block waits for the one that is being written.
+    """Saves a run's checkpoints beside training, through its ``saver``.
 
     Args:
         model: the bare model of Transformers.
@@ -168,19 +168,9 @@ class Checkpoints:
         self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
         self._tensors = model, optimizer
         self._folder = recipe.saving.checkpoints
-        self._saver = checkpoint.Saver(
+        self.saver = checkpoint.Saver(
             self._folder, is_main=accelerator.is_main_process, keep=recipe.saving.save_total_limit, saved=saved
         )
-
-    def __enter__(self) -> "Checkpoints":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._saver.__exit__(*error)
-
-    def prepare(self) -> None:
-        """Make the memory of the next copies ready, beside training; after an update."""
-        self._saver.prepare(*self._tensors)
 
     def save_alone(self, state: RunState, first_step: int) -> None:
         """Save on this process only, where it can and something was trained; the others may be in an exchange."""
@@ -201,7 +191,7 @@ class Checkpoints:
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        self._saver.save(state.step, *self._tensors, beside, alone=alone, spared=self.spared(state))
+        self.saver.save(state.step, *self._tensors, beside, alone=alone, spared=self.spared(state))
 
     def spared(self, state: RunState) -> int | None:
         """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
@@ -211,7 +201,3 @@ class Checkpoints:
         """Return the step of the oldest checkpoint that is kept: no resumed run begins before it."""
         kept = checkpoint.list_checkpoints(self._folder)
         return checkpoint.step_of(kept[-1]) if kept else 0
-
-    def finish(self) -> None:
-        """Wait until what was begun is on disk."""
-        self._saver.finish()

@@ -35,10 +35,7 @@ def score(
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
     evaluator = Evaluator(recipe, corpus, test, WholeModel(model, recipe.model, accelerator.device), accelerator)
     results = {"eval": evaluator.loss("validation", plan.per_device_train_batch_size)}
-    if test:
-        results["hellaswag"] = evaluator.hellaswag()
-    line: dict[str, str | float] = {"model": begun_from or str(path)}
-    for what, result in results.items():
-        assert result is not None  # nothing stops this evaluator
-        line |= {f"{what}/{name}": value for name, value in result.items()}
-    return json.dumps(line)
+    results |= {"hellaswag": evaluator.hellaswag()} if test else {}
+    # Nothing stops this evaluator, so there is a result.
+    line = {f"{what}/{name}": value for what, result in results.items() for name, value in (result or {}).items()}
+    return json.dumps({"model": begun_from or str(path)} | line)

@@ -1,44 +1,23 @@
 """How far a run is: what a checkpoint keeps beside tensors, and the loop goes by."""
 
 import dataclasses
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from pretrain.optim.update import Update
-from pretrain.recipe import keys, rules
+from pretrain.recipe import keys
 
-SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
-SCHEDULE = [field.name for field in dataclasses.fields(keys.Schedule)]
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _source(value: Any) -> bool:
-    return type(value) is dict and _count(value.get("shards")) and value.keys() >= {"weight", "complete", "fingerprint"}
-
-
-# What a value of state.json must be to be computed with.
-KINDS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("step", "skipped_updates", "bad_in_a_row", "threads"), _count),
-    **dict.fromkeys(("elapsed_seconds", "data_wait_seconds"), _number),
-    "micro_batch": lambda value: value is None or (_count(value) and value > 0),
-    "dropout_by": lambda value: value in ("micro_batch", "rank"),
-    "trackers": lambda value: type(value) is dict and all(type(each) is str for each in value.values()),
-    "origin": lambda value: value is None or type(value) is dict,
-    "planned": lambda value: value is None or (type(value) is list and len(value) == 2 and all(map(_count, value))),
-    "science": lambda value: (
-        type(value) is dict and not any(rules.key_faults(name, value[name]) for name in SCHEDULE if name in value)
-    ),
-    "data": lambda value: type(value) is list and all(map(_source, value)),
-    "scaler": lambda value: not value or (type(value) is dict and all(_number(value.get(name)) for name in SCALER)),
+# Of what type a value of state.json is.
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("step", "skipped_updates", "bad_in_a_row", "threads"), (int,)),
+    **dict.fromkeys(("elapsed_seconds", "data_wait_seconds"), (int, float)),
+    **dict.fromkeys(("trackers", "science"), (dict,)),
+    **dict.fromkeys(("origin", "scaler"), (dict, NoneType)),
+    "micro_batch": (int, NoneType),
+    "dropout_by": (str,),
+    "planned": (list, NoneType),
+    "data": (list,),
 }
 
 

@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from pretrain.base import files
@@ -39,6 +40,7 @@ INIT_SECONDS, FINISH_SECONDS = 20, 60
 AXES = ("step", "tokens")
 KINDS = ("train", "eval", "hellaswag", "samples", "test", "other")  # of rows, as they follow each other at one step
 PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+CODE = "    "  # Markdown shows what follows it as it is
 BLOCK, FULL, FIRST, LAST = 32768, 1, 2, 4  # of a .wandb file
 KINDS_AT_MOST = 10  # a row's number in wandb: KINDS_AT_MOST * step + its kind's place
 
@@ -218,7 +220,7 @@ class _TensorBoard:
                     self.held[tag] = max(event.step, self.held.get(tag, -1))
         self.writer = SummaryWriter(run_dir / "tensorboard")
         if not self.held:  # its hyperparameters would be a run of their own in the list
-            self.log(0, {"config": _indented(json.dumps(keys.public(recipe), indent=1, default=str))})
+            self.log(0, {"config": indent(json.dumps(keys.public(recipe), indent=1, default=str), CODE)})
         log.info(f"tensorboard: to see it: tensorboard --logdir {run_dir}")
 
     def log(self, step: int, values: dict) -> None:
@@ -228,7 +230,7 @@ class _TensorBoard:
         self.writer.flush()
 
     def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
-        self.log(step, {"samples": "\n\n---\n\n".join(_indented(prompt + text) for prompt, text in rows)})
+        self.log(step, {"samples": "\n\n---\n\n".join(indent(prompt + text, CODE) for prompt, text in rows)})
 
     def close(self) -> None:
         self.writer.close()
@@ -243,8 +245,9 @@ class _Trackio:
 
         project_name = recipe.tracking.project_name
         about: dict[str, Any] = {"name": name, "resume": "allow", "config": keys.public(recipe), "private": True}
-        about |= {"embed": False}
-        begin = functools.partial(trackio.init, project_name, **about, auto_log_gpu=False, auto_log_cpu=False)
+        begin = functools.partial(
+            trackio.init, project_name, **about, embed=False, auto_log_gpu=False, auto_log_cpu=False
+        )
         with contextlib.redirect_stdout(io.StringIO()):
             self.run = _within(INIT_SECONDS, begin)  # asks the Hub whose a token is, without a time-out
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
@@ -280,11 +283,6 @@ def _describe(error: Exception) -> str:
     """Return the first line of an error."""
     line = next(iter(str(error).splitlines()), "")
     return one_line(f"{type(error).__name__}: {line}").removesuffix(":").rstrip(".")
-
-
-def _indented(text: str) -> str:
-    """Return text that Markdown shows as it is."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def _within(seconds: float, call: Callable[[], Any]) -> Any:

@@ -8,6 +8,7 @@ from safetensors import safe_open
 from small_models import built, ids, stock_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, pipeline
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.model import export
@@ -66,7 +67,7 @@ def test_exported_tokenizer_and_pipeline_load(exported):
 
 def reloaded(model, folder, tokenizer, **how) -> GPT2LMHeadModel:
     stock = export.as_stock(model, tokenizer, **how)
-    with export.replacing(folder) as aside:
+    with files.making(folder, replace=True) as aside:
         export.save(stock, aside, tokenizer)
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
@@ -168,7 +169,7 @@ def test_a_model_that_was_trained_on_is_exported_as_what_it_was(exported, tmp_pa
 def test_an_export_replaces_an_older_one_a_failed_one_leaves_it_and_neither_leaves_litter(model, exported):
     folder, tokenizer = exported
     before = (folder / "model.safetensors").read_bytes()
-    with pytest.raises(OSError, match="full"), export.replacing(folder) as aside:
+    with pytest.raises(OSError, match="full"), files.making(folder, replace=True) as aside:
         export.save(export.as_stock(model, tokenizer), aside, tokenizer)
         raise OSError("full")
     assert [path.name for path in folder.parent.iterdir()] == ["model"]

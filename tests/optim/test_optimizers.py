@@ -48,7 +48,6 @@ def fill_gradients(model: nn.Module, seed: int = 0) -> None:
 
 def test_the_recipes_names_are_the_records():
     assert set(keys.OPTIMIZERS) == set(optimizers.OPTIMIZERS)
-    assert set(keys.UNSHARDED) == {name for name, record in optimizers.OPTIMIZERS.items() if not record.sharded}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

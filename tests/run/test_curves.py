@@ -8,7 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import plot_runs
-from pretrain.run.curves import draw_curves, draw_runs
+from benchmarks.plot_runs import draw_runs
+from pretrain.run.curves import draw_curves
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
 LOOK = {"step": 2, "tokens": 16, "eval/loss": 2.5}

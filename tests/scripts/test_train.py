@@ -517,38 +517,16 @@ def test_a_checkpoint_of_another_program_is_refused_by_name(uninterrupted):
     assert "Traceback" not in done.stderr
 
 
-ODD = (None, True, -1, 1.5, "1", "", [], [1], {}, {"a": "b"}, [{}], float("nan"), float("inf"))
-FITS = {  # of these what a field may be
-    **dict.fromkeys(("elapsed_seconds", "data_wait_seconds"), (-1, 1.5)),
-    **dict.fromkeys(("micro_batch", "planned"), (None,)),
-    **dict.fromkeys(("trackers", "origin"), ({}, {"a": "b"})),
-    "scaler": (None, "", [], {}),
-    "science": ({}, {"a": "b"}),  # of another run
-    "data": ([],),
-}
-FITS["origin"] += (None,)
-
-
-def test_a_state_whose_values_are_of_other_kinds_is_refused_by_file_and_field_though_every_hash_agrees(uninterrupted):
+def test_a_state_whose_values_are_of_other_types_is_refused_by_file_and_field_though_every_hash_agrees(uninterrupted):
     path = Path("runs/whole/checkpoints/step-00000012")
     state = files.read_json(path / "state.json")
-    known = set(state) - {"tokens", "versions"}  # which nothing reads
-    schedule = ("max_steps", "warmup_steps", "learning_rate", "lr_scheduler_type", "min_lr_ratio")
-    cases = [(name, {name: odd}) for name in known - {"step"} for odd in ODD if odd not in FITS.get(name, ())]
-    cases += [("science", {"science": state["science"] | {name: odd}}) for name in schedule for odd in (None, "x", [1])]
-    cases += [("data", {"data": [state["data"][0] | {"shards": odd}]}) for odd in (None, "1", -1)]
-    cases += [
-        ("data", {"data": [{"shards": 1}]}),
-        ("planned", {"planned": [1, "2"]}),
-        ("planned", {"planned": [1, 2, 3]}),
-    ]
-    assert len(cases) > 100
-    for name, edited in cases:
-        files.write_json(path / "state.json", state | edited)
+    odd = dict.fromkeys(set(state) - {"step", "dropout_by", "tokens", "versions"}, "text")  # nothing reads the last
+    for name, value in (odd | {"dropout_by": 1, "threads": True, "science": None, "data": {}}).items():
+        files.write_json(path / "state.json", state | {name: value})
         sign(path)
         with pytest.raises(BadInput) as refused:
             resume.read_state(path)
-        assert f"{path}: its state.json has another {name} than" in str(refused.value), edited
+        assert f"{path}: its state.json has another {name} than" in str(refused.value), value
 
 
 def test_a_checkpoint_that_was_edited_with_its_hashes_ends_the_start_with_a_line(uninterrupted):
