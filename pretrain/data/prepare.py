@@ -322,12 +322,9 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
 
 def no_text(source: FoundSource) -> BadInput:
     """Return what is said of a source without any text."""
-    if column := source.wanted.token_column:
-        return BadInput(
-            f"{source.name}: no row has ids in token_column = {column}; give --token_column with one that has"
-        )
-    column = source.wanted.text_column
-    return BadInput(f"{source.name}: no row has text in text_column = {column}; give --text_column with one that has")
+    what, key = ("ids", "token_column") if source.wanted.token_column else ("text", "text_column")
+    column = getattr(source.wanted, key)
+    return BadInput(f"{source.name}: no row has {what} in {key} = {column}; give --{key} with one that has")
 
 
 def first_texts(parts: list[Part]) -> Iterator[str]:

@@ -112,7 +112,7 @@ def find_source(wanted: Data) -> FoundSource:
         identity["validation"] = _stamps(held_out) or wanted.validation_tokens
         tables: dict[str, Any] = {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
         tables |= ids
-        name = Path(_path_of(train[0])).name.split(".")[0]
+        name = Path(path_of(train[0])).name.split(".")[0]
         return FoundSource(wanted, re.sub(r"[^\w.-]", "_", name), identity, tables=tables)
     if wanted.dataset_name == STDLIB:
         if not wanted.validation_fraction:
@@ -167,14 +167,14 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
 
 
 def _fetched_text(key: str, url: str) -> str:
-    unread.refuse_packed(f"{key}: {url}", _path_of(url))
+    unread.refuse_packed(f"{key}: {url}", path_of(url))
     if url.startswith("hf://"):
         raise BadInput(
             f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
             f"https://.../resolve/main/NAME"
         )
     path = download(key, url, DOWNLOADS)
-    unread.refuse_packed(f"{key}: {url}", _path_of(url), path)
+    unread.refuse_packed(f"{key}: {url}", path_of(url), path)
     return str(path)
 
 
@@ -331,15 +331,18 @@ def _most_tokens(paths: list[Path]) -> int:
 def _refuse_odd_name(key: str, name: str) -> None:
     if ODD_NAME.search(name):
         raise BadInput(f"{key}: {name!a}: a name with a line break, a control character or no UTF-8; rename the file")
+    if _kind(name) and not name.startswith(URL) and "::" in str(Path(name).absolute()):
+        raise BadInput(f"{key}: {name}: fsspec takes :: for a chain of file systems; rename it")
 
 
-def _path_of(name: str) -> str:
+def path_of(name: str) -> str:
+    """Return a name without a URL's query; a file's own name may hold a question mark."""
     return urlparse(name).path if name.startswith(URL) else name
 
 
 def _kind(name: str) -> str | None:
     """Return the ``datasets`` reader of a file by its name; None: it is text."""
-    suffixes = [suffix.lower() for suffix in Path(_path_of(name)).suffixes]
+    suffixes = [suffix.lower() for suffix in Path(path_of(name)).suffixes]
     while suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return TABLES.get(suffixes[-1]) if suffixes else None

@@ -21,7 +21,7 @@ from io import BufferedReader, TextIOWrapper
 from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import datasets
 import fsspec
@@ -52,7 +52,7 @@ from pretrain.data.records import (
     refuse_column,
     refuse_no_text,
 )
-from pretrain.data.sources import COMPRESSED, Part, Row, shown_name
+from pretrain.data.sources import COMPRESSED, Part, Row, path_of, shown_name
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ def _named_files(kind: str, names: list[str], versions: dict[str, dict[str, str]
     for name in found:
         if "::" in name:
             raise BadInput(f"{name}: fsspec takes :: for a chain of file systems; rename it (in a URL: %3A%3A)")
-        if kind in ("parquet", "arrow") and Path(_path_of(name)).suffix.lower() in COMPRESSED:
+        if kind in ("parquet", "arrow") and Path(path_of(name)).suffix.lower() in COMPRESSED:
             raise BadInput(f"{name}: {kind} is read in places, which this compression hides; unpack it")
         if "://" in name and "*" in name:
             raise BadInput(f"{name}: datasets takes * for a pattern; list the files (a * that is meant: %2A)")
@@ -311,16 +311,11 @@ def _open(name: str):
 
 
 def _compression(name: str) -> str | None:
-    found = infer_compression(_path_of(name))
+    found = infer_compression(path_of(name))
     # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
-    if Path(_path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
+    if Path(path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
         raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")
     return found
-
-
-def _path_of(name: str) -> str:
-    """Return a name without a URL's query; a file's own name may hold a question mark."""
-    return urlsplit(name).path if "://" in name else name
 
 
 def _unpacked(name: str, raw: Any) -> Any:
@@ -487,7 +482,7 @@ def _whole(name: str) -> Iterator[Any]:
     with _open(name) as raw:
         buffered = BufferedReader(_unpacked(name, raw), BLOCK_BYTES)
         if packed := unread.packing(buffered.peek()):  # of which a record can be whole
-            unpack = unread.command(packed, Path(_path_of(name)).name)
+            unpack = unread.command(packed, Path(path_of(name)).name)
             raise BadInput(f"{name}: is packed otherwise than its name says; give what this unpacks: {unpack}")
         yield buffered
         size = _file_size(name)
@@ -496,7 +491,7 @@ def _whole(name: str) -> Iterator[Any]:
 
 
 def _is_parquet(name: str) -> bool:
-    return _path_of(name).lower().endswith(".parquet")
+    return path_of(name).lower().endswith(".parquet")
 
 
 def _row_groups(name: str, column: Column) -> list[int]:
