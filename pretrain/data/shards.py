@@ -248,9 +248,6 @@ def describe_folder(folder: Path) -> dict:
 def _splits_by_name(folder: Path) -> dict[str, list[dict]]:
     splits = {}
     for path in sorted(folder.iterdir()):
-        # macOS puts a "._fineweb_train_000001.bin" beside each file that it copies to other file systems.
-        if path.suffix not in (".bin", ".npy") or path.name.startswith("."):
-            continue
         if OUR_NAME.fullmatch(path.name):
             ours = f"{path.name} is a shard of ours, but there is no {MANIFEST}"
             raise BadInput(f"data_dir = {folder}: {ours}: not prepared to the end; run prepare_data.py again")
@@ -261,6 +258,7 @@ def _splits_by_name(folder: Path) -> dict[str, list[dict]]:
 
 def split_of(path: PurePath) -> str | None:
     """Return the split that the name of a file of ids says, None where it says none. Raises BadInput where it says two."""
+    # macOS puts a "._fineweb_train_000001.bin" beside each file that it copies to other file systems.
     if path.suffix not in (".bin", ".npy") or path.name.startswith("."):
         return None
     named = {SPLIT_WORDS[word] for word in path.stem.split("_") if word in SPLIT_WORDS}

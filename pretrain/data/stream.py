@@ -39,19 +39,9 @@ from pretrain.base import files, network
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, redact
 from pretrain.base.network import Unreadable, answer_of, causes
-from pretrain.data import unread
+from pretrain.data import records, unread
 from pretrain.data.patience import Cut, Patience
-from pretrain.data.records import (
-    IDS,
-    TEXT,
-    Column,
-    column_types,
-    csv_records,
-    ids_of,
-    json_object,
-    refuse_column,
-    refuse_no_text,
-)
+from pretrain.data.records import IDS, TEXT, Column, refuse_column
 from pretrain.data.sources import COMPRESSED, Part, Row, path_of, shown_name
 
 log = logging.getLogger(__name__)
@@ -287,8 +277,9 @@ def _text_bytes(name: str, text_column: str, size: int) -> float:
                 groups.row_group(i).column(j) for i in range(groups.num_row_groups) for j in range(groups.num_columns)
             ]
             return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_column)
-        head = _unpacked(name, raw).read(SAMPLE_BYTES)
-        share = len(head) / max(1, raw.tell()) if _compression(name) else 1.0
+        unpacked = _unpacked(name, raw)
+        head = unpacked.read(SAMPLE_BYTES)
+        share = 1.0 if unpacked is raw else len(head) / max(1, raw.tell())
     with contextlib.suppress(ValueError, AttributeError):  # CSV, or one line longer than the sample: all of it is text
         rows = [files.parse_json(line).get(text_column) or "" for line in head.splitlines()[:-1] or [head]]
         share *= sum(len(text.encode()) for text in rows) / max(1, len(head))
@@ -310,16 +301,12 @@ def _open(name: str):
     return fsspec.open(name, "rb", **STORAGE.get(name.split(":")[0], {}))
 
 
-def _compression(name: str) -> str | None:
-    found = infer_compression(path_of(name))
+def _unpacked(name: str, raw: Any) -> Any:
+    """Return what a file holds, decompressed; the file itself where its name names no compression."""
     # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
     if Path(path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
         raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")
-    return found
-
-
-def _unpacked(name: str, raw: Any) -> Any:
-    compression = _compression(name)
+    compression = infer_compression(path_of(name))
     return compr[compression](raw, mode="rb") if compression else raw
 
 
@@ -384,18 +371,14 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
 
 
 def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
-    """Yield one file's rows from one on, each once whatever fails on the way.
-
-    Args:
-        values: what stands in the column from a row on.
-    """
+    """Yield one file's rows from one on, each once whatever fails; ``values``: what stands in the column from a row on."""
     patience = Patience(name, row)
     while True:
         try:
             for value in values(row):
                 found: Any = None
                 if column.holds == IDS:
-                    found = ids_of(value, row)
+                    found = records.ids_of(value, row)
                 elif isinstance(value, str) and value.strip():
                     found = value
                 row += 1
@@ -419,7 +402,7 @@ def _table_values(table: datasets.IterableDataset, index: int, name: str, column
         pieces = (parts.shard(num_shards=parts.num_shards, index=i) for i in range(first, parts.num_shards))
     for piece in pieces:
         for found in piece.with_format("arrow").iter(batch_size=ROWS):
-            refuse_column(name, column, column_types(found.schema))
+            refuse_column(name, column, records.column_types(found.schema))
             cells = found.column(column.name)
             values = (cells.to_numpy() if column.holds == IDS else cells.to_pylist())[skip:]
             skip = max(0, skip - len(found))
@@ -430,10 +413,7 @@ def _table_values(table: datasets.IterableDataset, index: int, name: str, column
 
 
 def _csv_values(config: CsvConfig, name: str, column: Column, start: int) -> Iterator[str]:
-    """Yield the column's field of each record from record ``start`` on; a blank line is none.
-
-    Raises Cut where it ends before its end, or ``start``.
-    """
+    """Yield the column's field of each record from record ``start`` on; a blank line is none."""
     other = [option for option in CSV_OTHER if getattr(config, option) != getattr(CsvConfig, option)]
     if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
         said = f"is described as a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not read here"
@@ -441,12 +421,12 @@ def _csv_values(config: CsvConfig, name: str, column: Column, start: int) -> Ite
     number, held = -1, []
     with _whole(name) as file:
         text = TextIOWrapper(file, config.encoding or "utf-8-sig", "surrogateescape", newline="")
-        records = csv_records(config, text)
-        first = [] if config.names and config.header == "infer" else next(records, [])
+        rows = records.csv_records(config, text)
+        first = [] if config.names and config.header == "infer" else next(rows, [])
         header = config.names or first
         if header:
             refuse_column(name, column, dict.fromkeys(header, TEXT))
-        for number, record in enumerate(records):
+        for number, record in enumerate(rows):
             if number >= start:
                 yield from held
                 held = [record[header.index(column.name)]]
@@ -458,20 +438,17 @@ def _csv_values(config: CsvConfig, name: str, column: Column, start: int) -> Ite
 
 
 def _json_values(name: str, column: Column, start: int) -> Iterator[Any]:
-    """Yield the field of each line from line ``start`` on: None where a line is blank, no object, or has no such field.
-
-    Raises Cut where it ends before its end, or ``start``.
-    """
+    """Yield the field of each line from line ``start`` on: None where a line is blank, no object, or has no such field."""
     number = -1
     with _whole(name) as file:
         lines: Iterator[tuple[int, bytes]] = enumerate(file)
         if not start:
             head = list(islice(lines, ROWS))
-            refuse_no_text(name, column, head)
+            records.refuse_no_text(name, column, head)
             lines = chain(head, lines)
         for number, line in lines:
             if number >= start:
-                yield json_object(name, number, line).get(column.name)
+                yield records.json_object(name, number, line).get(column.name)
     if number + 1 < start:
         raise Cut(f"ended after {number + 1} rows, before row {start}")
 
@@ -498,6 +475,6 @@ def _row_groups(name: str, column: Column) -> list[int]:
     """Return the first row of each row group, and the number of rows, from the file's footer."""
     with _open(name) as file:
         footer = pq.ParquetFile(file)
-        refuse_column(name, column, column_types(footer.schema_arrow))
+        refuse_column(name, column, records.column_types(footer.schema_arrow))
         about = footer.metadata
         return list(accumulate((about.row_group(i).num_rows for i in range(about.num_row_groups)), initial=0))
