@@ -26,11 +26,9 @@ log = logging.getLogger(__name__)
 def fetch(source: FoundSource, pace: Pace | None) -> None:
     """Fetch a source's files from where an earlier process stopped; those that are missing or changed, again.
 
-    With stream_keep = consumed train files that are gone stay so. Raises BadInput for a repository that has no token
-    files or may not be read, TrainingStopped when the retries are used up.
-
-    Args:
-        pace: how far to go, when train.py follows.
+    With stream_keep = consumed train files that are gone stay so. ``pace``: how far to go, when train.py follows.
+    Raises BadInput for a repository that has no token files or may not be read, TrainingStopped when the retries are
+    used up.
     """
     huggingface_hub.utils.disable_progress_bars()
     folder, wanted = source.folder, source.wanted

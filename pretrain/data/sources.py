@@ -85,9 +85,8 @@ def find_source(wanted: Data) -> FoundSource:
         repository = {"format": FORMAT, "data_dir": wanted.data_dir.rstrip("/"), "limit_tokens": wanted.limit_tokens}
         name = place[1].rpartition("/")[2]
         return FoundSource(wanted, name, repository, repository=(place[1], revision, folder))
-    identity |= {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens}
-    ids = {"token_column": wanted.token_column} if wanted.token_column else {}
-    identity |= ids
+    tables: dict[str, Any] = {"token_column": wanted.token_column} if wanted.token_column else {}
+    identity |= tables | {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens}
     if wanted.validation_files and not wanted.data_files:
         raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
     if wanted.data_files:
@@ -108,10 +107,13 @@ def find_source(wanted: Data) -> FoundSource:
             identity.setdefault("validation", wanted.validation_fraction)
             parts = _text_parts(paths, wanted.validation_fraction)
             return FoundSource(wanted, Path(train[0]).stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
-        identity |= {"format": FORMATS.get(kind, FORMAT), "train": _stamps(train), "text_column": wanted.text_column}
-        identity["validation"] = _stamps(held_out) or wanted.validation_tokens
-        tables: dict[str, Any] = {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
-        tables |= ids
+        identity |= {
+            "format": FORMATS.get(kind, FORMAT),
+            "train": [*map(_stamp, train)],
+            "text_column": wanted.text_column,
+        }
+        identity["validation"] = [*map(_stamp, held_out)] or wanted.validation_tokens
+        tables |= {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
         name = Path(path_of(train[0])).name.split(".")[0]
         return FoundSource(wanted, re.sub(r"[^\w.-]", "_", name), identity, tables=tables)
     if wanted.dataset_name == STDLIB:
@@ -124,9 +126,8 @@ def find_source(wanted: Data) -> FoundSource:
     if not wanted.dataset_name:
         raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
-    tables = {name: getattr(wanted, name) for name in asked}
+    tables |= {name: getattr(wanted, name) for name in asked}
     identity |= tables | {"validation": wanted.validation_tokens}
-    tables |= ids
     return FoundSource(wanted, re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=tables)
 
 
@@ -331,7 +332,7 @@ def _most_tokens(paths: list[Path]) -> int:
 def _refuse_odd_name(key: str, name: str) -> None:
     if ODD_NAME.search(name):
         raise BadInput(f"{key}: {name!a}: a name with a line break, a control character or no UTF-8; rename the file")
-    if _kind(name) and not name.startswith(URL) and "::" in str(Path(name).absolute()):
+    if not name.startswith(URL) and "::" in str(Path(name).absolute()) and _kind(name):
         raise BadInput(f"{key}: {name}: fsspec takes :: for a chain of file systems; rename it")
 
 
@@ -357,9 +358,9 @@ def shown_name(name: str) -> str:
     return redact_url(name) if name.startswith(URL) else Path(name).name
 
 
-def _stamps(names: list[str]) -> list:
+def _stamp(name: str) -> list:
     """Name, size and time of change: tables are too big to be hashed at each start."""
-    stats = {name: None if name.startswith(URL) else Path(name).stat() for name in names}
-    return [
-        [shown_name(name), *(() if stat is None else (stat.st_size, stat.st_mtime_ns))] for name, stat in stats.items()
-    ]
+    if name.startswith(URL):
+        return [shown_name(name)]
+    stat = Path(name).stat()
+    return [shown_name(name), stat.st_size, stat.st_mtime_ns]

@@ -109,9 +109,8 @@ def _watch(content: StreamReader, before: int) -> None:
     if content.is_eof() or content.exception():
         return
     if content.total_bytes - before < network.SLOW_BYTES and not content._size:  # else what has come is not read yet
-        content.set_exception(
-            TimeoutError(f"fewer than {network.SLOW_BYTES:,} bytes came in {network.SLOW_SECONDS} seconds")
-        )
+        fault = f"fewer than {network.SLOW_BYTES:,} bytes came in {network.SLOW_SECONDS} seconds"
+        content.set_exception(TimeoutError(fault))
         return
     asyncio.get_running_loop().call_later(network.SLOW_SECONDS, _watch, content, content.total_bytes)
 
@@ -161,10 +160,8 @@ def open_tables(
         WATCHED[_as_asked(name)] = (versions.setdefault(shown_name(name), {}), kept_in)
         patiently(name, _file_size, name, files=[name])  # a missing one is known before hours of reading others
     if not asked:
-        about = functools.partial(
-            huggingface_hub.HfApi().dataset_info, revision=dataset_revision, timeout=TIMEOUT_SECONDS
-        )
-        pinned = pinned or patiently(dataset_name, about, dataset_name).sha
+        ask = functools.partial(huggingface_hub.HfApi().dataset_info, timeout=TIMEOUT_SECONDS)
+        pinned = pinned or patiently(dataset_name, lambda: ask(dataset_name, revision=dataset_revision).sha)
     arguments: dict[str, Any] = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
     # A plain list would be expanded: a name's [ ] * ? a second time, and what then is not found left out.
     arguments["data_files"] = {split: DataFilesList(found, []) for split, found in asked.items()} or None
@@ -181,9 +178,7 @@ def open_tables(
         # Without pre_buffer=False Arrow keeps all of a file that was read until its end.
         builder.config.fragment_scan_options = ParquetFragmentScanOptions(pre_buffer=False)
     splits = {}
-    for split in ("train", "validation") if data_files else ("train",):
-        if split not in names:
-            continue
+    for split in asked or ["train"]:
         table = None
         parts: list[Part] = []
         if not isinstance(builder, (Json, Csv)):
@@ -272,10 +267,9 @@ def expected_text_bytes(names: list[str], text_column: str) -> float:
 def _text_bytes(name: str, text_column: str, size: int) -> float:
     with _open(name) as raw:
         if _is_parquet(name):
-            groups = pq.ParquetFile(raw).metadata
-            columns = [
-                groups.row_group(i).column(j) for i in range(groups.num_row_groups) for j in range(groups.num_columns)
-            ]
+            footer = pq.ParquetFile(raw).metadata
+            groups = map(footer.row_group, range(footer.num_row_groups))
+            columns = (group.column(i) for group in groups for i in range(footer.num_columns))
             return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_column)
         unpacked = _unpacked(name, raw)
         head = unpacked.read(SAMPLE_BYTES)
