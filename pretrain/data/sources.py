@@ -306,10 +306,8 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
 def text_rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
     """Yield the pieces of text files, and whether each begins its file."""
     for path in paths:
-        begins = True
-        for text in text_pieces(path):
-            yield text, begins
-            begins = False
+        for number, text in enumerate(text_pieces(path)):
+            yield text, number == 0
 
 
 def _whole_files(paths: list[Path]) -> Iterator[Row]:
