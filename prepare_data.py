@@ -72,9 +72,8 @@ def main(argv: list[str] | None = None) -> int:
         folder = source.folder
         folder.mkdir(parents=True, exist_ok=True)
         pace = Pace(recipe) if "follow" in extras else None
-        with files.locked(
-            folder / job.lock, f"{folder} is being prepared by process {{pid}}; wait for it", background.BUSY
-        ):
+        busy = f"{folder} is being prepared by process {{pid}}; wait for it"
+        with files.locked(folder / job.lock, busy, background.BUSY):
             if source.repository:
                 fetching.fetch(source, pace)
             elif "merge" in extras:

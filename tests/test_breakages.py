@@ -65,8 +65,8 @@ BREAKAGES = [
     ),
     Breakage(
         "pretrain/data/shards.py",
-        'if found is None or found == row["sha256"]:',
-        'if len(found or "") == len(row.get("sha256") or ""):',
+        "if (found := files.sha256(path)) != before:",
+        "if len(found := files.sha256(path)) != len(before):",
         "a shard that has changed is refused by its hash",
         "tests/data/test_shards.py::test_a_changed_byte_is_refused_also_after_copying",
     ),
@@ -145,8 +145,8 @@ BREAKAGES = [
     ),
     Breakage(
         "pretrain/data/shards.py",
-        "if not old and _changes(path, row):",
-        "if old and _changes(path, row):",
+        "(newer_than is None or path.stat()",
+        "(newer_than is not None and path.stat()",
         "preparing again makes a changed shard again",
         "tests/scripts/test_prepare_data.py::"
         "test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left",

@@ -255,11 +255,7 @@ class Corpus:
 
 
 class TrainBatches:
-    """The micro-batches of this process: a pure function of the recipe, the step and the micro-step, without a state.
-
-    Args:
-        rank: of this process among the plan's.
-    """
+    """The micro-batches of process ``rank``: a pure function of the recipe, the step and the micro-step, stateless."""
 
     def __init__(self, corpus: Corpus, plan: Plan, device: torch.device, rank: int):
         self.order, self._rank = corpus.order(plan), rank
@@ -271,10 +267,9 @@ class TrainBatches:
 
 
 def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that all shards were made with. Raises BadInput when they do not fit it, or each other.
+    """Return the tokenizer that the shards of all folders, with their manifests, were made with.
 
-    Args:
-        manifests: of each folder of shards.
+    Raises BadInput when they do not fit it, or each other.
     """
     wanted = recipe.data.tokenizer
     own = [folder / "tokenizer" for folder in manifests if (folder / "tokenizer").is_dir()]

@@ -28,19 +28,13 @@ LINES = re.compile(
 )
 _SHORT, _END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-# By the regex of a tokenizer's Split, as tokenizer.json has it; None: it cuts in no way that a longer text would change.
-SPLITS: dict[str, re.Pattern[str] | None] = {
-    # Qwen 2, 2.5 and 3; Llama 3 (and GPT-4's cl100k); Qwen 3.5; GPT-4o's o200k; DeepSeek V3, in three steps.
+SPLITS = {  # by the regex of a tokenizer's Split, as tokenizer.json has it
+    # Qwen 2, 2.5 and 3; Llama 3 (and GPT-4's cl100k); Qwen 3.5; GPT-4o's o200k.
     _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END: LINES,
     _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END: LINES,
     _SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _END: LINES,
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SHORT}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END: LINES,
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"| ?[\p{P}\p{S}]+[\r\n]*" + _END: LINES,
-    r"\p{N}{1,3}": None,
-    "[一-龥぀-ゟ゠-ヿ]+": None,
-    r"[\s\S]": GPT2,  # our characters: any place would do
 }
 
 
@@ -48,27 +42,23 @@ def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Return what matches to the last place where a text may be cut for a tokenizer; None: only the whole is right."""
     definition = json.loads(tokenizer.to_str())
     split, added = definition["pre_tokenizer"] or {}, definition["added_tokens"]
-    steps = split.get("pretokenizers", [split])
-    found: set[re.Pattern[str]] = set()
     if definition["normalizer"] not in (None, {"type": "NFC"}):
         return None
     for token in (token for token in added if not token["special"]):  # these are searched for in the text
         strips = token["lstrip"] or token["rstrip"] or token["single_word"]
         if strips or not re.fullmatch(r"\S+|[ \t]+", token["content"]):
             return None
-    for step in steps:
-        match step:
-            case {"type": "ByteLevel", "add_prefix_space": False} if step is steps[-1]:
-                found |= {GPT2} if step["use_regex"] else set()
-            case {"type": "Digits"} if step is not steps[-1]:
-                pass
-            case {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": str(regex)}}:
-                if regex not in SPLITS:
-                    return None
-                found |= {cut} if (cut := SPLITS[regex]) else set()
-            case _:
-                return None
-    return found.pop() if len(found) == 1 else None
+    match split.get("pretokenizers", [split]):
+        case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
+            return GPT2
+        case [{"type": "Split", "pattern": {"Regex": r"[\s\S]"}}]:  # our characters: any place would do
+            return GPT2
+        case [
+            {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": regex}},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            return SPLITS.get(regex)
+    return None
 
 
 def pieces(rows: Iterable[NumberedRow], last: re.Pattern[str] | None) -> Iterator[NumberedRow]:

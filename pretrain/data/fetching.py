@@ -4,13 +4,13 @@ The folder is one of shards like any other: the files under their own names, and
 tokenised, so that training begins with the validation split and the first train file.
 """
 
-import hashlib
 import logging
 import shutil
 from pathlib import Path, PurePosixPath
 
 import huggingface_hub
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.sha import git_hash
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
@@ -22,17 +22,13 @@ from pretrain.data.stream import patiently
 
 log = logging.getLogger(__name__)
 
-BLOCK_BYTES = 2**20
-
 
 def fetch(source: FoundSource, pace: Pace | None) -> None:
     """Fetch a source's files from where an earlier process stopped; those that are missing or changed, again.
 
-    With stream_keep = consumed train files that are gone stay so. Raises BadInput for a repository that has no token
-    files or may not be read, TrainingStopped when the retries are used up.
-
-    Args:
-        pace: how far to go, when train.py follows.
+    With stream_keep = consumed train files that are gone stay so. ``pace``: how far to go, when train.py follows.
+    Raises BadInput for a repository that has no token files or may not be read, TrainingStopped when the retries are
+    used up.
     """
     huggingface_hub.utils.disable_progress_bars()
     folder, wanted = source.folder, source.wanted
@@ -111,26 +107,15 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
             if type(error) is OSError and error.errno is None:  # how the client says that bytes are missing
                 raise Cut(" ".join(str(error).split())) from None
             raise
-        sums = _sums(path, file.size)
-        if path.stat().st_size != file.size or sums[file.lfs is not None] != (
-            file.lfs.sha256 if file.lfs else file.blob_id
-        ):
+        sha256 = files.sha256(path)
+        is_whole = sha256 == file.lfs.sha256 if file.lfs else git_hash(path.read_bytes()) == file.blob_id
+        if path.stat().st_size != file.size or not is_whole:
             path.unlink()
             raise Cut(f"{path.name} came damaged: its size or hash is not the Hub's")
         tokens = shards.read_layout(path).tokens
         files.fsync(path)
         path.replace(folder / path.name)
         files.fsync(folder)
-        return {"file": path.name, "tokens": tokens, "sha256": sums[True]}
+        return {"file": path.name, "tokens": tokens, "sha256": sha256}
 
     return patiently(where, get)
-
-
-def _sums(path: Path, size: int) -> dict[bool, str]:
-    """Return what Git (False) and LFS (True) know a file by."""
-    git, lfs = hashlib.sha1(b"blob %d\0" % size), hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            git.update(block)
-            lfs.update(block)
-    return {False: git.hexdigest(), True: lfs.hexdigest()}

@@ -46,12 +46,12 @@ def mend(source: FoundSource, job: Job, *, every: bool = True) -> None:
 
 
 def broken_rows(source: FoundSource, manifest: dict, newer_than: Path | None) -> Iterator[tuple[str, dict]]:
-    """Yield split and row of each shard that is missing, unless it may be, or that has changed (``shards.broken``)."""
+    """Yield split and row of each shard that is missing, unless it may be, or that has changed (``shards.faults``)."""
     folder = source.folder
     for split, rows in manifest["splits"].items():
         if split == "train" and source.wanted.stream_keep == "consumed":  # what has been trained on is deleted
             rows = [row for row in rows if (folder / row["file"]).exists()]
-        for row in shards.broken(folder, rows, newer_than):
+        for row, _ in shards.faults(folder, rows, newer_than):
             yield split, row
 
 

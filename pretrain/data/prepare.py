@@ -1,7 +1,4 @@
-"""Documents to a folder of token shards: in one process or in jobs, from where a killed one was, the same bytes always.
-
-manifest.json, replaced after each shard, says which row of which file comes next.
-"""
+"""Documents to a folder of token shards: in one process or in jobs, from where a killed one was, the same bytes always."""
 
 import logging
 import os
@@ -67,8 +64,7 @@ class Opened:
 def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
     """Write a source's shards from where an earlier process stopped; the manifest is replaced after each.
 
-    Args:
-        pace: how far to go, when train.py follows.
+    ``pace``: how far to go, when train.py follows.
     """
     folder, wanted = source.folder, source.wanted
     if others := [other for other in _jobs(folder) if other.count != job.count]:
@@ -126,10 +122,9 @@ def open_source(source: FoundSource, job: Job, manifest: dict | None, pace: Pace
     if manifest and manifest["tokenizer"] != identity:
         raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
-    opened = Opened(
-        source, parts, DocumentEncoder(tokenizer, name, trainers, ids=source.wanted.token_column is not None), job
-    )
-    return opened, {"revision": revision, "versions": versions, "tokenizer": identity}  # versions fill while reading
+    encode = DocumentEncoder(tokenizer, name, trainers, ids=source.wanted.token_column is not None)
+    about = {"revision": revision, "versions": versions, "tokenizer": identity}  # versions fill while reading
+    return Opened(source, parts, encode, job), about
 
 
 def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, dict], dict[str, int]]:
@@ -322,12 +317,9 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
 
 def no_text(source: FoundSource) -> BadInput:
     """Return what is said of a source without any text."""
-    if column := source.wanted.token_column:
-        return BadInput(
-            f"{source.name}: no row has ids in token_column = {column}; give --token_column with one that has"
-        )
-    column = source.wanted.text_column
-    return BadInput(f"{source.name}: no row has text in text_column = {column}; give --text_column with one that has")
+    what, key = ("ids", "token_column") if source.wanted.token_column else ("text", "text_column")
+    column = getattr(source.wanted, key)
+    return BadInput(f"{source.name}: no row has {what} in {key} = {column}; give --{key} with one that has")
 
 
 def first_texts(parts: list[Part]) -> Iterator[str]:

@@ -58,8 +58,7 @@ class Progress:
         self._bytes = self._bytes_before = sum(row["text_bytes"] for row in rows)
         self._started = self._shown = time.perf_counter()
         if not pace and sys.stderr.isatty():
-            total = expected_bytes
-            self._bar = tqdm(total=total, initial=self._bytes, unit="B", unit_scale=True, dynamic_ncols=True)
+            self._bar = tqdm(total=expected_bytes, initial=self._bytes, unit="B", unit_scale=True, dynamic_ncols=True)
 
     def count(self, document: Document) -> None:
         """Note a document; show it now and then."""

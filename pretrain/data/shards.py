@@ -5,7 +5,6 @@ of llm.c, modded-nanogpt, build-nanogpt and nanoGPT are read where they lie; not
 here unpickles. A fault is BadInput: file, byte offset, what stands there, the rule, the remedy.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -249,9 +248,6 @@ def describe_folder(folder: Path) -> dict:
 def _splits_by_name(folder: Path) -> dict[str, list[dict]]:
     splits = {}
     for path in sorted(folder.iterdir()):
-        # macOS puts a "._fineweb_train_000001.bin" beside each file that it copies to other file systems.
-        if path.suffix not in (".bin", ".npy") or path.name.startswith("."):
-            continue
         if OUR_NAME.fullmatch(path.name):
             ours = f"{path.name} is a shard of ours, but there is no {MANIFEST}"
             raise BadInput(f"data_dir = {folder}: {ours}: not prepared to the end; run prepare_data.py again")
@@ -262,6 +258,7 @@ def _splits_by_name(folder: Path) -> dict[str, list[dict]]:
 
 def split_of(path: PurePath) -> str | None:
     """Return the split that the name of a file of ids says, None where it says none. Raises BadInput where it says two."""
+    # macOS puts a "._fineweb_train_000001.bin" beside each file that it copies to other file systems.
     if path.suffix not in (".bin", ".npy") or path.name.startswith("."):
         return None
     named = {SPLIT_WORDS[word] for word in path.stem.split("_") if word in SPLIT_WORDS}
@@ -298,36 +295,11 @@ def refuse_other_contents(where: Path, before: dict, manifest: dict) -> None:
 def refuse_changed(folder: Path, rows: list[dict]) -> None:
     """Hash each shard that is newer than the manifest, as make would; raise BadInput for those that changed.
 
-    Rows without sha256 (others' files) and files that cannot be read are passed over: opening them shows what is wrong.
+    Files that are missing are passed over: opening them shows what is wrong.
     """
-    faults = []
-    for row in rows:
-        path = folder / row["file"]
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime_ns > (folder / MANIFEST).stat().st_mtime_ns:
-                faults += _changes(path, row)
-    if faults:
-        raise BadInput(faults)
-
-
-def broken(folder: Path, rows: list[dict], newer_than: Path | None = None) -> list[dict]:
-    """Return the rows whose file is missing, or is not what the row says.
-
-    Args:
-        newer_than: hash only what is newer than this file, as make would.
-    """
-    found = []
-    for row in rows:
-        path = folder / row["file"]
-        try:
-            open_ids(path, row["tokens"])
-        except BadInput:
-            found.append(row)
-            continue
-        old = newer_than is not None and path.stat().st_mtime_ns <= newer_than.stat().st_mtime_ns
-        if not old and _changes(path, row):
-            found.append(row)
-    return found
+    there = [row for row in rows if (folder / row["file"]).exists()]
+    if lines := [line for _, found in faults(folder, there, folder / MANIFEST) for line in found]:
+        raise BadInput(lines)
 
 
 def verify(folder: Path, rows: list[dict]) -> None:
@@ -335,29 +307,36 @@ def verify(folder: Path, rows: list[dict]) -> None:
 
     ``rows`` are those of all splits: a shard of ours that none of them names is logged.
     """
-    faults = []
-    for row in rows:
-        path = folder / row["file"]
-        try:
-            open_ids(path, row["tokens"])
-            faults += _changes(path, row)
-        except BadInput as error:
-            faults += error.lines
+    lines = [line for _, found in faults(folder, rows) for line in found]
     named = {row["file"] for row in rows}
     for path in sorted(folder.glob("*.bin")):
         if OUR_NAME.fullmatch(path.name) and path.name not in named:
             log.warning(f"{path}: a shard that {MANIFEST} does not name; nothing reads it, you may delete it")
-    if faults:
-        raise BadInput(faults)
+    if lines:
+        raise BadInput(lines)
 
 
-def _changes(path: Path, row: dict) -> list[str]:
-    # One line if the file's hash is not the row's. A hash does not show which byte it is, hence the range.
-    found = files.sha256(path) if row.get("sha256") else None
-    if found is None or found == row["sha256"]:
-        return []
-    differ = f"its sha256 is {found[:12]}..., was {row['sha256'][:12]}..."
-    return _fault(path, f"0 to {path.stat().st_size}", f"changed since {MANIFEST}: {differ}; {RESTORE}").lines
+def faults(folder: Path, rows: list[dict], newer_than: Path | None = None) -> Iterator[tuple[dict, list[str]]]:
+    """Yield each row whose file is missing, or is not what the row says, with the lines of its fault.
+
+    Args:
+        newer_than: hash only what is newer than this file, as make would. Rows of others' files have no hash.
+    """
+    for row in rows:
+        path = folder / row["file"]
+        try:
+            open_ids(path, row["tokens"])
+            if "sha256" in row and (newer_than is None or path.stat().st_mtime_ns > newer_than.stat().st_mtime_ns):
+                _refuse_other_hash(path, row["sha256"])
+        except BadInput as error:
+            yield row, error.lines
+
+
+def _refuse_other_hash(path: Path, before: str) -> None:
+    if (found := files.sha256(path)) != before:
+        # A hash does not show which byte it is, hence the range.
+        differ = f"its sha256 is {found[:12]}..., was {before[:12]}..."
+        raise _fault(path, f"0 to {path.stat().st_size}", f"changed since {MANIFEST}: {differ}; {RESTORE}")
 
 
 def _fault(path: Path, offset: int | str, words: str) -> BadInput:

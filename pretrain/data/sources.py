@@ -85,9 +85,8 @@ def find_source(wanted: Data) -> FoundSource:
         repository = {"format": FORMAT, "data_dir": wanted.data_dir.rstrip("/"), "limit_tokens": wanted.limit_tokens}
         name = place[1].rpartition("/")[2]
         return FoundSource(wanted, name, repository, repository=(place[1], revision, folder))
-    identity |= {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens}
-    ids = {"token_column": wanted.token_column} if wanted.token_column else {}
-    identity |= ids
+    tables: dict[str, Any] = {"token_column": wanted.token_column} if wanted.token_column else {}
+    identity |= tables | {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens}
     if wanted.validation_files and not wanted.data_files:
         raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
     if wanted.data_files:
@@ -108,11 +107,14 @@ def find_source(wanted: Data) -> FoundSource:
             identity.setdefault("validation", wanted.validation_fraction)
             parts = _text_parts(paths, wanted.validation_fraction)
             return FoundSource(wanted, Path(train[0]).stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
-        identity |= {"format": FORMATS.get(kind, FORMAT), "train": _stamps(train), "text_column": wanted.text_column}
-        identity["validation"] = _stamps(held_out) or wanted.validation_tokens
-        tables: dict[str, Any] = {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
-        tables |= ids
-        name = Path(_path_of(train[0])).name.split(".")[0]
+        identity |= {
+            "format": FORMATS.get(kind, FORMAT),
+            "train": [*map(_stamp, train)],
+            "text_column": wanted.text_column,
+        }
+        identity["validation"] = [*map(_stamp, held_out)] or wanted.validation_tokens
+        tables |= {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
+        name = Path(path_of(train[0])).name.split(".")[0]
         return FoundSource(wanted, re.sub(r"[^\w.-]", "_", name), identity, tables=tables)
     if wanted.dataset_name == STDLIB:
         if not wanted.validation_fraction:
@@ -124,9 +126,8 @@ def find_source(wanted: Data) -> FoundSource:
     if not wanted.dataset_name:
         raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
-    tables = {name: getattr(wanted, name) for name in asked}
+    tables |= {name: getattr(wanted, name) for name in asked}
     identity |= tables | {"validation": wanted.validation_tokens}
-    tables |= ids
     return FoundSource(wanted, re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=tables)
 
 
@@ -167,14 +168,14 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
 
 
 def _fetched_text(key: str, url: str) -> str:
-    unread.refuse_packed(f"{key}: {url}", _path_of(url))
+    unread.refuse_packed(f"{key}: {url}", path_of(url))
     if url.startswith("hf://"):
         raise BadInput(
             f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
             f"https://.../resolve/main/NAME"
         )
     path = download(key, url, DOWNLOADS)
-    unread.refuse_packed(f"{key}: {url}", _path_of(url), path)
+    unread.refuse_packed(f"{key}: {url}", path_of(url), path)
     return str(path)
 
 
@@ -305,10 +306,8 @@ def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dic
 def text_rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
     """Yield the pieces of text files, and whether each begins its file."""
     for path in paths:
-        begins = True
-        for text in text_pieces(path):
-            yield text, begins
-            begins = False
+        for number, text in enumerate(text_pieces(path)):
+            yield text, number == 0
 
 
 def _whole_files(paths: list[Path]) -> Iterator[Row]:
@@ -331,15 +330,18 @@ def _most_tokens(paths: list[Path]) -> int:
 def _refuse_odd_name(key: str, name: str) -> None:
     if ODD_NAME.search(name):
         raise BadInput(f"{key}: {name!a}: a name with a line break, a control character or no UTF-8; rename the file")
+    if not name.startswith(URL) and "::" in str(Path(name).absolute()) and _kind(name):
+        raise BadInput(f"{key}: {name}: fsspec takes :: for a chain of file systems; rename it")
 
 
-def _path_of(name: str) -> str:
+def path_of(name: str) -> str:
+    """Return a name without a URL's query; a file's own name may hold a question mark."""
     return urlparse(name).path if name.startswith(URL) else name
 
 
 def _kind(name: str) -> str | None:
     """Return the ``datasets`` reader of a file by its name; None: it is text."""
-    suffixes = [suffix.lower() for suffix in Path(_path_of(name)).suffixes]
+    suffixes = [suffix.lower() for suffix in Path(path_of(name)).suffixes]
     while suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return TABLES.get(suffixes[-1]) if suffixes else None
@@ -354,9 +356,9 @@ def shown_name(name: str) -> str:
     return redact_url(name) if name.startswith(URL) else Path(name).name
 
 
-def _stamps(names: list[str]) -> list:
+def _stamp(name: str) -> list:
     """Name, size and time of change: tables are too big to be hashed at each start."""
-    stats = {name: None if name.startswith(URL) else Path(name).stat() for name in names}
-    return [
-        [shown_name(name), *(() if stat is None else (stat.st_size, stat.st_mtime_ns))] for name, stat in stats.items()
-    ]
+    if name.startswith(URL):
+        return [shown_name(name)]
+    stat = Path(name).stat()
+    return [shown_name(name), stat.st_size, stat.st_mtime_ns]

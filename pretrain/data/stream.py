@@ -21,7 +21,7 @@ from io import BufferedReader, TextIOWrapper
 from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import datasets
 import fsspec
@@ -39,20 +39,10 @@ from pretrain.base import files, network
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, redact
 from pretrain.base.network import Unreadable, answer_of, causes
-from pretrain.data import unread
+from pretrain.data import records, unread
 from pretrain.data.patience import Cut, Patience
-from pretrain.data.records import (
-    IDS,
-    TEXT,
-    Column,
-    column_types,
-    csv_records,
-    ids_of,
-    json_object,
-    refuse_column,
-    refuse_no_text,
-)
-from pretrain.data.sources import COMPRESSED, Part, Row, shown_name
+from pretrain.data.records import IDS, TEXT, Column, refuse_column
+from pretrain.data.sources import COMPRESSED, Part, Row, path_of, shown_name
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +109,8 @@ def _watch(content: StreamReader, before: int) -> None:
     if content.is_eof() or content.exception():
         return
     if content.total_bytes - before < network.SLOW_BYTES and not content._size:  # else what has come is not read yet
-        content.set_exception(
-            TimeoutError(f"fewer than {network.SLOW_BYTES:,} bytes came in {network.SLOW_SECONDS} seconds")
-        )
+        fault = f"fewer than {network.SLOW_BYTES:,} bytes came in {network.SLOW_SECONDS} seconds"
+        content.set_exception(TimeoutError(fault))
         return
     asyncio.get_running_loop().call_later(network.SLOW_SECONDS, _watch, content, content.total_bytes)
 
@@ -171,10 +160,8 @@ def open_tables(
         WATCHED[_as_asked(name)] = (versions.setdefault(shown_name(name), {}), kept_in)
         patiently(name, _file_size, name, files=[name])  # a missing one is known before hours of reading others
     if not asked:
-        about = functools.partial(
-            huggingface_hub.HfApi().dataset_info, revision=dataset_revision, timeout=TIMEOUT_SECONDS
-        )
-        pinned = pinned or patiently(dataset_name, about, dataset_name).sha
+        ask = functools.partial(huggingface_hub.HfApi().dataset_info, timeout=TIMEOUT_SECONDS)
+        pinned = pinned or patiently(dataset_name, lambda: ask(dataset_name, revision=dataset_revision).sha)
     arguments: dict[str, Any] = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
     # A plain list would be expanded: a name's [ ] * ? a second time, and what then is not found left out.
     arguments["data_files"] = {split: DataFilesList(found, []) for split, found in asked.items()} or None
@@ -191,9 +178,7 @@ def open_tables(
         # Without pre_buffer=False Arrow keeps all of a file that was read until its end.
         builder.config.fragment_scan_options = ParquetFragmentScanOptions(pre_buffer=False)
     splits = {}
-    for split in ("train", "validation") if data_files else ("train",):
-        if split not in names:
-            continue
+    for split in asked or ["train"]:
         table = None
         parts: list[Part] = []
         if not isinstance(builder, (Json, Csv)):
@@ -225,7 +210,7 @@ def _named_files(kind: str, names: list[str], versions: dict[str, dict[str, str]
     for name in found:
         if "::" in name:
             raise BadInput(f"{name}: fsspec takes :: for a chain of file systems; rename it (in a URL: %3A%3A)")
-        if kind in ("parquet", "arrow") and Path(_path_of(name)).suffix.lower() in COMPRESSED:
+        if kind in ("parquet", "arrow") and Path(path_of(name)).suffix.lower() in COMPRESSED:
             raise BadInput(f"{name}: {kind} is read in places, which this compression hides; unpack it")
         if "://" in name and "*" in name:
             raise BadInput(f"{name}: datasets takes * for a pattern; list the files (a * that is meant: %2A)")
@@ -282,13 +267,13 @@ def expected_text_bytes(names: list[str], text_column: str) -> float:
 def _text_bytes(name: str, text_column: str, size: int) -> float:
     with _open(name) as raw:
         if _is_parquet(name):
-            groups = pq.ParquetFile(raw).metadata
-            columns = [
-                groups.row_group(i).column(j) for i in range(groups.num_row_groups) for j in range(groups.num_columns)
-            ]
+            footer = pq.ParquetFile(raw).metadata
+            groups = map(footer.row_group, range(footer.num_row_groups))
+            columns = (group.column(i) for group in groups for i in range(footer.num_columns))
             return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == text_column)
-        head = _unpacked(name, raw).read(SAMPLE_BYTES)
-        share = len(head) / max(1, raw.tell()) if _compression(name) else 1.0
+        unpacked = _unpacked(name, raw)
+        head = unpacked.read(SAMPLE_BYTES)
+        share = 1.0 if unpacked is raw else len(head) / max(1, raw.tell())
     with contextlib.suppress(ValueError, AttributeError):  # CSV, or one line longer than the sample: all of it is text
         rows = [files.parse_json(line).get(text_column) or "" for line in head.splitlines()[:-1] or [head]]
         share *= sum(len(text.encode()) for text in rows) / max(1, len(head))
@@ -310,21 +295,12 @@ def _open(name: str):
     return fsspec.open(name, "rb", **STORAGE.get(name.split(":")[0], {}))
 
 
-def _compression(name: str) -> str | None:
-    found = infer_compression(_path_of(name))
-    # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
-    if Path(_path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
-        raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")
-    return found
-
-
-def _path_of(name: str) -> str:
-    """Return a name without a URL's query; a file's own name may hold a question mark."""
-    return urlsplit(name).path if "://" in name else name
-
-
 def _unpacked(name: str, raw: Any) -> Any:
-    compression = _compression(name)
+    """Return what a file holds, decompressed; the file itself where its name names no compression."""
+    # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
+    if Path(path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
+        raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")
+    compression = infer_compression(path_of(name))
     return compr[compression](raw, mode="rb") if compression else raw
 
 
@@ -389,18 +365,14 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
 
 
 def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
-    """Yield one file's rows from one on, each once whatever fails on the way.
-
-    Args:
-        values: what stands in the column from a row on.
-    """
+    """Yield one file's rows from one on, each once whatever fails; ``values``: what stands in the column from a row on."""
     patience = Patience(name, row)
     while True:
         try:
             for value in values(row):
                 found: Any = None
                 if column.holds == IDS:
-                    found = ids_of(value, row)
+                    found = records.ids_of(value, row)
                 elif isinstance(value, str) and value.strip():
                     found = value
                 row += 1
@@ -424,7 +396,7 @@ def _table_values(table: datasets.IterableDataset, index: int, name: str, column
         pieces = (parts.shard(num_shards=parts.num_shards, index=i) for i in range(first, parts.num_shards))
     for piece in pieces:
         for found in piece.with_format("arrow").iter(batch_size=ROWS):
-            refuse_column(name, column, column_types(found.schema))
+            refuse_column(name, column, records.column_types(found.schema))
             cells = found.column(column.name)
             values = (cells.to_numpy() if column.holds == IDS else cells.to_pylist())[skip:]
             skip = max(0, skip - len(found))
@@ -435,10 +407,7 @@ def _table_values(table: datasets.IterableDataset, index: int, name: str, column
 
 
 def _csv_values(config: CsvConfig, name: str, column: Column, start: int) -> Iterator[str]:
-    """Yield the column's field of each record from record ``start`` on; a blank line is none.
-
-    Raises Cut where it ends before its end, or ``start``.
-    """
+    """Yield the column's field of each record from record ``start`` on; a blank line is none."""
     other = [option for option in CSV_OTHER if getattr(config, option) != getattr(CsvConfig, option)]
     if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
         said = f"is described as a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not read here"
@@ -446,12 +415,12 @@ def _csv_values(config: CsvConfig, name: str, column: Column, start: int) -> Ite
     number, held = -1, []
     with _whole(name) as file:
         text = TextIOWrapper(file, config.encoding or "utf-8-sig", "surrogateescape", newline="")
-        records = csv_records(config, text)
-        first = [] if config.names and config.header == "infer" else next(records, [])
+        rows = records.csv_records(config, text)
+        first = [] if config.names and config.header == "infer" else next(rows, [])
         header = config.names or first
         if header:
             refuse_column(name, column, dict.fromkeys(header, TEXT))
-        for number, record in enumerate(records):
+        for number, record in enumerate(rows):
             if number >= start:
                 yield from held
                 held = [record[header.index(column.name)]]
@@ -463,20 +432,17 @@ def _csv_values(config: CsvConfig, name: str, column: Column, start: int) -> Ite
 
 
 def _json_values(name: str, column: Column, start: int) -> Iterator[Any]:
-    """Yield the field of each line from line ``start`` on: None where a line is blank, no object, or has no such field.
-
-    Raises Cut where it ends before its end, or ``start``.
-    """
+    """Yield the field of each line from line ``start`` on: None where a line is blank, no object, or has no such field."""
     number = -1
     with _whole(name) as file:
         lines: Iterator[tuple[int, bytes]] = enumerate(file)
         if not start:
             head = list(islice(lines, ROWS))
-            refuse_no_text(name, column, head)
+            records.refuse_no_text(name, column, head)
             lines = chain(head, lines)
         for number, line in lines:
             if number >= start:
-                yield json_object(name, number, line).get(column.name)
+                yield records.json_object(name, number, line).get(column.name)
     if number + 1 < start:
         raise Cut(f"ended after {number + 1} rows, before row {start}")
 
@@ -487,7 +453,7 @@ def _whole(name: str) -> Iterator[Any]:
     with _open(name) as raw:
         buffered = BufferedReader(_unpacked(name, raw), BLOCK_BYTES)
         if packed := unread.packing(buffered.peek()):  # of which a record can be whole
-            unpack = unread.command(packed, Path(_path_of(name)).name)
+            unpack = unread.command(packed, Path(path_of(name)).name)
             raise BadInput(f"{name}: is packed otherwise than its name says; give what this unpacks: {unpack}")
         yield buffered
         size = _file_size(name)
@@ -496,13 +462,13 @@ def _whole(name: str) -> Iterator[Any]:
 
 
 def _is_parquet(name: str) -> bool:
-    return _path_of(name).lower().endswith(".parquet")
+    return path_of(name).lower().endswith(".parquet")
 
 
 def _row_groups(name: str, column: Column) -> list[int]:
     """Return the first row of each row group, and the number of rows, from the file's footer."""
     with _open(name) as file:
         footer = pq.ParquetFile(file)
-        refuse_column(name, column, column_types(footer.schema_arrow))
+        refuse_column(name, column, records.column_types(footer.schema_arrow))
         about = footer.metadata
         return list(accumulate((about.row_group(i).num_rows for i in range(about.num_row_groups)), initial=0))

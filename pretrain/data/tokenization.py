@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pretrain.base.errors import BadInput
 
@@ -224,7 +225,7 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     ):
         return None
     vocabulary = {text: i for text, i in model["vocab"].items() if text not in {token["content"] for token in added}}
-    byte_of = _byte_of_character()
+    byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
     merged = [left + right for left, right in model["merges"]]
     if vocabulary.keys() != {*byte_of, *merged}:
         return None
@@ -239,16 +240,6 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
         mergeable_ranks={bytes(map(byte_of.__getitem__, text)): i for text, i in vocabulary.items()},
         special_tokens={tokenizer.eos_token: tokenizer.eos_token_id},  # never asked for; with none it is 3 times slower
     )
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's bytes_to_unicode (openai/gpt-2, src/encoder.py), turned around.
-
-    Printable bytes are written as the Latin-1 characters that they are, the others, in order, as those from 256 on.
-    """
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    moved = [byte for byte in range(256) if chr(byte) not in alphabet]
-    return {chr(b): b for b in range(256) if chr(b) in alphabet} | {chr(256 + n): b for n, b in enumerate(moved)}
 
 
 def _cannot_write(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], error: Exception) -> str:

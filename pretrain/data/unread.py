@@ -63,14 +63,10 @@ def command(packed: str, name: str) -> str:
 def not_text(path: Path, offset: int, byte: int) -> BadInput:
     """Return what is said of a byte that no UTF-8 text has, or of a NUL, with a remedy where the file may be text."""
     with path.open("rb") as file:
-        head = file.read(4096)
+        head = file.read(4)
         file.seek(max(0, offset - 2048))
         around = file.read(4096)
-    halves = (("UTF-16LE", head[1::2], head[::2]), ("UTF-16BE", head[::2], head[1::2]))
     encoding = next((name for bom, name in BOMS.items() if head.startswith(bom)), None)
-    encoding = encoding or next(
-        (name for name, high, low in halves if 2 * high.count(0) > len(high) and 0 not in low), None
-    )
     if encoding or (byte and 100 * len(CONTROL.findall(around)) <= len(around)):
         remedy = f"convert it, for example: iconv -f {encoding or 'LATIN1'} -t UTF-8 {shlex.quote(str(path))} > new.txt"
     elif byte:

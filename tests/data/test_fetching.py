@@ -18,7 +18,7 @@ from data_server import DataServer
 
 import prepare_data
 from pretrain.base.layout import read_metrics
-from pretrain.data import fetching, patience, shards
+from pretrain.data import patience, shards
 
 TOKENS, FILES = 1200, 14  # of a train file; train files
 REPOSITORY = "hf://datasets/me/tokens"
@@ -296,10 +296,3 @@ def test_a_hub_without_commits_is_refused_and_no_revision_is_stored(served, plac
         served.commit = before
     assert "error: me/tokens: the Hub gives no commit of it" in capfd.readouterr().err
     assert not list(Path("data").glob("*/manifest.json"))
-
-
-def test_git_and_lfs_know_a_file_by_these_sums(tmp_path):
-    """Git's of "hello\\n" is in every introduction to it."""
-    (tmp_path / "a").write_bytes(b"hello\n")
-    sums = fetching._sums(tmp_path / "a", 6)
-    assert sums == {False: "ce013625030ba8dba906f756967f9e9ca394464a", True: hashlib.sha256(b"hello\n").hexdigest()}

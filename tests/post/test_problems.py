@@ -71,6 +71,8 @@ def test_a_name_that_exists_is_that_file_and_any_other_may_be_a_glob(tmp_path):
     assert problems.read("prompts", str(tmp_path / "p*.jsonl")) == ["p1.jsonl", "p[1].jsonl"]
     with pytest.raises(BadInput, match="must be files of rows that are here"):
         problems.read("prompts", "https://host/p.jsonl")
+    with pytest.raises(BadInput, match=r"^prompts: .*sub::a#\?.jsonl: fsspec takes :: for a chain .*; rename it"):
+        problems.read("prompts", names[3])
     rows(tmp_path / "p1.jsonl", {"prompt": "changed"})
     assert problems.read("prompts", names[1]) == ["changed"]
 
