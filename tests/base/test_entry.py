@@ -1,6 +1,7 @@
 """A script ends at an environment in which it could not run with one line, at once, and at Ctrl-C without a traceback."""
 
 import errno
+import functools
 import os
 import signal
 import subprocess
@@ -84,7 +85,8 @@ def started(tmp_path, script, *words, slow="raise SystemExit('torch is imported'
         (tmp_path / f"{name}.py").write_text(slow)
     command = [sys.executable, *python, str(ROOT / script), *words]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)} | environment
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    audible = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores Ctrl-C
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, preexec_fn=audible)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
