@@ -63,7 +63,10 @@ STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same c
     errno.ENFILE: "too many files are open on this machine; the same command goes on",
 }
 # Memory, as Python, the loader of libraries and the system's threads say that there is none left.
-MEMORY = re.compile(r"failed to map segment|cannot allocate memory|can't start new thread", re.IGNORECASE)
+MEMORY = re.compile(
+    r"failed to map segment|cannot allocate memory|can't start new thread|error return without exception set",
+    re.IGNORECASE,
+)
 RUST = re.compile(r"\(os error (\d+)\)")  # so safetensors and tokenizers name it
 
 
