@@ -90,7 +90,7 @@ def _kill(started, target: str, dice: random.Random) -> None:
 
 def _end_others(folder: Path) -> None:
     # Trainers and readers end with their launcher or trainer by themselves: this waits for it, and for no longer.
-    end = time.monotonic() + 20
+    end = time.monotonic() + commands.SECONDS
     while time.monotonic() < end and _working_in(folder):
         time.sleep(0.05)
     if left := _working_in(folder):
