@@ -1,10 +1,8 @@
-"""What a machine's facts mean for training: plain values in, one verdict with its remedy out.
-
-Nothing here examines the machine: machine/doctor.py gathers the facts, and each is a plain value.
-"""
+"""What a machine's facts, which machine/doctor.py gathers, mean for training: plain values in, a verdict out."""
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -41,34 +39,30 @@ def read_ranges(text: str) -> dict[str, SpecifierSet]:
 
 
 def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) -> list[Check]:
-    """Compare installed versions (None: not there) with ranges: one line for all within theirs, one for each other.
-
-    A version that was not tried warns, one of ``BROKEN`` is an error.
-    A build's own mark (2.13.0+cpu) is no difference.
-    """
-    found, same = [], 0
+    """Compare installed versions (None: not there) with ranges: one line for all within theirs, one for each other."""
+    found = []
     for name, taken in ranges.items():
         version, remedy = installed.get(name), f'pip install "{name}{taken}"'
         if version is None and name in OPTIONAL:
             found.append(Check(name, WARNING, f"not installed: {OPTIONAL[name]}", remedy))
         elif version is None:
             found.append(Check(name, ERROR, "not installed", "pip install -r requirements.txt (make environment)"))
-        elif fault := BROKEN.get((name, str(version))):
+        elif fault := BROKEN.get((name, version)):
             found.append(Check(name, ERROR, f"{version} is installed: {fault}", remedy))
-        elif not taken.contains(version, prereleases=True):
+        elif not taken.contains(version, prereleases=True):  # a build's own mark (2.13.0+cpu) is no difference
             found.append(Check(name, WARNING, f"{version} is installed; the tests were run with {taken}", remedy))
-        else:
-            same += 1
-    return [Check("packages", OK, f"{same} of {len(ranges)} are within the ranges of requirements.txt"), *found]
+    text = f"{len(ranges) - len(found)} of {len(ranges)} are within the ranges of requirements.txt"
+    return [Check("packages", OK, text), *found]
 
 
 def system(name: str, release: str) -> Check:
-    """Judge the operating system: ``platform.system()`` and ``platform.release()``."""
+    """Describe the operating system: ``platform.system()`` and ``platform.release()``."""
+    text = f"{name} {release}"
     if name == "Linux" and "microsoft" in release.lower():
-        return Check("system", OK, "Linux under WSL; keep data/ and runs/ in its own file system, not under /mnt/c")
-    if name == "Darwin":
-        return Check("system", OK, "macOS: no CUDA; accelerate_configs/mps.yaml or cpu.yaml, both slow")
-    return Check("system", OK, f"{name} {release}")
+        text = "Linux under WSL; keep data/ and runs/ in its own file system, not under /mnt/c"
+    elif name == "Darwin":
+        text = "macOS: no CUDA; accelerate_configs/mps.yaml or cpu.yaml, both slow"
+    return Check("system", OK, text)
 
 
 def wheel_index(capability: tuple[int, int], driver: str | None = None) -> str | None:
@@ -86,20 +80,15 @@ def wheel_index(capability: tuple[int, int], driver: str | None = None) -> str |
 def build(
     torch_version: str,
     cuda: str | None,
-    *,
     usable: int,
     capability: tuple[int, int] | None,
     driver: str | None,
-    hidden: bool = False,
+    hidden: bool,
 ) -> Check:
-    """Judge torch's build against the machine.
+    """Judge torch's build, of a CUDA version or None, where torch can use so many cards.
 
-    Args:
-        cuda: ``torch.version.cuda``; None: not a CUDA build.
-        usable: cards that torch can use.
-        capability: of the first card, where known: it chooses the wheel.
-        driver: its version; None: the machine has no NVIDIA card, whatever torch finds.
-        hidden: CUDA_VISIBLE_DEVICES is set, and empty or -1.
+    The first card's ``capability``, where known, chooses the wheel; ``driver`` is None where the machine has no NVIDIA
+    card, ``hidden`` true where CUDA_VISIBLE_DEVICES hides them.
     """
     text = f"{torch_version}, " + (f"CUDA {cuda}" if cuda else "no CUDA")
     if usable or not driver:
@@ -161,47 +150,82 @@ def launch(preset: str, count: int, recipe: str = "") -> Check:
 
 def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:
     """Judge a folder's free space against what a recipe writes in all."""
-    need = checkpoint_bytes + shard_bytes
+    need, level, remedy = checkpoint_bytes + shard_bytes, OK, ""
     text = (
         f"{free_bytes / 1e9:.1f} GB free at {folder}; {recipe} takes up to {need / 1e9:.1f} GB (checkpoints "
         f"{checkpoint_bytes / 1e9:.1f}, token shards {shard_bytes / 1e9:.1f})"
     )
     if free_bytes < checkpoint_bytes:
-        remedy = "free some, or give --output_dir on another disk, or a lower save_total_limit"
-        return Check("disk", ERROR, text, remedy)
-    if free_bytes < need:
+        level, remedy = ERROR, "free some, or give --output_dir on another disk, or a lower save_total_limit"
+    elif free_bytes < need:
+        level = WARNING
         remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
-        return Check("disk", WARNING, text, remedy)
-    return Check("disk", OK, text)
+    return Check("disk", level, text, remedy)
 
 
-def compiled(problem: str, text: str, *, on_card: bool) -> Check:
-    """Judge torch.compile by what went wrong (empty: nothing). On a card the presets need it, on a CPU nothing does."""
-    if not problem:
+# What a trial answered is judged below: its values, or {"problem": one line}.
+
+
+def step(name: str, answer: dict[str, Any], device: str) -> Check:
+    """Judge the training steps in a precision, ``name``; a CPU trains in fp32, and may lack another."""
+    if "problem" in answer:
+        level = WARNING if device == "cpu" and name != "fp32" else ERROR
+        remedy = 'write mixed_precision: "no" in the accelerate YAML'
+        remedy = "reinstall torch and its driver: nothing trains without this" if name == "fp32" else remedy
+        return Check(name, level, f"a training step fails: {answer['problem']}", remedy)
+    text = f"a step of a tiny GPT-2 takes {1000 * answer['seconds']:.1f} ms on {device}"
+    faster = f", {answer['fp32_seconds'] / answer['seconds']:.2f} times as fast as fp32" if name != "fp32" else ""
+    return Check(name, OK, text + faster)
+
+
+def attention(answer: dict[str, Any], modern: bool) -> Check:
+    """Judge the attention kernels that ran, and the one that training takes (flash needs Ampere: ``modern``)."""
+    taken = answer.get("training")
+    text = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in answer.items() if isinstance(value, float))
+    text = (text or answer.get("problem", "")) + (f"; training takes {taken}" if taken else "")
+    if taken in answer and (taken in ("flash", "cudnn") or not modern):
+        return Check("attention", OK, text if modern else f"{text} (flash: n/a before Ampere, 8.0)")
+    remedy = "training takes a slower kernel, or fails; reinstall torch from requirements.txt"
+    return Check("attention", WARNING, f"neither flash nor cuDNN serves training: {text}", remedy)
+
+
+def tf32(answer: dict[str, Any]) -> Check:
+    """Judge the fp32 products with TF32 and without."""
+    if "problem" in answer:
+        return Check("TF32", WARNING, answer["problem"])
+    return Check("TF32", OK, f"{answer['tf32'] / 1e12:.1f} against {answer['fp32'] / 1e12:.1f} TFLOP/s in fp32")
+
+
+def compiled(answer: dict[str, Any], on_card: bool) -> Check:
+    """Judge torch.compile: on a card the presets need it, on a CPU nothing does."""
+    if "problem" not in answer:
+        faster = f"{answer['fp32_seconds'] / answer['seconds']:.2f} times as fast as plain fp32"
+        text = f"compiled in {answer['first_seconds']:.0f} s, then {faster} (a tiny model gains little)"
         return Check("compile", OK, text)
     level, remedy = WARNING, "none needed: plain training is not compiled"
     if on_card:
         level, remedy = ERROR, "accelerate_configs/conservative.yaml trains without it"
-    if re.search(r"Python\.h", problem):
+    if re.search(r"Python\.h", answer["problem"]):
         remedy = f"install Python's headers: apt install python3-dev; {remedy}"
-    elif re.search(r"compiler|\bg\+\+|\bgcc\b", problem, re.IGNORECASE):
+    elif re.search(r"compiler|g\+\+|gcc", answer["problem"], re.IGNORECASE):
         remedy = f"install a compiler: apt install g++; {remedy}"
-    return Check("compile", level, problem, remedy)
+    return Check("compile", level, answer["problem"], remedy)
 
 
-def all_reduce(problem: str, *, backend: str, count: int, bytes_per_second: float = 0.0) -> Check:
-    """Judge the sum over processes: its bandwidth, or what went wrong (empty: nothing)."""
+def all_reduce(answer: dict[str, Any], backend: str, count: int) -> Check:
+    """Judge the sum over ``count`` processes, and its bandwidth."""
     where = f"{backend}, {count} processes"
-    if not problem:
-        text = f"{where}: {bytes_per_second / 1e9:.2f} GB/s over the ring (2 (n - 1) / n x bytes / seconds)"
-        return Check("all-reduce", OK, text)
-    remedy = "only training with several processes on the CPU needs it; try GLOO_SOCKET_IFNAME=lo"
+    if "problem" not in answer:
+        rate = f"{answer['bytes_per_second'] / 1e9:.2f} GB/s over the ring (2 (n - 1) / n x bytes / seconds)"
+        return Check("all-reduce", OK, f"{where}: {rate}")
+    level, remedy = WARNING, "only training with several processes on the CPU needs it; try GLOO_SOCKET_IFNAME=lo"
     if backend == "nccl":
+        level = ERROR
         remedy = (
             "try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO says where it stands; no GPU seen: CUDA_VISIBLE_DEVICES, docker "
-            "--gpus all --ipc=host"
         )
-    return Check("all-reduce", ERROR if backend == "nccl" else WARNING, f"{where}: {problem}", remedy)
+        remedy += "--gpus all --ipc=host"
+    return Check("all-reduce", level, f"{where}: {answer['problem']}", remedy)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
