@@ -108,7 +108,7 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
 
     def tried(name: str, trial: str, seconds: float, **given) -> Generator[Check, None, dict]:
         yield Check(name, verdicts.TRYING, f"is tried: at most {seconds:.0f} s")
-        answer = attempt([sys.executable, "-m", "pretrain.machine.probes", trial, json.dumps(given)], seconds)
+        answer = attempt(trial_command(trial, given), seconds)
         facts[name] = answer.get("problem", answer)
         return answer
 
@@ -136,6 +136,11 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     sizes = {"backend": backend, "count": count, "megabytes": megabytes}
     answer = yield from tried("all-reduce", "all_reduce", EXCHANGE_SECONDS, **sizes)
     yield verdicts.all_reduce(answer, backend, count)
+
+
+def trial_command(name: str, given: dict[str, Any]) -> list[str]:
+    """Return the command of one of machine/probes.py's trials."""
+    return [sys.executable, "-m", "pretrain.machine.probes", name, json.dumps(given)]
 
 
 def attempt(command: list[str], seconds: float) -> dict[str, Any]:
