@@ -39,9 +39,9 @@ def examine(recipe: keys.Recipe, path: str, facts: dict, *, quick: bool) -> Gene
 
     ``path`` is the recipe's file; ``facts`` fills with what was found; ``quick``: no compiler, all-reduce, disk's speed.
     """
-    level = verdicts.OK if sys.version_info >= (3, 11) else verdicts.ERROR
-    remedy = "" if level == verdicts.OK else "install Python 3.11 or newer; make PYTHON=python3.12 ..."
-    yield Check("python", level, platform.python_version(), remedy)
+    old = sys.version_info < (3, 11)
+    remedy = "install Python 3.11 or newer; make PYTHON=python3.12 ..." if old else ""
+    yield Check("python", verdicts.ERROR if old else verdicts.OK, platform.python_version(), remedy)
     ranges = verdicts.read_ranges(REQUIREMENTS.read_text(encoding="utf-8"))
     installed = {name: package_version(name) for name in ranges}
     facts |= {"python": platform.python_version(), "packages": installed}
@@ -108,7 +108,7 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
 
     def tried(name: str, trial: str, seconds: float, **given) -> Generator[Check, None, dict]:
         yield Check(name, verdicts.TRYING, f"is tried: at most {seconds:.0f} s")
-        answer = attempt(trial_command(trial, given), seconds)
+        answer = attempt([sys.executable, "-m", "pretrain.machine.probes", trial, json.dumps(given)], seconds)
         facts[name] = answer.get("problem", answer)
         return answer
 
@@ -136,11 +136,6 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     sizes = {"backend": backend, "count": count, "megabytes": megabytes}
     answer = yield from tried("all-reduce", "all_reduce", EXCHANGE_SECONDS, **sizes)
     yield verdicts.all_reduce(answer, backend, count)
-
-
-def trial_command(name: str, given: dict[str, Any]) -> list[str]:
-    """Return the command of one of machine/probes.py's trials."""
-    return [sys.executable, "-m", "pretrain.machine.probes", name, json.dumps(given)]
 
 
 def attempt(command: list[str], seconds: float) -> dict[str, Any]:
@@ -191,8 +186,9 @@ def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[C
     try:
         speed = write_speed(folder)
     except OSError as error:
-        fault = f"{folder} cannot be written: {error.strerror}"
-        yield Check("disk speed", verdicts.ERROR, fault, "another --output_dir")
+        yield Check(
+            "disk speed", verdicts.ERROR, f"{folder} cannot be written: {error.strerror}", "another --output_dir"
+        )
         return
     facts["disk"]["bytes_per_second"] = speed
     text = f"{speed / 1e6:,.0f} MB/s to write and fsync: {size / speed:.1f} s a checkpoint"

@@ -24,8 +24,6 @@ from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pretrain.model.build import build
-from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import keys
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -66,6 +64,9 @@ def training_step(*, device: str, precision: str, compiled: bool = False) -> dic
 
 def tiny_model() -> nn.Module:
     """Build what the trials train: GPT-2's parts, 2 layers, 128 wide; (B, T) int64 inputs and targets to a loss."""
+    from pretrain.model.build import build  # Transformers with it, which the other trials do without
+    from pretrain.model.loss import NextTokenLoss
+
     shape: dict[str, Any] = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128}
     shape |= {"seed": 1, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return NextTokenLoss(build(keys.Model(**shape), eos_token_id=0))

@@ -16,6 +16,7 @@ OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts
 BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+Pair = tuple[int, int]  # a compute capability
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class Check:
     remedy: str = ""
 
     def __str__(self) -> str:
-        text = f": {self.text}" if self.text else ""
-        return f"{self.level:8} {self.name}{text}" + (f". Remedy: {self.remedy}" if self.remedy else "")
+        return f"{self.level:8} {self.name}: {self.text}" + (f". Remedy: {self.remedy}" if self.remedy else "")
 
 
 def read_ranges(text: str) -> dict[str, SpecifierSet]:
@@ -65,7 +65,7 @@ def system(name: str, release: str) -> Check:
     return Check("system", OK, text)
 
 
-def wheel_index(capability: tuple[int, int], driver: str | None = None) -> str | None:
+def wheel_index(capability: Pair, driver: str | None = None) -> str | None:
     """Return the wheel index whose torch serves a card under a driver; None: no current one does.
 
     CUDA 13 begins at 7.5 (Turing) and needs driver 580; the cu126 wheels reach from Maxwell (5.0) to Hopper (9.0).
@@ -77,28 +77,19 @@ def wheel_index(capability: tuple[int, int], driver: str | None = None) -> str |
     return f"{WHEELS}/cu128" if capability >= (10, 0) else f"{WHEELS}/cu126"
 
 
-def build(
-    torch_version: str,
-    cuda: str | None,
-    usable: int,
-    capability: tuple[int, int] | None,
-    driver: str | None,
-    hidden: bool,
-) -> Check:
+def build(version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None, hidden: bool) -> Check:
     """Judge torch's build, of a CUDA version or None, where torch can use so many cards.
 
-    The first card's ``capability``, where known, chooses the wheel; ``driver`` is None where the machine has no NVIDIA
-    card, ``hidden`` true where CUDA_VISIBLE_DEVICES hides them.
+    The capability of the ``first`` card, where known, chooses the wheel; ``driver`` is None where the machine has no
+    NVIDIA card; ``hidden``: CUDA_VISIBLE_DEVICES hides them.
     """
-    text = f"{torch_version}, " + (f"CUDA {cuda}" if cuda else "no CUDA")
-    if usable or not driver:
-        return Check("torch", OK, text)
-    if hidden:
-        return Check("torch", OK, f"{text}; CUDA_VISIBLE_DEVICES hides every card")
+    text = f"{version}, " + (f"CUDA {cuda}" if cuda else "no CUDA")
+    if usable or hidden or not driver:
+        hides = "; CUDA_VISIBLE_DEVICES hides every card" if driver and not usable else ""
+        return Check("torch", OK, text + hides)
     if not cuda:
-        index = wheel_index(capability or (8, 0), driver) or f"{WHEELS}/cu126"
-        version = torch_version.partition("+")[0]
-        remedy = f"pip install --force-reinstall torch=={version} --index-url {index}"
+        index = wheel_index(first or (8, 0), driver) or f"{WHEELS}/cu126"
+        remedy = f"pip install --force-reinstall torch=={version.partition('+')[0]} --index-url {index}"
         return Check("torch", ERROR, f"{text}: a CPU build, but the machine has an NVIDIA card", remedy)
     remedy = "see the driver's line; else nvidia-smi must list the card; a reboot ends a half-done driver update"
     return Check("torch", ERROR, f"{text}, but it finds no usable card on a machine that has one", remedy)
@@ -109,14 +100,13 @@ def driver(version: str, cuda: str) -> Check:
     oldest = OLDEST_DRIVER.get(int(cuda.partition(".")[0]))
     if oldest is None or _numbers(version) >= oldest:
         return Check("driver", OK, f"{version}, for CUDA {cuda}")
-    needed = ".".join(f"{part:02}" for part in oldest)
-    remedy = f"install driver {needed} or newer"
+    remedy = f"install driver {'.'.join(f'{part:02}' for part in oldest)} or newer"
     if _numbers(version) >= OLDEST_DRIVER[12]:
         remedy += f", or torch for CUDA 12: pip install torch --index-url {WHEELS}/cu126"
     return Check("driver", ERROR, f"{version} is too old for torch's CUDA {cuda}", remedy)
 
 
-def served(capability: tuple[int, int], arch_list: list[str]) -> bool:
+def served(capability: Pair, arch_list: list[str]) -> bool:
     """Whether torch's kernels (``torch.cuda.get_arch_list()``) run on a card of this compute capability.
 
     sm_80 runs on 8.0 and later minors of the same major; sm_90a on 9.0 only; sm_100f on its family; compute_80 is
@@ -130,7 +120,7 @@ def served(capability: tuple[int, int], arch_list: list[str]) -> bool:
     return False
 
 
-def architecture(name: str, capability: tuple[int, int], arch_list: list[str], driver: str | None = None) -> Check:
+def architecture(name: str, capability: Pair, arch_list: list[str], driver: str | None = None) -> Check:
     """Judge whether torch's build holds kernels for a card, naming the wheels that do."""
     sm = f"sm_{capability[0]}{capability[1]}"
     if served(capability, arch_list):
@@ -169,13 +159,15 @@ def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: s
 def step(name: str, answer: dict[str, Any], device: str) -> Check:
     """Judge the training steps in a precision, ``name``; a CPU trains in fp32, and may lack another."""
     if "problem" in answer:
-        level = WARNING if device == "cpu" and name != "fp32" else ERROR
-        remedy = 'write mixed_precision: "no" in the accelerate YAML'
-        remedy = "reinstall torch and its driver: nothing trains without this" if name == "fp32" else remedy
+        level, remedy = ERROR, "reinstall torch and its driver: nothing trains without this"
+        if name != "fp32":
+            level = WARNING if device == "cpu" else ERROR
+            remedy = 'write mixed_precision: "no" in the accelerate YAML'
         return Check(name, level, f"a training step fails: {answer['problem']}", remedy)
     text = f"a step of a tiny GPT-2 takes {1000 * answer['seconds']:.1f} ms on {device}"
-    faster = f", {answer['fp32_seconds'] / answer['seconds']:.2f} times as fast as fp32" if name != "fp32" else ""
-    return Check(name, OK, text + faster)
+    if name != "fp32":
+        text += f", {answer['fp32_seconds'] / answer['seconds']:.2f} times as fast as fp32"
+    return Check(name, OK, text)
 
 
 def attention(answer: dict[str, Any], modern: bool) -> Check:

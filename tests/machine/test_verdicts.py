@@ -67,7 +67,7 @@ def test_the_drivers_list_is_read_and_noise_is_not(monkeypatch):
 
 def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_remedy_unless_they_are_hidden():
     def build(version="2.13.0+cpu", cuda=None, capability=(8, 9), **changes):
-        return verdicts.build(version, cuda, capability=capability, **HERE | changes)
+        return verdicts.build(version, cuda, first=capability, **HERE | changes)
 
     bad = build()
     assert bad.level == "error" and "CPU build" in bad.text
