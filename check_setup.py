@@ -1,10 +1,9 @@
-"""Before it costs: what this machine is and lacks, what a run will take, whether a card holds its load.
+"""Before it costs: what this machine is and lacks, what a run will take.
 
     python check_setup.py                                       # a line a check; --quick leaves out the slow ones
     python check_setup.py --estimate --card a6000 --count 4     # memory, tokens/s, hours, kWh; --all_cards for a table
-    python check_setup.py --warm_up_seconds 60                  # all cards at full load for a minute
 
-Exit status: 0 no error found, 1 an error (or no card to load), 2 flags or a recipe that make no sense.
+Exit status: 0 no error found, 1 an error, 2 flags or a recipe that make no sense.
 """
 
 import argparse
@@ -35,12 +34,10 @@ CARD_NAMES = ", ".join(card.name for card in cards.CARDS)  # what --card takes
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
-    """Check, estimate or load, as the flags say; return the exit status."""
+    """Check or estimate, as the flags say; return the exit status."""
     asked = parse(sys.argv[1:] if argv is None else argv)
     catch_interrupts()
     try:
-        if asked.warm_up_seconds:
-            return warm_up(asked.warm_up_seconds)
         sizes = keys.SIZES | keys.GPT3_SIZES
         shape = reading.shape_of_size(asked.size, sizes=sizes) if asked.size else {}
         recipe = reading.load_recipe(Path(asked.recipe), shape)
@@ -73,7 +70,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(
             f"--price_per_{unit}_hour", type=float, default=0.0, metavar="P", help=f"of a {unit}, in any currency"
         )
-    parser.add_argument("--warm_up_seconds", type=int, default=0, metavar="S", help="load every card for so long")
     if any(word.partition("=")[0] == "--price_per_hour" for word in argv):
         raise BadInput(
             "--price_per_hour: of what? --price_per_card_hour P is of one card, --price_per_machine_hour P of all of them"
@@ -83,7 +79,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "count": (asked.count is None or asked.count >= 1, "1 or more"),
         "price_per_card_hour": (0 <= asked.price_per_card_hour < float("inf"), "0 or more"),
         "price_per_machine_hour": (0 <= asked.price_per_machine_hour < float("inf"), "0 or more"),
-        "warm_up_seconds": (0 <= asked.warm_up_seconds <= 3600, "1 to 3600"),
     }
     faults = [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in limits.items() if not ok]
     asked.card = asked.card and asked.card.lower()
@@ -121,8 +116,10 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     facts, found = {}, []
     for check in examine(recipe, asked, facts):
         trying = check.level == verdicts.TRYING
-        if sys.stderr.isatty():  # what is being tried is shown for as long as it is
+        if sys.stderr.isatty():  # what is waited for is shown for as long as it is
             print(f"\033[K{check if trying else ''}", end="\r", file=sys.stderr, flush=True)
+        elif trying:
+            print(check, file=sys.stderr, flush=True)
         if trying:
             continue
         found.append(check)
@@ -149,6 +146,8 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     wanted = {}
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         yield Check("hub", verdicts.OK, "HF_HUB_OFFLINE is set: no request is made")
+    elif not asks_hub(recipe):
+        yield Check("hub", verdicts.OK, "nothing of the recipe needs it: no request is made")
     else:
         wanted["hub"] = (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else check HTTPS_PROXY")
         remedy = "check dataset_name, or log in (hf auth login); offline: data_files"
@@ -157,11 +156,9 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     if doctor.package_version("wandb") and os.environ.get("WANDB_MODE", "online") == "online":
         url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
         wanted["wandb"] = (url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here")
-    if works:
-        from pretrain.machine import probes
-
-        yield Check("network", verdicts.TRYING, "")
-        problems = probes.reach([url for url, _ in wanted.values()], NETWORK_SECONDS)
+    if works and wanted:
+        yield Check("network", verdicts.TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
+        problems = doctor.reach([url for url, _ in wanted.values()], NETWORK_SECONDS)
         for name, (url, remedy) in wanted.items():
             if name.startswith("data set") and problems[hub] and not problems[hub].startswith("HTTP 4"):
                 continue  # one line is enough
@@ -183,6 +180,19 @@ def needs_hub(recipe: keys.Recipe) -> bool:
     """Return whether the run would stop without the Hub: it streams a data set of which not all shards are here."""
     asked = [source for source in keys.sources(recipe.data) if keys.hub_id(source)]
     return any(not shards.is_complete(sources.find_source(source).folder) for source in asked)
+
+
+def asks_hub(recipe: keys.Recipe) -> bool:
+    """Return whether the run may ask the Hub: for data, a tokenizer, a model, HellaSwag, a checkpoint, or to push."""
+    names = {recipe.data.tokenizer, recipe.model.init_from} - {None, *keys.TRAINED_TOKENIZERS}
+    addresses = [name for source in keys.sources(recipe.data) for name in source.data_files or ()]
+    return (
+        needs_hub(recipe)
+        or recipe.hub.push_to_hub
+        or (recipe.evaluation.hellaswag_steps > 0 and not recipe.evaluation.hellaswag_files)
+        or any(not Path(str(name)).is_dir() for name in names)
+        or any(name.startswith(("hf://", "hub://")) for name in [*addresses, recipe.saving.resume_from_checkpoint])
+    )
 
 
 # ---- what a run will take
@@ -210,34 +220,6 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         count *= 2
         row = estimated(card, count)
     print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
-    return 0
-
-
-# ---- full load
-
-
-def warm_up(seconds: int) -> int:
-    """Multiply matrices on every card for ``seconds``; print every 5 s what each reaches. 1 where there is no card."""
-    import torch
-
-    from pretrain.machine import probes
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not count:
-        print("no card that torch can use: nothing to load; python check_setup.py says why", file=sys.stderr)
-        return 1
-    old = any(torch.cuda.get_device_capability(i) < (8, 0) for i in range(count))
-    precision, passed = "fp16" if old else "bf16", 0.0
-    print(f"{count} cards, {seconds} s of {precision} matrix products of 8,192 x 8,192; Ctrl-C ends it")
-    for readings in probes.load([f"cuda:{i}" for i in range(count)], seconds, precision):
-        passed += 5
-        for i, (device, reading) in enumerate(readings.items()):
-            name, rate = torch.cuda.get_device_name(i), reading["flops_per_second"]
-            peak = cards.peak_flops(name, precision)
-            share = f"{100 * rate / peak:.0f}% of its peak" if peak else "peak not known"
-            words = [f"{min(passed, seconds):4.0f} s  {device} {name}: {rate / 1e12:.1f} TFLOP/s ({share})"]
-            words += [f"{reading[key]:.0f} {unit}" for key, unit in (("watts", "W"), ("celsius", "°C")) if reading[key]]
-            print(", ".join(words), flush=True)
     return 0
 
 

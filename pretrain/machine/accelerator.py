@@ -142,78 +142,62 @@ def refuse_impossible(
         environment: as ``accelerate launch`` and ``torchrun`` set it.
     """
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", device.precision)
-    faults = []
-    if wanted == "fp8":
-        faults.append(
-            "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16 in the "
-            "accelerate YAML"
-        )
-    elif wanted != "no" and device.kind == "cpu" and environment.get("ACCELERATE_USE_CPU", "false").lower() != "true":
-        faults.append(
-            f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is "
-            f"torch a CPU build? run check_setup.py). Without a GPU: --config_file accelerate_configs/cpu.yaml"
-        )
-    elif wanted == "fp16" and device.kind != "cuda":
-        faults.append('mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML')
-    elif wanted == "bf16" and device.kind == "cuda" and device.precision != "bf16":
-        faults.append(
-            f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"
-        )
     compiler = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if device.compiles and "ACCELERATE_MIXED_PRECISION" not in environment:  # no launcher: as make_accelerator chooses
         compiler = "inductor"
-    if compiler == "inductor" and device.kind == "cuda" and not device.compiles:
-        why = "is too old for its compiler, Triton" if device.compiler else "has no Triton here (pip install triton)"
-        faults.append(
-            f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take '
-            f"accelerate_configs/conservative.yaml"
-        )
-    elif compile_mode != "default" and compiler != "inductor":
-        can = device.compiles or device.kind == "cpu"
-        faults.append(
-            f"compile_mode = {compile_mode}: nothing is compiled here (dynamo_backend: {compiler.upper()}); "
-            f"{'write dynamo_backend: INDUCTOR in the accelerate YAML, or ' if can else ''}use --compile_mode default"
-        )
-    elif compile_mode == "reduce-overhead" and device.kind != "cuda":
-        faults.append(
-            f"compile_mode = {compile_mode}: is made of CUDA graphs, and there is no NVIDIA card here; use --compile_mode "
-            f"default, or max-autotune-no-cudagraphs"
-        )
-    if device.kind == "cuda" and (processes := int(environment.get("LOCAL_WORLD_SIZE", "1"))) > device.count:
-        faults.append(
-            f"num_processes: {processes} processes on this machine, and PyTorch sees {device.count} card(s); write "
-            f"num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"
-        )
-    if environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1":
-        faults.append(
-            "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the accelerate YAML, or "
-            "unset ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-        )
-    if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        faults.append(
-            "distributed_type: DEEPSPEED is not used here; take accelerate_configs/zero1_x8.yaml, zero2_x8.yaml or "
-            "zero3_x8.yaml, which need no further package"
-        )
-    if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        if device.kind != "cuda":  # Accelerate would start processes that know nothing of each other
-            faults.append(
-                "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards. Without a GPU: --config_file "
-                "accelerate_configs/cpu.yaml"
-            )
-        if environment.get("FSDP_VERSION", "1") != "2":
-            faults.append("fsdp_version: 1 (FSDP_VERSION) is not supported here; write fsdp_version: 2")
-        if wanted == "fp16":
-            faults.append(
-                "mixed_precision: fp16 under FSDP: its gradient scaler is not supported here; use DDP or bf16"
-            )
-        if fault := verdicts.BROKEN.get(("accelerate", accelerate.__version__)):
-            faults.append(
-                f"distributed_type: FSDP: with accelerate {accelerate.__version__}, {fault}; "
-                f"pip install -r requirements.txt, or take a YAML without FSDP"
-            )
-    if tf32 is True and not device.has_tf32:
-        faults.append(f"tf32 = true: {device.name} has no TF32 (Ampere and later have); use --tf32 auto")
-    if faults:
+    cpu, fsdp, deepspeed = (
+        environment.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("CPU", "FSDP", "DEEPSPEED")
+    )
+    card, no_card = device.kind == "cuda", device.kind == "cpu" and not cpu and wanted not in ("no", "fp8")
+    processes = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    why = "is too old for its compiler, Triton" if device.compiler else "has no Triton here (pip install triton)"
+    can = device.compiles or device.kind == "cpu"
+    broken = verdicts.BROKEN.get(("accelerate", accelerate.__version__))
+    # fmt: off
+    table = [
+        (wanted == "fp8",
+         "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16 in the "
+         "accelerate YAML"),
+        (no_card,
+         f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is torch a "
+         f"CPU build? run check_setup.py). Without a GPU: --config_file accelerate_configs/cpu.yaml"),
+        (wanted == "fp16" and not card and not no_card,
+         'mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML'),
+        (wanted == "bf16" and card and device.precision != "bf16",
+         f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"),
+        (compiler == "inductor" and card and not device.compiles,
+         f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take '
+         f"accelerate_configs/conservative.yaml"),
+        (compiler != "inductor" and compile_mode != "default",
+         f"compile_mode = {compile_mode}: nothing is compiled here (dynamo_backend: {compiler.upper()}); "
+         f"{'write dynamo_backend: INDUCTOR in the accelerate YAML, or ' if can else ''}use --compile_mode default"),
+        (compiler == "inductor" and compile_mode == "reduce-overhead" and not card,
+         f"compile_mode = {compile_mode}: is made of CUDA graphs, and there is no NVIDIA card here; use --compile_mode "
+         f"default, or max-autotune-no-cudagraphs"),
+        (card and processes > device.count,
+         f"num_processes: {processes} processes on this machine, and PyTorch sees {device.count} card(s); write "
+         f"num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"),
+        (environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1",
+         "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the accelerate YAML, or unset "
+         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
+        (deepspeed,
+         "distributed_type: DEEPSPEED is not used here; take accelerate_configs/zero1_x8.yaml, zero2_x8.yaml or "
+         "zero3_x8.yaml, which need no further package"),
+        (fsdp and not card,  # Accelerate would start processes that know nothing of each other
+         "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards. Without a GPU: --config_file "
+         "accelerate_configs/cpu.yaml"),
+        (fsdp and environment.get("FSDP_VERSION", "1") != "2",
+         "fsdp_version: 1 (FSDP_VERSION) is not supported here; write fsdp_version: 2"),
+        (fsdp and wanted == "fp16",
+         "mixed_precision: fp16 under FSDP: its gradient scaler is not supported here; use DDP or bf16"),
+        (fsdp and broken is not None,
+         f"distributed_type: FSDP: with accelerate {accelerate.__version__}, {broken}; pip install -r requirements.txt, or "
+         f"take a YAML without FSDP"),
+        (tf32 is True and not device.has_tf32,
+         f"tf32 = true: {device.name} has no TF32 (Ampere and later have); use --tf32 auto"),
+    ]
+    # fmt: on
+    if faults := [message for applies, message in table if applies]:
         raise BadInput(faults)
 
 

@@ -3,14 +3,21 @@
 torch is imported where it is examined, for it may be what is missing.
 """
 
+import contextlib
 import importlib.metadata
-import multiprocessing
+import json
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,31 +27,28 @@ from pretrain.machine import cards, estimate, forecast, verdicts
 from pretrain.machine.verdicts import Check
 from pretrain.recipe import keys
 
-REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
-TINY: dict[str, Any] = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128, "seed": 1}
-TINY |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-STEP_SECONDS, COMPILE_SECONDS, EXCHANGE_SECONDS = 120, 300, 120
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "requirements.txt"
+STEP_SECONDS, COMPILE_SECONDS, EXCHANGE_SECONDS, SMI_SECONDS = 120, 300, 120, 60
 SLOW_DISK = 50e6  # bytes per second: a checkpoint of GPT-2 124M takes half a minute
 PYTHON_SOURCE_BYTES = 30e6  # python_stdlib's shards, generously
 
 
 def examine(recipe: keys.Recipe, path: str, facts: dict, *, quick: bool) -> Generator[Check, None, bool]:
-    """Yield one verdict after the other, and before what takes long what is being tried; return whether torch works.
+    """Yield one verdict after the other, and before what takes long what is waited for; return whether torch works.
 
-    Args:
-        path: the recipe's file.
-        facts: fills with what was found.
-        quick: without the compiler, the all-reduce and the disk's speed.
+    ``path`` is the recipe's file; ``facts`` fills with what was found; ``quick``: no compiler, all-reduce, disk's speed.
     """
-    level = verdicts.OK if sys.version_info >= (3, 11) else verdicts.ERROR
-    remedy = "" if level == verdicts.OK else "install Python 3.11 or newer; make PYTHON=python3.12 ..."
-    yield Check("python", level, platform.python_version(), remedy)
+    old = sys.version_info < (3, 11)
+    remedy = "install Python 3.11 or newer; make PYTHON=python3.12 ..." if old else ""
+    yield Check("python", verdicts.ERROR if old else verdicts.OK, platform.python_version(), remedy)
     ranges = verdicts.read_ranges(REQUIREMENTS.read_text(encoding="utf-8"))
     installed = {name: package_version(name) for name in ranges}
     facts |= {"python": platform.python_version(), "packages": installed}
     yield from verdicts.packages(ranges, installed)
     yield verdicts.system(platform.system(), platform.release())
     works = all(installed[name] for name in ("torch", "transformers", "accelerate"))
+    yield Check("torch", verdicts.TRYING, "is imported")
     try:
         import torch  # noqa: F401
     except Exception as error:  # a library of CUDA's that is not there, a wheel of another processor
@@ -61,6 +65,7 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
     """Yield verdicts on torch's build, the driver and each card, the YAML to take, and what was tried on them."""
     import torch
 
+    yield Check("driver", verdicts.TRYING, f"nvidia-smi is asked: at most {SMI_SECONDS} s")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     listed = nvidia_smi()
     driver = listed[0]["driver"] if listed else kernel_driver()
@@ -68,9 +73,7 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
     found = [torch.cuda.get_device_properties(i) for i in usable]
     mine = [{"name": c.name, "memory_bytes": c.total_memory, "capability": (c.major, c.minor)} for c in found]
     first = listed[0]["capability"] if listed else None
-    yield verdicts.build(
-        torch.__version__, torch.version.cuda, usable=len(mine), capability=first, driver=driver, hidden=hidden
-    )
+    yield verdicts.build(torch.__version__, torch.version.cuda, len(mine), first, driver, hidden)
     if torch.version.cuda and driver:
         yield verdicts.driver(driver, torch.version.cuda)
     here = mine or ([] if hidden else listed)
@@ -99,113 +102,135 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
 
 def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> Iterator[Check]:
     """Yield verdicts on what was really tried: training steps, attention, TF32, the compiler, the all-reduce."""
-    from pretrain.machine import probes
-
-    # Imported once, for every trial.
-    multiprocessing.set_forkserver_preload(["pretrain.machine.probes", "pretrain.model.build"])
     device = "cuda" if mine else "cpu"
     modern = bool(mine) and mine[0]["capability"] >= (8, 0)
     half = "fp16" if mine and not modern else "bf16"
-    step = {"make": tiny_model, "device": device}
 
-    def tried(name: str, work, seconds: float, **given) -> Generator[Check, None, probes.Result]:
-        yield Check(name, verdicts.TRYING, "")
-        result = probes.attempt(work, [given], seconds)
-        facts[name] = result.value or result.problem
-        return result
+    def tried(name: str, trial: str, seconds: float, **given) -> Generator[Check, None, dict]:
+        yield Check(name, verdicts.TRYING, f"is tried: at most {seconds:.0f} s")
+        answer = attempt([sys.executable, "-m", "pretrain.machine.probes", trial, json.dumps(given)], seconds)
+        facts[name] = answer.get("problem", answer)
+        return answer
 
-    def timed(result: probes.Result, name: str, remedy: str) -> Check:
-        if result.problem:
-            level = verdicts.ERROR if mine or result is plain else verdicts.WARNING  # a CPU trains in fp32
-            return Check(name, level, f"a training step fails: {result.problem}", remedy)
-        taken = result.value["seconds"]
-        faster = f", {plain.value['seconds'] / taken:.2f} times as fast as fp32" if result is not plain else ""
-        return Check(name, verdicts.OK, f"a step of a tiny GPT-2 takes {1000 * taken:.1f} ms on {device}{faster}")
-
-    plain = yield from tried("fp32", probes.training_step, STEP_SECONDS, precision="no", compiled=False, **step)
-    yield timed(plain, "fp32", "reinstall torch and its driver: nothing trains without this")
-    if plain.problem:
-        return
-    mixed = yield from tried(half, probes.training_step, STEP_SECONDS, precision=half, compiled=False, **step)
-    yield timed(mixed, half, 'write mixed_precision: "no" in the accelerate YAML')
+    for precision in ("no", half):
+        name = "fp32" if precision == "no" else precision
+        answer = yield from tried(name, "training_step", STEP_SECONDS, device=device, precision=precision)
+        yield verdicts.step(name, answer, device)
+        if name == "fp32" and "problem" in answer:
+            return
     if mine:
-        kernels = yield from tried("attention", probes.attention, STEP_SECONDS, device=device, precision=half)
-        yield attention_verdict(kernels, modern)
+        answer = yield from tried("attention", "attention", STEP_SECONDS, device=device, precision=half)
+        yield verdicts.attention(answer, modern)
     if modern:
-        result = yield from tried("TF32", probes.tf32, STEP_SECONDS, device=device)
-        rates = " against ".join(f"{rate / 1e12:.1f}" for rate in reversed(result.value.values()))
-        text = f"{rates} TFLOP/s in fp32" if rates else result.problem
-        yield Check("TF32", verdicts.WARNING if result.problem else verdicts.OK, text)
+        yield verdicts.tf32((yield from tried("TF32", "tf32", STEP_SECONDS, device=device)))
     elif mine:
         yield Check("TF32", verdicts.OK, "n/a before Ampere (8.0)")
     else:
         yield Check("attention", verdicts.OK, "flash attention and TF32: n/a on a CPU")
     if quick:
         return
-    precision = half if mine else "no"
-    result = yield from tried(
-        "compile", probes.training_step, COMPILE_SECONDS, precision=precision, compiled=True, **step
-    )
-    text = ""
-    if result.value:
-        faster = f"{plain.value['seconds'] / result.value['seconds']:.2f} times as fast as plain fp32"
-        text = f"compiled in {result.value['first_seconds']:.0f} s, then {faster} (a tiny model gains little)"
-    yield verdicts.compiled(result.problem, text, on_card=forecast.compiles(preset))
-    backend, processes = ("nccl", len(mine)) if len(mine) > 1 else ("gloo", 2)
-    yield Check("all-reduce", verdicts.TRYING, "")
-    result = probes.together(processes, backend, EXCHANGE_SECONDS, megabytes=256 if backend == "nccl" else 64)
-    facts["all-reduce"] = result.value or result.problem
-    yield verdicts.all_reduce(result.problem, backend=backend, count=processes, **result.value)
+    step = {"device": device, "precision": half if mine else "no", "compiled": True}
+    answer = yield from tried("compile", "training_step", COMPILE_SECONDS, **step)
+    yield verdicts.compiled(answer, forecast.compiles(preset))
+    backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
+    sizes = {"backend": backend, "count": count, "megabytes": megabytes}
+    answer = yield from tried("all-reduce", "all_reduce", EXCHANGE_SECONDS, **sizes)
+    yield verdicts.all_reduce(answer, backend, count)
 
 
-def attention_verdict(result, modern: bool) -> Check:
-    """Judge the attention kernels that ran, and the one that training takes (flash needs Ampere)."""
-    seconds = {name: value for name, value in result.value.items() if name != "training"}
-    taken = result.value.get("training")
-    text = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items()) or result.problem
-    text = f"{text}; training takes {taken}" if taken else text
-    if taken in seconds and (taken in ("flash", "cudnn") or not modern):
-        return Check("attention", verdicts.OK, text if modern else f"{text} (flash: n/a before Ampere, 8.0)")
-    remedy = "training takes a slower kernel, or fails; reinstall torch from requirements.txt"
-    return Check("attention", verdicts.WARNING, f"neither flash nor cuDNN serves training: {text}", remedy)
+def attempt(command: list[str], seconds: float) -> dict[str, Any]:
+    """Run a command that prints a JSON object; return that, or {"problem": why there is none, in one line}.
 
-
-def tiny_model():
-    """Build the model that the trials train: GPT-2's parts, 2 layers, 128 wide."""
-    from pretrain.model.build import build
-    from pretrain.model.loss import NextTokenLoss
-
-    return NextTokenLoss(build(keys.Model(**TINY), eos_token_id=0))
+    After ``seconds`` it is killed, and in any case what it has started.
+    """
+    with tempfile.TemporaryDirectory(prefix="trial-", ignore_cleanup_errors=True) as folder:
+        # A fresh cache: what is tried is the compiler, not what it left behind.
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        answer, words = Path(folder, "answer"), Path(folder, "words")
+        with answer.open("wb") as out, words.open("wb") as error:
+            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": error, "cwd": ROOT}
+            process = subprocess.Popen(command, **how, env=environment, start_new_session=True)
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return {"problem": f"no answer in {seconds:.0f} s"}
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of it is left
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(answer.read_bytes()), dict):
+                return found
+        lines = (answer.read_bytes() + words.read_bytes()).decode(errors="replace").strip().splitlines()
+    how_it_ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    last = f": {lines[-1][:200]}" if lines else ""
+    return {"problem": f"its process ended without a result, {how_it_ended}{last}"}
 
 
 def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[Check]:
     """Yield verdicts on the folder that the run will be written to; ``quick``: without its speed."""
-    wanted = recipe.saving.run_dir.absolute()
-    folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
     saving, shards = recipe.saving, shard_bytes(recipe)
+    wanted = saving.run_dir.absolute()
+    folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
     size = 12.0 * estimate.shape_of(recipe.model).parameters
     kept = saving.save_total_limit or (recipe.schedule.max_steps // saving.save_steps if saving.save_steps else 0)
     free = shutil.disk_usage(folder).free
     facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
-    yield verdicts.disk(free, size * (kept + 1), shards, str(folder), recipe.saving.name)
+    yield verdicts.disk(free, size * (kept + 1), shards, str(folder), saving.name)
     if kind := files.network_mount(folder):
         remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
         yield Check("mount", verdicts.WARNING, f"{folder} lies on a network file system ({kind})", remedy)
     if quick or free < 2**30:
         return
-    from pretrain.machine import probes
-
-    yield Check("disk speed", verdicts.TRYING, "")
+    yield Check("disk speed", verdicts.TRYING, "256 MB are written")
     try:
-        speed = probes.write_speed(folder)
+        speed = write_speed(folder)
     except OSError as error:
-        fault = f"{folder} cannot be written: {error.strerror}"
-        yield Check("disk speed", verdicts.ERROR, fault, "another --output_dir")
+        yield Check(
+            "disk speed", verdicts.ERROR, f"{folder} cannot be written: {error.strerror}", "another --output_dir"
+        )
         return
     facts["disk"]["bytes_per_second"] = speed
     text = f"{speed / 1e6:,.0f} MB/s to write and fsync: {size / speed:.1f} s a checkpoint"
     slow = "a faster disk for output_dir, or a larger save_steps" if speed < SLOW_DISK else ""
     yield Check("disk speed", verdicts.WARNING if slow else verdicts.OK, text, slow)
+
+
+def write_speed(folder: Path, megabytes: int = 256) -> float:
+    """Write and fsync a file of random bytes in ``folder``, and remove it; return bytes per second.
+
+    Raises OSError when the folder does not take it.
+    """
+    block = os.urandom(2**23)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-trial-") as file:
+        start = time.perf_counter()
+        for _ in range(megabytes // 8):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return megabytes * 2**20 / (time.perf_counter() - start)
+
+
+def reach(urls: list[str], seconds: float) -> dict[str, str]:
+    """Ask each address at once; return what went wrong by address ("": it answered; a status: it refused)."""
+    found = dict.fromkeys(urls, f"no answer in {seconds:g} s")
+
+    def ask(url: str) -> None:
+        try:
+            urllib.request.urlopen(url, timeout=seconds).close()
+            found[url] = ""
+        except urllib.error.HTTPError as error:
+            found[url] = f"HTTP {error.code} {error.reason}"
+        except Exception as error:  # names, sockets, TLS and bad addresses each raise their own kinds
+            found[url] = str(getattr(error, "reason", error)) or type(error).__name__
+
+    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]  # a name's look-up has no limit
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds + 1
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
 
 
 def shard_bytes(recipe: keys.Recipe) -> float:
@@ -232,7 +257,7 @@ def nvidia_smi() -> list[dict]:
     """
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 3 and not done.returncode]

@@ -7,10 +7,10 @@ known of the card is written to card.json.
 """
 
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
-import multiprocessing
 import os
 import sys
 import time
@@ -21,7 +21,7 @@ import torch
 from ledger_child import after, die
 from pretend_cuda import Card, Machine, pretend
 
-from pretrain.machine import probes
+from pretrain.machine import doctor, probes
 from pretrain.model import loss
 from pretrain.optim import update
 
@@ -54,14 +54,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def shrink_trials() -> None:
-    """Let the set-up check's trials be small, and forks of this process, which have the card too."""
-    fork = multiprocessing.get_context("fork")
-    probes.multiprocessing.get_context = lambda method: fork
-    sizes = {"attention": {"length": 32}, "tf32": {"size": 32}, "load": {"size": 32, "interval": 0.2}}
-    sizes |= {"together": {"megabytes": 1}, "write_speed": {"megabytes": 8}}
-    for name, size in sizes.items():
-        real = getattr(probes, name)
-        setattr(probes, name, lambda *args, real=real, size=size, **given: real(*args, **given | size))
+    """Let the set-up check's trials be small, and run in this process, which has the card."""
+    small: dict[str, dict] = {"attention": {"length": 32}, "tf32": {"size": 32}, "all_reduce": {"megabytes": 1}}
+    doctor.attempt = lambda command, seconds: probes.TRIALS[command[3]](
+        **json.loads(command[4]) | small.get(command[3], {})
+    )
+    doctor.write_speed.__defaults__ = (8,)
+    probes.torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
 
 
 def known(machine: Machine, updates: list[Counter]) -> dict:

@@ -1,10 +1,8 @@
-"""Trials are real, and what hangs or dies in one is a result."""
+"""Trials are real, and what hangs, dies or prints no answer in one is an answer."""
 
-import ctypes
 import http.server
-import multiprocessing
+import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -15,84 +13,38 @@ from torch import nn
 
 from pretrain.machine import doctor, probes
 
-multiprocessing.set_forkserver_preload(
-    ["pretrain.machine.probes", "pretrain.model.build", "pretrain.machine.doctor", "pytest"]
-)
-STEP = {"make": doctor.tiny_model, "device": "cpu"}
+HANG = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+print(child.pid, file=open(sys.argv[1], "w"), flush=True)
+time.sleep(60)
+"""
+LAST_WORDS = "import sys; print('the last words', file=sys.stderr); sys.exit(3)"
 
 
 class Bigram(nn.Module):
     """The smallest model with a loss: what follows a token."""
 
-    def __init__(self):
+    def __init__(self, scale: float = 1.0):
         super().__init__()
-        self.table = nn.Embedding(16, 16)
+        self.table, self.scale = nn.Embedding(16, 16), scale
 
     def forward(self, inputs_BT, targets_BT):
-        return nn.functional.cross_entropy(self.table(inputs_BT).flatten(0, 1), targets_BT.flatten())
+        return self.scale * nn.functional.cross_entropy(self.table(inputs_BT).flatten(0, 1), targets_BT.flatten())
 
 
-class Broken(Bigram):
-    """Its loss is not finite."""
-
-    def forward(self, inputs_BT, targets_BT):
-        return super().forward(inputs_BT, targets_BT) * float("nan")
+def script(text: str, *arguments: str, seconds: float = 60) -> dict:
+    return doctor.attempt([sys.executable, "-S", "-c", text, *arguments], seconds)
 
 
-SMALL = {"device": "cpu", "precision": "no"}
+def trial(name: str, **given) -> dict:
+    return doctor.attempt([sys.executable, "-m", "pretrain.machine.probes", name, json.dumps(given)], 300)
 
 
-def hang(seconds: float = 60) -> dict:
-    time.sleep(seconds)
-    return {}
-
-
-def hang_with_a_child(note: str) -> dict:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    with open(note, "w") as file:
-        file.write(str(child.pid))
-    return hang()
-
-
-def crash() -> dict:
-    ctypes.string_at(0)
-    return {}
-
-
-def leave(status: int) -> dict:
-    print("the last words")
-    sys.stdout.flush()
-    os._exit(status)
-
-
-def one_dies(rank: int) -> dict:
-    return hang() if rank else leave(3)
-
-
-def refuse() -> dict:
-    raise ValueError("no, because\nof details")
-
-
-def without_compiler(**given) -> dict:
-    import torch._inductor.config
-
-    torch._inductor.config.cpp.cxx = (None, "no-such-g++")
-    return probes.training_step(**given)
-
-
-def answer(number: int) -> dict:
-    return {"number": number}
-
-
-def test_work_is_done_in_another_process_and_the_first_ones_answer_is_returned():
-    assert probes.attempt(answer, [{"number": 7}, {"number": 8}], 60) == probes.Result({"number": 7})
-
-
-def test_a_hang_is_a_result_within_its_time_and_leaves_no_process(tmp_path):
-    probes.attempt(answer, [{"number": 7}], 60)  # starts the server of processes, which takes longer than 3 s
+def test_a_hang_is_an_answer_within_its_time_and_leaves_no_process(tmp_path):
     start = time.monotonic()
-    result = probes.attempt(hang_with_a_child, [{"note": str(tmp_path / "pid")}], 3)
-    assert result == probes.Result({}, "no answer in 3 s") and time.monotonic() - start < 30  # of its 60
+    assert script(HANG, str(tmp_path / "pid"), seconds=3) == {"problem": "no answer in 3 s"}
+    assert time.monotonic() - start < 30  # of its 60
     pid = int((tmp_path / "pid").read_text())
     for _ in range(50):
         if not os.path.exists(f"/proc/{pid}") or " Z " in open(f"/proc/{pid}/stat").read():
@@ -101,42 +53,77 @@ def test_a_hang_is_a_result_within_its_time_and_leaves_no_process(tmp_path):
     pytest.fail("the trial's child still runs")
 
 
-def test_a_crash_an_exit_and_an_exception_are_results():
-    assert "SIGSEGV" in probes.attempt(crash, [{}], 60).problem
-    assert probes.attempt(one_dies, [{"rank": 1}, {"rank": 0}], 60).problem.endswith("exit status 3: the last words")
-    assert probes.attempt(refuse, [{}], 60).problem == "ValueError: no, because"
+@pytest.mark.parametrize(
+    "text, ending",
+    [
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        (LAST_WORDS, "exit status 3: the last words"),
+        ("print('rubbish')", "exit status 0: rubbish"),
+        ("print('[1]')", "exit status 0: [1]"),
+        ("import os; os.write(1, bytes([255]))", "exit status 0: \N{REPLACEMENT CHARACTER}"),
+        ("", "exit status 0"),
+    ],
+)
+def test_a_crash_an_exit_and_rubbish_are_answers(text, ending):
+    assert script(text) == {"problem": f"its process ended without a result, {ending}"}
+
+
+def test_a_trial_that_raises_is_an_answer_of_one_line():
+    assert trial("training_step", device="nowhere", precision="no")["problem"].startswith(
+        "RuntimeError: Expected one of"
+    )
+
+
+@pytest.mark.slow
+def test_one_process_of_several_that_raises_ends_them_all_with_its_words():
+    assert trial("all_reduce", count=2, backend="none")["problem"].startswith("AssertionError: Unknown backend")
 
 
 def test_two_processes_sum_over_gloo_and_measure_their_bandwidth():
-    result = probes.together(2, "gloo", 60, megabytes=4)
-    assert not result.problem and result.value["bytes_per_second"] > 1e6
+    assert trial("all_reduce", count=2, backend="gloo", megabytes=4)["bytes_per_second"] > 1e6
 
 
-def test_steps_train_gpt2_in_fp32_and_half_precision_and_what_is_not_finite_is_a_problem():
-    result = probes.attempt(probes.training_step, [STEP | {"precision": "no", "compiled": False}], 120)
-    assert 0 < result.value["seconds"] <= result.value["first_seconds"] and 0 < result.value["loss"] < 7
-    half = SMALL | {"make": Bigram, "precision": "bf16", "compiled": False}
-    assert 0 < probes.attempt(probes.training_step, [half], 60).value["loss"] < 5
-    broken = SMALL | {"make": Broken, "compiled": False}
-    assert probes.attempt(probes.training_step, [broken], 60).problem.endswith("not finite")
+def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
+    found = probes.training_step(device="cpu", precision="bf16")
+    assert found["seconds"] > 0 and found["fp32_seconds"] > 0 and 0 < found["loss"] < 7
+    taken = {"bf16": [9.0, 1.0, 8.0, 2.0], "no": [9.0, 4.0, 4.0, 40.0]}
+    monkeypatch.setattr(
+        probes, "_steps", lambda device, precision, compiled: ((each, 1.0) for each in taken[precision])
+    )
+    monkeypatch.setattr(probes, "TURNS", 4)
+    found = probes.training_step(device="cpu", precision="bf16")
+    assert found == {
+        "first_seconds": 9.0,
+        "seconds": 2.0,
+        "fp32_seconds": 4.0,
+        "loss": 1.0,
+    }  # medians, the first left out
+
+
+def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
+    monkeypatch.setattr(probes, "tiny_model", lambda: Bigram(float("nan")))
+    with pytest.raises(RuntimeError, match="not finite"):
+        probes.training_step(device="cpu", precision="no")
 
 
 @pytest.mark.slow
-def test_a_compiled_step_is_really_compiled(tmp_path):
-    result = probes.attempt(probes.training_step, [STEP | {"precision": "no", "compiled": True}], 300)
-    assert not result.problem and result.value["first_seconds"] > 10 * result.value["seconds"]
+def test_a_compiled_step_is_really_compiled():
+    found = trial("training_step", device="cpu", precision="no", compiled=True)
+    assert found["first_seconds"] > 10 * found["seconds"]
 
 
 @pytest.mark.slow
-def test_without_a_compiler_the_compiled_step_fails_with_the_compilers_name():
-    result = probes.attempt(without_compiler, [SMALL | {"make": Bigram, "compiled": True}], 120)
-    assert "no-such-g++" in result.problem and "compiler" in result.problem.lower()
+def test_without_a_compiler_the_compiled_step_fails_with_the_compilers_name(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-g++")
+    problem = trial("training_step", device="cpu", precision="no", compiled=True)["problem"]
+    assert "no-such-g++" in problem and "compiler" in problem.lower()
 
 
 def test_a_disk_is_written_and_left_as_it_was(tmp_path):
-    assert probes.write_speed(tmp_path, 16) > 1e5 and not list(tmp_path.iterdir())
+    assert doctor.write_speed(tmp_path, 16) > 1e5 and not list(tmp_path.iterdir())
     with pytest.raises(OSError):
-        probes.write_speed(tmp_path / "none", 8)
+        doctor.write_speed(tmp_path / "none", 8)
 
 
 def test_addresses_answer_refuse_hang_or_are_not_there():
@@ -156,7 +143,7 @@ def test_addresses_answer_refuse_hang_or_are_not_there():
     try:
         url = f"http://127.0.0.1:{server.server_port}"
         dead, wrong = "http://127.0.0.1:9", "nonsense"
-        found = probes.reach([url, f"{url}/none", f"{url}/slow", dead, wrong], 2)
+        found = doctor.reach([url, f"{url}/none", f"{url}/slow", dead, wrong], 2)
     finally:
         over.set()
         server.shutdown()
@@ -165,18 +152,9 @@ def test_addresses_answer_refuse_hang_or_are_not_there():
     assert "timed out" in found[f"{url}/slow"] and found[dead] and "unknown url type" in found[wrong]
 
 
-def test_a_load_is_bounded_and_measures_its_rate():
-    readings = list(probes.load(["cpu"], 0.5, "bf16", size=64, interval=0.2))
-    assert 1 <= len(readings) <= 3
-    assert readings[-1]["cpu"]["flops_per_second"] > 0 and readings[-1]["cpu"]["watts"] is None
-    with pytest.raises(RuntimeError):
-        list(probes.load(["nothing"], 2, "bf16", size=64, interval=0.2))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no card")
-def test_a_card_attends_and_multiplies():
+def test_a_card_attends():
     precision = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp16"
-    result = probes.attempt(probes.attention, [{"device": "cuda", "precision": precision}], 120)
-    assert not result.problem and "math" in result.value and result.value["training"] in result.value
-    assert list(probes.load(["cuda:0"], 3, precision, interval=1.0))[-1]["cuda:0"]["flops_per_second"] > 1e12
+    found = trial("attention", device="cuda", precision=precision)
+    assert "math" in found and found["training"] in found

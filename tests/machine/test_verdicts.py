@@ -11,7 +11,7 @@ from pretrain.machine import cards, doctor, verdicts
 CU126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()  # noqa: SIM905
 CU128 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120".split()  # noqa: SIM905
 CU130 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_110 sm_120 compute_120".split()  # noqa: SIM905
-HERE = {"usable": 0, "driver": "580.95.05"}
+HERE = {"usable": 0, "driver": "580.95.05", "hidden": False}
 
 
 def test_a_check_is_one_line_with_its_remedy():
@@ -67,7 +67,7 @@ def test_the_drivers_list_is_read_and_noise_is_not(monkeypatch):
 
 def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_remedy_unless_they_are_hidden():
     def build(version="2.13.0+cpu", cuda=None, capability=(8, 9), **changes):
-        return verdicts.build(version, cuda, capability=capability, **HERE | changes)
+        return verdicts.build(version, cuda, first=capability, **HERE | changes)
 
     bad = build()
     assert bad.level == "error" and "CPU build" in bad.text
@@ -149,16 +149,15 @@ def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
 
 def test_a_compiler_that_fails_is_an_error_only_where_the_preset_compiles():
     missing = "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"
-    assert verdicts.compiled("", "fine", on_card=True) == verdicts.Check("compile", "ok", "fine")
-    cpu, card = (verdicts.compiled(missing, "", on_card=on_card) for on_card in (False, True))
+    cpu, card = (verdicts.compiled({"problem": missing}, on_card) for on_card in (False, True))
     assert cpu.level == "warning" and card.level == "error" and "g++" in cpu.remedy and "conservative" in card.remedy
-    assert "python3-dev" in verdicts.compiled("fatal error: Python.h: No such file", "", on_card=True).remedy
-    assert "g++" not in verdicts.compiled("no answer in 300 s", "", on_card=True).remedy
+    assert "python3-dev" in verdicts.compiled({"problem": "fatal error: Python.h: No such file"}, True).remedy
+    assert "g++" not in verdicts.compiled({"problem": "no answer in 300 s"}, True).remedy
 
 
 def test_an_all_reduce_that_hangs_between_cards_is_an_error_with_nccls_remedies():
-    good = verdicts.all_reduce("", backend="nccl", count=8, bytes_per_second=300e9)
+    good = verdicts.all_reduce({"bytes_per_second": 300e9}, "nccl", 8)
     assert good.level == "ok" and "300.00 GB/s" in good.text
-    hang = verdicts.all_reduce("no answer in 120 s", backend="nccl", count=8)
+    hang = verdicts.all_reduce({"problem": "no answer in 120 s"}, "nccl", 8)
     assert hang.level == "error" and "NCCL_P2P_DISABLE=1" in hang.remedy and "NCCL_DEBUG=INFO" in hang.remedy
-    assert verdicts.all_reduce("no answer", backend="gloo", count=2).level == "warning"
+    assert verdicts.all_reduce({"problem": "no answer"}, "gloo", 2).level == "warning"

@@ -22,7 +22,7 @@ from conftest import ROOT, fork
 
 import check_setup
 from benchmarks.runs import once
-from pretrain.machine import cards, doctor, forecast, probes, verdicts
+from pretrain.machine import cards, doctor, forecast, verdicts
 from pretrain.model.build import build
 from pretrain.recipe import keys, reading
 
@@ -100,6 +100,7 @@ def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch
     assert "/api/datasets/HuggingFaceFW/fineweb-edu" in asked
     assert found["login"]["text"].startswith("logged in") and "hf_secret" not in out + error
     assert not {"compile", "all-reduce", "disk speed"} & found.keys()
+    assert "...      bf16: is tried: at most 120 s\n" in error, "what is waited for"
     assert said["facts"]["fp32"]["seconds"] > 0 and said["facts"]["disk"]["checkpoint_bytes"] == 12 * 124_475_904
 
 
@@ -111,14 +112,20 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", url)
 
-    def levels(name: str | None) -> dict[str, str]:
-        found = check_setup.examine_network(recipe(dataset_name=name), True)
+    def levels(name: str | None, **changes) -> dict[str, str]:
+        found = check_setup.examine_network(recipe(dataset_name=name, **changes), True)
         return {check.name: check.level for check in found if check.level != verdicts.TRYING}
 
     assert levels("me/there") == {"hub": "ok", "data set me/there": "ok", "login": "ok"}
     assert levels("me/missing")["data set me/missing"] == "error"
     asked.clear()
     assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["/"]
+    asked.clear()
+    alone = {"tokenizer": "bpe", "hellaswag_steps": 0}
+    assert levels("python_stdlib", **alone) == {"hub": "ok", "login": "ok"} and not asked, "nothing needs the Hub"
+    for needed in ({"push_to_hub": True}, {"resume_from_checkpoint": "hub://a/b"}, {"data_files": ["hf://a/b/c"]}):
+        asked.clear()
+        assert levels("python_stdlib", **alone | needed)["hub"] == "ok" and asked == ["/"]
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert levels("me/there") == {"hub": "error", "login": "ok"}, "its shards are not here: training would stop"
     assert levels("python_stdlib")["hub"] == "warning"
@@ -153,22 +160,16 @@ def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
 def simulated(monkeypatch, mine: list[dict], preset: str, failing: str = "") -> dict[str, object]:
     """Verdicts of the trials on pretended cards; ``failing``: the one that hangs."""
 
-    def attempt(work, arguments, seconds):
-        name = f"{work.__name__} {arguments[0].get('compiled', '')}".strip()
-        if name == failing:
-            return probes.Result({}, f"no answer in {seconds} s")
-        step = {"first_seconds": 30.0, "seconds": 0.01, "loss": 1.0}
+    def attempt(command, seconds):
+        name, given = command[-2], json.loads(command[-1])
+        if f"{name} {given.get('compiled', '')}".strip() == failing:
+            return {"problem": f"no answer in {seconds} s"}
+        step = {"first_seconds": 30.0, "seconds": 0.01, "fp32_seconds": 0.03, "loss": 1.0}
         kernels = {"cudnn": 1e-3, "math": 4e-3, "training": "cudnn" if mine[0]["capability"] > (8, 0) else "math"}
-        values = {"attention": kernels, "tf32": {"fp32": 1e13, "tf32": 4e13}}
-        return probes.Result(values.get(name, step))
+        rate = {"bytes_per_second": 1e10}
+        return {"attention": kernels, "tf32": {"fp32": 1e13, "tf32": 4e13}, "all_reduce": rate}.get(name, step)
 
-    def together(count, backend, seconds, megabytes):
-        if failing == "all_reduce":
-            return probes.Result({}, f"no answer in {seconds} s")
-        return probes.Result({"bytes_per_second": 1e10})
-
-    monkeypatch.setattr(probes, "attempt", attempt)
-    monkeypatch.setattr(probes, "together", together)
+    monkeypatch.setattr(doctor, "attempt", attempt)
     return {check.name: check for check in doctor.examine_trials(mine, preset, False, {})}
 
 
@@ -178,6 +179,8 @@ def test_every_trial_of_cards_has_its_line(monkeypatch):
     assert found.keys() == {"fp32", "bf16", "attention", "TF32", "compile", "all-reduce"}
     assert "nccl, 2 processes: 10.00 GB/s" in found["all-reduce"].text
     assert "40.0 against 10.0 TFLOP/s" in found["TF32"].text
+    assert "10.0 ms on cuda, 3.00 times as fast as fp32" in found["bf16"].text
+    assert "compiled in 30 s, then 3.00 times as fast" in found["compile"].text
     assert "cudnn 1.00 ms, math 4.00 ms; training takes cudnn" in found["attention"].text
     old = simulated(monkeypatch, [{"name": "Tesla V100-SXM2-16GB", "capability": (7, 0)}], "v100")
     assert "fp16" in old and "bf16" not in old and "n/a" in old["TF32"].text and "gloo" in old["all-reduce"].text
@@ -185,17 +188,17 @@ def test_every_trial_of_cards_has_its_line(monkeypatch):
 
 def test_a_modern_card_whose_training_takes_a_slow_kernel_is_warned_of():
     slow = {"flash": 1e-3, "efficient": 2e-3, "training": "efficient"}
-    found = doctor.attention_verdict(probes.Result(slow), modern=True)
+    found = verdicts.attention(slow, modern=True)
     assert found.level == "warning" and "training takes efficient" in found.text
-    assert doctor.attention_verdict(probes.Result(slow), modern=False).level == "ok"
+    assert verdicts.attention(slow, modern=False).level == "ok"
     chosen_and_broken = {"flash": 1e-3, "training": "cudnn"}  # it is chosen, and does not run
-    assert doctor.attention_verdict(probes.Result(chosen_and_broken), modern=True).level == "warning"
+    assert verdicts.attention(chosen_and_broken, modern=True).level == "warning"
 
 
 @pytest.mark.parametrize(
     "failing, name, level",
     [
-        ("training_step False", "fp32", "error"),
+        ("training_step", "fp32", "error"),
         ("training_step True", "compile", "error"),
         ("attention", "attention", "warning"),
         ("tf32", "TF32", "warning"),
@@ -227,7 +230,6 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         (["--card", "t4", "--count", "0"], "--count 0: must be 1 or more"),
         (["--card", "t4", "--price_per_card_hour", "nan"], "--price_per_card_hour nan"),
         (["--card", "t4", "--price_per_hour", "2"], "--price_per_machine_hour P of all of them"),
-        (["--warm_up_seconds", "-1"], "--warm_up_seconds -1"),
         (["--all_cards", "--card", "t4"], "give one of them"),
         (["--card", "t4", "--count", "3"], "which 3 processes cannot share equally"),
         (["--estimate"], "no NVIDIA card; give --card, one of t4"),
@@ -364,20 +366,6 @@ def test_what_a_run_writes_is_counted():
     assert doctor.shard_bytes(recipe(vocab_size=100_000, limit_tokens=10**6)) == 4e6
     assert doctor.shard_bytes(recipe(data_dir="shards")) == 0
     assert doctor.shard_bytes(recipe(dataset_name="python_stdlib")) < 1e8
-
-
-def test_a_load_needs_a_card_and_tells_what_each_reaches(capsys, monkeypatch):
-    if not torch.cuda.is_available():
-        assert "no card" in called(capsys, "--warm_up_seconds", "5", expect=1)[1]
-    for name, value in (("is_available", True), ("device_count", 2)):
-        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: ("NVIDIA RTX A6000", "NVIDIA X")[i])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (8, 6))
-    read = {"flops_per_second": 77.4e12, "watts": 299.6, "celsius": None}
-    monkeypatch.setattr(probes, "load", lambda devices, seconds, precision: iter([dict.fromkeys(devices, read)]))
-    out, _ = called(capsys, "--warm_up_seconds", "5")
-    assert "cuda:0 NVIDIA RTX A6000: 77.4 TFLOP/s (50% of its peak), 300 W" in out
-    assert "cuda:1 NVIDIA X: 77.4 TFLOP/s (peak not known), 300 W" in out
 
 
 def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
@@ -554,7 +542,6 @@ def test_stop_finds_a_run_where_the_system_does_not_list_locks(hold, monkeypatch
         ("train", {"FLAGS": '--max_steps 3 --run_name "a b"'}, ["--max_steps", "3", "--run_name", "a b"]),
         ("ddp-train", {"RECIPE": "my recipes/$a.yaml"}, ["--recipe", "my recipes/$a.yaml"]),
         ("ddp-train", {"NGPUS": "3"}, ["--nproc_per_node", "3", "train.py"]),
-        ("gpu-hot", {"SECONDS": "5;id"}, ["--warm_up_seconds", "5;id"]),
     ],
 )
 def test_make_gives_a_value_on_as_one_word_and_flags_as_the_words_of_a_shell(
