@@ -478,11 +478,12 @@ def test_a_flag_of_another_trainer_is_answered_with_ours(tmp_path, words, answer
     assert all(answer in line for answer, line in zip(answers, caught.value.lines, strict=True))
 
 
-def test_no_flag_of_another_trainer_is_one_of_ours_and_their_tables_stand_on_the_page_of_knobs():
+def test_every_trainer_of_the_page_of_knobs_is_answered_and_no_flag_of_another_script_is_one_of_ours():
     page = (ROOT / "docs/knobs.md").read_text()
-    for trainer, table in others.TABLES.items():
-        assert table.strip("\n") in page, trainer
-    cells = [line.split("|")[1] for line in others.TABLES["other scripts"].splitlines() if line]
+    for flag, trainer in (("-pn", "llm.c"), ("--min_lr", "nanoGPT"), ("--optim", "Transformers' TrainingArguments")):
+        assert f"a flag of {trainer};" in others.answer(flag)
+    assert "a flag of Transformers' run_clm.py;" in others.answer("--train_file") and others.answer("--nobodys") is None
+    cells = [line.split("|")[1] for line in page.partition("## other scripts")[2].splitlines() if "|" in line]
     first = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert first and not first & set(keys.FIELDS)
 
