@@ -111,7 +111,7 @@ class Report:
             _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
-        self._trackers.sample(step, texts)
+        self._trackers.log(step, {"samples": texts})
 
     def draw(self, at_least: float = 0.0) -> None:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable
 from importlib import import_module
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
@@ -22,13 +21,14 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import one_line
 from pretrain.recipe import keys
+from pretrain.run import wandb_start
 
 log = logging.getLogger(__name__)
 
+# Those that are tested here; they show text, too.
 PINS = {"wandb": "wandb==0.31.0", "tensorboard": "tensorboard==2.21.0", "trackio": "trackio==0.43.0"}
 IDS = "trackers.json"
-INIT_SECONDS, FINISH_SECONDS, CALL_SECONDS = 20, 50, 60  # the first two are wandb's own limits
-EMPTY_BYTES = 7  # of a .wandb file
+CALL_SECONDS = 60
 
 
 def check(names: list[str]) -> None:
@@ -71,17 +71,15 @@ class Trackers:
             self.log(row["step"], row)
 
     def log(self, step: int, row: dict) -> None:
-        """Send a row of metrics.jsonl, with its ``tokens``, to each tracker that does not have it."""
+        """Send a row of metrics.jsonl to each tracker that does not have it.
+
+        Samples are a row too, ``{"samples": [(prompt, text), ...]}``, for those that show text.
+        """
         values, kind = {key: value for key, value in row.items() if key != "step" and value is not None}, _kind(row)
         for name, (tracker, held) in list(self._open.items()):
             if step > held.get(kind, -1) and (kind != "samples" or name in PINS):
                 held[kind] = step
                 self._try(name, _send, name, tracker, step, values, held)
-
-    def sample(self, step: int, rows: list[tuple[str, str]]) -> None:
-        """Send (prompt, text) pairs to each tracker that shows text."""
-        texts = (html.escape(prompt + text) for prompt, text in rows)
-        self.log(step, {"samples": "".join(f'<pre style="white-space: pre-wrap">{text}</pre>' for text in texts)})
 
     def close(self) -> None:
         """Let the trackers send what they have left."""
@@ -104,8 +102,10 @@ def _kind(row: dict) -> str:
 
 
 def _send(name: str, tracker: GeneralTracker, step: int, values: dict, held: dict[str, int]) -> None:
-    if "samples" in values and name != "tensorboard":
-        values = {"samples": import_module(name).Html(values["samples"])}
+    if samples := values.get("samples"):
+        texts = (html.escape(prompt + text) for prompt, text in samples)
+        page = "".join(f'<pre style="white-space: pre-wrap">{text}</pre>' for text in texts)  # is Markdown, too
+        values = {"samples": page if name == "tensorboard" else import_module(name).Html(page)}
     if name == "wandb":  # its own count of steps is left alone: it drops what comes out of order
         tracker.log({"step": step} | values)
         tracker.tracker.summary["held"] = held  # after the row, which may arrive later
@@ -119,7 +119,7 @@ def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, 
     about: dict[str, Any] = {"name": recipe.saving.name, "resume": "allow", "config": keys.public(recipe)}
     if name == "wandb":
         tracker = kind(project, id=run_id, tags=tuple(recipe.tracking.tags), dir=run_dir, **about)
-        return tracker, _start_wandb(tracker, run_dir, held)
+        return tracker, wandb_start.start(tracker, run_dir, held)
     if name == "tensorboard":  # without a config, which would be one more run in its list
         held = dict.fromkeys(held if (run_dir / name).is_dir() else (), first_step - 1)
         tracker = kind(name, run_dir, purge_step=first_step)  # what it has from there on is hidden, and sent again
@@ -137,34 +137,3 @@ def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, 
     if name not in PINS and not run_id:  # MLflow takes a config once
         tracker.store_init_configuration(about["config"])
     return tracker, held
-
-
-def _start_wandb(tracker: GeneralTracker, run_dir: Path, held: dict[str, int]) -> dict[str, int]:
-    import wandb
-
-    hidden = {"disable_code": True, "disable_git": True, "x_disable_meta": True}  # the last: command line and host
-    quiet = {"silent": True, "console": "off", "symlink": False, "x_save_requirements": False}
-    times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
-    mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
-    about, why = tracker.init_kwargs, f"as its settings ask (WANDB_MODE = {mode})"
-    about["settings"], earlier = wandb.Settings(**hidden, **quiet, **times), [*run_dir.glob("wandb/offline-*/*.wandb")]
-    try:
-        if mode == "online" and not wandb.login(prompt=False, verify=False):
-            mode, why = "offline", "for no login was found (wandb login)"
-        about["mode"] = mode
-        tracker.start()
-    except wandb.Error as error:
-        why, about["mode"] = f"for the server cannot be used ({one_line(error)})", "offline"
-        wandb.teardown()  # its process, which would report that the run's id is in use
-        tracker.start()
-    run = tracker.tracker
-    run.define_metric("*", step_metric="step")
-    for path in earlier:  # online, what they have is sent from metrics.jsonl; an empty one would fail the sync of all
-        if run.url or path.stat().st_size == EMPTY_BYTES:
-            path.with_suffix(".wandb.synced").touch()
-    if run.offline:
-        log.info(f"wandb: offline, {why}. To send the curves later: wandb sync {run_dir / 'wandb'}")
-    elif run.url:
-        log.info(f"wandb: {run.url}")
-        return dict(run.summary.get("held") or {})
-    return held

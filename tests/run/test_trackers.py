@@ -30,7 +30,7 @@ from conftest import ROOT, Done
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.recipe import keys, reading
-from pretrain.run import trackers
+from pretrain.run import trackers, wandb_start
 
 KEY, TOKEN = "0canary1" * 5, "hf_canaryCanaryCanary"
 SAMPLES = [("the ", "cat sat"), ("a *dog*", " ate\n```\n<b>")]
@@ -132,7 +132,7 @@ def train(run_dir: Path, name: str, first: int, last: int, *, killed: bool = Fal
         for step in range(first, last + 1):
             if step % 4 == 0:
                 report(step, "eval/loss")
-                tracker.sample(step, SAMPLES)
+                tracker.log(step, {"samples": SAMPLES})
             if step < last:
                 report(step + 1, "train/loss", "train/lr")
     if killed:
@@ -369,7 +369,7 @@ def test_wandb_without_a_login_asks_nothing_on_a_terminal_and_logs_so_once(run_d
     def body():
         tracker = begin(run_dir, "wandb")
         tracker.log(1, {"step": 1, "tokens": 8, "train/loss": 1.0})
-        tracker.sample(1, SAMPLES)
+        tracker.log(1, {"samples": SAMPLES})
         tracker.close()
 
     done = process(body, terminal=True)
@@ -383,12 +383,12 @@ def test_wandb_without_a_login_asks_nothing_on_a_terminal_and_logs_so_once(run_d
 @needs("wandb")
 @pytest.mark.parametrize("listens", [True, False])
 def test_wandb_without_an_answer_goes_offline_in_time(run_dir, monkeypatch, listens):
-    monkeypatch.setattr(trackers, "INIT_SECONDS", 1)
+    monkeypatch.setattr(wandb_start, "INIT_SECONDS", 1)
 
     def body():
         began = time.monotonic()
         tracker = begin(run_dir, "wandb")
-        assert time.monotonic() - began < trackers.INIT_SECONDS + 40  # of the default 90
+        assert time.monotonic() - began < wandb_start.INIT_SECONDS + 40  # of the default 90
         tracker.log(1, {"step": 1, "tokens": 8, "train/loss": 1.0})
         tracker.close()
 
@@ -406,7 +406,7 @@ def test_wandb_without_an_answer_goes_offline_in_time(run_dir, monkeypatch, list
 
 @needs("wandb")
 def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_server, monkeypatch):
-    monkeypatch.setattr(trackers, "FINISH_SECONDS", 1)
+    monkeypatch.setattr(wandb_start, "FINISH_SECONDS", 1)
 
     def body():
         tracker = begin(run_dir, "wandb")
@@ -421,7 +421,7 @@ def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_se
     done = process(body, **logged_in(wandb_server.url))
     assert done.returncode == 0, done.stdout
     logging, closing = map(float, re.search(r"took (\S+) (\S+)", done.stdout).groups())
-    assert logging < 30 and closing < trackers.FINISH_SECONDS + 30  # a wait a row would take 1,000 seconds and more
+    assert logging < 30 and closing < wandb_start.FINISH_SECONDS + 30  # a wait a row would take 1,000 seconds and more
     assert_no_canary(run_dir, done.stdout)
 
 
@@ -473,7 +473,7 @@ def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_
         both._open["tensorboard"][0].log = fail
         for step in (1, 2):
             both.log(step, {"step": step, "tokens": 8 * step, "train/loss": float(step)})
-            both.sample(step, SAMPLES)
+            both.log(step, {"samples": SAMPLES})
         both.close()
 
     done = process(body, HF_TOKEN=TOKEN)
