@@ -45,7 +45,10 @@ def start(tracker: GeneralTracker, run_dir: Path, held: dict[str, int]) -> dict[
         if run.url or path.stat().st_size <= HEADER_BYTES:
             path.with_suffix(".wandb.synced").touch()
     if run.offline:
-        log.info(f"wandb: offline, {why}. To send the curves later: wandb sync {run_dir / 'wandb'}")
+        each = (
+            f"for part in {run_dir / 'wandb'}/offline-*; do wandb sync $part; done"  # all at once end at a killed one
+        )
+        log.info(f"wandb: offline, {why}. To send the curves later: {each}")
     elif run.url:
         log.info(f"wandb: {run.url}")
         return dict(run.summary.get("held") or {})
