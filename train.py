@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     repo_id = None
     if trains:
         folder.refuse_foreign_run(recipe)
-        trackers.check(trackers.names_of(recipe.tracking), recipe.tracking.project_name)
+        trackers.check(recipe.tracking.names)
         repo_id = publisher.check(recipe)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file
     device = hardware.this_device()

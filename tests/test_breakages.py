@@ -343,6 +343,13 @@ BREAKAGES = [
         "tests/run/test_report.py::test_resume_drops_rows_past_the_checkpoint_and_evaluations_that_come_again",
     ),
     Breakage(
+        "pretrain/run/trackers.py",
+        "purge_step=first_step)",
+        "purge_step=None)",
+        "a killed and resumed run is one curve in TensorBoard",
+        "tests/run/test_trackers.py::test_tensorboard_has_one_curve_and_every_point_on_disk_when_killed",
+    ),
+    Breakage(
         "pretrain/base/stopping.py",
         "return 128 + int(self.signal or signal.SIGTERM)",
         "return 1",

@@ -19,7 +19,8 @@ from pretrain.base.foreign import redact
 
 ABSENT = dataclasses.MISSING
 Auto = Literal["auto"]
-TRACKERS = ("wandb", "tensorboard", "trackio")
+# Names of trackers: of Accelerate's classes (accelerate.tracking).
+TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 TRAINED_TOKENIZERS = ("bpe", "characters")  # trained on the text of the run
 # What a model that is trained on brings along.
 LLAMA_KEYS = ("num_key_value_heads", "intermediate_size", "tie_word_embeddings", "rope_theta")
@@ -261,9 +262,14 @@ class Machine:
 class Tracking:
     """Trackers, beside metrics.jsonl, which is always written."""
 
-    report_to: list[str] | None = run(None, "none, or some of wandb, tensorboard, trackio", choices=("none", *TRACKERS))
+    report_to: list[str] | None = run(None, "none, or some of the trackers", choices=("none", *TRACKERS))
     project_name: str = run("ursa-minor", "of the trackers")
     tags: list[str] = run((), "of the run in wandb, and of the model on the Hub")
+
+    @property
+    def names(self) -> list[str]:
+        """Which trackers a run reports to."""
+        return [name for name in dict.fromkeys(self.report_to or ()) if name != "none"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from pretrain.recipe.keys import (
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 LONG = 200  # characters of a value that a message shows
 TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
@@ -106,6 +107,8 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
         faults.append(f"stream_keep = consumed {deletes}. Use --stream_keep all")
     if "none" in (r.report_to or ()) and len(r.report_to) > 1:
         faults.append(f"report_to = {shown(r.report_to)}: none stands alone; leave it out, or the others")
+    if not PROJECT.fullmatch(r.project_name):
+        faults.append(f"project_name = {shown(r.project_name)}: letters, digits, _ . and - only, 1 to 128 of them")
     run_name = path.stem if r.run_name is None else r.run_name
     if not RUN_NAME.fullmatch(run_name):
         faults.append(f"run_name = {shown(run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64")

@@ -13,9 +13,10 @@ from pretrain.base.errors import BadInput, machine_fault
 from pretrain.base.layout import LOG, PARTIAL, STEP, clear_partial
 from pretrain.model import export
 from pretrain.recipe import keys, reading
-from pretrain.run import checkpoint, trackers
+from pretrain.run import checkpoint
 from pretrain.run.publisher import PENDING
 from pretrain.run.resume import begins_at
+from pretrain.run.trackers import IDS
 
 LOCK, MODEL_FOLDER = ".lock", "model"
 CONTENTS = {
@@ -78,7 +79,8 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         clear_partial(run_dir)
         clear_partial(recipe.saving.checkpoints)
         if not holds_results(recipe.saving) and not _is_of(run_dir / "recipe.yaml", recipe):
-            trackers.forget(run_dir)
+            for name in (IDS, "tensorboard"):  # new curves: those are another run's
+                files.remove(run_dir / name)
         files.write_text(run_dir / "recipe.yaml", keys.as_yaml(recipe))
         console.keep_in(run_dir / LOG)
         accelerator.wait_for_everyone()

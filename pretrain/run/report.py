@@ -58,7 +58,8 @@ class Report:
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
         files.write_text(self._samples_path, _samples_before(self._samples_path, state.step))
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
-        self._trackers = Trackers(recipe, ids=state.trackers, rows=rows)
+        sent = [row for _, row in lines if row is not None]
+        self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=rows, sent=sent)
         state.trackers = self._trackers.ids
         self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
         self._draws = find_spec("matplotlib") is not None
@@ -110,7 +111,7 @@ class Report:
             _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
-        self._trackers.sample(step, texts)
+        self._trackers.log(step, {"samples": texts})
 
     def draw(self, at_least: float = 0.0) -> None:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
