@@ -70,7 +70,7 @@ PROVING = (
     "token access_token refresh_token id_token auth_token api_key apikey api-key key-pair-id policy signature sig sign "
     "x-amz-signature x-amz-credential x-amz-security-token x-goog-signature x-goog-credential awsaccesskeyid auth "
     "authorization jwt password passwd pwd secret client_secret session sessionid hmac hdnts"
-).split()
+).split()  # noqa: SIM905
 TARGETS = [
     f"{before}/a/x.csv?{first}{way(name)}={QUERY}{after}"
     for name in PROVING
@@ -416,8 +416,9 @@ def through(door: str, words: list[str]) -> Callable[[Path], str | None]:
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Each source eight times, each time with other faults; by fours, so that every fourth case meets each source; then all words
-    through each door.
+    """Each source eight times, each time with other faults; by fours, so that every fourth case meets each source.
+
+    Then all words through each door.
     """
     whole, _ = damage.finished(base, shared)
     with HubServer() as hub:
