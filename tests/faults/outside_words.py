@@ -66,11 +66,10 @@ URLS = [
     f"https://h/a,https://{LOGIN}h/b",
     f"//{LOGIN}h/x?{SIGNED}",
 ]
-PROVING = (
-    "token access_token refresh_token id_token auth_token api_key apikey api-key key-pair-id policy signature sig sign "
-    "x-amz-signature x-amz-credential x-amz-security-token x-goog-signature x-goog-credential awsaccesskeyid auth "
-    "authorization jwt password passwd pwd secret client_secret session sessionid hmac hdnts"
-).split()  # noqa: SIM905
+PROVING = ("token", "access_token", "refresh_token", "id_token", "auth_token", "api_key", "apikey", "api-key", "auth")
+PROVING += ("key-pair-id", "policy", "signature", "sig", "sign", "x-amz-signature", "x-amz-credential", "hmac", "hdnts")
+PROVING += ("x-amz-security-token", "x-goog-signature", "x-goog-credential", "awsaccesskeyid", "authorization", "jwt")
+PROVING += ("password", "passwd", "pwd", "secret", "client_secret", "session", "sessionid")
 TARGETS = [
     f"{before}/a/x.csv?{first}{way(name)}={QUERY}{after}"
     for name in PROVING

@@ -152,7 +152,8 @@ class _Trainer:
         state = types.SimpleNamespace(global_step=0, max_steps=max(1, self.args.max_steps))
         for report in self.callbacks:
             report.on_train_begin(self.args, state, None)
-        for state.global_step in range(1, state.max_steps + 1):
+        for step in range(1, state.max_steps + 1):
+            state.global_step = step
             prompts = self.rows["prompt"][:2]
             completions = ["a" if isinstance(one, str) else [{"role": "assistant", "content": "a"}] for one in prompts]
             values = [value for reward in self.rewards for value in reward(prompts=prompts, completions=completions)]
