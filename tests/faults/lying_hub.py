@@ -197,7 +197,8 @@ def _lasting(base: Path, tree: dict, fault: dict, pending: Path | None, tag: boo
             server.faults.clear()
             if not server.requests:
                 raise RuntimeError(f"the Hub met no request: {done.stderr[-300:]}")
-            if why := commands.fault_of(done, ID, "hub://", "runs/tiny", "push"):
+            stated = pending and done.code == 1 and "It waits in runs/tiny/hub" in done.stderr
+            if why := commands.fault_of(done, ID, "hub://", "") if not stated or "Traceback" in done.stderr else None:
                 return why if done.code != 0 else "success, without the Hub"
             if pending and sorted((folder / "runs/tiny/hub").glob("step-*")) != before:
                 return "what waited to be pushed is gone"
