@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -63,6 +64,9 @@ class _Cleaned:
     def write(self, text: str) -> int:
         self.stream.write(foreign.clean(text))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

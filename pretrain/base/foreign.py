@@ -14,7 +14,7 @@ import threading
 import traceback
 import warnings
 from typing import Any
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 # Parameters that prove who may read, not what is read, without - and _ and in small letters. The last ones are Azure's,
 # which mean that only beside a sig.
@@ -27,7 +27,10 @@ PROOFS = (
 PROOF_PREFIXES = ("xamz", "xgoog", "xoss", "qsign", "qak", "qkeytime", "qheaderlist", "qurlparamlist")
 BESIDE_SIG = "sv ss srt sp se st spr sip si sr skoid sktid skt ske sks skv sdd scid saoid suoid"
 # Schemes are short: one long word is searched in no time. Up to white space or what ends a URL in a sentence or in quotes.
-URL = re.compile(r"[a-z][a-z0-9+.-]{0,30}:(?://|\\/\\/)[^\s\"<>]*[^\s\"<>.,:;!?'`)\]}]", re.IGNORECASE)
+SCHEME, REST = r"[a-z][a-z0-9+.-]{0,30}", r"[^\s\"<>]*[^\s\"<>.,:;!?'`)\]}]"
+URL = re.compile(rf"{SCHEME}:(?:\\*/){{2}}{REST}", re.IGNORECASE)  # JSON and repr escape its slashes
+ENCODED = re.compile(rf"{SCHEME}%3a%2f%2f{REST}", re.IGNORECASE)
+USER = re.compile(r"(?<!hf:)(?<!hub:)//[^\s/\"'<>]+@")  # of a URL without a scheme, or in another's path
 # What a request asks a host for, which some clients name without the host.
 TARGET = re.compile(r"(?<![\w/:.])(/[^\s\"'<>?#]*)\?([^\s\"'<>()]*)")
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@\[\]\\]*)(:\d*)?", re.IGNORECASE)
@@ -35,7 +38,11 @@ ILLEGAL = re.compile(r"[\s\"<>\\^`{|}\x00-\x20\x7f]")
 HIDDEN = "redacted"
 HIDDEN_QUERY = re.compile(rf"{HIDDEN}(=[0-9a-f]{{12}})?")
 NO_USERS = ("hf", "hub")  # what stands before an @ there is a repository
-LOGIN = re.compile(r"\bhf_[\w.-]{20,}|(?<=authorization)(\W{1,6}(?:basic|bearer)\s+)[^\s'\"]+", re.IGNORECASE)
+LOGIN = re.compile(
+    r"\bhf_[\w.-]{20,}|(?<=authorization)(\W{1,4}b?\W{0,4}(?:basic|bearer|digest|token)\s+)[^\s'\"]+"
+    r"|(?<=cookie)(['\"]?\s*[:,]\s*b?['\"]?)[^\s'\"=;]+=[^'\"\n]*",
+    re.IGNORECASE,
+)
 SECRET_NAMES = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|SERVER_URL)$")  # of variables of the environment
 SHORTEST_SECRET = 8  # characters; a shorter value, such as true, stands in many a sentence
 # What a terminal obeys and what turns the order of letters around: all but newline and tab.
@@ -63,10 +70,12 @@ def one_line(text: object) -> str:
 
 def redact(text: str) -> str:
     """Return a text with each URL in it redacted, and without a login and the secrets of the environment."""
-    text = URL.sub(lambda match: redact_url(match[0].replace("\\/", "/")), text)
+    text = URL.sub(lambda match: redact_url(re.sub(r"\\+/", "/", match[0])), text)
+    text = ENCODED.sub(lambda match: redact_url(unquote(match[0])), text)
+    text = USER.sub(f"//{HIDDEN}@", text)
     text = TARGET.sub(lambda match: match[0] if _is_harmless(match[2]) else match[1] + _hidden(match[2]), text)
-    text = LOGIN.sub(lambda match: f"{match[1] or ''}{HIDDEN}", text)
-    for name, value in os.environ.items():
+    text = LOGIN.sub(lambda match: f"{match[1] or match[2] or ''}{HIDDEN}", text)
+    for name, value in sorted(os.environ.items(), key=lambda one: -len(one[1])):  # one may begin with another
         if len(value) >= SHORTEST_SECRET and SECRET_NAMES.search(name):
             text = text.replace(value, f"({name})")
     return text

@@ -144,6 +144,6 @@ def test_what_others_print_is_made_safe_to_show(capsys, monkeypatch):
         monkeypatch.setattr(sys, name, getattr(sys, name))  # put back at the end
     console.clean_prints()
     print("\x1bc reset", flush=True)
-    print("https://host/a?token=abc \u202e", file=sys.stderr)
+    sys.stderr.writelines(["https://host/a?token=abc", " \u202e\n"])
     assert not sys.stdout.isatty() and sys.stdout.encoding.lower() == "utf-8"
     assert capsys.readouterr() == ("\\x1bc reset\n", "https://host/a?redacted \\u202e\n")

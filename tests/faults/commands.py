@@ -3,6 +3,7 @@
 The driver itself imports nothing of the product, so that an older tree can be attacked and judged by the same rules.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import importlib
@@ -12,6 +13,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -88,6 +90,7 @@ class Started:
     Args:
         hasty: waits take a hundredth of their time, and the clock jumps on as if they had taken all of it.
         file_bytes: the size at which a file's growth fails.
+        typed: the standard input, and the encoding and errors that a locale gives it.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Started:
         ranks: int = 1,
         hasty: bool = False,
         file_bytes: int = 0,
+        typed: tuple[bytes, str, str] = (b"", "utf-8", "strict"),
     ):
         self.out, self.err = printed_by(cwd)
         several = [{}]
@@ -111,7 +115,17 @@ class Started:
         self.processes = [
             _context().Process(
                 target=_main,
-                args=(script, list(flags), cwd, dict(environment or {}) | own, self.out, self.err, hasty, file_bytes),
+                args=(
+                    script,
+                    list(flags),
+                    cwd,
+                    dict(environment or {}) | own,
+                    self.out,
+                    self.err,
+                    hasty,
+                    file_bytes,
+                    typed,
+                ),
             )
             for own in several
         ]
@@ -313,7 +327,15 @@ def attack_tree(tree: Path) -> None:
 
 
 def _main(
-    script: str, flags: list[str], cwd: Path, environment: dict, out: Path, err: Path, hasty: bool, file_bytes: int
+    script: str,
+    flags: list[str],
+    cwd: Path,
+    environment: dict,
+    out: Path,
+    err: Path,
+    hasty: bool,
+    file_bytes: int,
+    typed: tuple[bytes, str, str],
 ) -> None:
     """Be a command, in a fork: the script's ``main`` with these flags."""
     code = 70
@@ -322,6 +344,13 @@ def _main(
         os.chdir(cwd)
         os.environ.update(environment)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if typed[0]:
+            with tempfile.TemporaryFile() as file:
+                file.write(typed[0])
+                file.flush()
+                os.dup2(file.fileno(), 0)
+            os.lseek(0, 0, os.SEEK_SET)
+            sys.stdin = open(0, encoding=typed[1], errors=typed[2], closefd=False)  # noqa: SIM115
         for number, path in ((1, out), (2, err)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
@@ -359,11 +388,42 @@ def turn_hub_client() -> None:
 
 
 def hurry() -> None:
-    """Let waits take a hundredth of their time, and the clock jump on as if they had taken all of it."""
+    """Let waits take a hundredth of their time, and the clock jump on as if they had taken all of it.
+
+    Of a silent server the time-outs that clients were given take a twentieth; where none was given, a wait has no end.
+    """
     sleep, monotonic, jumped = time.sleep, time.monotonic, [0.0]
+    later, plain = asyncio.BaseEventLoop.call_later, socket.socket.__base__
 
     def hasty_sleep(seconds: float) -> None:
         sleep(seconds / 100)
         jumped[0] += seconds * 0.99
 
+    def shortened(seconds: float | None) -> float | None:
+        return seconds and min(seconds, max(LEAST_TIMEOUT, seconds / 20))
+
+    def settimeout(self, seconds: float | None) -> None:
+        plain.settimeout(self, shortened(seconds))
+        _GIVEN[self.fileno()] = seconds or 0.0
+
+    def recv(self, *how) -> bytes:
+        try:
+            return plain.recv(self, *how)
+        except TimeoutError:
+            jumped[0] += _GIVEN.get(self.fileno(), 0.0)
+            raise
+
+    def call_later(self, seconds: float, call, *args, **more):
+        def due(*those):
+            jumped[0] += max(0.0, seconds - (shortened(seconds) or 0.0))
+            call(*those)
+
+        return later(self, shortened(seconds), due, *args, **more)
+
     time.sleep, time.monotonic = hasty_sleep, lambda: monotonic() + jumped[0]
+    socket.socket.settimeout, socket.socket.recv = settimeout, recv
+    asyncio.BaseEventLoop.call_later = call_later
+
+
+LEAST_TIMEOUT = 3.0  # seconds: a busy machine answers within
+_GIVEN: dict[int, float] = {}  # the time-outs of open connections

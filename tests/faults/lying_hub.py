@@ -6,6 +6,7 @@ holds what a push without a fault has brought there.
 
 import hashlib
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,29 @@ FAULTS = {
     "429": {"status": 429, "times": 2, "headers": {"Retry-After": "3"}},
     "drop": {"kind": "drop", "times": 2},
     "lose": {"kind": "lose", "times": 1},
+}
+LASTING = {
+    "503": {"status": 503},
+    "429": {"status": 429},
+    "429 with Retry-After": {"status": 429, "headers": {"Retry-After": "7"}},
+    "429 with a Retry-After of days": {"status": 429, "headers": {"Retry-After": "999999"}},
+    "resets": {"kind": "drop"},
+    "silence": {"kind": "hang"},
+    "empty answers": {"kind": "say", "message": ""},
+    "answers of another kind": {"kind": "say", "message": "[]"},
+    "HTML": {"kind": "say", "message": "<html>log in</html>", "headers": {"Content-Type": "text/html"}},
+}
+# What of a push's files is there, as a pattern, and what the start has to be: refused with that word, or a new run.
+HALVES = {
+    "nothing": (r"(?!)", None),
+    "a model only": (r"[^/]+", "no full checkpoint"),
+    "a model without weights": (r"config\.json", None),
+    "a checkpoint's manifest only": (r".*/manifest\.json", ""),
+    "a checkpoint without its model": (r"(?!.*step-\d+/model\.safetensors).*", ""),
+    "a checkpoint without its optimizer": (r"(?!.*optimizer\.safetensors).*", ""),
+    "a checkpoint without its state": (r"(?!.*state\.json).*", ""),
+    "a checkpoint without its manifest": (r"(?!.*manifest\.json).*", "no full checkpoint"),
+    "a checkpoint without metrics.jsonl": (r"(?!metrics\.jsonl).*", "well"),
 }
 PUSHES = ("--push_to_hub", "true", "--hub_model_id", ID, "--hub_strategy", "all_checkpoints")
 
@@ -88,6 +112,12 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
             return None
 
         yield f"the repository ignores {ignored}", hit
+    for title, fault in LASTING.items():
+        yield f"a run goes on from the Hub: {title} for good", _lasting(base, tree, fault, pending=None)
+        yield f"a tag, from the start: {title} for good", _lasting(base, tree, fault, pending=None, tag=True)
+        yield f"--push_pending: {title} for good", _lasting(base, tree, fault, pending=_waiting(base, shared))
+    for title, (names, said) in HALVES.items():
+        yield f"the repository holds {title}", _half(base, tree, names, said)
     for number in range(20):
         name = rng.choice([path for path in tree if path.startswith("checkpoints/")])
         how, seed = ("bit", "cut", "gone", "503", "other size")[number % 5], rng.random()
@@ -133,3 +163,66 @@ def _run(folder: Path, server: HubServer, *command: str) -> commands.Done:
 
 def _weights(server: HubServer) -> dict[str, bytes]:
     return {name: data for name, data in server.files(ID).items() if name.endswith((".safetensors", "config.json"))}
+
+
+def _waiting(base: Path, shared: Path) -> Path:
+    """Return a folder with a run whose pushes wait on disk."""
+    folder = shared / "waiting"
+    if not folder.exists():
+        folder.mkdir()
+        commands.copy(base, folder)
+        with HubServer() as server:
+            server.faults.append(Fault("POST .*/commit/", status=403, times=10**9))
+            done = _train(folder, server)
+        if done.code != 0 or not list((folder / "runs/tiny/hub").glob("step-*")):
+            raise RuntimeError(f"no push waits: {done.stderr}")
+    return folder
+
+
+def _on_hub(server: HubServer, files: dict[str, bytes]) -> None:
+    server.make(ID).commit("by a run", dict(files))
+    server.objects |= {hashlib.sha256(data).hexdigest(): data for data in files.values()}
+
+
+def _lasting(base: Path, tree: dict, fault: dict, pending: Path | None, tag: bool = False) -> Callable:
+    def hit(folder: Path) -> str | None:
+        commands.copy(pending or base, folder)
+        with HubServer() as server:
+            _on_hub(server, {} if pending else tree)
+            server.faults.append(Fault("", times=10**9, **fault))
+            address = f"hub://{ID}" + "@step-00000006" * tag
+            resumed = (*damage.TRAIN, "--resume_from_checkpoint", address)
+            before = sorted((folder / "runs/tiny/hub").glob("step-*"))
+            done = _run(folder, server, *(("train.py", "--push_pending", "runs/tiny") if pending else resumed))
+            server.faults.clear()
+            if not server.requests:
+                raise RuntimeError(f"the Hub met no request: {done.stderr[-300:]}")
+            stated = pending and done.code == 1 and "It waits in runs/tiny/hub" in done.stderr
+            if why := commands.fault_of(done, ID, "hub://", "") if not stated or "Traceback" in done.stderr else None:
+                return why if done.code != 0 else "success, without the Hub"
+            if pending and sorted((folder / "runs/tiny/hub").glob("step-*")) != before:
+                return "what waited to be pushed is gone"
+        return None
+
+    return hit
+
+
+def _half(base: Path, tree: dict, names: str, said: str | None) -> Callable:
+    """``said``: None: a run begins; "well": it is resumed; else it is refused with a line that holds this."""
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(base, folder)
+        with HubServer() as server:
+            _on_hub(server, {name: data for name, data in tree.items() if re.fullmatch(names, name)})
+            for number in range(2):  # the second start finds what the first has left
+                done = _run(folder, server, *damage.TRAIN, "--resume_from_checkpoint", f"hub://{ID}")
+                if said in (None, "well"):
+                    if done.code != 0:
+                        return f"start {number + 1} ends with {done.code}: {done.stderr[-300:]}"
+                elif why := commands.fault_of(done, ID) or (
+                    said not in done.stderr and f"not {said}: {done.errors[0]}"
+                ):
+                    return why if done.code != 0 else "a run begins, or goes on from half a checkpoint"
+        return None
+
+    return hit

@@ -5,7 +5,9 @@ versions mixed, where a file changes between two starts.
 """
 
 import json
+import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +15,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import commands
+import damage
+import data_files
 import lying_server
+import numpy
+import outside_words
 from lying_server import LyingServer
 
 NAME = "me/corpus"
-SECONDS = 6 * commands.SECONDS  # a silent server is waited for in full: sockets know of no haste
+SECONDS = 2 * commands.SECONDS  # a silent server is waited for some times
 KINDS = (".parquet", ".jsonl", ".csv")
 PAGE = b"<!DOCTYPE html><html><body>log in</body></html>"
 AFTER = ("\u00b2", "-1", "1e400", "nan", "soon", "9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 99 Foo 2026", "")
@@ -50,6 +56,23 @@ ABOUT = {
     "siblings are numbers": lambda about: about.update(siblings=[1, 2]),
 }
 DATA = f"hf://datasets/{NAME}/files/*"  # of one kind
+
+# What the Hub is asked for, by which command, and what of it there is to fail.
+USES = {
+    "a file": (("prepare_data.py", "--data_files", f"hf://datasets/{NAME}/data/*.jsonl"), NAME),
+    "a data set": (("prepare_data.py", "--data_files", "null", "--dataset_name", NAME), NAME),
+    "token files": (
+        ("prepare_data.py", "--data_files", "null", "--data_dir", "hf://datasets/me/tokens/tokens"),
+        "me/tokens",
+    ),
+    "a tokenizer": (("prepare_data.py", "--tokenizer", "me/model"), "me/model"),
+    "a model": (("train.py", "--init_from", "me/model", "--max_steps", "3", "--warmup_steps", "1"), "me/model"),
+    "HellaSwag": (("train.py", "--hellaswag_steps", "3", "--max_steps", "3", "--warmup_steps", "1"), "HellaSwag"),
+    "a text by URL": (("prepare_data.py", "--data_files", "{}/files/a.txt"), "a.txt"),
+    "rows by URL": (("prepare_data.py", "--data_files", "{}/files/a.jsonl"), "a.jsonl"),
+}
+LASTING = ("503", "429", "429:7", "reset", "silent", "lie", "[]", "drip")
+PASSING = ("503", "429:7", "reset", "garbled")
 
 
 class _Hub(lying_server._Liar):
@@ -142,7 +165,18 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
             yield f"{where}: {fault}, then well", _case(rng, fault=(where, fault, 2), well=True)
         for fault in ("404", "403", "reset", "garbled", "loop"):
             yield f"{where}: {fault} for good", _case(rng, fault=(where, fault, 10**9), well=False)
+    model = damage.finished(base, shared)[0] / damage.RUN / "model"
+    for use in USES:
+        for fault in LASTING:
+            yield f"{use}: {fault} for good", _used(model, use, fault, 10**9)
+        for fault in PASSING:
+            yield f"{use}: {fault}, then well", _used(model, use, fault, 2)
     for kind in KINDS:
+        for mark in ("ETag", "Last-Modified", "") if kind != ".parquet" else ():  # whose sizes differ
+            yield (
+                f"{kind}: of equal size, another after a kill, marked by {mark or 'its size'}",
+                _replaced(rng, kind, mark),
+            )
         yield f"{kind}: changes between starts, sha is null", _changing(rng, kind, _about("sha is null"))
         yield f"{kind}: changes between starts, the first commit is gone", _changing(rng, kind, None)
 
@@ -214,8 +248,93 @@ def _serve(folder: Path, kind: str, dice: random.Random, rows: int = 60) -> tupl
     return wanted
 
 
-def _start(folder: Path, server: LyingHub, kind: str) -> commands.Started:
+def _environment(folder: Path, server: LyingHub) -> dict[str, str]:
     environment = {"HF_ENDPOINT": server.url, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "0"}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return environment | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def _start(folder: Path, server: LyingHub, kind: str) -> commands.Started:
+    environment = _environment(folder, server)
     flags = ("--recipe", "tiny.yaml", "--shard_tokens", "600", "--data_files", DATA + kind)
     return commands.Started("prepare_data.py", *flags, cwd=folder, environment=environment, hasty=True)
+
+
+def _used(model: Path, use: str, fault: str, times: int) -> Callable[[Path], str | None]:
+    def hit(folder: Path) -> str | None:
+        commands.copy(folder.parents[1] / "base", folder)
+        served, (words, culprit) = folder / "served", USES[use]
+        outside_words.serve(served, model)
+        with LyingHub(served) as server:
+            server.meet("", fault, times)
+            (script, *flags), how = [word.format(server.url) for word in words], _environment(folder, server)
+            done = commands.run(
+                script, "--recipe", "tiny.yaml", *flags, cwd=folder, seconds=SECONDS, hasty=True, environment=how
+            )
+            if not server.asked:
+                raise RuntimeError(f"the server met no request: {done.stderr[-300:]}")
+        if times < 100:
+            return (
+                None
+                if done.code == 0
+                else f"a fault that passes ends it: {(done.errors or [done.stderr[-300:]])[0][:300]}"
+            )
+        if done.code == 0:
+            return "success, without what was asked for"
+        return commands.fault_of(done, culprit, NAME, "hellaswag")
+
+    return hit
+
+
+def _replaced(rng: random.Random, kind: str, mark: str) -> Callable[[Path], str | None]:
+    """The file is another one of the same size where a killed reading goes on: never some rows of each."""
+    seed = rng.random()
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(folder.parents[1] / "base", folder)
+        texts = [[f"{letter}{i:04} " + commands.text(i, 40) for i in range(900)] for letter in "ab"]
+        (folder / "served" / "files").mkdir(parents=True)
+        path = folder / "served" / "files" / f"one{kind}"
+        data = [data_files.FORMATS[kind][0](rows) for rows in texts]
+        if len(data[0]) != len(data[1]):
+            raise RuntimeError("the two files differ in size")
+        with LyingServer(folder / "served") as server:
+            server.marks = (mark,) if mark else ()
+            words = (
+                "--recipe",
+                "tiny.yaml",
+                "--shard_tokens",
+                "600",
+                "--data_files",
+                f"{server.url}/files/{path.name}",
+            )
+            path.write_bytes(data[0])
+            started = commands.Started("prepare_data.py", *words, cwd=folder, hasty=True)
+            want = 1 + int(seed * 4)
+            while commands.alive(started.pids[0]) and len(list((folder / "data").rglob("train_*.bin"))) < want:
+                time.sleep(0.005)
+            started.kill()
+            first = started.wait()
+            path.write_bytes(data[1])
+            os.utime(path, (10**9, 10**9 + 5))
+            done = commands.run("prepare_data.py", *words, cwd=folder, hasty=True)
+        if done.code != 0:
+            return commands.fault_of(done, path.name)
+        if first.code == 0 or not mark:  # it had ended; or nothing states that it is another one
+            return None
+        found = _words_of(folder)
+        return f"rows of both files: {found}" if len(found) > 1 else None
+
+    return hit
+
+
+def _words_of(folder: Path) -> set[str]:
+    """Return by which letters the numbered rows of the shards begin."""
+    import tokenizers
+
+    (place,) = (path.parent for path in (folder / "data").glob("*/manifest.json"))
+    coder = tokenizers.Tokenizer.from_file(str(folder / "tok" / "tokenizer.json"))
+    found = set()
+    for path in place.glob("*.bin"):
+        ids = numpy.frombuffer(path.read_bytes()[1024:], dtype=numpy.uint16)
+        found |= set(re.findall(r"\b([ab])\d{4} ", coder.decode(ids.tolist(), skip_special_tokens=False)))
+    return found

@@ -32,6 +32,79 @@ SECRETS = (USER, PASSWORD, QUERY, LINK, "canarytoken", "canarykey")
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 KINDS = ("cut", "cut", "half", "error", "error", "redirect", "redirect", "page")
 TEXTS = [f"{commands.text(i, 40)} {ESCAPE}" for i in range(40)]
+# Every word that must not come through any of words_child's DOORS as it is: nothing of SECRETS, nothing of CONTROL.
+STEERING = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))]
+STEERING += [chr(code) for code in (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))]
+URLS = [
+    *(f"{scheme}://{LOGIN}h/x?{SIGNED}" for scheme in ("http", "https", "HTTPS", "hTTp", "s3", "ftp", "git+https")),
+    *(
+        f"https://{LOGIN}{host}/x?a=1&{SIGNED}"
+        for host in ("h:8443", "[::1]", "[fe80::1]:80", "127.0.0.1:1", "H.EXAMPLE")
+    ),
+    f"redis://:{PASSWORD}@h:6379/0",
+    f"https://{PASSWORD}@h/x",
+    f"https://{USER}:a%40{PASSWORD}@h/x",
+    f"https://{USER}:a@{PASSWORD}@h/x",
+    f"https://{USER}:a/{PASSWORD}@h/x",
+    f"https://{USER}:a:{PASSWORD}@h/x",
+    f"https://{LOGIN}h",
+    f"https://{LOGIN}h?{QUERY}",
+    f"https://h/x?{QUERY}",
+    f"https://h/x#access_token={QUERY}",
+    f"https://h/x?v=1#{QUERY}",
+    f"https://h/x?v=1&tok%65n={QUERY}",
+    f"https://h/x?next=https%3A%2F%2F{USER}%3A{PASSWORD}%40h%2Fx%3Ftoken%3D{QUERY}",
+    f"https://h/x?a=1;token={QUERY}",
+    f"https://h/x?a[]=1&token={QUERY}",
+    f"HTTPS://H/X?TOKEN={QUERY}",
+    rf"https:\/\/{LOGIN}h\/x?{SIGNED}",
+    rf"HTTPS:\/\/{LOGIN}h:1\/x?v=1&token={QUERY}",
+    f"https%3A%2F%2F{USER}%3A{PASSWORD}%40h%2Fx%3Ftoken%3D{QUERY}",
+    f"https%3a%2f%2f{USER}%3a{PASSWORD}%40h%2fx%3fv%3d1%26token%3d{QUERY}",
+    f"https://p/https%3A%2F%2F{USER}%3A{PASSWORD}%40h%2Fx",
+    f"https://p/https://{LOGIN}h/x?{SIGNED}",
+    f"https://h/a,https://{LOGIN}h/b",
+    f"//{LOGIN}h/x?{SIGNED}",
+]
+PROVING = ("token", "access_token", "refresh_token", "id_token", "auth_token", "api_key", "apikey", "api-key", "auth")
+PROVING += ("key-pair-id", "policy", "signature", "sig", "sign", "x-amz-signature", "x-amz-credential", "hmac", "hdnts")
+PROVING += ("x-amz-security-token", "x-goog-signature", "x-goog-credential", "awsaccesskeyid", "authorization", "jwt")
+PROVING += ("password", "passwd", "pwd", "secret", "client_secret", "session", "sessionid")
+TARGETS = [
+    f"{before}/a/x.csv?{first}{way(name)}={QUERY}{after}"
+    for name in PROVING
+    for way in (str.lower, str.upper, str.title)
+    for before, first, after in (("url: ", "", " (Caused by E())"), ('"GET ', "v=1&", '&w=2 HTTP/1.1" 403 0'))
+]
+TARGETS += [f"('/x?Policy={QUERY}~a__&Key-Pair-Id={LINK}',)", f"Location: /x?v=1&X%2DAmz%2DSignature={LINK}"]
+HEADERS = [
+    f"{before}{way('authorization')}{between}{kind} {QUERY}.x-y{after}"
+    for way in (str.lower, str.upper, str.title)
+    for kind in ("Bearer", "bearer", "BASIC", "Token")
+    for before, between, after in (("", ": ", ""), ("{'", "': '", "'}"), ('{"', '": "', '"}'), ("(b'", "', b'", "')"))
+]
+HEADERS += [
+    f"{name}{between}sid={QUERY}{more}"
+    for name in ("Cookie", "cookie", "COOKIE", "Set-Cookie", "set-cookie")
+    for between, more in ((": ", f"; b={LINK}; Path=/"), ("': '", "'"), ("', b'", f"; b={LINK}'"))
+]
+HEADERS += [f"Proxy-Authorization: Basic {QUERY}=="]
+KEPT_SECRET = {  # in the environment of each door; one is the beginning of another
+    "HF_TOKEN": TOKEN,
+    "MY_KEY": "innermost",
+    "AWS_SECRET_ACCESS_KEY": f"innermost/{PASSWORD}+=",
+    "GITHUB_TOKEN": f"ghp.{QUERY}",
+    "DB_PASSWORD": f"a b'{LINK}",
+    "WANDB_API_KEY": API_KEY,
+}
+WORDS = {
+    "what steers": [f"a{one}b {one}" for one in STEERING],
+    "URLs": [f"{before}{url}{after}" for url in URLS for before, after in (("", ""), ("of '", "'."), ("(", "): 403"))],
+    "targets": TARGETS,
+    "headers": HEADERS,
+    "environment": [f"with {value} it fails; {value}" for value in KEPT_SECRET.values()],
+}
+DOORS = ("terminal", "libraries", "warnings", "tracebacks", "errors", "prints", "generated", "cleaned")
 
 
 class Front(ThreadingHTTPServer):
@@ -324,8 +397,28 @@ def attack(
     return secret_shown(folder, done.stderr, "" if source == "a model to sample from" else done.stdout)
 
 
+def through(door: str, words: list[str]) -> Callable[[Path], str | None]:
+    """Return a case: words that go through a door of words_child; each of them comes through, and nothing as it is."""
+
+    def hit(folder: Path) -> str | None:
+        (folder / "words.json").write_text(json.dumps([f"w{number:03}w {word}" for number, word in enumerate(words)]))
+        done = commands.run("words_child.py", door, "words.json", cwd=folder, environment=KEPT_SECRET)
+        (folder / "words.json").unlink()
+        printed = done.stdout + done.stderr
+        if done.code not in (0, 2) or "other bytes in a pipe" in printed:
+            return f"exit status {done.code}: {printed[-300:]!r}"
+        if lost := [number for number in range(len(words)) if f"w{number:03}w" not in printed]:
+            return f"of {words[lost[0]]!r} nothing comes through"
+        return secret_shown(folder, done.stderr, done.stdout)
+
+    return hit
+
+
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Each source eight times, each time with other faults; by fours, so that every fourth case meets each source."""
+    """Each source eight times, each time with other faults; by fours, so that every fourth case meets each source.
+
+    Then all words through each door.
+    """
     whole, _ = damage.finished(base, shared)
     with HubServer() as hub:
         pushes = ("--push_to_hub", "true", "--hub_model_id", "me/run", "--hub_strategy", "checkpoint")
@@ -350,3 +443,6 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
             return attack(folder, source, whole / damage.RUN / "model", random.Random(seed), run, pushed)
 
         yield f"{source}, {number}", hit
+    for door in DOORS:
+        for title, words in WORDS.items():
+            yield f"{title} through {door}", through(door, rng.sample(words, len(words)))
