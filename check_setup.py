@@ -115,16 +115,16 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     facts, found = {}, []
     for check in examine(recipe, asked, facts):
-        trying = check.level == verdicts.TRYING
+        trying, line = check.level == verdicts.TRYING, foreign.clean(str(check))
         if sys.stderr.isatty():  # what is waited for is shown for as long as it is
-            print(f"\033[K{check if trying else ''}", end="\r", file=sys.stderr, flush=True)
+            print(f"\033[K{line if trying else ''}", end="\r", file=sys.stderr, flush=True)
         elif trying:
-            print(check, file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
         if trying:
             continue
         found.append(check)
         if not asked.json:
-            print(foreign.clean(str(check)), flush=True)
+            print(line, flush=True)
     counts = {level: sum(check.level == level for check in found) for level in (verdicts.ERROR, verdicts.WARNING)}
     if asked.json:
         print(json.dumps({"checks": [dataclasses.asdict(check) for check in found], "facts": facts}, indent=1))
