@@ -107,7 +107,6 @@ TARGETS = (
     ("train", "RECIPE", "accelerate"),
     ("train", "ACCELERATE_CONFIG", "accelerate"),
     ("ddp-train", "RECIPE", "accelerate"),
-    ("gpu-hot", "SECONDS", "python"),
     ("test-faults", "TREE", "python"),
     ("test-faults", "SEED", "python"),
 )
@@ -357,7 +356,9 @@ def _slurm(folder: Path, name: str) -> str | None:
     done = _run(_place(folder), "bash", "scripts/slurm_2x8.sh", *flags, **SLURM)
     if why := _judge(done, folder, refused=False):
         return why
-    return None if _words(folder)[-len(flags) :] == list(flags) else f"gives other words on: {_words(folder)[-6:]}"
+    words = _words(folder)
+    begin = words.index(flags[0]) if flags[0] in words else 0
+    return None if words[begin:][: len(flags)] == list(flags) else f"gives other words on: {words}"
 
 
 def _job(folder: Path, refused: bool, environment: dict, flags: tuple) -> str | None:
