@@ -122,6 +122,12 @@ JOBS = (  # (is refused, what is other in the environment, flags)
             "--upload-pack=touch pwned",
             "-x",
             f"https://me:{CANARY}@h/x",
+            f"https://{CANARY}@h/x",
+            f"https://{CANARY}@h:443/x",
+            f"https://:{CANARY}@h/x",
+            f"ssh://me:{CANARY}@h/x",
+            f"me:{CANARY}@h:x",
+            f"git@h:x?token={CANARY}",
             URL,
             "file:///etc",
             "/etc",
@@ -343,10 +349,12 @@ def _machine(folder: Path, name: str) -> str | None:
     why = _judge(dry, folder, refused=None) or _judge(done, folder, refused=None)
     if why or dry.code or done.code:
         return why or (None if dry.code == done.code else f"a dry run ends with {dry.code}, the run with {done.code}")
+    if name not in (words := _words(folder)):
+        return f"gives other words on: {words[-6:]}"
     if "\x1b" in name or "\udce9" in name:  # which cannot be shown as they are
         return None
     with contextlib.suppress(ValueError):  # a quote that does not end
-        if shlex.split(dry.stdout) == _words(folder):
+        if shlex.split(dry.stdout) == words:
             return None
     return f"cannot be pasted: {dry.stdout[-200:]!r}"
 
