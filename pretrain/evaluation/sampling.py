@@ -9,6 +9,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from pretrain.evaluation.likelihood import KERNELS, context_length
 
+GREEDY = 1e-4  # a temperature below which logits that are divided by it may be infinite
+
 
 @torch.inference_mode()
 @sdpa_kernel(KERNELS)  # each new token is another shape
@@ -27,7 +29,7 @@ def sample(
     """Return new ids that continue ``prompt_ids``, up to and without the end of text, or of a chat's answer.
 
     Args:
-        temperature: 0 takes the likeliest id each time.
+        temperature: 0, or what is as good as it, takes the likeliest id each time.
         top_k: choose among this many likeliest ids; 0 = all.
         top_p: choose among the fewest likeliest ids that hold this probability; 1.0 = all.
         streamer: gets the new ids as they come.
@@ -36,7 +38,8 @@ def sample(
     The global random state is left as it was. Of the model's own generation_config only the ids that end a text count.
     """
     context = context_length(model.config) or len(prompt_ids) + max_new_tokens + 1  # some models set no limit
-    choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature > 0 else {}
+    is_drawn = temperature > GREEDY
+    choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if is_drawn else {}
     padding = list(range(len(tokenizer), model.config.vocab_size))
     ids, made = list(prompt_ids), 0
     was_training, own = model.training, model.generation_config
@@ -59,7 +62,7 @@ def sample(
                 suppress_tokens=padding or None,
                 use_cache=True,
                 streamer=_NewOnly(streamer) if streamer else None,
-                do_sample=temperature > 0,
+                do_sample=is_drawn,
                 **choice,
             )
             new = out[0, window.shape[1] :].tolist()

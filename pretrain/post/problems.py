@@ -68,7 +68,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> list[
 
 
 def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text], longest: int) -> None:
-    """Raise BadInput where a prompt and ``longest`` new tokens do not fit the context, or no template makes chats text."""
+    """Raise BadInput where a prompt and ``longest`` new tokens do not fit the context, or chats have no template."""
+    if len({type(prompt) for prompt in prompts}) > 1:
+        raise BadInput("prompts, held_out: some are texts and some are messages; give both in one form")
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
         raise BadInput(
             "the prompts are messages, and the model has no chat template; make one that has with "

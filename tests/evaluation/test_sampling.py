@@ -77,6 +77,10 @@ def test_within_the_context_greedy_ids_are_the_models_own(model):
     assert go(model, temperature=0.0, n=CONTEXT - 2) == ids[2:]
 
 
+def test_a_temperature_that_logits_cannot_be_divided_by_takes_the_likeliest(model):
+    assert go(model, temperature=1e-300) == go(model, temperature=1e-40) == go(model, temperature=0.0)
+
+
 def test_a_long_prompt_is_read_from_its_end(model):
     tail = [3, 1, 4, 1, 5, 9, 2]
     assert go(model, prompt=[7] * 30 + tail) == go(model, prompt=tail)

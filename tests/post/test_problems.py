@@ -9,6 +9,8 @@ from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.post import chat, problems, rewards
 
+CHAT = [{"role": "user", "content": "a"}]
+
 
 @pytest.fixture
 def pair():
@@ -90,9 +92,15 @@ def test_a_context_shorter_than_prompt_and_completion_is_refused_with_what_fits(
         problems.check(*pair, ["abc", "a" * 27], 6)
 
 
+def test_prompts_and_held_out_ones_have_one_form(pair):
+    for mixed in (["a", CHAT], [CHAT, "a"]):
+        with pytest.raises(BadInput, match="some are texts and some are messages"):
+            problems.check(*pair, mixed, 5)
+
+
 def test_chats_need_a_template(pair):
     with pytest.raises(BadInput, match=r"no chat template; .* export_model.py RUN --chat"):
-        problems.check(*pair, [[{"role": "user", "content": "a"}]], 5)
+        problems.check(*pair, [CHAT], 5)
 
 
 def test_a_stop_is_one_token(pair):
