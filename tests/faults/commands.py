@@ -310,6 +310,8 @@ _CONTEXTS: list = []
 
 def _context():
     if not _CONTEXTS:
+        # It asks for the ends of all forks at each start, of those that another thread waits for, too, which then has 255.
+        multiprocessing.process._cleanup = lambda: None
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["warm"])
         _CONTEXTS.append(context)
