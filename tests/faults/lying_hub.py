@@ -141,7 +141,8 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
                 server.objects |= {hashlib.sha256(data).hexdigest(): data for data in files.values()}
                 if how == "503":
                     server.faults.append(Fault("GET .*/resolve/", status=503, times=2))
-                done = _run(folder, server, *damage.TRAIN, "--resume_from_checkpoint", f"hub://{ID}")
+                own = () if said else PUSHES  # only a run's own repository may hold nothing yet
+                done = _run(folder, server, *damage.TRAIN, *own, "--resume_from_checkpoint", f"hub://{ID}")
             return damage.ends(done, folder, wanted | {"losses": _losses(folder)}, ID, Path(name).name, "hub://")
 
         yield f"resumed from the Hub, {how}: {name}", hit
@@ -215,7 +216,8 @@ def _half(base: Path, tree: dict, names: str, said: str | None) -> Callable:
         with HubServer() as server:
             _on_hub(server, {name: data for name, data in tree.items() if re.fullmatch(names, name)})
             for number in range(2):  # the second start finds what the first has left
-                done = _run(folder, server, *damage.TRAIN, "--resume_from_checkpoint", f"hub://{ID}")
+                own = () if said else PUSHES  # only a run's own repository may hold nothing yet
+                done = _run(folder, server, *damage.TRAIN, *own, "--resume_from_checkpoint", f"hub://{ID}")
                 if said in (None, "well"):
                     if done.code != 0:
                         return f"start {number + 1} ends with {done.code}: {done.stderr[-300:]}"
