@@ -98,7 +98,7 @@ def print_samples(asked: argparse.Namespace) -> None:
 def messages() -> Iterator[str]:
     """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C."""
     if isinstance(sys.stdin, io.TextIOWrapper):  # None where it was closed
-        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text are a message that cannot be written
+        sys.stdin.reconfigure(errors="surrogateescape")  # a message of other bytes is refused, not raised
     prompt = "> " if sys.stdin and sys.stdin.isatty() else ""
     catch_interrupts()
     while True:

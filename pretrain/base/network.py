@@ -14,7 +14,7 @@ PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE
 
 
 class Unreadable(ValueError):
-    """What bytes are not, and what to do, in words of our own."""
+    """Bytes that are not what they should be; its text says what to do."""
 
 
 def causes(error: BaseException | None, *, contexts: bool = False) -> Iterator[BaseException]:

@@ -69,7 +69,7 @@ def _bounded_client() -> Any:
 def _check(answer: Any) -> None:
     """Check an answer before the client reads it, and bound how long the client waits for it, or because of it.
 
-    Raises BadInput for what is no answer about a repository, Unreadable for a page.
+    Raises BadInput for an answer that is not about a repository, Unreadable for an HTML page.
     """
     url, headers = answer.request.url, answer.headers
     found = TREE.search(url.path) or (None if "expand=" in str(url) else ABOUT.search(url.path))
@@ -98,7 +98,7 @@ def _check(answer: Any) -> None:
 
 
 def _check_repository(host: bytes, name: str, said: Any, *, is_tree: bool) -> None:
-    """Raise BadInput where the Hub gives no commit of a repository, or lists what is no file or folder of it."""
+    """Raise BadInput where the Hub gives no commit of a repository, or lists a row that is not a file or folder of it."""
     if not is_tree:
         if not isinstance(said, dict) or not COMMIT.fullmatch(str(said.get("sha"))):
             _refused.add((host, name))

@@ -1,6 +1,7 @@
 """How a run in wandb begins: offline where there is no login or no answer, and without what wandb gathers by itself."""
 
 import logging
+import shlex
 from pathlib import Path
 
 from accelerate.tracking import GeneralTracker
@@ -26,10 +27,8 @@ def start(tracker: GeneralTracker, run_dir: Path, held: dict[str, int]) -> dict[
     times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
     mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
     about, why = tracker.init_kwargs, f"as its settings ask (WANDB_MODE = {mode})"
-    about["settings"], earlier = (
-        wandb.Settings(**hidden, **quiet, **times),
-        [*run_dir.glob(f"wandb/offline-*/run-{about['id']}.wandb")],
-    )
+    about["settings"] = wandb.Settings(**hidden, **quiet, **times)
+    earlier = [*run_dir.glob(f"wandb/offline-*/run-{about['id']}.wandb")]
     try:
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             mode, why = "offline", "for no login was found (wandb login)"
@@ -45,9 +44,8 @@ def start(tracker: GeneralTracker, run_dir: Path, held: dict[str, int]) -> dict[
         if run.url or path.stat().st_size <= HEADER_BYTES:
             path.with_suffix(".wandb.synced").touch()
     if run.offline:
-        each = (
-            f"for part in {run_dir / 'wandb'}/offline-*; do wandb sync $part; done"  # all at once end at a killed one
-        )
+        parts = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-*"  # one by one: a sync of all ends at a torn one
+        each = f'for part in {parts}; do wandb sync "$part"; done'
         log.info(f"wandb: offline, {why}. To send the curves later: {each}")
     elif run.url:
         log.info(f"wandb: {run.url}")

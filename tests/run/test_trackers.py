@@ -313,6 +313,8 @@ def test_trackio_has_no_point_twice_and_lacks_only_what_was_killed_unsent(run_di
 
 @needs("wandb")
 def test_wandb_offline_has_no_point_twice_after_the_sync_that_it_names(run_dir, wandb_server):
+    run_dir = run_dir / "a b"
+    run_dir.mkdir()
     said = kill_and_resume(run_dir, "wandb")
     assert said.count("logged: wandb: offline") == 3  # once a process
     command = re.search(r"for part .* done", said)[0].replace("wandb sync", f"{sys.executable} -m wandb sync")
@@ -376,7 +378,7 @@ def test_wandb_without_a_login_asks_nothing_on_a_terminal_and_logs_so_once(run_d
     done = process(body, terminal=True)
     wandb_dir = run_dir / "wandb"
     line = "logged: wandb: offline, for no login was found (wandb login). To send the curves later: "
-    line += f"for part in {wandb_dir}/offline-*; do wandb sync $part; done"
+    line += f'for part in {wandb_dir}/offline-*; do wandb sync "$part"; done'
     assert (done.returncode, done.stdout.split("\n")) == (0, [line + "\r", ""])
     assert {path.name for path in run_dir.iterdir()} == {"wandb", trackers.IDS}
     assert not {"wandb-metadata.json", "requirements.txt"} & {path.name for path in run_dir.rglob("*")}
