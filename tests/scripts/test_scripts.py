@@ -369,6 +369,7 @@ def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
         ({"HUB_MODEL_ID": "me/gpt2"}, "GIT_URL: the address"),
         ({"GIT_URL": WHERE["GIT_URL"]}, "HUB_MODEL_ID: OWNER/NAME"),
         (WHERE | {"GIT_URL": "https://me:secret@forge.example/x"}, "GIT_URL: give https://"),
+        (WHERE | {"GIT_URL": "https://secret@forge.example/x"}, "GIT_URL: give https://"),
         (WHERE | {"GIT_URL": "ssh://me:secret@forge.example/x"}, "GIT_URL: give https://"),
         (WHERE | {"GIT_URL": "https://forge.example/x?token=secret@"}, "GIT_URL: give https://"),
     ],
