@@ -108,15 +108,14 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     commands.run("prepare_data.py", *TRAIN[1:], cwd=shared)
     subprocess.run(["rm", "-rf", str(shared / "runs")], check=True)
     may_mount = full_disk._may_mount(shared)
+    given = [path for path in shared.iterdir() if path.is_file() or path.name in ("data", "tok")]
     rows = [row for row in ROWS if may_mount or "unshare" not in row.shell]
     for row in rng.sample(rows, len(rows)):
 
         def hit(folder: Path, row=row, moment=rng.uniform(0.0, 4.0)) -> str | None:  # noqa: B008
             place = folder / row.place
             place.mkdir(exist_ok=True)
-            for path in shared.iterdir():
-                if path.is_file() or path.name in ("data", "tok"):
-                    subprocess.run(["cp", "-a", str(path), str(place)], check=True)
+            subprocess.run(["cp", "-a", *map(str, given), str(place)], check=True)
             return _judge(row, _run(row, place, folder, moment), place, wanted)
 
         yield row.title, hit
