@@ -11,6 +11,7 @@ exit status 1 or 2 with one line that names the culprit. A traceback, a hang and
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -84,6 +85,7 @@ def load_campaigns() -> dict:
     import outside_words
     import post_training
     import recipe_files
+    import script_words
     import shell_doors
     import two_trainers
 
@@ -101,7 +103,7 @@ def load_campaigns() -> dict:
         "trainers": two_trainers.cases,
         "words": outside_words.cases,
         "post": post_training.cases,
-        "scripts": shell_doors.cases,
+        "scripts": lambda *given: itertools.chain(shell_doors.cases(*given), script_words.cases()),
         "environment": environment.cases,
     }
 
