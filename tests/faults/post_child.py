@@ -13,7 +13,7 @@ References, by Transformers' own model and nothing of the product:
 
 post_child.main(["continued", "asked.json"])                # texts that continue a prompt, or answer a chat's messages
 post_child.main(["held", "FOLDER", "held_out.jsonl", "stop", "3"])  # what post-training prints: a mean reward
-post_child.main(["losses", "FOLDER", "a.txt", "b.txt"])     # of a model on documents
+post_child.main(["losses", "FOLDER", "0", "a.txt", "b.txt"])     # of a model on documents
 """
 
 import importlib.util
@@ -227,6 +227,9 @@ def write_chatty(argv: list[str]) -> int:
 
     model, tokenizer = _made(string.printable + "é\x1b\x07\u202e", 128 - 105)
     chat.add_chat(model, tokenizer)
+    with torch.no_grad():  # some answers end by themselves
+        rows = model.get_input_embeddings().weight
+        rows[tokenizer.convert_tokens_to_ids(chat.END)] = rows[7] * 1.1
     export.write(model, Path(argv[0]), tokenizer)
     return 0
 
@@ -235,12 +238,12 @@ def write_made(argv: list[str]) -> int:
     """Write a model of each of some letters, its text's end, and some rows of padding."""
     from pretrain.model import export
 
-    model, tokenizer = _made(argv[1], int(argv[2]))
+    model, tokenizer = _made(argv[1], int(argv[2]), argv[3])
     export.write(model, Path(argv[0]), tokenizer)
     return 0
 
 
-def _made(letters: str, padding: int) -> tuple:
+def _made(letters: str, padding: int, kind: str = "gpt2") -> tuple:
     import small_models
 
     from pretrain.model import build
@@ -248,8 +251,15 @@ def _made(letters: str, padding: int) -> tuple:
 
     tokenizer = tokenization.make_characters([letters])
     shape = small_models.SHAPE | {"sequence_length": 96, "vocab_size": len(tokenizer) + padding}
+    if kind == "llama":
+        shape |= {"architecture": kind, "num_key_value_heads": 1, "intermediate_size": 48}
+        shape |= {"tie_word_embeddings": True, "rope_theta": 1e4, "resid_pdrop": None, "embd_pdrop": None}
     model = build.build(keys.Model(**shape), eos_token_id=tokenizer.eos_token_id)
     small_models.randomize(model)  # so that different questions have different answers
+    with torch.no_grad():  # some texts end by themselves; the padding is likelier than any letter
+        rows = model.get_input_embeddings().weight
+        rows[tokenizer.eos_token_id] = rows[5] * 1.1
+        rows[len(tokenizer) :] = rows[3] * 4
     return model, tokenizer
 
 
@@ -266,9 +276,11 @@ def print_worth(argv: list[str]) -> int:
 
 
 def run_piped(argv: list[str]) -> int:
-    """Be a command whose standard output is a pipe that nobody reads any more."""
+    """Be a command whose standard output is a pipe that nobody reads any more, or the device that is named last."""
     reader, writer = os.pipe()
     os.close(reader)
+    if argv[-1].startswith("/dev/"):
+        writer = os.open(argv.pop(), os.O_WRONLY)
     os.dup2(writer, 1)
     os.close(writer)
     return importlib.import_module(Path(argv[0]).stem).main(argv[1:])
@@ -369,10 +381,11 @@ def print_held(argv: list[str]) -> int:
 
 
 def print_losses(argv: list[str]) -> int:
-    """Print a model's loss on documents, in windows as long as its context."""
+    """Print a model's loss on so many tokens (0: all) of documents, in windows as long as its context."""
     model, tokenizer = _stock(argv[0])
-    model = model.float()
-    ids = [i for name in argv[1:] for i in (tokenizer.eos_token_id, *tokenizer(Path(name).read_text())["input_ids"])]
+    model, most = model.float(), int(argv[1])
+    ids = [i for name in argv[2:] for i in (tokenizer.eos_token_id, *tokenizer(Path(name).read_text())["input_ids"])]
+    ids = ids[: most + 1] if most else ids
     window = min(model.config.max_position_embeddings, len(ids) - 1)
     starts = range(0, len(ids) - window, window)
     rows = torch.tensor([ids[start : start + window + 1] for start in starts])

@@ -173,7 +173,7 @@ BAD_MESSAGES = {
 TOO_LONG = b"x" * 5000
 LETTERS, PADDING = "abcdefghijklmnopqrstuvwxyz 0123456789+=\n?", 5
 WORTH = """def cat(prompt, completion):
-    return float(sum(map(ord, prompt + completion)) % 7)
+    return float(sum(map(ord, prompt + completion)) % 97)
 """
 NEVER = "def cat(prompt, completion):\n    return prompt.no_such\n"
 # Samples that continue a prompt as Transformers' own model does, and chats: flags of generate.py.
@@ -201,6 +201,7 @@ CHATS: dict[str, dict] = {
     "the oldest are forgotten": {"messages": TURNS, "temperature": 0, "max_new_tokens": 12},
     "answers of half of the context": {"messages": TURNS[:3], "temperature": 0, "max_new_tokens": 500},
     "one fits exactly": {"messages": ["x" * (96 - 42 - n) for n in (0, 1, 2)], "temperature": 0, "max_new_tokens": 20},
+    "drawn, and too long between others": {"messages": ["hello", "y" * 300, "hello"], "max_new_tokens": 6},
     "too long between others": {"messages": ["hello", "y" * 300, "hello"], "temperature": 0, "max_new_tokens": 6},
 }
 # (script, flags, what the line names): exit status 2, nothing printed, nothing made.
@@ -256,6 +257,8 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "in bf16": ("--dtype", "bf16"),
     "pruned": ("--prune", "0.5"),
     "pruned of nothing": ("--prune", "0"),
+    "measured on 40 tokens": ("--eval_tokens", "40"),
+    "measured on 200 tokens, trimmed": ("--eval_tokens", "200", "--trim_vocab"),
     "for chats, pruned": ("--chat", "--prune", "0.25"),
 }
 # What is given to post_train.py over POST, in the file or as flags, and the words of the line; None: it trains.
@@ -278,6 +281,12 @@ TRAINED: dict[str, tuple[dict, tuple[str, ...] | None]] = {
     "flags over the file": ({"learning_rate": "1.0e-3", "--learning_rate": "2e-4", "--max_steps": "2"}, None),
     "a number that YAML reads as text": ({"learning_rate": "2e-4"}, None),
     "an environment": ({"env": "{MINE: a b}"}, None),
+    "a model in bf16": ({"model": "HALF"}, None),
+    "a model that asks for beams": ({"model": "ODD"}, None),
+    "a Llama": ({"model": "LLAMA"}, None),
+    "a run's folder as model": ({"model": "RUN"}, None),
+    "metrics of a run that was killed": ({"out/metrics.jsonl": '{"step": 9, "train/reward": 1}\n'}, None),
+    "a second process is refused quietly": ({"RANK": "1", "reward": "none"}, ()),
     "a prompt that just fits": ({"held.jsonl": '{"prompt": "' + "a" * 93 + '"}\n'}, None),
     "a prompt that just does not fit": (
         {"held.jsonl": '{"prompt": "' + "a" * 94 + '"}\n'},
@@ -297,7 +306,7 @@ TRAINED: dict[str, tuple[dict, tuple[str, ...] | None]] = {
     "messages for a model without a template": ({"held.jsonl": CHAT, "prompts.jsonl": CHAT}, ("no chat template",)),
     "held-out prompts that are not there": ({"held_out": "none.jsonl"}, ("held_out", "none.jsonl")),
     "prompts by URL": ({"prompts": "https://127.0.0.1:1/p.jsonl"}, ("prompts", "p.jsonl")),
-    "prompts of two kinds": ({"prompts": "'p*.*'", "p.csv": "prompt\na\n"}, ("prompts", "one kind")),
+    "prompts of two kinds": ({"prompts": "'p[.r]*'", "p.csv": "prompt\na\n"}, ("prompts", "one kind")),
     "prompts of a text": ({"prompts": "p.txt", "p.txt": "a"}, ("prompts", "p.txt")),
     "prompts with a letter that is unknown": ({"held.jsonl": '{"prompt": "\u4e2d"}\n'}, ("\u4e2d",)),
     "another column": ({"held.jsonl": '{"text": "a", "b": 1}\n'}, ("held_out = held.jsonl", "text, b")),
@@ -340,6 +349,7 @@ VALUES_OF = [  # reward, stop, prompt, completion, its value; None: the call fai
         ("def f(x):\n", "    return x\n", 1), ("def f(x):\n", "    pass\n", 0), ("def f(x):\n", "    # a\n", 0),
         ("x = 1\n", "", 0), ("x = 1\n", "y = 2", 1), ("x = 1\n", "# y", 0), ("x = ", "1", 1), ("x = 1\n", "'text'", 0),
         ("x = (\n", "1", 0), ("", "a\0b", 0), ("", "(" * 5000, 0), ("x\n", "class A: pass", 0), ("é = ", "1", 1),
+        ("é = 'ééé'", " # c", 0), ("", "-" * 10**5 + "1", 0), ("", "a = '\ud800'", 0),
         ("a = 1; ", "b = 2", 1), ("", "import os; os._exit(3)", 1), ("x = 1\n", "\n\n", 0), ("", "'\\d' + 'a'", 1),
     ]),
 ]  # fmt: skip
@@ -399,9 +409,21 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         files = {"prompts.jsonl": GOOD.encode(), "reward.py": text.encode()}
         yield f"a reward's file: {title}", _scored(model, files, "prompts.jsonl", wanted=None, own_reward=True)
     plain = _made(shared / "plain model", LETTERS, PADDING)
-    names = {"MODEL": str(plain), "CHATTY": str(chatty)}
+    names = {name: str(shared / name.lower()) for name in ("HALF", "ODD", "LLAMA", "RUN")}
+    names |= {"MODEL": str(plain), "CHATTY": str(chatty)}
+    _made(Path(names["LLAMA"]), LETTERS, PADDING, "llama")
+    for name, inner in {"ODD": "", "RUN": "model"}.items():
+        commands.copy(plain, _folder(Path(names[name], inner)))
+    about = json.loads((plain / "generation_config.json").read_text())
+    about |= {"num_beams": 2, "do_sample": True, "temperature": 9.0, "repetition_penalty": 9.0, "max_length": 3}
+    (Path(names["ODD"]) / "generation_config.json").write_text(json.dumps(about))
+    half = ("export_model.py", str(plain), "--out", names["HALF"], "--dtype", "bf16")
+    if commands.run(*half, cwd=shared).code != 0:
+        raise RuntimeError("the tree cannot export")
     for title, asked in CONTINUED.items():
         yield f"continued: {title}", _continued(plain, asked)
+    for name in ("ODD", "LLAMA", "RUN", "HALF"):
+        yield f"continued: {name}", _continued(Path(names[name]), {"prompt": "12+34=", "temperature": 0})
     for title, asked in CHATS.items():
         yield f"a chat: {title}", _continued(chatty, asked)
     for flags, words in REFUSALS:
@@ -415,6 +437,12 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         words = f"{rows} of {len(LETTERS) + 1 + rows}"
         yield f"--chat and {rows} rows of padding", _for_chats(shared / f"rows-{rows}", LETTERS, rows, rows > 2, words)
     yield "exports, one after the other", _exports(plain)
+    yield "an export of values that fp16 has not", _too_large(plain)
+    for out in ("out", "earlier"):
+        yield f"an export into {out}/, on a disk that is full", _full(plain, out)
+    yield "post-training on a disk that is full at its end", _full_at_end(names)
+    yield "samples on a disk that is full", _full_output(plain)
+    yield "prompts that are changed between two commands", _changed(names)
     yield "an export of a run", _export_run(whole)
     for title, (changes, words) in TRAINED.items():
         yield f"post-training: {title}", _trained(names, changes, words)
@@ -623,10 +651,19 @@ def _chat(chatty: Path, typed: bytes, locale: tuple[str, str]) -> Callable[[Path
     return hit
 
 
-def _made(folder: Path, letters: str, padding: int) -> Path:
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def _inner(model: Path) -> str:
+    return str(model / "model" if (model / "model").is_dir() else model)
+
+
+def _made(folder: Path, letters: str, padding: int, kind: str = "gpt2") -> Path:
     if (
         not folder.exists()
-        and commands.run("post_child.py", "made", str(folder), letters, str(padding), cwd=folder.parent).code
+        and commands.run("post_child.py", "made", str(folder), letters, str(padding), kind, cwd=folder.parent).code
     ):
         raise RuntimeError("the tree cannot make a model")
     return folder
@@ -642,12 +679,12 @@ def _reference(folder: Path, *asked: str) -> str:
 
 def _continued(model: Path, asked: dict) -> Callable[[Path], str | None]:
     def hit(folder: Path) -> str | None:
-        (folder / "asked.json").write_text(json.dumps(asked | {"model": str(model)}))
+        (folder / "asked.json").write_text(json.dumps(asked | {"model": _inner(model)}))
         _reference(folder, "continued", "asked.json")
         wanted = (folder / "wanted.txt").read_text()
         messages = asked.get("messages", [])
         flags = [word for key, value in asked.items() if key != "messages" for word in (f"--{key}", str(value))]
-        typed = ("".join(f"  {one} \n\n" for one in messages).encode(), "utf-8", "strict")
+        typed = ("".join(f"  {one} \r\n\n" for one in messages).strip().encode(), "utf-8", "strict")
         if messages:
             flags.append("--chat")
         done = commands.run("generate.py", "--model", str(model), *flags, cwd=folder, typed=typed)
@@ -717,7 +754,9 @@ def _export(model: Path, flags: tuple[str, ...]) -> Callable[[Path], str | None]
         (folder / "a b.txt").write_text("the cat sat on " * 9)
         (folder / "c.txt").write_text("a dog 1+1=2\n" * 9)
         texts, kept = ("a b.txt", "c.txt"), len(LETTERS) + 1
-        command = ("export_model.py", str(model), "--out", "my out", *flags, "--text", *texts, "--eval_tokens", "0")
+        most = flags[1] if "--eval_tokens" in flags else "0"
+        rest = () if "--eval_tokens" in flags else ("--eval_tokens", "0")
+        command = ("export_model.py", str(model), "--out", "my out", *flags, "--text", *texts, *rest)
         done = commands.run(*command, cwd=folder)
         if done.code != 0 or "Traceback" in done.stderr:
             return f"exit status {done.code}: {done.stderr[-300:]}"
@@ -744,7 +783,7 @@ def _export(model: Path, flags: tuple[str, ...]) -> Callable[[Path], str | None]
             return f"forbids {forbidden}"
         record = json.loads((out / "export.json").read_text())
         for which, whose in (("before", model), ("after", out)):
-            loss = float(_reference(folder, "losses", str(whose), *texts))
+            loss = float(_reference(folder, "losses", str(whose), most, *texts))
             if abs(record[which]["loss"] - loss) > 2e-4 or f"{record[which]['loss']:.4f}" not in done.stdout:
                 return f"{which}: the loss is {record[which]['loss']}, not {loss}"
         if "of a b.txt c.txt" not in done.stdout or ("trl sft" in done.stdout) != chat:
@@ -783,6 +822,9 @@ def _exports(model: Path) -> Callable[[Path], str | None]:
         if why := _answered_2(export("--overwrite"), ("--out out", "notes.txt"), before, folder):
             return f"with a file of mine: {why}"
         (folder / "out" / "notes.txt").unlink()
+        itself = commands.run("export_model.py", "out", "--out", "out", "--overwrite", cwd=folder)
+        if why := _answered_2(itself, ("--out out", "to be exported"), _standing(folder), folder):
+            return f"onto itself: {why}"
         if (done := export("--overwrite", "--trim_vocab")).code != 0:
             return f"--overwrite: {done.stderr[-300:]}"
         if [path.name for path in folder.iterdir()] != ["out"] or len(
@@ -832,7 +874,11 @@ def _export_run(whole: Path) -> Callable[[Path], str | None]:
 def _task(folder: Path, names: dict[str, str], changes: dict) -> tuple[dict, list[str], dict[str, str]]:
     """Write post.yaml and the files that it names; return its keys, the flags and the environment."""
     keys = {"model": "MODEL", "held_out": "held.jsonl", "output_dir": "out", "max_steps": "3"}
-    texts = {"prompts.jsonl": FEW, "held.jsonl": FEW + '{"prompt": "the longest"}\n', "reward.py": WORTH}
+    texts = {
+        "prompts.jsonl": FEW,
+        "held.jsonl": FEW + '{"prompt": "the longest"}\n{"prompt": "5+6="}\n{"prompt": "a b c"}\n{"prompt": "zz"}\n',
+        "reward.py": WORTH,
+    }
     environment = {"FAULTS_SEEN": str(folder.with_name(f".{folder.name}-seen"))}
     flags = []
     for key, value in changes.items():
@@ -845,6 +891,7 @@ def _task(folder: Path, names: dict[str, str], changes: dict) -> tuple[dict, lis
     keys = dict(line.split(": ", 1) for line in outside_words.POST.split("#")[0].strip().splitlines()) | keys
     keys = {key: names.get(value, value) for key, value in keys.items() if value is not None}
     for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     (folder / "post.yaml").write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
     return keys, flags, environment
@@ -862,11 +909,11 @@ def _trained(names: dict[str, str], changes: dict, words: tuple[str, ...] | None
             "post_child.py", "whole", "--config", "post.yaml", *flags, cwd=folder, environment=environment
         )
         if words is not None:
-            late = (
-                any(name in changes for name in ("FAULTS_TRAINER_FAILS",))
-                or keys.get("reward") == "addition"
-                or "every call failed" in words
-            )
+            if "RANK" in changes:
+                return f"{done.code}, prints {done.stderr}" if done.code != 2 or done.stderr or done.stdout else None
+            if "28" in (at := changes.get("FAULTS_TRAINER_FAILS", "")) and len(_rows(out)) != int(at[-1]):
+                return f"of {at[-1]} rows metrics.jsonl has {_rows(out)}"
+            late = at or keys.get("reward") == "addition" or "every call failed" in words
             if late and not (out / "model").exists():  # TRL makes its folder, and the first score comes after
                 before = _standing(folder)
             return _answered_2(done, words, before, folder, 1 if "No space left" in words else 2)
@@ -878,7 +925,7 @@ def _trained(names: dict[str, str], changes: dict, words: tuple[str, ...] | None
             left = [path.name for path in out.iterdir()]
             return f"the second process writes {left}, {done.stderr[-200:]}" if left or done.stderr else None
         first, stop = (
-            keys["model"],
+            _inner(Path(keys["model"])),
             json.loads(keys.get("stop", '""') if '"' in keys.get("stop", '"') else f'"{keys["stop"]}"'),
         )
         steps, each = int(changes.get("--max_steps", keys["max_steps"])), int(keys.get("held_out_steps", 20))
@@ -938,7 +985,7 @@ def _wrong_rows(rows: list[dict], steps: int, each: int, prompts: list, stop: st
         step, values = row["step"], []
         for prompt, text in zip(prompts[:2], (post_child.COMPLETION[:step], post_child.COMPLETION), strict=False):
             text = text.split(stop)[0] if stop else text
-            values.append(sum(map(ord, (prompt if isinstance(prompt, str) else prompt[-1]["content"]) + text)) % 7)
+            values.append(sum(map(ord, (prompt if isinstance(prompt, str) else prompt[-1]["content"]) + text)) % 97)
         keys = (
             {"step"}
             | ({"train/reward"} if step else set())
@@ -987,10 +1034,25 @@ def _worth(folder: Path) -> str | None:
     rows = [[reward, stop, [prompt], [text]] for reward, stop, prompt, text, _ in VALUES_OF]
     message = [{"role": "system", "content": "1+1="}, {"role": "user", "content": "1+2="}]
     rows += [[SUM, None, [message, "1+1="], [[{"role": "assistant", "content": "3"}], "3"]]]
-    rows += [["stop.py:cat", None, ["a"], ["b"]], ["my dir/r: x.py:cat", None, ["a"], ["b"]]]
+    rows += [[f"stop.py:{name}", None, ["a"], ["b"]] for name in ("text", "yes", "half", "cat")]
+    rows += [["my dir/r: x.py:cat", None, ["a"], ["b"]]]
     wanted = [[[value or 0.0], 1, int(value is None), True] for *_, value in VALUES_OF]
-    wanted += [[[1.0, 0.0], 2, 0, True], ["interrupted", 1, 0, True], [[4.0], 1, 0, True]]
-    (folder / "stop.py").write_text("def cat(prompt, completion):\n    raise KeyboardInterrupt\n")
+    wanted += [
+        [[1.0, 0.0], 2, 0, True],
+        [[0.0], 1, 1, True],
+        [[1.0], 1, 0, True],
+        [[0.25], 1, 0, True],
+        ["interrupted", 1, 0, True],
+        [[4.0], 1, 0, True],
+    ]
+    kinds = {
+        "text": "return '4'",
+        "yes": "return True",
+        "half": "return numpy.float16(0.25)",
+        "cat": "raise KeyboardInterrupt",
+    }
+    functions = "".join(f"def {name}(prompt, completion):\n    {body}\n" for name, body in kinds.items())
+    (folder / "stop.py").write_text(f"import numpy\n{functions}")
     (folder / "my dir").mkdir()
     (folder / "my dir" / "r: x.py").write_text(
         "class A:\n    def __call__(self, p, c): return '4' and 4\n\n\ncat = A()\n"
@@ -1028,5 +1090,71 @@ def _interrupted(*flags: str, typed: bytes) -> Callable[[Path], str | None]:
             os.kill(pid, signal.SIGINT)
         done = started.wait()
         return None if done.code == 130 and not done.stderr else f"exit status {done.code}: {done.stderr[-300:]}"
+
+    return hit
+
+
+def _too_large(plain: Path) -> Callable[[Path], str | None]:
+    def hit(folder: Path) -> str | None:
+        commands.copy(plain, _folder(folder / "m"))
+        tensors = _weights(plain)
+        tensors["transformer.ln_f.weight"] = tensors["transformer.ln_f.weight"] * 1e6
+        (folder / "m" / "model.safetensors").write_bytes(damage.safetensors.numpy.save(tensors, {"format": "pt"}))
+        before = _standing(folder)
+        done = commands.run("export_model.py", "m", "--out", "out", "--dtype", "fp16", cwd=folder)
+        return _answered_2(done, ("ln_f.weight", "bf16"), before, folder)
+
+    return hit
+
+
+def _full(plain: Path, out: str) -> Callable[[Path], str | None]:
+    """An export whose file of weights is cut short; an earlier one, which it was to replace, is whole."""
+
+    def hit(folder: Path) -> str | None:
+        for flags, size in (((), 0), (("--overwrite", "--trim_vocab"), 30_000)):
+            before = _standing(folder)
+            if size or out == "earlier":
+                command = ("export_model.py", str(plain), "--out", out, *flags)
+                done = commands.run(*command, cwd=folder, file_bytes=size)
+        if done.code not in (1, 2):
+            return f"exit status {done.code}: {done.stderr[-300:]}"
+        return _answered_2(done, ("out",) if out == "out" else ("earlier",), before, folder, done.code)
+
+    return hit
+
+
+def _full_at_end(names: dict[str, str]) -> Callable[[Path], str | None]:
+    def hit(folder: Path) -> str | None:
+        _, _, environment = _task(folder, names, {"FAULTS_HIDES": "matplotlib"})
+        command = ("post_child.py", "whole", "--config", "post.yaml")
+        done = commands.run(*command, cwd=folder, environment=environment, file_bytes=30_000)
+        if why := commands.fault_of(done, "model"):
+            return why
+        left = sorted(path.name for path in (folder / "out").iterdir())
+        return None if done.code == 1 and left == ["metrics.jsonl"] else f"exit status {done.code}, leaves {left}"
+
+    return hit
+
+
+def _full_output(plain: Path) -> Callable[[Path], str | None]:
+    def hit(folder: Path) -> str | None:
+        done = commands.run("post_child.py", "piped", "generate.py", "--model", str(plain), "/dev/full", cwd=folder)
+        return commands.fault_of(done, "No space left") or (None if done.code == 1 else f"exit status {done.code}")
+
+    return hit
+
+
+def _changed(names: dict[str, str]) -> Callable[[Path], str | None]:
+    def hit(folder: Path) -> str | None:
+        for number, text in enumerate((FEW, FEW.replace("12+34", "21+43"))):
+            out = f"out-{number}"
+            _, _, environment = _task(folder, names, {"prompts.jsonl": text, "output_dir": out})
+            done = commands.run("post_child.py", "whole", "--config", "post.yaml", cwd=folder, environment=environment)
+            if done.code != 0:
+                return f"exit status {done.code}: {done.stderr[-300:]}"
+            seen = json.loads(Path(environment["FAULTS_SEEN"]).read_text())["prompts"]
+            if seen != [json.loads(line)["prompt"] for line in text.splitlines()]:
+                return f"TRL gets {seen}"
+        return None
 
     return hit
