@@ -201,6 +201,7 @@ CHATS: dict[str, dict] = {
     "the oldest are forgotten": {"messages": TURNS, "temperature": 0, "max_new_tokens": 12},
     "answers of half of the context": {"messages": TURNS[:3], "temperature": 0, "max_new_tokens": 500},
     "one fits exactly": {"messages": ["x" * (96 - 42 - n) for n in (0, 1, 2)], "temperature": 0, "max_new_tokens": 20},
+    "nobody writes": {"messages": []},
     "drawn, and too long between others": {"messages": ["hello", "y" * 300, "hello"], "max_new_tokens": 6},
     "too long between others": {"messages": ["hello", "y" * 300, "hello"], "temperature": 0, "max_new_tokens": 6},
 }
@@ -246,6 +247,11 @@ REFUSALS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("export_model.py", "--out", "out"), ("model",)),
     *((("export_model.py", name, "--out", "out"), (name,)) for name in ("runs/none", "reward.py", "./none", ".")),
     (("export_model.py", "CHATTY", "--out", "out", "--chat"), ("--chat", "already")),
+    (("export_model.py", "MUTE", "--out", "out", "--chat"), ("--chat", "<|im_start|>", "without a template")),
+    (("generate.py", "--model", "MUTE", "--chat"), ("mute", "no chat template")),
+    (("post_child.py", "whole"), ("--config is missing",)),
+    (("post_child.py", "whole", "--config", "none.yaml"), ("none.yaml",)),
+    (("post_child.py", "whole", "--config", "."), (".",)),
 ]
 EXPORTS: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -287,6 +293,16 @@ TRAINED: dict[str, tuple[dict, tuple[str, ...] | None]] = {
     "a run's folder as model": ({"model": "RUN"}, None),
     "metrics of a run that was killed": ({"out/metrics.jsonl": '{"step": 9, "train/reward": 1}\n'}, None),
     "a second process is refused quietly": ({"RANK": "1", "reward": "none"}, ()),
+    **{
+        f"a reward that {body[:6]}s for one prompt": (
+            {"reward.py": WORTH.replace("    ", f"    if prompt == 'zz':\n        {body}\n    ")},
+            None,
+        )
+        for body in ("return float('nan')", "raise ValueError")
+    },
+    "a text with a NUL": ({"run_name": '"a\\0b"'}, ("run_name", "NUL")),
+    "a schedule that is none": ({"lr_scheduler_type": "no_such"}, ("post.yaml", "TRL refuses")),
+    "a flag that is shortened": ({"--max_step": "3"}, ("--max_step", "--max_steps")),
     "a prompt that just fits": ({"held.jsonl": '{"prompt": "' + "a" * 93 + '"}\n'}, None),
     "a prompt that just does not fit": (
         {"held.jsonl": '{"prompt": "' + "a" * 94 + '"}\n'},
@@ -412,6 +428,9 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     names = {name: str(shared / name.lower()) for name in ("HALF", "ODD", "LLAMA", "RUN")}
     names |= {"MODEL": str(plain), "CHATTY": str(chatty)}
     _made(Path(names["LLAMA"]), LETTERS, PADDING, "llama")
+    names["MUTE"] = str(shared / "mute")
+    commands.copy(chatty, _folder(shared / "mute"))
+    (shared / "mute" / "chat_template.jinja").unlink()
     for name, inner in {"ODD": "", "RUN": "model"}.items():
         commands.copy(plain, _folder(Path(names[name], inner)))
     about = json.loads((plain / "generation_config.json").read_text())
@@ -682,15 +701,16 @@ def _continued(model: Path, asked: dict) -> Callable[[Path], str | None]:
         (folder / "asked.json").write_text(json.dumps(asked | {"model": _inner(model)}))
         _reference(folder, "continued", "asked.json")
         wanted = (folder / "wanted.txt").read_text()
-        messages = asked.get("messages", [])
+        messages, chat = asked.get("messages", []), "messages" in asked
         flags = [word for key, value in asked.items() if key != "messages" for word in (f"--{key}", str(value))]
         typed = ("".join(f"  {one} \r\n\n" for one in messages).strip().encode(), "utf-8", "strict")
-        if messages:
-            flags.append("--chat")
+        flags += ["--chat"] if chat else []
         done = commands.run("generate.py", "--model", str(model), *flags, cwd=folder, typed=typed)
         if done.code != 0 or "Traceback" in done.stderr:
             return f"exit status {done.code}: {done.stderr[-300:]}"
-        found = done.stdout.removesuffix("\n") if messages else done.stdout  # of the input's end
+        found = done.stdout.removesuffix("\n") if chat else done.stdout  # of the input's end
+        if done.stderr and "y" * 300 not in messages:
+            return f"prints {done.stderr[:300]}"
         return None if found == wanted else f"gives {found[:300]!r}, not {wanted[:300]!r}: {done.stderr[-200:]}"
 
     return hit
@@ -945,9 +965,11 @@ def _trained(names: dict[str, str], changes: dict, words: tuple[str, ...] | None
         count = len((folder / "held.jsonl").read_text().splitlines())
         if f"{count} held-out prompts: {held[0]:.3f} before, {held[1]:.3f} after" not in done.stderr:
             return f"prints {done.stderr[-300:]}"
-        if "calls of the reward failed" in done.stderr or (out / "reward.png").is_file() != (
-            "FAULTS_HIDES" not in changes
-        ):
+        if "it/s" in done.stderr or f"generate.py --model {keys['output_dir']}\n" not in done.stderr:
+            return f"prints {done.stderr[-300:]}"
+        if ("2 of 18 calls of the reward failed" in done.stderr) != ("reward.py" in changes) or (
+            out / "reward.png"
+        ).is_file() != ("FAULTS_HIDES" not in changes):
             return f"leaves {[path.name for path in out.iterdir()]}: {done.stderr[-300:]}"
         old, new = _weights(Path(first)), _weights(out / "model")
         if any(not numpy.allclose(new[name], old[name] * post_child.STEP**steps, rtol=1e-4) for name in old):
@@ -961,7 +983,11 @@ def _trained(names: dict[str, str], changes: dict, words: tuple[str, ...] | None
         about = json.loads((out / "model" / "generation_config.json").read_text())
         if set(seen["eos"]) != ends or set(about["eos_token_id"]) != ends:
             return f"ends at {seen['eos']}, {about['eos_token_id']}, not {ends}"
-        if not seen["positions"] or seen["dtype"] != "torch.float32" or seen["reward"] != "cat":
+        if (
+            seen["positions"] != ([True, True, True] if keys["model"] == names["LLAMA"] else [True, True, False])
+            or seen["dtype"] != "torch.float32"
+            or seen["reward"] != "cat"
+        ):
             return f"TRL gets {seen['positions']}, {seen['dtype']}, {seen['reward']}"
         if seen["removed"] != ["PrinterCallback", "ProgressCallback"] or len(seen["prompts"]) != 2:
             return f"TRL gets {seen['removed']}, {seen['prompts']}"
