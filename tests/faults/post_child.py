@@ -175,7 +175,7 @@ class _Trainer:
         begun = int(resume_from_checkpoint.rpartition("-")[2]) if resume_from_checkpoint else 0
         state = types.SimpleNamespace(global_step=begun, max_steps=max(1, self.args.max_steps))
         if os.environ.get("FAULTS_SEEN"):
-            Path(os.environ["FAULTS_SEEN"]).write_text(json.dumps(self.seen()))
+            Path(os.environ["FAULTS_SEEN"]).write_text(json.dumps(self.seen() | {"resumed": resume_from_checkpoint}))
         for report in self.callbacks:
             report.on_train_begin(self.args, state, None)
         for step in range(begun + 1, state.max_steps + 1):
@@ -234,7 +234,7 @@ def write_chatty(argv: list[str]) -> int:
     chat.add_chat(model, tokenizer)
     with torch.no_grad():  # some answers end by themselves
         rows = model.get_input_embeddings().weight
-        rows[tokenizer.convert_tokens_to_ids(chat.END)] = rows[7] * 1.1
+        rows[tokenizer.convert_tokens_to_ids(chat.END)] = rows[tokenizer.convert_tokens_to_ids("D")] * 1.1
     export.write(model, Path(argv[0]), tokenizer)
     return 0
 
@@ -263,8 +263,8 @@ def _made(letters: str, padding: int, kind: str = "gpt2") -> tuple:
     small_models.randomize(model)  # so that different questions have different answers
     with torch.no_grad():  # some texts end by themselves; the padding is likelier than any letter
         rows = model.get_input_embeddings().weight
-        rows[tokenizer.eos_token_id] = rows[5] * 1.1
-        rows[len(tokenizer) :] = rows[3] * 4
+        rows[tokenizer.eos_token_id] = rows[24] * 1.1
+        rows[len(tokenizer) :] = rows[27] * 4
     return model, tokenizer
 
 
@@ -373,6 +373,7 @@ def print_held(argv: list[str]) -> int:
     """Print the mean of the reward in reward.py over greedy completions of prompts, each made alone."""
     folder, file, stop, longest = argv
     (model, tokenizer), reward = _stock(folder), runpy.run_path("reward.py")["cat"]
+    model = model.float()
     how = {"max_new_tokens": int(longest), "temperature": 0}
     ends, values = {tokenizer.eos_token_id, *tokenizer(stop)["input_ids"]}, []
     if tokenizer.chat_template:

@@ -312,8 +312,11 @@ TRAINED: dict[str, tuple[dict, tuple[str, ...] | None]] = {
     "a stop of three tokens": ({"stop": "END".lower()}, ("stop = 'end'", "is 3")),
     "an empty stop": ({"stop": "''"}, ("stop = ''", "is 0")),
     "a stop that cannot be written": ({"stop": "\u4e2d"}, ("\u4e2d",)),
-    "a reward that always fails": ({"reward.py": NEVER}, ("reward cat", "every call failed", "no_such")),
-    "additions that are none": ({"reward": "addition", "held.jsonl": GOOD}, ("reward addition", "is no addition")),
+    "a reward that always fails": ({"reward.py": NEVER}, ("error: reward cat: every call failed", "no_such")),
+    "additions that are none": (
+        {"reward": "addition", "held.jsonl": GOOD},
+        ("error: reward addition: every call", "is no addition"),
+    ),
     "a reward of no name": ({"reward": "adition"}, ("reward = adition",)),
     "a reward's file that is not there": ({"reward": "none.py:cat"}, ("none.py",)),
     "a reward's function that is not there": ({"reward": "reward.py:dog"}, ("reward.py", "dog")),
@@ -933,7 +936,7 @@ def _trained(names: dict[str, str], changes: dict, words: tuple[str, ...] | None
                 return f"{done.code}, prints {done.stderr}" if done.code != 2 or done.stderr or done.stdout else None
             if "28" in (at := changes.get("FAULTS_TRAINER_FAILS", "")) and len(_rows(out)) != int(at[-1]):
                 return f"of {at[-1]} rows metrics.jsonl has {_rows(out)}"
-            late = at or keys.get("reward") == "addition" or "every call failed" in words
+            late = at or keys.get("reward") == "addition" or "every call" in words[0]
             if late and not (out / "model").exists():  # TRL makes its folder, and the first score comes after
                 before = _standing(folder)
             return _answered_2(done, words, before, folder, 1 if "No space left" in words else 2)
@@ -1044,6 +1047,8 @@ def _resumed(names: dict[str, str], torn: bool) -> Callable[[Path], str | None]:
         rows = _rows(out)
         if [row["step"] for row in rows] != [*range(8)] or rows[:3] != before[:3]:
             return f"metrics.jsonl has {rows}, after {before}"
+        if json.loads(Path(environment["FAULTS_SEEN"]).read_text())["resumed"] != "out/checkpoint-2":
+            return "TRL begins anew"
         if [row["step"] for row in rows if "eval/reward" in row] != [0, 3, 6, 7]:
             return f"scored at {[row['step'] for row in rows if 'eval/reward' in row]}"
         if not (out / "reward.png").is_file() or f"{before[0]['eval/reward']:.3f} before" not in again.stderr:
