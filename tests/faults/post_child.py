@@ -149,10 +149,10 @@ def run_whole(argv: list[str]) -> int:
     """Be post_train.py; the stand-in calls the reward and the report as TRL's trainer does, and changes no weight."""
     import post_train
 
-    for name in os.environ.get("FAULTS_HIDES", "").split():
-        sys.modules[name] = None  # as where it is not installed
-    if not TRL and "trl" not in sys.modules:
+    hidden = os.environ.get("FAULTS_HIDES", "").split()
+    if "trl" not in hidden and (not TRL or "FAULTS_SEEN" in os.environ):
         sys.modules["trl"] = types.SimpleNamespace(GRPOConfig=config(), GRPOTrainer=_Trainer)
+    sys.modules |= dict.fromkeys(hidden)  # as where they are not installed
     return post_train.main(argv)
 
 

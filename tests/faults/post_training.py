@@ -452,7 +452,7 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         yield f"refused: {' '.join(flags):.60}", _refused([names.get(flag, flag) for flag in flags], words)
     for title, flags in EXPORTS.items():
         yield f"an export: {title}", _export(plain, flags)
-    for missing in "usera intm\n":
+    for missing in "useraintmy \n":
         letters, fit = LETTERS.replace(missing, ""), missing in " "
         yield f"--chat without {missing!r}", _for_chats(shared / f"without-{ord(missing)}", letters, PADDING, fit, "")
     for rows in range(5):
