@@ -202,6 +202,7 @@ CHATS: dict[str, dict] = {
     "answers of half of the context": {"messages": TURNS[:3], "temperature": 0, "max_new_tokens": 500},
     "one fits exactly": {"messages": ["x" * (96 - 42 - n) for n in (0, 1, 2)], "temperature": 0, "max_new_tokens": 20},
     "nobody writes": {"messages": []},
+    "drawn, to the end of the context": {"messages": TURNS[:2], "max_new_tokens": 500, "temperature": 3.0},
     "drawn, and too long between others": {"messages": ["hello", "y" * 300, "hello"], "max_new_tokens": 6},
     "too long between others": {"messages": ["hello", "y" * 300, "hello"], "temperature": 0, "max_new_tokens": 6},
 }
@@ -246,7 +247,7 @@ REFUSALS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (EXPORT[:2], ("--out",)),
     (("export_model.py", "--out", "out"), ("model",)),
     *((("export_model.py", name, "--out", "out"), (name,)) for name in ("runs/none", "reward.py", "./none", ".")),
-    (("export_model.py", "CHATTY", "--out", "out", "--chat"), ("--chat", "already")),
+    (("export_model.py", "CHATTY", "--out", "out", "--chat"), ("--chat", "template already")),
     (("export_model.py", "MUTE", "--out", "out", "--chat"), ("--chat", "<|im_start|>", "without a template")),
     (("generate.py", "--model", "MUTE", "--chat"), ("mute", "no chat template")),
     (("post_child.py", "whole"), ("--config is missing",)),
@@ -668,6 +669,8 @@ def _chat(chatty: Path, typed: bytes, locale: tuple[str, str]) -> Callable[[Path
                 return commands.fault_of(done, "") or f"exit status {done.code}"
             if "\x1b" in done.stderr:
                 return "an escape is printed"
+            if bool(typed.strip()) != bool(done.stderr):
+                return f"{typed[:20]!r} is passed over without a word, or with too many: {done.stderr[:200]!r}"
         return None
 
     return hit
@@ -865,30 +868,38 @@ def _exports(model: Path) -> Callable[[Path], str | None]:
 
 
 def _export_run(whole: Path) -> Callable[[Path], str | None]:
+    """Of model/, then of the newest checkpoint, then of the one before a damaged one, then where its data is gone."""
+
     def hit(folder: Path) -> str | None:
         commands.copy(whole, folder)
+        model = commands.digest(whole / damage.RUN / "model/model.safetensors")
         rows = [json.loads(line) for line in (folder / damage.RUN / "metrics.jsonl").read_text().splitlines()]
         wanted = [row["eval/loss"] for row in rows if "eval/loss" in row][-1]
-        for source in (str(damage.RUN), f"{damage.RUN}/model", "checkpoint", "gone"):
-            if source == "checkpoint":
-                shutil.rmtree(folder / damage.RUN / "model")
-            if source == "gone":
-                shutil.rmtree(folder / "data")
-            name = str(damage.RUN) if source in ("checkpoint", "gone") else source
-            out = folder / f"out-{source.replace('/', '-')}"
-            before = _standing(folder)
-            done = commands.run("export_model.py", name, "--out", out.name, cwd=folder)
-            if source == "gone" and done.code == 2:
+        steps = {
+            "a run": lambda: None,
+            "its model": lambda: None,
+            "no model": lambda: shutil.rmtree(folder / damage.RUN / "model"),
+            "damaged": lambda: damage.cut(folder / damage.LAST / "model.safetensors", 0.5),
+            "no data": lambda: shutil.rmtree(folder / "data"),
+        }
+        for title, change in steps.items():
+            change()
+            name, before = f"{damage.RUN}{'/model' * (title == 'its model')}", _standing(folder)
+            done = commands.run("export_model.py", name, "--out", title, cwd=folder)
+            if title == "no data" and done.code == 2:
                 return None if _standing(folder) == before else "is refused, and leaves files"
-            if done.code != 0:
-                return f"{source}: exit status {done.code}: {done.stderr[-300:]}"
-            found = json.loads((out / "export.json").read_text())["before"].get("loss")
-            if source != "gone" and (found is None or abs(found - wanted) > 1e-4 or "validation" not in done.stdout):
-                return f"{source}: its loss is {found}, not {wanted}: {done.stdout[-200:]}"
-            if commands.digest(out / "model.safetensors") != commands.digest(
-                whole / damage.RUN / "model/model.safetensors"
-            ):
-                return f"{source}: other weights than model/ has"
+            if done.code != 0 or "Traceback" in done.stderr:
+                return f"{title}: exit status {done.code}: {done.stderr[-300:]}"
+            found = json.loads((folder / title / "export.json").read_text())["before"].get("loss")
+            late = title in ("damaged", "no data")
+            if (commands.digest(folder / title / "model.safetensors") == model) == late:
+                return f"{title}: other weights than it should have"
+            if late and damage.LAST.name not in done.stderr:
+                return f"{title}: what is damaged is not named: {done.stderr[-300:]}"
+            if not late and (found is None or abs(found - wanted) > 1e-4 or "validation" not in done.stdout):
+                return f"{title}: its loss is {found}, not {wanted}: {done.stdout[-200:]}"
+            if title == "no data" and (found is not None or "nothing was measured" not in done.stdout):
+                return f"{title}: prints {done.stdout[-200:]}"
         return None
 
     return hit
