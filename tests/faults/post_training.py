@@ -202,7 +202,7 @@ CHATS: dict[str, dict] = {
     "answers of half of the context": {"messages": TURNS[:3], "temperature": 0, "max_new_tokens": 500},
     "one fits exactly": {"messages": ["x" * (96 - 42 - n) for n in (0, 1, 2)], "temperature": 0, "max_new_tokens": 20},
     "nobody writes": {"messages": []},
-    "drawn, to the end of the context": {"messages": TURNS[:2], "max_new_tokens": 500, "temperature": 3.0},
+    "drawn, to the end of the context": {"messages": TURNS, "max_new_tokens": 500, "temperature": 3.0},
     "drawn, and too long between others": {"messages": ["hello", "y" * 300, "hello"], "max_new_tokens": 6},
     "too long between others": {"messages": ["hello", "y" * 300, "hello"], "temperature": 0, "max_new_tokens": 6},
 }
@@ -473,7 +473,7 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         yield f"post-training goes on{', a line is torn' * torn}", _resumed(names, torn)
     yield "what rewards are worth", _worth
     yield "a reader that has left", _left(plain, chatty)
-    yield "Ctrl-C in a sample", _interrupted("--model", str(plain), "--max_new_tokens", "1000000", typed=b"")
+    yield "Ctrl-C in a sample", _interrupted("--model", str(plain), "--num_samples", "1000000", typed=b"")
     yield "Ctrl-C in an answer", _interrupted("--model", str(chatty), "--chat", typed=b"hello\n" * 100_000)
     for patterns, count in {"p*.jsonl": 5, "[a-q]*.jsonl": 7, "./p1.jsonl": 2, "**/*.jsonl": 7}.items():
         files = {"p1.jsonl": GOOD, "p2.jsonl": GOOD + '{"prompt": "well"}\n', "q.jsonl": GOOD}
