@@ -30,8 +30,8 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240 # seconds that a stopping trainer has 
 # shellcheck disable=SC2329  # the trap calls it
 again() {
     echo "time is nearly up: the trainer saves and stops, the job queues again"
-    kill -TERM "$step"
-    wait "$step" || true
+    kill -TERM "$!"
+    wait "$!" || true
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
 }
@@ -44,9 +44,8 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 bash -c '
     exec accelerate launch --config_file accelerate_configs/multi_node_2x8.yaml \
         --machine_rank "$SLURM_NODEID" --main_process_ip "$HOST" --main_process_port "$PORT" \
         --rdzv_backend c10d --max_restarts 3 train.py "$@"' launch "$@" &
-step=$!
 status=0
-wait "$step" || status=$?
+wait "$!" || status=$?
 # A preempted job whose script ends by itself would count as done: wait until Slurm takes it away and queues it again.
 if scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then sleep 900; fi
 exit "$status"
