@@ -116,7 +116,7 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         if done.code != 0 or ID not in server.repositories:
             raise RuntimeError(f"the tree cannot push: {done.stderr}")
         pushed, tags = _weights(server), sorted(server.tags(ID))
-        tree = server.files(ID)
+        tree, there = server.files(ID), (server.repositories[ID], server.objects)
     for asked in ASKED:
         for name, fault in FAULTS.items():
 
@@ -201,7 +201,7 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     for title, (change, flags, said) in REFUSED.items():
         yield f"pushes are refused: {title}", _refused(base, change, flags, said)
     for at, steps in {"": (12,), "@main": (12,), "@step-00000003": (3, 6, 9, 12), "@step-00000006": (6, 9, 12)}.items():
-        yield f"resumed from hub://{ID}{at}", _resumed(base, wanted, at, steps)
+        yield f"resumed from hub://{ID}{at}", _resumed(base, there, wanted, at, steps)
     yield "its own repository holds a model only", _own(base, tree)
     for title, edit in MANIFESTS.items():
         yield f"a checkpoint's manifest with {title}", _edited(base, tree, edit)
@@ -289,18 +289,14 @@ def _refused(base: Path, change: Callable, flags: dict[str, str], said: str) -> 
     return hit
 
 
-def _resumed(base: Path, wanted: dict, at: str, steps: tuple[int, ...]) -> Callable:
+def _resumed(base: Path, there: tuple, wanted: dict, at: str, steps: tuple[int, ...]) -> Callable:
     """The run goes on from that step, to the whole run's bits, also where the fetch was cut off; then it asks no more."""
 
     def hit(folder: Path) -> str | None:
         commands.copy(base, folder)
         with HubServer() as server:
-            (folder / "first").mkdir()
-            commands.copy(base, folder / "first")
-            if (done := _train(folder / "first", server)).code != 0:
-                return f"the tree cannot push: {done.stderr[-300:]}"
+            server.repositories[ID], server.objects = there
             words = (*damage.TRAIN, "--resume_from_checkpoint", f"hub://{ID}{at}")
-            server.requests.clear()
             server.faults.append(Fault("GET .*/optimizer.safetensors", status=503, times=10**9))
             done = _run(folder, server, *words)
             left = list((folder / damage.RUN / "checkpoints").glob("step-*"))
@@ -345,7 +341,7 @@ def _edited(base: Path, tree: dict, edit: Callable) -> Callable:
             _on_hub(server, tree | {name: json.dumps(about).encode()})
             done = _run(folder, server, *damage.TRAIN, "--resume_from_checkpoint", f"hub://{ID}")
         left = list((folder / damage.RUN / "checkpoints").glob("step-*"))
-        return f"success, or left: {left}" if done.code == 0 or left else commands.fault_of(done, ID)
+        return f"ends with {done.code}, left: {left}" if done.code == 0 or left else commands.fault_of(done, ID)
 
     return hit
 
