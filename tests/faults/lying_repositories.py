@@ -74,7 +74,7 @@ USES = {
 # Of these two versions are served, "a" at first and as the tag v1: each row or run of tokens shows of which it is.
 PINNED = {
     **{f"files, {kind}": ("--data_files", f"hf://datasets/{NAME}{{}}/data/*{kind}") for kind in KINDS},
-    "a file": ("--data_files", f"hf://datasets/{NAME}{{}}/data/a b[1].jsonl"),
+    "a file": ("--data_files", f"hf://datasets/{NAME}{{}}/data/odd/c[1].jsonl"),
     "a link": ("--data_files", "URL/datasets/me/corpus/resolve/main/data/one.jsonl"),
     "a data set": ("--data_files", "null", "--dataset_name", NAME),
     "token files": ("--data_files", "null", "--data_dir", f"hf://datasets/{NAME}{{}}/tokens"),
@@ -372,11 +372,11 @@ def _replaced(rng: random.Random, kind: str, mark: str) -> Callable[[Path], str 
 def _version(folder: Path, letter: str) -> Path:
     """Write a repository of which each row begins with the letter, and all tokens are that of the letter."""
     place = folder / letter / "datasets" / NAME
-    (place / "data").mkdir(parents=True)
+    (place / "data" / "odd").mkdir(parents=True)
     (place / "tokens").mkdir()
-    for name in ("one", "two", "a b[1]"):
-        texts = [f"{letter}{i:04} " + commands.text(i, 40) for i in range(300)]
-        for kind in KINDS if name != "a b[1]" else (".jsonl",):
+    for name in ("one", "two", "odd/c[1]", "odd/c1"):  # the last one is what the third would be as a pattern
+        texts = [f"{'b' if name == 'odd/c1' else letter}{i:04} " + commands.text(i, 40) for i in range(300)]
+        for kind in KINDS if "odd" not in name else (".jsonl",):
             (place / "data" / f"{name}{kind}").write_bytes(data_files.FORMATS[kind][0](texts))
     for number, name in enumerate(("x_val_0", *(f"x_train_{i}" for i in range(5)))):
         (place / "tokens" / f"{name}.bin").write_bytes(_token_file(letter, 300 + number))
@@ -402,6 +402,7 @@ def _pinned(rng: random.Random, use: str, when: str) -> Callable[[Path], str | N
                 path.unlink()
             for version in versions:
                 shutil.rmtree(version / "datasets" / NAME / "tokens")
+                shutil.rmtree(version / "datasets" / NAME / "data" / "odd")
         tag = when == "at a tag"
         with LyingHub(folder / "served") as server:
             server.versions = {"a" * 40: versions[0]}
@@ -434,7 +435,7 @@ def _pinned(rng: random.Random, use: str, when: str) -> Callable[[Path], str | N
                 return "what is complete is asked for anew"
             return None if found == served else "other token files than the commit's"
         (place,) = (folder / "data").glob("*/manifest.json")
-        files = 1 if use in ("a file", "a link") else 3 if "jsonl" in use or use == "a data set" else 2
+        files = 1 if use in ("a file", "a link") else 2
         found = _words_of(folder), commands.prepared(folder)[0]
         return None if found == ({"a"}, 300 * files) else f"rows of {found[0]}, {found[1]} documents"
 
@@ -477,7 +478,7 @@ TOKENS: dict[str, tuple[Callable, str | None]] = {
     ),
     "the manifest is gone": (lambda here, hub: (here / "manifest.json").unlink(), None),
     "half a fetch is left": (
-        lambda here, hub: ((here / ".fetch").mkdir(), (here / ".fetch/x_train_1.bin").touch()),
+        lambda here, hub: ((here / ".fetch").mkdir(), (here / ".fetch/a").touch(), (here / "manifest.json").unlink()),
         None,
     ),
 }
