@@ -214,6 +214,13 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         yield f"a push on disk with {title}", _staged(_waiting(base, shared), edit)
     for asked in ("POST .*/commit/", "POST .*/tag/"):
         yield f"--push_pending: killed at {asked}, two at once", _killed(_waiting(base, shared), pushed, tags, asked)
+    for other in (ID, "me/other"):
+        for there in (False, True):
+            yield (
+                f"hub://{other}, empty: {there}, of a run that pushes to {ID}",
+                _begins(base, pushed, tags, other, there),
+            )
+    yield "an older last-checkpoint on the Hub has more files", _older(base)
 
 
 def _join(server: HubServer, role: str) -> None:
@@ -415,6 +422,38 @@ def _killed(waiting: Path, pushed: dict, tags: list[str], asked: str) -> Callabl
         if again.code != 0 or again.stderr.strip() or steps != sorted(set(steps), reverse=True):
             return f"commits of the steps {steps}; the next one ends with {again.code}: {again.stderr[-300:]}"
         return None
+
+    return hit
+
+
+def _begins(base: Path, pushed: dict, tags: list[str], other: str, there: bool) -> Callable:
+    """Where nothing was pushed yet, a run begins that is to go on from its own repository, and from no other one."""
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(base, folder)
+        with HubServer() as server:
+            if there:
+                server.make(other)
+            done = _run(folder, server, *damage.TRAIN, *PUSHES, "--resume_from_checkpoint", f"hub://{other}")
+            if other != ID:
+                begun = (folder / damage.RUN / "metrics.jsonl").exists() or done.code != 2
+                return f"a run begins, {done.code}: {done.stderr[-300:]}" if begun else commands.fault_of(done, other)
+            if done.code != 0 or _weights(server) != pushed or sorted(server.tags(ID)) != tags:
+                return f"ends with {done.code}, on the Hub are {list(server.files(ID))}: {done.stderr[-300:]}"
+        return None
+
+    return hit
+
+
+def _older(base: Path) -> Callable:
+    def hit(folder: Path) -> str | None:
+        commands.copy(base, folder)
+        with HubServer() as server:
+            _on_hub(server, {"last-checkpoint/old.safetensors": b"x", "notes.txt": b"mine"})
+            done = _run(folder, server, *damage.TRAIN, *PUSHES[:-1], "checkpoint")
+            found = [name for name in server.files(ID) if name.startswith("last-checkpoint/") or name == "notes.txt"]
+        wanted = sorted(["notes.txt", *(f"last-checkpoint/{name}" for name in PARTS)])
+        return None if done.code == 0 and sorted(found) == wanted else f"{done.code}, on the Hub are {sorted(found)}"
 
     return hit
 

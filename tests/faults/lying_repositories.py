@@ -4,6 +4,7 @@ What hf:// names is read whole, as the reference reader counts it, or refused by
 versions mixed, where a file changes between two starts.
 """
 
+import io
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import data_files
 import lying_server
 import numpy
 import outside_words
+import pyarrow.parquet
 from lying_server import LyingServer
 
 NAME = "me/corpus"
@@ -221,6 +223,12 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     for how in [how for how in ABOUT if how.startswith(("no sha", "sha"))]:
         for use in [use for use, (_, named) in USES.items() if named.startswith("me/")]:
             yield f"{use}: {how}", _unpinned(model, use, how)
+    for use in [use for use in USES if not use.endswith("URL")]:
+        yield f"{use}: HF_HUB_OFFLINE is set", _offline(model, use)
+    for mark in ("ETag", "Last-Modified"):
+        yield f".parquet: of equal size, another after a kill, marked by {mark}", _replaced(rng, ".parquet", mark)
+    for kind in KINDS:
+        yield f"{kind}: the same one after a kill, modified now at each answer", _replaced(rng, kind, "now")
     for what, (damage_it, said) in TOKENS.items():
         yield f"token files: {what}", _tokens(damage_it, said)
 
@@ -336,7 +344,7 @@ def _replaced(rng: random.Random, kind: str, mark: str) -> Callable[[Path], str 
         texts = [[f"{letter}{i:04} " + commands.text(i, 40) for i in range(900)] for letter in "ab"]
         (folder / "served" / "files").mkdir(parents=True)
         path = folder / "served" / "files" / f"one{kind}"
-        data = [data_files.FORMATS[kind][0](rows) for rows in texts]
+        data = [_plain_parquet(rows) if kind == ".parquet" else data_files.FORMATS[kind][0](rows) for rows in texts]
         if len(data[0]) != len(data[1]):
             raise RuntimeError("the two files differ in size")
         with LyingServer(folder / "served") as server:
@@ -356,9 +364,13 @@ def _replaced(rng: random.Random, kind: str, mark: str) -> Callable[[Path], str 
                 time.sleep(0.005)
             started.kill()
             first = started.wait()
-            path.write_bytes(data[1])
-            os.utime(path, (10**9, 10**9 + 5))
+            if mark != "now":
+                path.write_bytes(data[1])
+                os.utime(path, (10**9, 10**9 + 5))
             done = commands.run("prepare_data.py", *words, cwd=folder, hasty=True)
+        if mark == "now":
+            same = done.code == 0 and commands.prepared(folder)[0] == len(texts[0])
+            return None if same else f"it ends with {done.code}: {done.stderr[-300:]}"
         if done.code != 0:
             return commands.fault_of(done, path.name)
         if first.code == 0 or not mark:  # it had ended; or nothing states that it is another one
@@ -461,6 +473,30 @@ def _unpinned(model: Path, use: str, how: str) -> Callable[[Path], str | None]:
         return commands.fault_of(done, named) or said or (f"made: {odd}" if odd and "token" in use else None)
 
     return hit
+
+
+def _offline(model: Path, use: str) -> Callable[[Path], str | None]:
+    def hit(folder: Path) -> str | None:
+        commands.copy(folder.parents[1] / "base", folder)
+        (script, *flags), named = USES[use]
+        outside_words.serve(folder / "served", model)
+        with LyingHub(folder / "served") as server:
+            how = _environment(folder, server) | {"HF_HUB_OFFLINE": "1"}
+            done = commands.run(script, "--recipe", "tiny.yaml", *flags, cwd=folder, hasty=True, environment=how)
+            if done.code == 0 or server.asked:
+                return f"success, or {server.asked} requests"
+        own = use in ("a file", "a data set", "token files")  # else it is a library that says so, in other words
+        return commands.fault_of(done, "HF_HUB_OFFLINE" if own else named)
+
+    return hit
+
+
+def _plain_parquet(texts: list[str]) -> bytes:
+    """Return a file whose size does not depend on its letters."""
+    sink = io.BytesIO()
+    how = {"compression": "none", "use_dictionary": False, "write_statistics": False, "row_group_size": 100}
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), sink, **how)
+    return sink.getvalue()
 
 
 # What happens to token files that are here or on the Hub, and a word of the line, or None where all is right again.
