@@ -68,7 +68,7 @@ async def _check_answer(_client, _context, asked) -> None:
     """Raise Cut for an answer of other bytes than were asked for, Unreadable for another file than before, or a page."""
     answer: ClientResponse = asked.response
     url = (*answer.history, answer)[0].url
-    if "html" in answer.headers.get("Content-Type", ""):
+    if "html" in answer.headers.get("Content-Type", "").lower():
         if asked.method == "HEAD":  # what follows shows whether it is a page
             return
         begin = await answer.content.read(BLOCK_BYTES)

@@ -83,7 +83,7 @@ def _check(answer: Any) -> None:
         return
     raw = answer.iter_raw
     answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
-    if "html" in headers.get("Content-Type", ""):
+    if "html" in headers.get("Content-Type", "").lower():
         refuse_page(answer.read(), headers, str(url))
     if found:
         answer.read()

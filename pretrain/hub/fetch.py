@@ -80,6 +80,8 @@ def _fetch(
     try:
         manifest = files.read_json(fetched(within[-1] + layout.MANIFEST))
         path = checkpoints / layout.step_name(manifest["step"])
+        if not layout.STEP.fullmatch(path.name) or within[-1] not in (NEWEST, f"checkpoints/{path.name}/"):
+            raise ValueError
         rows = {name: {key: manifest["files"][name][key] for key in ("size", "sha256")} for name in PARTS}
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{where}: {within[-1]}{layout.MANIFEST} cannot be read ({type(error).__name__})") from None
