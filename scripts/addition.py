@@ -46,4 +46,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except OSError as error:
+        sys.exit(f"error: {error.filename or FOLDER}: {error.strerror}")

@@ -86,7 +86,7 @@ def machine_fault(error: BaseException) -> BadInput | None:
     """
     if isinstance(error, MemoryError) or MEMORY.search(str(error)):
         remedy = "end other programs, or raise the limit (ulimit -v); the same command goes on"
-        return BadInput(f"memory ran out: {remedy}", 1)
+        return BadInput(f"memory ran out: {remedy}", 1, alone=True)
     number, name = errno_of(error), getattr(error, "filename", None)
     if number is None or (number in PLACE and name is None):
         return None

@@ -5,12 +5,15 @@ secret of each kind, breaks connections, redirects to signed links, and answers 
 headers and pages. Whatever comes of the command, nothing that it prints or leaves may hold them.
 """
 
+import ast
 import http.client
 import importlib.util
 import json
 import random
 import re
+import shlex
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +23,7 @@ from urllib.parse import urlsplit
 import commands
 import damage
 import pyarrow.parquet
+import yaml
 from data_server import DataServer
 from hub_server import HubServer
 
@@ -349,7 +353,7 @@ SHORT = (
     "a reward and prompts",
     "a model to sample from",
 )
-OWN = ("reward.py", "prompts.jsonl", "post.yaml")  # written by the user's own hand
+OWN = ("reward.py", "prompts.jsonl", "post.yaml", "mixture.yaml")  # written by the user's own hand
 
 
 def attack(
@@ -414,6 +418,302 @@ def through(door: str, words: list[str]) -> Callable[[Path], str | None]:
     return hit
 
 
+def checked(check: str) -> Callable[[Path], str | None]:
+    """Return a case: one of words_child's CHECKS."""
+
+    def hit(folder: Path) -> str | None:
+        done = commands.run("words_child.py", "check", check, cwd=folder)
+        return None if done.code == 0 else done.stderr[-600:]
+
+    return hit
+
+
+PROMPTS = (
+    "the cat",
+    "the\ncat\n\n sat",
+    "the '\"",
+    "",
+    "  the \\n",
+    f"the {ESCAPE}",
+    "the 'a'\r\nb",
+    "é 🦣\u0085\u2028x",
+)
+TALKS = ("--sample_steps", "1", "--sample_tokens", "5", "--sample_prompts", *PROMPTS)
+WEBS = 'weight: 1\n  data_files: ["{0}/files/a.txt?{1}&token={2}"]\n  validation_fraction: 0.2\n'
+
+
+def talking(base: Path, shared: Path) -> Path:
+    """Return the folder of a run that writes samples at each step, with all of its checkpoints."""
+    folder = shared / "talking"
+    folder.mkdir()
+    done = commands.run(*damage.TRAIN, *TALKS, "--report_to", "tensorboard", cwd=commands.copy(base, folder))
+    if done.code != 0:
+        raise RuntimeError(f"the tree cannot train: {done.stderr}")
+    return folder
+
+
+def resumed(talking: Path, how: str) -> Callable[[Path], str | None]:
+    """Return a case: a run that was killed behind its checkpoint leaves what the whole run left, each thing once."""
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(talking, folder)
+        run = folder / damage.RUN
+        wanted = [samples_of(run), commands.bits_of(run), scalars_of(run)]
+        cut_back(run, 6)
+        before = (run / "run.log").read_text()
+        metrics, samples = run / "metrics.jsonl", run / "samples.txt"
+        if how == "torn":
+            metrics.write_bytes(metrics.read_bytes()[:-9])
+            samples.write_bytes(samples.read_bytes()[:-9])
+        elif how == "odd":
+            rows = metrics.read_text().splitlines(keepends=True)
+            metrics.write_text("".join([*rows[:3], '{"step": "\x1b"}\n', "[" * 9999 + "\n", "\n", *rows[3:]]))
+        elif how == "in the way":
+            shutil.rmtree(run / "tensorboard")
+            (run / "tensorboard").write_text("")
+            (run / "curves.png").unlink(missing_ok=True)
+            (run / "curves.png").mkdir()
+        done = commands.run(*damage.TRAIN, *TALKS, "--report_to", "tensorboard", cwd=folder)
+        if done.code != 0:
+            return commands.fault_of(done, "") or f"exit status {done.code}: {done.errors[0][:300]}"
+        if how == "in the way":
+            if missing := [
+                name for name in ("tensorboard: off from here", "curves.png: not drawn") if name not in done.stderr
+            ]:
+                return f"not a word of {missing}"
+            wanted[2] = scalars_of(run)
+        if how == "odd" and "metrics.jsonl: line 4 is no row; 3 such" not in done.stderr:
+            return f"not a word of odd lines: {done.stderr[:300]}"
+        kept = (run / "run.log").read_text()
+        if kept != before + done.stderr:
+            return "run.log is not what the terminal showed, one start after the other"
+        found = [samples_of(run), commands.bits_of(run), scalars_of(run)]
+        for name, one, other in zip(("samples.txt", "weights and losses", "tensorboard"), found, wanted, strict=True):
+            if one != other:
+                return f"{name} is not the whole run's: {one}, {other}"
+        if len(found[0]) != (commands.STEPS + 1) * len(PROMPTS):
+            return f"{len(found[0])} samples"
+        return secret_shown(folder, done.stderr, done.stdout)
+
+    return hit
+
+
+def cut_back(run: Path, step: int) -> None:
+    """Remove what a run has saved later than a step."""
+    for path in (*(run / "checkpoints").iterdir(), run / "model"):
+        if path.name == "model" or int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+
+
+def samples_of(run: Path) -> list[str]:
+    """Return the samples of a run, each with its heading."""
+    return (run / "samples.txt").read_text().split("==== step ")[1:]
+
+
+def scalars_of(run: Path) -> object:
+    """Return the losses, and the number of samples, that TensorBoard shows of a run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    if not (run / "tensorboard").is_dir():
+        return None
+    shown = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    pages = [event.tensor_proto.string_val[0].decode() for event in shown.Tensors("samples/text_summary")]
+    steps = sorted({event.step for event in shown.Tensors("samples/text_summary")})  # what is hidden is still there
+    odd = [page for page in pages if CONTROL.search(page) or page.count("<pre") != len(PROMPTS)]
+    return [(e.step, e.value) for name in ("train/loss", "eval/loss") for e in shown.Scalars(name)], steps, odd
+
+
+def streamed(whole: Path, kind: str, number: int, wanted: dict) -> Callable[[Path], str | None]:
+    """Return a case: a run whose terminal or pipe fails it, or that a signal stops, loses nothing."""
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(whole, folder)
+        stopped = kind in ("signal", "nohup")
+        cut_back(folder / damage.RUN, 0 if stopped else 6)
+        log, metrics = folder / damage.RUN / "run.log", folder / damage.RUN / "metrics.jsonl"
+        log.unlink()
+        if stopped:
+            metrics.unlink()
+        restarts = "2" if number == 15 else "0"
+        environment = {"TORCHELASTIC_MAX_RESTARTS": restarts}
+        steps = ("--eval_steps", "1", "--eval_tokens", "0") if stopped else ()  # which take their time
+        done = commands.run(
+            "words_child.py", kind, str(number), *damage.TRAIN, *steps, cwd=folder, environment=environment
+        )
+        if kind == "signal":
+            code = 0 if restarts == "2" else 128 + number
+            if done.code != code or done.errors or "Traceback" in done.stderr:
+                return f"exit status {done.code}, not {code}: {done.stderr[-300:]}"
+            rows = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+            newest = max(path.name for path in (folder / damage.RUN / "checkpoints").iterdir())
+            if newest != f"step-{rows[-1]:08d}" or (folder / damage.RUN / "model").exists():
+                return f"stopped behind step {rows[-1]}, it has {newest}"
+            done = commands.run(*damage.TRAIN, *steps, cwd=folder)
+        if done.code != 0:
+            return f"exit status {done.code}: {done.stderr[-300:]}"
+        last = f"/{commands.STEPS}  loss" if kind != "tty" else "run.log  "
+        if (kind != "signal" and last not in log.read_text()) or "\x1b" in log.read_text():
+            return f"run.log has not all lines: {log.read_text()[-300:]}"
+        if kind == "tty" and f"{commands.STEPS}/{commands.STEPS} [" not in done.stderr:
+            return f"no progress bar: {done.stderr[:1500]!r}"
+        same = wanted if not stopped else {name: value for name, value in wanted.items() if name != "losses"}
+        return damage.ends(done, folder, same)
+
+    return hit
+
+
+def generated(model: Path) -> Callable[[Path], str | None]:
+    """Return a case: three samples, into a file, a pipe whose reader leaves, a terminal and a full disk."""
+
+    def hit(folder: Path) -> str | None:
+        def run(*words: str, seed: str = "5", many: str = "3") -> commands.Done:
+            flags = ("--model", str(model), "--prompt", prompt, "--seed", seed, "--num_samples", many)
+            child = ("words_child.py", *words) if words else ()
+            return commands.run(*child, "generate.py", *flags, "--max_new_tokens", "60", cwd=folder)
+
+        for prompt in ("the cat", f"the {ESCAPE}\t é"):
+            alone = [run(seed=str(seed), many="1") for seed in (5, 6, 7)]
+            wanted = "".join(f"---- sample {n} of 3\n{done.stdout}" for n, done in enumerate(alone, 1))
+            whole, terminal, head, full = run(), run("tty", "1"), run("left", "1", many="50"), run("full", "1")
+            if (
+                any(not done.stdout.startswith(prompt) or done.stderr for done in alone)
+                or len({one.stdout for one in alone}) < 3
+            ):
+                return f"samples alone: {[done.stdout + done.stderr for done in alone]}"
+            if whole.stdout != wanted:
+                return f"together: {whole.stdout!r}, one by one: {wanted!r}"
+            shown = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), wanted)
+            if terminal.stdout.split() != shown.split() or terminal.code != 0:
+                return f"on a terminal {terminal.stdout + terminal.stderr!r}, not {shown!r}"
+            if (head.code, head.stdout, head.stderr) != (1, "---- sample 1 of 50\n", ""):
+                return f"where the reader leaves: {head}"
+            if full.code != 1 or full.stdout or full.stderr.count("\n") != 1 or "No space left" not in full.stderr:
+                return f"on a full disk: {full}"
+        return None
+
+    return hit
+
+
+def of_webs(base: Path, tracker: str) -> Callable[[Path], str | None]:
+    """Return a case: texts behind two logins, as flags or a mixture: no file has them; renewed ones are the same."""
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(base, folder)
+        home, served = folder / "a b's", folder.with_name(f".{folder.name}-served")
+        serve(served, None)
+        with DataServer(served) as data:
+            url = data.url.replace("://", f"://{LOGIN}")
+            environment = {"WANDB_MODE": "offline", "WANDB_API_KEY": API_KEY, "HOME": str(folder), "HF_TOKEN": TOKEN}
+
+            def train(token: str) -> commands.Done:
+                text = commands.RECIPE.replace("sample_steps: 0", "")
+                if by_flags:
+                    links = [f"{url}/files/a.txt?{SIGNED}{v}&token={token}" for v in (1, 2)]
+                    more = ("--validation_fraction", "0.2", "--data_files", *links)
+                else:
+                    links = [f"- {WEBS.format(url, f'v={v}', token)}" for v in (1, 2)]
+                    more, text = (), text.replace("data_files: [text.txt]", "sources:\n" + "".join(links))
+                (folder / "mixture.yaml").write_text(text)
+                flags = (
+                    "--recipe",
+                    "mixture.yaml",
+                    "--max_steps",
+                    "3",
+                    "--warmup_steps",
+                    "1",
+                    "--output_dir",
+                    str(home),
+                )
+                return commands.run("train.py", *flags, *tracked, *more, cwd=folder, environment=environment)
+
+            by_flags = tracker == "wandb"
+            tracked = ("--report_to", tracker, "--sample_steps", "3", "--sample_prompts", "<b>&x", f"&{ESCAPE}")
+            first = train(QUERY)
+            if first.code != 0:
+                return f"exit status {first.code}: {first.stderr[-500:]}"
+            made = sorted(path.name for path in (folder / "data").iterdir())
+            again = train("renewed")
+        shutil.rmtree(served)
+        for done in (first, again):
+            if done.code != 0:
+                return commands.fault_of(done, "") or f"exit status {done.code}: {done.errors[0][:300]}"
+        if sorted(path.name for path in (folder / "data").iterdir()) != made:
+            return f"a renewed link is taken for other data: {made}"
+        (folder / "mixture.yaml").unlink()
+        if tracker == "wandb":
+            loop = first.stderr.partition("later: ")[2].splitlines()[0].replace("wandb sync", "ls")
+            listed = subprocess.run(["bash", "-c", loop], cwd=folder, capture_output=True, text=True)
+            if listed.returncode or ".wandb" not in listed.stdout:
+                return f"the command that sends the curves finds none: {loop}: {listed.stderr}"
+        for path in (path for path in folder.rglob("*") if path.is_file()):
+            raw = ("<b>&x", ESCAPE) if path.suffix == ".html" or "tfevents" in path.name else ()
+            for word in (*SECRETS, *raw):
+                if word.encode() in path.read_bytes():
+                    return f"{word!r} stands in {path.relative_to(folder)}"
+        return secret_shown(folder, *(done.stderr + done.stdout for done in (first, again)))
+
+    return hit
+
+
+def carded(base: Path) -> Callable[[Path], str | None]:
+    """Return a case: the card of a model whose recipe holds Markdown, quotes and a login says what was measured."""
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(base, folder)
+        served = folder.with_name(f".{folder.name}-served")
+        serve(served, None)
+        prompt = f"```\n# forged \"'$\n````\n{ESCAPE}"
+        flags = ("--sample_steps", "3", "--tags", "a: b", "[x]", "--license", "mit", "--run_name", "a_b.c-d")
+        flags += ("--push_to_hub", "true", "--hub_model_id", "me/card", "--sample_prompts", prompt)
+        with DataServer(served) as data, HubServer() as hub:
+            link = data.url.replace("://", f"://{LOGIN}") + f"/files/a.txt?{SIGNED}"
+            command = (*of_train("--data_files", link)(""), *flags)
+            environment = hub.environment(folder / "home")
+            done = commands.run(*command, cwd=folder, environment=environment, hasty=True)
+            pushed = hub.files("me/card") if "me/card" in hub.repositories else {}
+        shutil.rmtree(served)
+        if done.code != 0 or "README.md" not in pushed:
+            return commands.fault_of(done, "") or f"exit status {done.code}, pushed: {list(pushed)}"
+        _, head, body = pushed["README.md"].decode().split("---\n", 2)
+        about, kept = yaml.safe_load(head), folder / "runs" / "a_b.c-d"
+        rows = [json.loads(line) for line in (kept / "metrics.jsonl").read_text().splitlines()]
+        loss = [row["eval/loss"] for row in rows if "eval/loss" in row][-1]
+        measured = {each["name"]: each["value"] for each in about["model-index"][0]["results"][0]["metrics"]}
+        if measured.get("validation loss, nats per token") != round(loss, 4) or "datasets" in about:
+            return f"its head has {about}"
+        if (about["license"], about["tags"]) != ("mit", ["ursa-minor", "a: b", "[x]"]):
+            return f"its head has {about}"
+        found = re.findall(r"^(`{3,})(\w+)\n(.*?)^\1$", body, re.DOTALL | re.MULTILINE)
+        blocks = {language: text for _, language, text in found}
+        calls = [node for node in ast.walk(ast.parse(blocks["python"])) if isinstance(node, ast.Call)]
+        said = [node.value for call in calls for node in ast.walk(call) if isinstance(node, ast.Constant)]
+        if prompt not in said or "me/card" not in said or "step-00000003" not in said:
+            return f"its code has {said}"
+        main = yaml.safe_load(blocks["yaml"])
+        if (main["max_steps"], main["tokenizer"], main["learning_rate"]) != (3, "tok", 3e-3):
+            return f"its recipe is {main}"
+        hidden = link.replace(LOGIN, "redacted@").partition("?")[0] + "?redacted="
+        words = shlex.split(blocks["sh"])
+        wanted = ["python", *(hidden if word == link else word for word in command)][:-1]
+        if [word.partition("=")[0] for word in words[:-1]] != [word.partition("=")[0] for word in wanted]:
+            return f"its command is {words}"
+        plain = re.sub(r"^(`{3,})\w+\n.*?^\1$", "", body, flags=re.DOTALL | re.MULTILINE)
+        pieces = ("# a\\_b.c-d\n", "after step 3 of 3.", f"| {loss:.4f} |", "| tokens | 192 |", "files of its author's")
+        if missing := [piece for piece in pieces if piece not in plain]:
+            return f"its text has not {missing}: {plain}"
+        if "forged" in plain or plain.count("\n# ") != 1:
+            return f"its text has other headings: {plain}"
+        if pushed["metrics.jsonl"] != (kept / "metrics.jsonl").read_bytes():
+            return "other metrics were pushed"
+        for name, data in pushed.items():
+            if shown := [word for word in SECRETS if word.encode() in data]:
+                return f"{shown} stands in {name}"
+        (folder / "pushed.md").write_bytes(pushed["README.md"])
+        return secret_shown(folder, done.stderr, done.stdout)
+
+    return hit
+
+
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each source eight times, each time with other faults; by fours, so that every fourth case meets each source.
 
@@ -446,3 +746,20 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     for door in DOORS:
         for title, words in WORDS.items():
             yield f"{title} through {door}", through(door, rng.sample(words, len(words)))
+    for check in ("friendly", "urls", "ends", "processes", "files", "console"):
+        yield f"check {check}", checked(check)
+    yield "generated", generated(whole / damage.RUN / "model")
+    talks = talking(base, shared)
+    for how in ("whole", "torn", "odd", "in the way"):
+        yield f"killed and resumed: {how}", resumed(talks, how)
+    bits = commands.bits_of(whole / damage.RUN)
+    for kind in ("full", "left", "gone", "shut", "tty"):
+        yield f"standard error: {kind}", streamed(whole, kind, 2, bits)
+    yield "standard output: shut", streamed(whole, "shut", 1, bits)
+    for number in (1, 2, 15):
+        yield f"signal {number}", streamed(whole, "signal", number, bits)
+    yield "nohup", streamed(whole, "nohup", 1, bits)
+    for tracker in ("wandb", "tensorboard"):
+        yield f"a mixture behind logins, {tracker}", of_webs(base, tracker)
+    yield "a card", carded(base)
+    yield "check trackers", checked("trackers")

@@ -151,7 +151,7 @@ def test_the_clients_own_waits_are_bounded_whatever_the_server_asks_for(server, 
 
 def test_a_page_of_a_proxy_is_said_to_be_one(server, tmp_path):
     server.make(ID)
-    html = {"Content-Type": "text/html; charset=utf-8"}
+    html = {"Content-Type": "Text/HTML; charset=utf-8"}
     server.faults = [Fault("GET", 1, "say", message="<!doctype html><title>Log in</title>", headers=html)]
     with pytest.raises(TrainingStopped, match=f"hub://{ID}: .*looks like a proxy's or log-in page .*HTTPS_PROXY"):
         fetched(tmp_path)

@@ -1,5 +1,6 @@
 """A fresh machine gets a whole checkpoint from the Hub, or a reason."""
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -92,6 +93,16 @@ def test_manifest_that_is_none_is_refused(pushed, new):
         pushed.repositories[ID].commits[-1].files["last-checkpoint/manifest.json"] = manifest
         with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
             fetch(new)
+
+
+@pytest.mark.parametrize("step", [-1, "../x", 10**9, 1.5, None])
+def test_a_manifest_of_a_step_that_no_checkpoint_has_is_refused(pushed, new, step):
+    tree = pushed.repositories[ID].commits[-1].files
+    stated = json.loads(tree["last-checkpoint/manifest.json"]) | {"step": step}
+    tree["last-checkpoint/manifest.json"] = json.dumps(stated).encode()
+    with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
+        fetch(new)
+    assert not [path for path in new.rglob("*") if path.name.startswith("step-")]
 
 
 @pytest.mark.parametrize(
