@@ -58,6 +58,7 @@ HALVES = {
     "a checkpoint without metrics.jsonl": (r"(?!metrics\.jsonl).*", "well"),
 }
 PUSHES = ("--push_to_hub", "true", "--hub_model_id", ID, "--hub_strategy", "all_checkpoints")
+OTHER = ("--push_to_hub", "true", "--hub_model_id", "me/newest", "--hub_strategy", "checkpoint")
 PARTS = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 # By hub_strategy: the steps that are pushed, and the folder of a step's checkpoint, if it has one.
 STRATEGIES: dict[str, tuple[tuple[int, ...], str]] = {
@@ -95,7 +96,7 @@ MANIFESTS: dict[str, Callable[[dict], object]] = {
     "no sum": lambda about: about["files"]["state.json"].pop("sha256"),
 }
 STAGED: dict[str, Callable[[dict], object]] = {
-    "a name that climbs": lambda push: push["files"].update({"../../../../text.txt": push["files"]["README.md"]}),
+    "a name that climbs": lambda push: push["files"].update({"../../../../../text.txt": push["files"]["README.md"]}),
     "a name that is not pushed": lambda push: push["files"].update({".env": push["files"]["README.md"]}),
     "a file that is gone": lambda push: push["files"].update({"curves.png": push["files"]["README.md"]}),
     "another sum": lambda push: push["files"]["README.md"].update(sha256="0" * 64),
@@ -117,6 +118,10 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
             raise RuntimeError(f"the tree cannot push: {done.stderr}")
         pushed, tags = _weights(server), sorted(server.tags(ID))
         tree, there = server.files(ID), (server.repositories[ID], server.objects)
+        newest = _run(reference, server, *damage.TRAIN, "--run_name", "newest", *OTHER)
+        if newest.code != 0:
+            raise RuntimeError(f"the tree cannot push: {newest.stderr}")
+        one = server.repositories["me/newest"], server.objects  # of which each commit has another last-checkpoint
     for asked in ASKED:
         for name, fault in FAULTS.items():
 
@@ -220,6 +225,9 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
                 f"hub://{other}, empty: {there}, of a run that pushes to {ID}",
                 _begins(base, pushed, tags, other, there),
             )
+    for at, steps in {"": (12,), "@step-00000003": (3, 6, 9, 12)}.items():
+        yield f"resumed from hub://{ID}{at}, last-checkpoint", _resumed(base, one, wanted, at, steps)
+    yield "a push that the Hub refuses once", _in_order(_waiting(base, shared), tags)
     yield "an older last-checkpoint on the Hub has more files", _older(base)
 
 
@@ -381,8 +389,12 @@ def _staged(waiting: Path, edit: Callable) -> Callable:
     def hit(folder: Path) -> str | None:
         commands.copy(waiting, folder)
         first, *others = sorted((folder / "runs/tiny/hub").glob("step-*"))
+        old = json.loads((first / "push.json").read_text())["files"]
         edit(about := json.loads((first / "push.json").read_text()))
         (first / "push.json").write_text(json.dumps(about))
+        for name in {*about.get("files", ())} - {*old}:
+            if name != "curves.png":  # the others are there, as they are stated
+                shutil.copy(first / "files" / "README.md", first / "files" / name)
         with HubServer() as server:
             done = _run(folder, server, "train.py", "--push_pending", "runs/tiny")
             found = server.files(ID) if ID in server.repositories else {}
@@ -441,6 +453,27 @@ def _begins(base: Path, pushed: dict, tags: list[str], other: str, there: bool) 
             if done.code != 0 or _weights(server) != pushed or sorted(server.tags(ID)) != tags:
                 return f"ends with {done.code}, on the Hub are {list(server.files(ID))}: {done.stderr[-300:]}"
         return None
+
+    return hit
+
+
+def _in_order(waiting: Path, tags: list[str]) -> Callable:
+    """No push overtakes one that the Hub refuses."""
+
+    def hit(folder: Path) -> str | None:
+        commands.copy(waiting, folder)
+        with HubServer() as server:
+            server.faults.append(Fault("POST .*/commit/", status=403, times=1))
+            done = _run(folder, server, "train.py", "--push_pending", "runs/tiny")
+            left = len(list((folder / "runs/tiny/hub").glob("step-*")))
+            if done.code != 1 or left != len(tags) or server.titles(ID):
+                return f"ends with {done.code}, {left} wait, on the Hub are {server.titles(ID)}"
+            done = _run(folder, server, "train.py", "--push_pending", "runs/tiny")
+            return (
+                None
+                if done.code == 0 and sorted(server.tags(ID)) == tags
+                else f"then {done.code}: {done.stderr[-300:]}"
+            )
 
     return hit
 
