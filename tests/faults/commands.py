@@ -189,6 +189,12 @@ class Launched:
             os.killpg(self.pids[0], signal.SIGKILL)
 
 
+def train_shards(folder: Path) -> list[str]:
+    """Return the names of the train shards below a folder's data/, where files may come and go meanwhile."""
+    names = [name for _, _, names in os.walk(folder / "data") for name in names]
+    return [name for name in names if name.startswith("train_") and name.endswith(".bin")]
+
+
 def printed_by(cwd: Path) -> tuple[Path, Path]:
     """Return two new files beside a command's folder, whose disk may be full: for what it prints, and its errors."""
     with tempfile.NamedTemporaryFile(dir=cwd.parent, prefix=f".{cwd.name}-", suffix=".out", delete=False) as file:

@@ -338,7 +338,7 @@ def _changing(rng: random.Random, kind: str) -> Callable[[Path], str | None]:
             names, _ = _serve(folder, kind, random.Random(seed), rows=600)
             urls = [f"{server.url}/files/{name}{QUERY}" for name in names]
             started = commands.Started("prepare_data.py", *_flags(urls), cwd=folder, hasty=True)
-            while commands.alive(started.pids[0]) and len(list((folder / "data").rglob("train_*.bin"))) < 3:
+            while commands.alive(started.pids[0]) and len(commands.train_shards(folder)) < 3:
                 time.sleep(0.005)
             started.kill()
             started.wait()
