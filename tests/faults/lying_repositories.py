@@ -275,7 +275,7 @@ def _changing(rng: random.Random, kind: str, change: Callable | None) -> Callabl
             server.change = change or server.change
             wanted = [_serve(folder, kind, random.Random(seed), rows=600)]
             started = _start(folder, server, kind)
-            while commands.alive(started.pids[0]) and len(list((folder / "data").rglob("train_*.bin"))) < 3:
+            while commands.alive(started.pids[0]) and len(commands.train_shards(folder)) < 3:
                 time.sleep(0.005)
             started.kill()
             started.wait()
@@ -360,7 +360,7 @@ def _replaced(rng: random.Random, kind: str, mark: str) -> Callable[[Path], str 
             path.write_bytes(data[0])
             started = commands.Started("prepare_data.py", *words, cwd=folder, hasty=True)
             want = 1 + int(seed * 4)
-            while commands.alive(started.pids[0]) and len(list((folder / "data").rglob("train_*.bin"))) < want:
+            while commands.alive(started.pids[0]) and len(commands.train_shards(folder)) < want:
                 time.sleep(0.005)
             started.kill()
             first = started.wait()
