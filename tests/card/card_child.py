@@ -67,8 +67,11 @@ def known(machine: Machine, updates: list[Counter]) -> dict:
     """Return what became known of the card; ``updates``: what the host waited for in each."""
     named = lambda counts: {f"{what} {place}": count for (what, place), count in counts.items()}  # noqa: E731
     return {
-        **{name: getattr(machine, name) for name in ("compiled", "allocator", "nvml_reads", "allocated", "peak")},
-        **{name: named(getattr(machine, name)) for name in ("waits", "kernels", "products")},
+        **{
+            name: getattr(machine, name)
+            for name in ("compiled", "profiled", "allocator", "nvml_reads", "allocated", "peak")
+        },
+        **{name: named(getattr(machine, name)) for name in ("waits", "kernels", "products", "watched")},
         "updates": [named(now - before) for before, now in itertools.pairwise([Counter(), *updates])],
     }
 

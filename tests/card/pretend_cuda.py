@@ -16,9 +16,11 @@ are answered here, and any other raises AttributeError.
 import contextlib
 import functools
 import inspect
+import multiprocessing
 import os
 import re
 import sys
+import traceback
 import types
 import weakref
 from collections import Counter
@@ -144,6 +146,7 @@ class _Block:
         self.size = size
         machine.allocated += size
         machine.peak = max(machine.peak, machine.allocated)
+        machine.highest = max(machine.highest, machine.peak)
         machine.reserved = max(machine.reserved, machine.allocated)
 
     def __del__(self):
@@ -157,19 +160,24 @@ class Machine:
     Attributes:
         waits: how often the host waited: (for "read", "write" or "synchronize", the product's function) to a count.
         kernels: (attention kernel that would have run, the product's function) to a count.
-        products: (type of a matrix product, the product's function) to a count.
+        products: (type of a matrix product, tf32 included, the product's function) to a count.
+        watched: (an operation of ``WATCHED`` and the type that it computes, the product's function) to a count.
         compiled: the arguments of each torch.compile.
         allocator: its settings when CUDA was initialized; what is set later has no effect.
         nvml_reads: how often NVML was asked for the card's use.
-        allocated, peak, reserved: bytes.
+        emptied: how often unused memory was given back.
+        profiled: the activities that a profiler was asked for.
+        allocated, peak, reserved: bytes; highest: the peak, however often it was reset.
+        others: bytes that other programs hold.
     """
 
     def __init__(self, card: Card):
         self.card = card
-        self.waits, self.kernels, self.products = Counter(), Counter(), Counter()
+        self.waits, self.kernels, self.products, self.watched = Counter(), Counter(), Counter(), Counter()
         self.compiled: list[dict] = []
+        self.profiled: list[str] = []
         self.allocator: str | None = None
-        self.nvml_reads = self.allocated = self.peak = self.reserved = 0
+        self.nvml_reads = self.allocated = self.peak = self.reserved = self.others = self.highest = self.emptied = 0
         self.generator = torch.Generator()
         self.registrations: torch.library.Library | None = None  # of the dispatcher; they last as long as this
         self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
@@ -273,6 +281,13 @@ INDEXING = {
     aten._index_put_impl_.default,
 }
 MULTIPLYING = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+WATCHED = {  # whose type, or whose being used at all, the product chooses
+    aten._fused_adamw_.default,
+    aten._log_softmax.default,
+    aten.exp_.default,
+    aten.linalg_vector_norm.default,
+    aten.logsumexp.default,
+}
 VARYING = {aten.cumsum.default, aten.kthvalue.default, aten.histc.default, aten.median.dim, aten.put_.default}
 RESIZING = {aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset, aten.resize_.default}
 
@@ -295,13 +310,23 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     if torch.are_deterministic_algorithms_enabled():
         _refuse_what_varies(func, cards[0])
     if func in MULTIPLYING:
-        machine.products[str(cards[0].dtype).removeprefix("torch."), _place()] += 1
+        machine.products[_product_type(cards[0].dtype), _place()] += 1
     most = machine.card.most_sequences
     if most is not None and func is aten.embedding.default and args[1].dim() == 2 and len(args[1]) > most:
         raise OUT_OF_MEMORY[machine.card.error]()
     with machine.random() if torch.Tag.nondeterministic_seeded in func.tags else contextlib.nullcontext():
         out = func(*_on_host(args), **{name: _on_host(value) for name, value in kwargs.items()})
+    if func in WATCHED:
+        made = next((value for value in (out, *cards) if isinstance(value, Tensor)), None)
+        name = func.overloadpacket.__name__
+        machine.watched[f"{name} {str(made.dtype).removeprefix('torch.')}", _place()] += 1
     return _on_card(out, {id(card.host): card for card in cards})  # what works in place returns what it was given
+
+
+def _product_type(dtype: torch.dtype) -> str:
+    """Return what a product's factors are rounded to."""
+    allowed = torch.get_float32_matmul_precision() != "highest" and machine.card.capability >= hardware.AMPERE
+    return "tf32" if dtype == torch.float32 and allowed else str(dtype).removeprefix("torch.")
 
 
 def _refuse_two_sides(func: torch._ops.OpOverload, args: tuple, others: list[Tensor]) -> None:
@@ -451,7 +476,7 @@ def _makes(owner: Any, name: str) -> None:
         if side and not isinstance(out, CudaTensor):
             if name in COPYING:
                 machine.wait("write")
-            out = CudaTensor(out.detach()).requires_grad_(out.requires_grad)
+            out = CudaTensor(out.detach()).requires_grad_() if out.requires_grad else CudaTensor(out.detach())
         elif side is False and isinstance(out, CudaTensor):
             out = out.cpu()
         return machine.pin(out) if pinned else out
@@ -580,10 +605,11 @@ def _memory_stats(index: int) -> dict:
 
 def _free_memory(index: int) -> tuple[int, int]:
     _ordinal(index)
-    return machine.card.memory - machine.reserved, machine.card.memory
+    return machine.card.memory - machine.reserved - machine.others, machine.card.memory
 
 
 def _empty_cache() -> None:
+    machine.emptied += 1
     machine.reserved = machine.allocated
 
 
@@ -667,6 +693,7 @@ def _profile() -> Callable:
     real = torch.profiler.profile.__init__
 
     def begin(self, *, activities: Iterable | None = None, **kwargs) -> None:
+        machine.profiled += [activity.name for activity in activities or ()]
         cpu = [activity for activity in activities or () if activity != torch.profiler.ProfilerActivity.CUDA]
         real(self, activities=cpu or None, **kwargs)
 
@@ -711,3 +738,23 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     torch.profiler.profile.__init__ = _profile()
     torch.compile, hardware.has_triton_package = _compile(), lambda: compiler
     return machine
+
+
+def on(card: Card, work: Callable[[Machine], None]) -> None:
+    """Call ``work`` in a fork that has the card; what it raises fails the test."""
+
+    def call(connection) -> None:
+        try:
+            work(pretend(card))
+            connection.send("")
+        except BaseException:
+            connection.send(traceback.format_exc())
+
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=call, args=(theirs,))
+    process.start()
+    theirs.close()
+    said = ours.recv()
+    process.join()
+    assert not said, said

@@ -221,7 +221,7 @@ BREAKAGES = [
     ),
     chosen(
         "pretrain/run/resume.py",
-        "        accelerator.scaler.load_state_dict(saved[\"scaler\"])\n",
+        '        accelerator.scaler.load_state_dict(saved["scaler"])\n',
         "        pass\n",
         "a resumed fp16 run begins with another scale",
     ),

@@ -15,7 +15,8 @@ from conftest import RECIPE, ROOT, WORDS, Done, run
 from pretend_cuda import A6000, H200, T4, Card
 
 from pretrain.base.layout import read_metrics
-from pretrain.machine import probes
+from pretrain.machine import cards, estimate, probes
+from pretrain.recipe import reading
 from pretrain.run import checkpoint
 
 HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
@@ -155,6 +156,23 @@ def test_training_takes_the_cards_fast_attention_and_scores_none_that_prepares_i
     assert {key.split()[0] for key in whole.card["products"] if "train.train" in key} == {"bfloat16"}
 
 
+def test_evaluations_compute_in_the_runs_precision_and_whether_endings_share_a_context_is_tried_in_fp32(whole):
+    products = whole.card["products"].keys()
+    assert {key.split()[0] for key in products if "loss." in key} == {"bfloat16"}  # validation's too
+    assert {key.split()[0] for key in products if "likelihood." in key} == {"bfloat16", "tf32"}
+
+
+def test_an_update_is_one_fused_kernel_a_parameter_group(whole):
+    assert whole.card["watched"]["_fused_adamw_ float32 update.update"] == 6 * 2
+
+
+def test_mfu_is_a_share_of_the_cards_peak_in_the_runs_precision(whole):
+    shape = estimate.shape_of(reading.parse_training([*TINY, "--vocab_size", "320"])[0].model)
+    row = next(row for row in rows("whole") if "mfu" in row)
+    peak = row["tokens_per_second"] * shape.flops_per_token / row["mfu"]
+    assert peak == pytest.approx(cards.peak_flops("NVIDIA H200", "bf16"))
+
+
 def test_killed_and_resumed_on_the_card_equals_uninterrupted(whole):
     run_on(H200, "train", *WHOLE, "--run_name", "k", expect=-9, KILL_AT="5")
     done = run_on(H200, "train", *WHOLE, "--run_name", "k")
@@ -184,13 +202,24 @@ def test_fp16_skips_an_overflow_and_muon_computes_in_what_the_card_has(whole):
     assert state["scaler"]["scale"] == 2.0 ** (19 - sum(lost))
 
 
+def test_a_killed_fp16_run_resumes_with_the_scale_that_it_had(whole):
+    flags, how = ("--max_steps", "6", "--save_steps", "3"), {"SCALE": str(2.0**19)}
+    train(T4, *flags, "--run_name", "u", **how)
+    train(T4, *flags, expect=-9, KILL_AT="5", **how)
+    train(T4, *flags, **how)
+    states = [Path(f"runs/{name}/checkpoints/step-00000006/state.json").read_text() for name in ("u", "r")]
+    scales = [json.loads(state)["scaler"]["scale"] for state in states]
+    assert scales[0] == scales[1] < 2.0**19 and digests("r") == digests("u") and losses("r") == losses("u")
+
+
 def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(whole):
-    flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--data_device", "cuda", "--profile")
+    flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--profile")
     done = train(A6000, *flags, "--max_steps", "14", "--tokens_per_step", "32", ROWS="5")
     assert "precision bf16, TF32, compile inductor, full gradient checkpointing" in done.stderr
     assert done.card["kernels"] == {"efficient attention._causal_attention": 2 * 2 * 15}  # again; 14 steps and a try
     assert done.card["updates"][1:] == [{"read update.update": 1}] * 13
-    assert done.card["waits"]["write windows.Resident.__init__"] == 1
+    assert done.card["waits"]["write windows.Resident.__init__"] == 1  # data_device auto, and little data
+    assert done.card["profiled"] == ["CPU", "CUDA"]
     assert "attention" in Path("runs/r/profile/table.txt").read_text()
     plain = train(A6000, *flags[:2], "--max_steps", "3", "--tokens_per_step", "32", "--run_name", "p")
     first = {step: losses("r")[step] for step in (1, 2, 3)}
@@ -238,6 +267,8 @@ def test_eval_hellaswag_halves_its_batch_and_scores_what_a_cpu_scores(whole):
         json.loads(done.stdout) for done in (run("eval_hellaswag.py", *flags), run_on(card, "eval_hellaswag", *flags))
     )
     assert {name: there[name] for name in found if name != "seconds"} == {n: found[n] for n in found if n != "seconds"}
+    half = run_on(A6000, "eval_hellaswag", *flags, ACCELERATE_MIXED_PRECISION="bf16")
+    assert "bfloat16 likelihood._logits" in half.card["products"] and json.loads(half.stdout)["precision"] == "bf16"
     assert "eval_hellaswag.main" in str(json.loads(Path("card.json").read_text())["waits"])
 
 
@@ -257,5 +288,6 @@ def test_check_setup_tries_what_training_takes(whole):
     for name in ("card", "kernels", "fp32", "bf16", "attention", "TF32", "compile", "all-reduce"):
         assert found[name]["level"] == "ok", found[name]
     assert "training takes flash" in found["attention"]["text"] and "a6000.yaml" in found["launch"]["text"]
+    assert {f"{each} loss.NextTokenLoss.forward" for each in ("float32", "bfloat16")} <= done.card["products"].keys()
     steps, kernels, products = 3 * 2 * probes.TURNS, 4 * 3, 2 * 3
     assert done.card["waits"]["synchronize probes._finish"] == steps + kernels + products
