@@ -11,8 +11,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import RECIPE, ROOT, WORDS, Done, run
-from pretend_cuda import A6000, H200, T4, Card
+from pretend_cuda import A6000, H200, T4, Card, on
 
 from pretrain.base.layout import read_metrics
 from pretrain.machine import cards, estimate, probes
@@ -52,11 +53,11 @@ def import_what_cards_need() -> None:
 
 
 def run_on(card: Card, script: str, *flags: str, expect: int | None = 0, **environment: str) -> Seen:
-    """Run a script on a pretended card."""
+    """Run a script on a pretended card, or on ``card.count`` of them, a process each; ``card`` is then that of rank 1."""
     import_what_cards_need()
     given = {"CARD": json.dumps(dataclasses.asdict(card)), "SCRIPT": script, "ACCELERATE_USE_CPU": "false"}
-    done = run(CHILD, *flags, expect=expect, **given | environment)
-    known = Path("card.json")
+    done = run(CHILD, *flags, processes=card.count, expect=expect, **given | environment)
+    known = Path("card.json" if card.count == 1 else "card1.json")
     return Seen(**vars(done), card=json.loads(known.read_text()) if known.exists() else {})
 
 
@@ -291,3 +292,56 @@ def test_check_setup_tries_what_training_takes(whole):
     assert {f"{each} loss.NextTokenLoss.forward" for each in ("float32", "bfloat16")} <= done.card["products"].keys()
     steps, kernels, products = 3 * 2 * probes.TURNS, 4 * 3, 2 * 3
     assert done.card["waits"]["synchronize probes._finish"] == steps + kernels + products
+
+
+# Two cards.
+
+TWO = dataclasses.replace(A6000, count=2)
+ACCUMULATING = ("--max_steps", "4", "--per_device_train_batch_size", "1")  # 2 micro-batches on each of two cards
+# What `accelerate launch` makes of fsdp2_x8.yaml.
+FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_MIXED_PRECISION": "bf16"}
+FSDP2 |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_RESHARD_AFTER_FORWARD": "true"}
+FSDP2 |= {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}
+
+
+def weights_bytes() -> int:
+    """Return the bytes of tiny.yaml's weights in fp32."""
+    return 4 * estimate.shape_of(reading.parse_training([*TINY, "--vocab_size", "320"])[0].model).parameters
+
+
+def test_two_cards_exchange_each_gradient_once_an_update_over_nccl(whole):
+    done = train(TWO, *ACCUMULATING, "--run_name", "two")
+    assert "2 process(es) x 2 micro-batch(es) x 1 sequences" in done.stderr and done.card["backend"] == "nccl"
+    ((module, given),) = done.card["wrapped"]
+    assert module == "NextTokenLoss" and given["device_ids"] == [1] and given["gradient_as_bucket_view"] is True
+    assert done.card["exchanges"] == {"all-reduce float32": 4 * weights_bytes()}  # of 4 updates
+    train(A6000, *ACCUMULATING, "--run_name", "one")
+    assert losses("two") == pytest.approx(losses("one"), abs=2e-3)
+
+
+def test_fsdp2_wraps_each_block_computes_in_bf16_and_averages_gradients_in_fp32(whole):
+    done = train(TWO, *ACCUMULATING, "--run_name", "two", **FSDP2)
+    assert [name for name, _ in done.card["wrapped"]] == ["GPT2Block", "GPT2Block", "NextTokenLoss"]
+    for name, given in done.card["wrapped"]:
+        assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in given["mp_policy"]
+        assert given.get("reshard_after_forward") is (True if name == "GPT2Block" else None)
+    assert done.card["exchanges"] == {"all-reduce float32": 4 * 2 * weights_bytes()}  # in each micro-batch
+    train(A6000, *ACCUMULATING, "--run_name", "one")
+    assert losses("two") == pytest.approx(losses("one"), abs=2e-3)
+
+
+def test_cards_whose_launcher_starts_lost_processes_anew_meet_over_nccl_too(whole):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher = {"TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    done = train(TWO, *ACCUMULATING, MASTER_PORT=str(store.port), **launcher)
+    assert done.card["backend"] == "nccl" and len(losses("r")) == 4
+
+
+def test_check_setups_all_reduce_takes_a_card_a_process():
+    def work(machine):
+        probes.torch.multiprocessing.spawn = functools.partial(
+            torch.multiprocessing.start_processes, start_method="fork"
+        )
+        assert probes.all_reduce(count=2, backend="nccl", megabytes=1)["bytes_per_second"] > 0
+
+    on(TWO, work)
