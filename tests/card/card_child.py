@@ -25,7 +25,6 @@ from pretrain.machine import doctor, probes
 from pretrain.model import loss
 from pretrain.optim import update
 
-
 OF_THE_CARD = ("allocated", "allocator", "backend", "compiled", "nvml_reads", "peak", "profiled", "wrapped")
 
 

@@ -1,12 +1,12 @@
-"""An ordinary CPU build of torch passes for one NVIDIA card, so that lines which only a card reaches are run without one.
+"""An ordinary CPU build of torch passes for NVIDIA cards, one a process, so that lines which only a card reaches are run without one.
 
 ``pretend(A6000)`` changes the process for good: call it in one that is thrown away (a fork, a child).
 
 What it finds: a tensor on the wrong side, a torch.cuda function that is called wrongly or is not answered here, each place
 where the host waits for the card, host memory that is read or overwritten while a copy is under way, memory that runs out.
 Of several cards, one a process: which backend is asked for, what DDP and FSDP2 wrap, how often and in what type gradients
-are exchanged. What it cannot find: anything of kernels (it computes on the CPU), of the compiler, of speed, of shards: FSDP2
-leaves each weight whole here, and exchanges gradients as DDP does.
+are exchanged. What it cannot find: anything of kernels (it computes on the CPU), of the compiler, of speed, of shards
+(FSDP2 leaves each weight whole here, and exchanges gradients as DDP does).
 
 How: a tensor of the card is a ``CudaTensor``. It holds a CPU tensor, says that it is on cuda:0, and every operation on it
 arrives in ``_operate``, below autograd and autocast, which checks the sides and computes on the CPU. Only what asks for the
