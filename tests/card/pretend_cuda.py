@@ -1,4 +1,4 @@
-"""An ordinary CPU build of torch passes for NVIDIA cards, one a process, so that lines which only a card reaches are run without one.
+"""An ordinary CPU build of torch passes for NVIDIA cards, so that lines which only a card reaches are run without one.
 
 ``pretend(A6000)`` changes the process for good: call it in one that is thrown away (a fork, a child).
 
@@ -527,7 +527,10 @@ def _attention(
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    machine.kernels[_kernel(query, attn_mask), _place()] += 1
+    kernel = _kernel(query, attn_mask)
+    machine.kernels[kernel, _place()] += 1
+    with torch.profiler.record_function(f"aten::_scaled_dot_product_{kernel}_attention"):
+        pass
     if enable_gqa:
         group = query.shape[-3] // key.shape[-3]
         key, value = (x.unsqueeze(-3).expand(*x.shape[:-2], group, *x.shape[-2:]) for x in (key, value))

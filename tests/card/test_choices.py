@@ -16,7 +16,7 @@ from pretrain.base.errors import BadInput
 from pretrain.evaluation import likelihood, sampling
 from pretrain.machine import doctor, fit, hardware, probes
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
-from pretrain.model.attention import within_documents
+from pretrain.model.attention import kernel_taken, within_documents
 from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
 from pretrain.optim.muon import orthogonalize
@@ -25,11 +25,13 @@ from pretrain.recipe import keys, reading
 MIB = 2**20
 
 
+SHAPE = {"vocab_size": 64, "sequence_length": 16, "n_layer": 1, "n_head": 1, "n_embd": 8, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
 def gpt2(**shape) -> NextTokenLoss:
     """Build a GPT-2 of one layer, 8 wide, on the card, and its loss."""
-    model = {"vocab_size": 64, "sequence_length": 16, "n_layer": 1, "n_head": 1, "n_embd": 8, "seed": 1}
-    model |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return NextTokenLoss(build(keys.Model(**model | shape), eos_token_id=0)).to(CUDA)
+    return NextTokenLoss(build(keys.Model(**SHAPE | shape), eos_token_id=0)).to(CUDA)
 
 
 def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_program():
@@ -109,6 +111,12 @@ def test_documents_apart_take_flex_attention_in_a_compiled_step_and_a_mask_elsew
         assert within_documents(ids, separator=0)["attention_mask"].shape == (1, 1, 128, 128)
         with mock.patch.object(torch.compiler, "is_compiling", lambda: True):
             assert isinstance(within_documents(ids, separator=0)["attention_mask"], BlockMask)
+        wide = keys.Model(**SHAPE | {"n_embd": 64})
+        taken = [
+            kernel_taken(wide, 2, CUDA, torch.bfloat16, document_mask=masked, compiled=compiled)
+            for masked, compiled in ((False, True), (True, True), (True, False))
+        ]
+        assert taken == ["flash", "flex", "efficient"]
 
     on(A6000, work)
 

@@ -152,8 +152,11 @@ def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
 
 def test_training_takes_the_cards_fast_attention_and_scores_none_that_prepares_itself_for_each_shape(whole):
     forward_passes = 6 * 2 + 2 + whole.card["waits"][PACKED]  # the try before has two micro-batches too
-    assert whole.card["kernels"]["cudnn attention._causal_attention"] == 2 * forward_passes  # of two layers
+    assert (
+        whole.card["kernels"]["cudnn attention._causal_attention"] == 2 * forward_passes + 1
+    )  # of two layers; the log's
     assert whole.card["kernels"].keys() == {f"{name} attention._causal_attention" for name in ("cudnn", "efficient")}
+    assert f"kernels  attention cudnn; torch {torch.__version__}, CUDA 13.0, cuDNN" in whole.stderr
     assert {key.split()[0] for key in whole.card["products"] if "train.train" in key} == {"bfloat16"}
 
 
@@ -217,10 +220,13 @@ def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(who
     flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--profile")
     done = train(A6000, *flags, "--max_steps", "14", "--tokens_per_step", "32", ROWS="5")
     assert "precision bf16, TF32, compile inductor, full gradient checkpointing" in done.stderr
-    assert done.card["kernels"] == {"efficient attention._causal_attention": 2 * 2 * 15}  # again; 14 steps and a try
+    assert done.card["kernels"] == {
+        "efficient attention._causal_attention": 2 * 2 * 15
+    }  # again; 14 steps and a try; flex is logged
     assert done.card["updates"][1:] == [{"read update.update": 1}] * 13
     assert done.card["waits"]["write windows.Resident.__init__"] == 1  # data_device auto, and little data
-    assert done.card["profiled"] == ["CPU", "CUDA"]
+    assert done.card["profiled"] == ["CPU", "CPU", "CUDA"]  # the first for the log
+    assert "kernels  attention efficient;" in done.stderr  # dropout rules FlexAttention out
     assert "attention" in Path("runs/r/profile/table.txt").read_text()
     plain = train(A6000, *flags[:2], "--max_steps", "3", "--tokens_per_step", "32", "--run_name", "p")
     first = {step: losses("r")[step] for step in (1, 2, 3)}
