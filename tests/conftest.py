@@ -156,7 +156,7 @@ def run(script: str, *flags: str, processes: int = 1, expect: int | None = 0, **
     set: a picture takes as long as a tiny run. A flag replaces an equal one before it, of a list that tests share.
     """
     environment = {"ACCELERATE_USE_CPU": "true"} | environment
-    children = [fork(script, tuple(once(flags)), environment | own) for own in torchrun_environments(processes)]
+    children = [fork(script, tuple(once(flags)), own | environment) for own in torchrun_environments(processes)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _, _ in children]
     out, err = ["".join(Path(child[i]).read_text() for child in children) for i in (1, 2)]
     if expect is not None:

@@ -6,6 +6,7 @@ A ``Device`` is plain values, so that any card can be pretended.
 import functools
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -97,6 +98,19 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Return the version of the driver that the kernel has loaded, or None."""
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
+    return found[1] if found else None
+
+
+def versions() -> str:
+    """Return the versions that decide about kernels: of torch, CUDA, cuDNN and the driver."""
+    driver = kernel_driver() or "not known"
+    cudnn = torch.backends.cudnn.version() or "none"
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver {driver}"
 
 
 def free_memory_bytes(device: torch.device, num_processes: int = 1) -> int:

@@ -6,11 +6,15 @@ Legend: B sequences, T tokens, E width.
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, flex_attention
+from torch.profiler import ProfilerActivity, profile
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from pretrain.recipe import keys
+
 CAUSAL = "ursa_causal"
+KERNELS = ("cudnn", "flash", "efficient")  # of SDPA, beside math
 FLEX_WIDTH = 16  # of a head, at least: FlexAttention's kernel takes no narrower one
 
 
@@ -91,3 +95,27 @@ def within_documents(inputs_BT: torch.Tensor, *, separator: int, flex: bool | No
         row_B111 = torch.arange(B, device=device)[:, None, None, None]
         mask = seen(row_B111, None, index_T[:, None], index_T)
     return {"position_ids": index_T - begins_BT, "attention_mask": mask}
+
+
+def kernel_taken(
+    model: keys.Model, batch_size: int, device: torch.device, dtype: torch.dtype, *, document_mask: bool, compiled: bool
+) -> str:
+    """Return the kernel of a training step's attention: cudnn, flash, efficient, math, or flex.
+
+    Seen in a profile of one call on a layer's shapes: which of the kernels that can PyTorch prefers differs by its
+    version and the card, and torch.backends.cuda.can_use_* do not say the order.
+    """
+    assert model.n_embd and model.n_head  # of a recipe that is complete
+    width, groups = model.n_embd // model.n_head, model.num_key_value_heads or model.n_head
+    if document_mask and compiled and not model.attn_pdrop and width >= FLEX_WIDTH:
+        return "flex"
+    query, key, value = (
+        torch.empty(batch_size, heads, model.sequence_length, width, device=device, dtype=dtype, requires_grad=True)
+        for heads in (model.n_head, groups, groups)
+    )
+    ids = torch.zeros(batch_size, model.sequence_length, dtype=torch.int64, device=device)
+    mask = within_documents(ids, separator=0)["attention_mask"] if document_mask else None
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        _causal_attention(torch.nn.Module(), query, key, value, mask, model.attn_pdrop)
+    names = " ".join(event.key for event in seen.key_averages())
+    return next((name for name in KERNELS if f"dot_product_{name}_attention" in names), "math")

@@ -10,6 +10,8 @@ from pretrain.evaluation.hellaswag import HellaSwag
 from pretrain.hub.model_card import Facts
 from pretrain.machine.accelerator import compiler_of
 from pretrain.machine.estimate import shape_of
+from pretrain.machine.hardware import versions
+from pretrain.model.attention import kernel_taken
 from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan
 
@@ -33,6 +35,16 @@ def header(
         f"{recipe.model.sequence_length} tokens"
     )
     yield f"device   {facts.hardware}, {', '.join(_options(recipe, facts, accelerator))}"
+    if accelerator.device.type == "cuda":
+        kernel = kernel_taken(
+            recipe.model,
+            plan.per_device_train_batch_size,
+            accelerator.device,
+            {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32),
+            document_mask=recipe.loss.document_mask,
+            compiled=compiler_of(accelerator) != "no",
+        )
+        yield f"kernels  attention {kernel}; {versions()}"
     if test and recipe.evaluation.hellaswag_steps:
         number = test.longer_than(recipe.model.sequence_length)
         cut = f"; {number} texts lose their beginning to the context" if number else ""

@@ -25,6 +25,8 @@ from pretrain.machine import doctor, probes
 from pretrain.model import loss
 from pretrain.optim import update
 
+OF_THE_CARD = ("allocated", "allocator", "backend", "compiled", "nvml_reads", "peak", "profiled", "wrapped")
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the script with the card."""
@@ -50,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return importlib.import_module(os.environ["SCRIPT"]).main(argv)
     finally:
-        Path("card.json").write_text(json.dumps(known(machine, updates)))
+        Path(f"card{os.environ.get('RANK', '')}.json").write_text(json.dumps(known(machine, updates), default=str))
 
 
 def shrink_trials() -> None:
@@ -67,8 +69,9 @@ def known(machine: Machine, updates: list[Counter]) -> dict:
     """Return what became known of the card; ``updates``: what the host waited for in each."""
     named = lambda counts: {f"{what} {place}": count for (what, place), count in counts.items()}  # noqa: E731
     return {
-        **{name: getattr(machine, name) for name in ("compiled", "allocator", "nvml_reads", "allocated", "peak")},
-        **{name: named(getattr(machine, name)) for name in ("waits", "kernels", "products")},
+        **{name: getattr(machine, name) for name in OF_THE_CARD},
+        **{name: named(getattr(machine, name)) for name in ("waits", "kernels", "products", "watched")},
+        "exchanges": dict(machine.exchanges),
         "updates": [named(now - before) for before, now in itertools.pairwise([Counter(), *updates])],
     }
 

@@ -1,24 +1,28 @@
-"""An ordinary CPU build of torch passes for one NVIDIA card, so that lines which only a card reaches are run without one.
+"""An ordinary CPU build of torch passes for NVIDIA cards, so that lines which only a card reaches are run without one.
 
 ``pretend(A6000)`` changes the process for good: call it in one that is thrown away (a fork, a child).
 
 What it finds: a tensor on the wrong side, a torch.cuda function that is called wrongly or is not answered here, each place
 where the host waits for the card, host memory that is read or overwritten while a copy is under way, memory that runs out.
-What it cannot find: anything of kernels (it computes on the CPU), of the compiler, of speed, of several cards.
+Of several cards, one a process: which backend is asked for, what DDP and FSDP2 wrap, how often and in what type gradients
+are exchanged. What it cannot find: anything of kernels (it computes on the CPU), of the compiler, of speed, of shards
+(FSDP2 leaves each weight whole here, and exchanges gradients as DDP does).
 
 How: a tensor of the card is a ``CudaTensor``. It holds a CPU tensor, says that it is on cuda:0, and every operation on it
 arrives in ``_operate``, below autograd and autocast, which checks the sides and computes on the CPU. Only what asks for the
 device in C++ is replaced: functions that make tensors, the moves between the sides, attention, the kernels of autocast.
 torch.cuda stays PyTorch's own Python, with its signatures and checks; the C functions beneath it, which a CPU build lacks,
-are answered here, and any other raises AttributeError.
+are answered here, and any other raises AttributeError. NCCL is gloo, between the CPU tensors.
 """
 
 import contextlib
 import functools
 import inspect
+import multiprocessing
 import os
 import re
 import sys
+import traceback
 import types
 import weakref
 from collections import Counter
@@ -29,6 +33,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as fsdp
 import torch.nn.functional as F
 from torch import nn
 from torch.utils import _foreach_utils
@@ -52,6 +58,7 @@ class Card:
         memory: bytes.
         most_sequences: a micro-batch of more runs out of memory; None: only ``memory`` is a limit.
         error: what is raised then, a key of ``OUT_OF_MEMORY``.
+        count: cards of the machine, all alike.
     """
 
     name: str
@@ -59,6 +66,7 @@ class Card:
     memory: int
     most_sequences: int | None = None
     error: str = "allocator"
+    count: int = 1
 
 
 T4 = Card("Tesla T4", (7, 5), 15_642_329_088)
@@ -86,7 +94,7 @@ class CudaTensor(Tensor):
     # C++ believes that it is on the CPU, for a CPU build has no streams and guards of CUDA for autograd to use; its
     # dispatch keys are CUDA's.
     __torch_function__ = torch._C._disabled_torch_function_impl
-    device = property(lambda self: CUDA)
+    device = property(lambda self: machine.device)
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
 
@@ -109,7 +117,7 @@ class CudaTensor(Tensor):
         raise NotImplementedError("pretend_cuda: .data cannot be set, for the values would stay what they were")
 
     def get_device(self) -> int:
-        return 0
+        return machine.device.index
 
     def numpy(self, *, force: bool = False):
         if not force:
@@ -144,6 +152,7 @@ class _Block:
         self.size = size
         machine.allocated += size
         machine.peak = max(machine.peak, machine.allocated)
+        machine.highest = max(machine.highest, machine.peak)
         machine.reserved = max(machine.reserved, machine.allocated)
 
     def __del__(self):
@@ -155,21 +164,36 @@ class Machine:
     """The one card of this process: what is on it, what is on the way, and where the host has waited for it.
 
     Attributes:
+        device: where it is among the machine's cards.
+        backend: of the process group, as it was asked for.
+        wrapped: what DDP and FSDP2 were given: the modules' class, and the arguments.
+        exchanges: bytes of gradients, by exchange and type.
+        has_met: whether the processes of a group know that each has a card of its own.
         waits: how often the host waited: (for "read", "write" or "synchronize", the product's function) to a count.
         kernels: (attention kernel that would have run, the product's function) to a count.
-        products: (type of a matrix product, the product's function) to a count.
+        products: (type of a matrix product, tf32 included, the product's function) to a count.
+        watched: (an operation of ``WATCHED`` and the type that it computes, the product's function) to a count.
         compiled: the arguments of each torch.compile.
         allocator: its settings when CUDA was initialized; what is set later has no effect.
         nvml_reads: how often NVML was asked for the card's use.
-        allocated, peak, reserved: bytes.
+        emptied: how often unused memory was given back.
+        profiled: the activities that a profiler was asked for.
+        allocated, peak, reserved: bytes; highest: the peak, however often it was reset.
+        others: bytes that other programs hold.
     """
 
     def __init__(self, card: Card):
         self.card = card
-        self.waits, self.kernels, self.products = Counter(), Counter(), Counter()
+        self.waits, self.kernels, self.products, self.watched = Counter(), Counter(), Counter(), Counter()
         self.compiled: list[dict] = []
+        self.profiled: list[str] = []
+        self.device = CUDA
+        self.backend: str | None = None
+        self.wrapped: list[tuple[str, dict]] = []
+        self.exchanges: Counter = Counter()
+        self.has_met = True
         self.allocator: str | None = None
-        self.nvml_reads = self.allocated = self.peak = self.reserved = 0
+        self.nvml_reads = self.allocated = self.peak = self.reserved = self.others = self.highest = self.emptied = 0
         self.generator = torch.Generator()
         self.registrations: torch.library.Library | None = None  # of the dispatcher; they last as long as this
         self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
@@ -273,6 +297,13 @@ INDEXING = {
     aten._index_put_impl_.default,
 }
 MULTIPLYING = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+WATCHED = {  # whose type, or whose being used at all, the product chooses
+    aten._fused_adamw_.default,
+    aten._log_softmax.default,
+    aten.exp_.default,
+    aten.linalg_vector_norm.default,
+    aten.logsumexp.default,
+}
 VARYING = {aten.cumsum.default, aten.kthvalue.default, aten.histc.default, aten.median.dim, aten.put_.default}
 RESIZING = {aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset, aten.resize_.default}
 
@@ -294,14 +325,26 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         machine.wait("read")
     if torch.are_deterministic_algorithms_enabled():
         _refuse_what_varies(func, cards[0])
+    if func.namespace == "c10d":
+        _meet()
     if func in MULTIPLYING:
-        machine.products[str(cards[0].dtype).removeprefix("torch."), _place()] += 1
+        machine.products[_product_type(cards[0].dtype), _place()] += 1
     most = machine.card.most_sequences
     if most is not None and func is aten.embedding.default and args[1].dim() == 2 and len(args[1]) > most:
         raise OUT_OF_MEMORY[machine.card.error]()
     with machine.random() if torch.Tag.nondeterministic_seeded in func.tags else contextlib.nullcontext():
         out = func(*_on_host(args), **{name: _on_host(value) for name, value in kwargs.items()})
+    if func in WATCHED:
+        made = next((value for value in (out, *cards) if isinstance(value, Tensor)), None)
+        name = func.overloadpacket.__name__
+        machine.watched[f"{name} {str(made.dtype).removeprefix('torch.')}", _place()] += 1
     return _on_card(out, {id(card.host): card for card in cards})  # what works in place returns what it was given
+
+
+def _product_type(dtype: torch.dtype) -> str:
+    """Return what a product's factors are rounded to."""
+    allowed = torch.get_float32_matmul_precision() != "highest" and machine.card.capability >= hardware.AMPERE
+    return "tf32" if dtype == torch.float32 and allowed else str(dtype).removeprefix("torch.")
 
 
 def _refuse_two_sides(func: torch._ops.OpOverload, args: tuple, others: list[Tensor]) -> None:
@@ -401,7 +444,9 @@ def _cpu(tensor: Tensor, memory_format: torch.memory_format = torch.preserve_for
 def _cuda(
     tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
 ) -> Tensor:
-    return tensor.to(CUDA if device is None else device, non_blocking=non_blocking, memory_format=memory_format)
+    return tensor.to(
+        machine.device if device is None else device, non_blocking=non_blocking, memory_format=memory_format
+    )
 
 
 def _pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
@@ -419,7 +464,8 @@ def _side(device: Any) -> bool | None:
     device = None if device is None else torch.device(device)
     if device is not None and device.type == "cuda":
         torch.cuda.init()
-        _ordinal(device.index or 0)
+        if device.index is not None and _ordinal(device.index) != machine.device.index:
+            raise NotImplementedError(f"pretend_cuda: this process computes on {machine.device}, not on {device}")
     return {"cuda": True, "cpu": False}.get(device.type) if device else None
 
 
@@ -451,7 +497,7 @@ def _makes(owner: Any, name: str) -> None:
         if side and not isinstance(out, CudaTensor):
             if name in COPYING:
                 machine.wait("write")
-            out = CudaTensor(out.detach()).requires_grad_(out.requires_grad)
+            out = CudaTensor(out.detach()).requires_grad_() if out.requires_grad else CudaTensor(out.detach())
         elif side is False and isinstance(out, CudaTensor):
             out = out.cpu()
         return machine.pin(out) if pinned else out
@@ -481,7 +527,10 @@ def _attention(
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    machine.kernels[_kernel(query, attn_mask), _place()] += 1
+    kernel = _kernel(query, attn_mask)
+    machine.kernels[kernel, _place()] += 1
+    with torch.profiler.record_function(f"aten::_scaled_dot_product_{kernel}_attention"):
+        pass
     if enable_gqa:
         group = query.shape[-3] // key.shape[-3]
         key, value = (x.unsqueeze(-3).expand(*x.shape[:-2], group, *x.shape[-2:]) for x in (key, value))
@@ -556,14 +605,20 @@ def _autocast(operation: torch._ops.OpOverload, dtype: Callable[[], torch.dtype]
 
 
 def _ordinal(index: int) -> int:
-    if index != 0:
+    if not 0 <= index < machine.card.count:
         raise RuntimeError("CUDA error: invalid device ordinal")
     return index
 
 
+def _set_device(index: int) -> None:
+    if machine.allocated and _ordinal(index) != machine.device.index:
+        raise NotImplementedError("pretend_cuda: a process computes on one card")
+    machine.device = torch.device("cuda", _ordinal(index))
+
+
 def _initialize() -> None:
     machine.allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
-    torch.cuda.default_generators = (machine.generator,)
+    torch.cuda.default_generators = (machine.generator,) * machine.card.count
 
 
 def _properties(index: int) -> types.SimpleNamespace:
@@ -580,10 +635,11 @@ def _memory_stats(index: int) -> dict:
 
 def _free_memory(index: int) -> tuple[int, int]:
     _ordinal(index)
-    return machine.card.memory - machine.reserved, machine.card.memory
+    return machine.card.memory - machine.reserved - machine.others, machine.card.memory
 
 
 def _empty_cache() -> None:
+    machine.emptied += 1
     machine.reserved = machine.allocated
 
 
@@ -606,9 +662,9 @@ class _Unanswered:
 
 C_FUNCTIONS = {
     "_cuda_init": _initialize,
-    "_cuda_getDeviceCount": lambda: 1,
-    "_cuda_getDevice": lambda: 0,
-    "_cuda_setDevice": _ordinal,
+    "_cuda_getDeviceCount": lambda: machine.card.count,
+    "_cuda_getDevice": lambda: machine.device.index,
+    "_cuda_setDevice": _set_device,
     "_cuda_synchronize": lambda: machine.wait("synchronize"),
     "_cuda_memoryStats": _memory_stats,
     "_cuda_resetPeakMemoryStats": _reset_peak,
@@ -667,10 +723,100 @@ def _profile() -> Callable:
     real = torch.profiler.profile.__init__
 
     def begin(self, *, activities: Iterable | None = None, **kwargs) -> None:
+        machine.profiled += [activity.name for activity in activities or ()]
         cpu = [activity for activity in activities or () if activity != torch.profiler.ProfilerActivity.CUDA]
         real(self, activities=cpu or None, **kwargs)
 
     return begin
+
+
+# ---- several cards
+
+
+def _join() -> Callable:
+    """Return a torch.distributed.init_process_group that has gloo where NCCL is asked for."""
+    real = dist.init_process_group
+    signature = inspect.signature(real)
+
+    def join(*args, **kwargs) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        machine.backend = given.get("backend")
+        if machine.backend != "nccl":
+            return real(**given)
+        machine.has_met = False
+        return real(**given | {"backend": "gloo", "device_id": None})
+
+    return join
+
+
+def _meet() -> None:
+    """Raise DistBackendError where two processes have one card, as NCCL does at the first exchange."""
+    if not machine.has_met:
+        machine.has_met = True
+        places: list = [None] * dist.get_world_size()
+        dist.all_gather_object(places, machine.device.index)
+        if len(set(places)) < len(places):
+            raise dist.DistBackendError(f"Duplicate GPU detected: {places}")
+
+
+def _exchange(module: nn.Module, wanted: Callable[[], bool], dtype: torch.dtype | None = None) -> None:
+    """Have a module's gradients averaged between the processes, in ``dtype``, as each becomes whole."""
+
+    def average(parameter: nn.Parameter) -> None:
+        if wanted():
+            sent = parameter.grad.host.to(dtype or parameter.grad.dtype)
+            machine.exchanges[f"all-reduce {str(sent.dtype).removeprefix('torch.')}"] += sent.nbytes
+            dist.all_reduce(sent)
+            parameter.grad.host.copy_(sent / dist.get_world_size())
+
+    for parameter in module.parameters():
+        if not getattr(parameter, "is_exchanged", False):
+            parameter.is_exchanged = True
+            parameter.register_post_accumulate_grad_hook(average)
+
+
+class DataParallel(nn.Module):
+    """DistributedDataParallel, whose C++ would take the card's tensors for the CPU's."""
+
+    signature = inspect.signature(nn.parallel.DistributedDataParallel)
+
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+        given = self.signature.bind(*args, **kwargs).arguments
+        self.module, self.wanted = given.pop("module"), True
+        if given.get("device_ids") != [machine.device.index]:
+            raise ValueError(f"device_ids = {given.get('device_ids')}, on {machine.device}")
+        machine.wrapped.append((type(self.module).__name__, given))
+        for parameter in self.module.parameters():
+            dist.broadcast(parameter.detach().host, 0)
+        _exchange(self.module, lambda: self.wanted)
+
+    def forward(self, *args, **kwargs) -> Any:
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.wanted = False
+        try:
+            yield
+        finally:
+            self.wanted = True
+
+
+def _shard() -> Callable:
+    """Return a fully_shard that notes what it is given, and leaves each weight whole."""
+    signature = inspect.signature(fsdp.fully_shard)
+
+    def shard(*args, **kwargs) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        modules = given.pop("module")
+        for module in modules if isinstance(modules, (list, tuple)) else [modules]:
+            machine.wrapped.append((type(module).__name__, given))
+            _exchange(module, lambda: True, given["mp_policy"].reduce_dtype)
+            module.__class__ = type(f"FSDP{type(module).__name__}", (fsdp.FSDPModule, type(module)), {})
+        return modules
+
+    return shard
 
 
 def pretend(card: Card, compiler: bool = True) -> Machine:
@@ -707,7 +853,29 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     F.scaled_dot_product_attention, torch._fused_sdp_choice = _attention, _choice
     machine.registrations = _autocast_as_cuda()
     torch._C._group_tensors_by_device_and_dtype = _grouped()
+    dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _join()
+    nn.parallel.DistributedDataParallel, fsdp.fully_shard = DataParallel, _shard()
     _foreach_utils._foreach_supported_types.append(CudaTensor)  # as the plain tensors of a card are
     torch.profiler.profile.__init__ = _profile()
     torch.compile, hardware.has_triton_package = _compile(), lambda: compiler
     return machine
+
+
+def on(card: Card, work: Callable[[Machine], None]) -> None:
+    """Call ``work`` in a fork that has the card; what it raises fails the test."""
+
+    def call(connection) -> None:
+        try:
+            work(pretend(card))
+            connection.send("")
+        except BaseException:
+            connection.send(traceback.format_exc())
+
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=call, args=(theirs,))
+    process.start()
+    theirs.close()
+    said = ours.recv()
+    process.join()
+    assert not said, said

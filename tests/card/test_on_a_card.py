@@ -11,11 +11,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import RECIPE, ROOT, WORDS, Done, run
-from pretend_cuda import A6000, H200, T4, Card
+from pretend_cuda import A6000, H200, T4, Card, on
 
 from pretrain.base.layout import read_metrics
-from pretrain.machine import probes
+from pretrain.machine import cards, estimate, probes
+from pretrain.recipe import reading
 from pretrain.run import checkpoint
 
 HAS_EVALUATE = importlib.util.find_spec("evaluate") is not None
@@ -51,11 +53,11 @@ def import_what_cards_need() -> None:
 
 
 def run_on(card: Card, script: str, *flags: str, expect: int | None = 0, **environment: str) -> Seen:
-    """Run a script on a pretended card."""
+    """Run a script on a pretended card, or on ``card.count`` of them, a process each; ``card`` is then that of rank 1."""
     import_what_cards_need()
     given = {"CARD": json.dumps(dataclasses.asdict(card)), "SCRIPT": script, "ACCELERATE_USE_CPU": "false"}
-    done = run(CHILD, *flags, expect=expect, **given | environment)
-    known = Path("card.json")
+    done = run(CHILD, *flags, processes=card.count, expect=expect, **given | environment)
+    known = Path("card.json" if card.count == 1 else "card1.json")
     return Seen(**vars(done), card=json.loads(known.read_text()) if known.exists() else {})
 
 
@@ -150,9 +152,29 @@ def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
 
 def test_training_takes_the_cards_fast_attention_and_scores_none_that_prepares_itself_for_each_shape(whole):
     forward_passes = 6 * 2 + 2 + whole.card["waits"][PACKED]  # the try before has two micro-batches too
-    assert whole.card["kernels"]["cudnn attention._causal_attention"] == 2 * forward_passes  # of two layers
+    assert (
+        whole.card["kernels"]["cudnn attention._causal_attention"] == 2 * forward_passes + 1
+    )  # of two layers; the log's
     assert whole.card["kernels"].keys() == {f"{name} attention._causal_attention" for name in ("cudnn", "efficient")}
+    assert f"kernels  attention cudnn; torch {torch.__version__}, CUDA 13.0, cuDNN" in whole.stderr
     assert {key.split()[0] for key in whole.card["products"] if "train.train" in key} == {"bfloat16"}
+
+
+def test_evaluations_compute_in_the_runs_precision_and_whether_endings_share_a_context_is_tried_in_fp32(whole):
+    products = whole.card["products"].keys()
+    assert {key.split()[0] for key in products if "loss." in key} == {"bfloat16"}  # validation's too
+    assert {key.split()[0] for key in products if "likelihood." in key} == {"bfloat16", "tf32"}
+
+
+def test_an_update_is_one_fused_kernel_a_parameter_group(whole):
+    assert whole.card["watched"]["_fused_adamw_ float32 update.update"] == 6 * 2
+
+
+def test_mfu_is_a_share_of_the_cards_peak_in_the_runs_precision(whole):
+    shape = estimate.shape_of(reading.parse_training([*TINY, "--vocab_size", "320"])[0].model)
+    row = next(row for row in rows("whole") if "mfu" in row)
+    peak = row["tokens_per_second"] * shape.flops_per_token / row["mfu"]
+    assert peak == pytest.approx(cards.peak_flops("NVIDIA H200", "bf16"))
 
 
 def test_killed_and_resumed_on_the_card_equals_uninterrupted(whole):
@@ -184,13 +206,27 @@ def test_fp16_skips_an_overflow_and_muon_computes_in_what_the_card_has(whole):
     assert state["scaler"]["scale"] == 2.0 ** (19 - sum(lost))
 
 
+def test_a_killed_fp16_run_resumes_with_the_scale_that_it_had(whole):
+    flags, how = ("--max_steps", "6", "--save_steps", "3"), {"SCALE": str(2.0**19)}
+    train(T4, *flags, "--run_name", "u", **how)
+    train(T4, *flags, expect=-9, KILL_AT="5", **how)
+    train(T4, *flags, **how)
+    states = [Path(f"runs/{name}/checkpoints/step-00000006/state.json").read_text() for name in ("u", "r")]
+    scales = [json.loads(state)["scaler"]["scale"] for state in states]
+    assert scales[0] == scales[1] < 2.0**19 and digests("r") == digests("u") and losses("r") == losses("u")
+
+
 def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(whole):
-    flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--data_device", "cuda", "--profile")
+    flags = ("--document_mask", "true", "--gradient_checkpointing", "full", "--profile")
     done = train(A6000, *flags, "--max_steps", "14", "--tokens_per_step", "32", ROWS="5")
     assert "precision bf16, TF32, compile inductor, full gradient checkpointing" in done.stderr
-    assert done.card["kernels"] == {"efficient attention._causal_attention": 2 * 2 * 15}  # again; 14 steps and a try
+    assert done.card["kernels"] == {
+        "efficient attention._causal_attention": 2 * 2 * 15
+    }  # again; 14 steps and a try; flex is logged
     assert done.card["updates"][1:] == [{"read update.update": 1}] * 13
-    assert done.card["waits"]["write windows.Resident.__init__"] == 1
+    assert done.card["waits"]["write windows.Resident.__init__"] == 1  # data_device auto, and little data
+    assert done.card["profiled"] == ["CPU", "CPU", "CUDA"]  # the first for the log
+    assert "kernels  attention efficient;" in done.stderr  # dropout rules FlexAttention out
     assert "attention" in Path("runs/r/profile/table.txt").read_text()
     plain = train(A6000, *flags[:2], "--max_steps", "3", "--tokens_per_step", "32", "--run_name", "p")
     first = {step: losses("r")[step] for step in (1, 2, 3)}
@@ -238,6 +274,8 @@ def test_eval_hellaswag_halves_its_batch_and_scores_what_a_cpu_scores(whole):
         json.loads(done.stdout) for done in (run("eval_hellaswag.py", *flags), run_on(card, "eval_hellaswag", *flags))
     )
     assert {name: there[name] for name in found if name != "seconds"} == {n: found[n] for n in found if n != "seconds"}
+    half = run_on(A6000, "eval_hellaswag", *flags, ACCELERATE_MIXED_PRECISION="bf16")
+    assert "bfloat16 likelihood._logits" in half.card["products"] and json.loads(half.stdout)["precision"] == "bf16"
     assert "eval_hellaswag.main" in str(json.loads(Path("card.json").read_text())["waits"])
 
 
@@ -257,5 +295,59 @@ def test_check_setup_tries_what_training_takes(whole):
     for name in ("card", "kernels", "fp32", "bf16", "attention", "TF32", "compile", "all-reduce"):
         assert found[name]["level"] == "ok", found[name]
     assert "training takes flash" in found["attention"]["text"] and "a6000.yaml" in found["launch"]["text"]
+    assert {f"{each} loss.NextTokenLoss.forward" for each in ("float32", "bfloat16")} <= done.card["products"].keys()
     steps, kernels, products = 3 * 2 * probes.TURNS, 4 * 3, 2 * 3
     assert done.card["waits"]["synchronize probes._finish"] == steps + kernels + products
+
+
+# Two cards.
+
+TWO = dataclasses.replace(A6000, count=2)
+ACCUMULATING = ("--max_steps", "4", "--per_device_train_batch_size", "1")  # 2 micro-batches on each of two cards
+# What `accelerate launch` makes of fsdp2_x8.yaml.
+FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_MIXED_PRECISION": "bf16"}
+FSDP2 |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_RESHARD_AFTER_FORWARD": "true"}
+FSDP2 |= {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}
+
+
+def weights_bytes() -> int:
+    """Return the bytes of tiny.yaml's weights in fp32."""
+    return 4 * estimate.shape_of(reading.parse_training([*TINY, "--vocab_size", "320"])[0].model).parameters
+
+
+def test_two_cards_exchange_each_gradient_once_an_update_over_nccl(whole):
+    done = train(TWO, *ACCUMULATING, "--run_name", "two")
+    assert "2 process(es) x 2 micro-batch(es) x 1 sequences" in done.stderr and done.card["backend"] == "nccl"
+    ((module, given),) = done.card["wrapped"]
+    assert module == "NextTokenLoss" and given["device_ids"] == [1] and given["gradient_as_bucket_view"] is True
+    assert done.card["exchanges"] == {"all-reduce float32": 4 * weights_bytes()}  # of 4 updates
+    train(A6000, *ACCUMULATING, "--run_name", "one")
+    assert losses("two") == pytest.approx(losses("one"), abs=2e-3)
+
+
+def test_fsdp2_wraps_each_block_computes_in_bf16_and_averages_gradients_in_fp32(whole):
+    done = train(TWO, *ACCUMULATING, "--run_name", "two", **FSDP2)
+    assert [name for name, _ in done.card["wrapped"]] == ["GPT2Block", "GPT2Block", "NextTokenLoss"]
+    for name, given in done.card["wrapped"]:
+        assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in given["mp_policy"]
+        assert given.get("reshard_after_forward") is (True if name == "GPT2Block" else None)
+    assert done.card["exchanges"] == {"all-reduce float32": 4 * 2 * weights_bytes()}  # in each micro-batch
+    train(A6000, *ACCUMULATING, "--run_name", "one")
+    assert losses("two") == pytest.approx(losses("one"), abs=2e-3)
+
+
+def test_cards_whose_launcher_starts_lost_processes_anew_meet_over_nccl_too(whole):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher = {"TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    done = train(TWO, *ACCUMULATING, MASTER_PORT=str(store.port), **launcher)
+    assert done.card["backend"] == "nccl" and len(losses("r")) == 4
+
+
+def test_check_setups_all_reduce_takes_a_card_a_process():
+    def work(machine):
+        probes.torch.multiprocessing.spawn = functools.partial(
+            torch.multiprocessing.start_processes, start_method="fork"
+        )
+        assert probes.all_reduce(count=2, backend="nccl", megabytes=1)["bytes_per_second"] > 0
+
+    on(TWO, work)

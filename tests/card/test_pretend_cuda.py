@@ -1,8 +1,6 @@
 """The pretended card is as strict as a card: what a card refuses it refuses, what a card waits for it counts."""
 
-import multiprocessing
 import os
-import traceback
 from collections.abc import Callable
 
 import numpy as np
@@ -11,34 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
-from pretend_cuda import A6000, CARDS, CUDA, H200, T4, V100, Card, Machine
+from pretend_cuda import A6000, CARDS, CUDA, H200, T4, V100, Card, on
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.machine import cards, hardware
 from pretrain.machine.accelerator import make_accelerator
-
-Work = Callable[[Machine], None]
-
-
-def on(card: Card, work: Work) -> None:
-    """Call ``work`` in a fork that has the card; what it raises fails the test."""
-
-    def call(connection) -> None:
-        try:
-            work(pretend_cuda.pretend(card))
-            connection.send("")
-        except BaseException:
-            connection.send(traceback.format_exc())
-
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=call, args=(theirs,))
-    process.start()
-    theirs.close()
-    said = ours.recv()
-    process.join()
-    assert not said, said
 
 
 def refused(kind: type[Exception], words: str, *calls: Callable) -> None:

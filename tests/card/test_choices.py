@@ -1,0 +1,189 @@
+"""What is chosen on a card: sizes, types, kernels, backends and counts, each asked of what was done."""
+
+import dataclasses
+import functools
+import json
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+from conftest import ROOT
+from pretend_cuda import A6000, CUDA, RTX_3060, T4, on
+from torch.nn.attention.flex_attention import BlockMask
+
+from pretrain.base.errors import BadInput
+from pretrain.evaluation import likelihood, sampling
+from pretrain.machine import doctor, fit, hardware, probes
+from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
+from pretrain.model.attention import kernel_taken, within_documents
+from pretrain.model.build import build
+from pretrain.model.loss import NextTokenLoss
+from pretrain.optim.muon import orthogonalize
+from pretrain.recipe import keys, reading
+
+MIB = 2**20
+
+
+SHAPE = {"vocab_size": 64, "sequence_length": 16, "n_layer": 1, "n_head": 1, "n_embd": 8, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def gpt2(**shape) -> NextTokenLoss:
+    """Build a GPT-2 of one layer, 8 wide, on the card, and its loss."""
+    return NextTokenLoss(build(keys.Model(**SHAPE | shape), eos_token_id=0)).to(CUDA)
+
+
+def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_program():
+    recipe, _, _ = reading.parse_training(["--recipe", str(ROOT / "recipes" / "gpt2_124m.yaml")])
+
+    def work(machine):
+        accelerator = make_accelerator(hardware.this_device(), keys.Machine())
+
+        def proposed() -> int:
+            return fit.propose_micro_batch(recipe, hardware.free_memory_bytes(CUDA), accelerator)
+
+        free = proposed()
+        machine.others = machine.card.memory // 2
+        assert (free, proposed()) == (26, 6)
+
+    on(RTX_3060, work)
+
+
+def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither_memory_nor_a_peak():
+    def work(machine):
+        weight = torch.zeros(MIB, device="cuda", requires_grad=True)
+        before = machine.allocated
+
+        def step():
+            (weight * weight).sum().backward()
+
+        assert not fit.runs_out_of_memory(step, [weight], micro_batches=2, room_bytes=64 * MIB, device=CUDA)
+        assert machine.highest >= before + 64 * MIB
+        assert machine.allocated == machine.peak == machine.reserved == before
+
+    on(A6000, work)
+
+
+def test_the_log_has_the_peak_of_memory_and_not_what_is_left_of_it():
+    def work(machine):
+        large = torch.zeros(MIB, device="cuda")
+        del large
+        assert hardware.gauges(CUDA)["gpu/memory"] == machine.peak / machine.card.memory > 0
+
+    on(A6000, work)
+
+
+def test_a_card_makes_more_logits_at_once_than_a_cpu_keeps_in_its_cache():
+    def work(machine):
+        module, ids = gpt2(vocab_size=8192, sequence_length=600), torch.zeros(1, 600, dtype=torch.int64, device="cuda")
+        module(ids, ids)
+        assert machine.watched["_log_softmax float32", "loss.NextTokenLoss.forward"] == 1  # 2**20 / 8192 rows on a CPU
+
+    on(A6000, work)
+
+
+def test_a_loss_by_parts_is_computed_in_fp32_from_half_precision_products():
+    def work(machine):
+        module, ids = gpt2(), torch.zeros(2, 16, dtype=torch.int64, device="cuda")
+        module.rows = 8
+        with torch.autocast("cuda", torch.bfloat16):
+            module(ids, ids)
+        place = "loss._ChunkedLoss.forward"
+        assert {what for what, where in machine.watched if where == place} == {"exp_ float32", "logsumexp float32"}
+        assert {what for what, where in machine.products if where == place} == {"bfloat16"}
+
+    on(A6000, work)
+
+
+def test_muons_norms_are_fp32_where_its_products_are_half():
+    def work(machine):
+        orthogonalize(torch.ones(1, 8, 8, dtype=torch.float16, device="cuda"))
+        assert {what for what, _ in machine.watched} == {"linalg_vector_norm float32"}
+        assert {what for what, _ in machine.products} == {"float16"}
+
+    on(T4, work)
+
+
+def test_documents_apart_take_flex_attention_in_a_compiled_step_and_a_mask_elsewhere():
+    def work(machine):
+        ids = torch.zeros(1, 128, dtype=torch.int64, device="cuda")
+        assert within_documents(ids, separator=0)["attention_mask"].shape == (1, 1, 128, 128)
+        with mock.patch.object(torch.compiler, "is_compiling", lambda: True):
+            assert isinstance(within_documents(ids, separator=0)["attention_mask"], BlockMask)
+        wide = keys.Model(**SHAPE | {"n_embd": 64})
+        taken = [
+            kernel_taken(wide, 2, CUDA, torch.bfloat16, document_mask=masked, compiled=compiled)
+            for masked, compiled in ((False, True), (True, True), (True, False))
+        ]
+        assert taken == ["flash", "flex", "efficient"]
+
+    on(A6000, work)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_cuda_graphs_are_refused_where_gradients_wait_for_another_micro_batch(mode):
+    def work(machine):
+        accelerator = make_accelerator(hardware.this_device(), keys.Machine(compile_mode=mode))
+        refuse_cuda_graphs(1, accelerator)
+        with pytest.raises(BadInput, match=f"compile_mode = {mode}.* of 2 micro-batches"):
+            refuse_cuda_graphs(2, accelerator)
+
+    on(A6000, work)
+
+
+def test_a_card_scores_a_cards_batches_and_gives_back_what_too_large_a_one_took():
+    questions = [([1, 2, 3 + i % 5], [[4], [5, 6]]) for i in range(80)]
+
+    def work(machine):
+        model, sizes = gpt2().model, []
+        score = functools.partial(likelihood.log_likelihoods, model, questions, context_length=16)
+        whole = score(progress=lambda batch: sizes.append(len(batch)))
+        assert sizes == [40, 40] and machine.emptied == 0
+        machine.card = dataclasses.replace(machine.card, most_sequences=32)
+        halved = score(progress=lambda batch: sizes.append(len(batch)))
+        assert sizes[2:] == [27, 27, 26] and machine.emptied == 1
+        assert all(numpy.allclose(one, other, atol=1e-5) for one, other in zip(whole, halved, strict=True))
+
+    on(A6000, work)
+
+
+def test_a_sample_leaves_the_cards_generator_as_it_was():
+    class Words:
+        eos_token_id = 0
+
+        def __len__(self) -> int:
+            return 64
+
+    def work(machine):
+        model, before = gpt2().model, machine.generator.get_state()
+        how = {"max_new_tokens": 4, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3}
+        assert len(sampling.sample(model, [1, 2], Words(), **how)) <= 4
+        assert torch.equal(machine.generator.get_state(), before)
+
+    on(A6000, work)
+
+
+def test_check_setup_tries_nccl_between_two_cards_and_a_cards_step_on_a_card(monkeypatch):
+    asked = {}
+    answers = {"training_step": {"first_seconds": 1.0, "seconds": 0.1, "fp32_seconds": 0.1, "loss": 1.0}}
+
+    def attempt(command, seconds):
+        asked.setdefault(command[3], []).append(json.loads(command[4]))
+        return answers.get(command[3], {"problem": "not tried"})
+
+    monkeypatch.setattr(doctor, "attempt", attempt)
+    card = {"name": A6000.name, "capability": A6000.capability, "memory": A6000.memory}
+    for cards, backend, count in ((1, "gloo", 2), (2, "nccl", 2), (8, "nccl", 8)):
+        asked.clear()
+        list(doctor.examine_trials([card] * cards, "a6000", False, {}))
+        assert [(trial["backend"], trial["count"]) for trial in asked["all_reduce"]] == [(backend, count)]
+        assert {trial["device"] for trial in asked["training_step"]} == {"cuda"}
+
+
+def test_the_trial_of_tf32_multiplies_without_it_and_with_it():
+    def work(machine):
+        probes.tf32(device="cuda", size=8)
+        assert {what: count for (what, _), count in machine.products.items()} == {"float32": 3, "tf32": 3}
+
+    on(A6000, work)
