@@ -203,3 +203,9 @@ def preset(driver_name: str, count: int = 1) -> str:
         return "conservative" if driver_name.strip() else "cpu"
     shared = (f"{name}_x{count}" for name in (card.name, card.name.partition("_")[0]))
     return next((stem for stem in shared if (PRESETS / f"{stem}.yaml").is_file()), card.name)
+
+
+def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Return the version of the driver that the kernel has loaded, or None."""
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
+    return found[1] if found else None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.base import files
-from pretrain.machine import cards, estimate, forecast, hardware, verdicts
+from pretrain.machine import cards, estimate, forecast, verdicts
 from pretrain.machine.verdicts import Check
 from pretrain.recipe import keys
 
@@ -68,7 +68,7 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
     yield Check("driver", verdicts.TRYING, f"nvidia-smi is asked: at most {SMI_SECONDS} s")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     listed = nvidia_smi()
-    driver = listed[0]["driver"] if listed else hardware.kernel_driver()
+    driver = listed[0]["driver"] if listed else cards.kernel_driver()
     usable = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     found = [torch.cuda.get_device_properties(i) for i in usable]
     mine = [{"name": c.name, "memory_bytes": c.total_memory, "capability": (c.major, c.minor)} for c in found]

@@ -6,7 +6,6 @@ A ``Device`` is plain values, so that any card can be pretended.
 import functools
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import torch
 from torch.utils._triton import has_triton_package
+
+from pretrain.machine import cards
 
 # Of a micro-batch. Others measured 2% from twice as many on an H100, 4% on an RTX 5090 (one GPT-2 124M script on 20
 # cards, RunPod, PyTorch 2.8).
@@ -100,15 +101,9 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Return the version of the driver that the kernel has loaded, or None."""
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
-    return found[1] if found else None
-
-
 def versions() -> str:
     """Return the versions that decide about kernels: of torch, CUDA, cuDNN and the driver."""
-    driver = kernel_driver() or "not known"
+    driver = cards.kernel_driver() or "not known"
     cudnn = torch.backends.cudnn.version() or "none"
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver {driver}"
 

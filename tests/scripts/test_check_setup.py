@@ -22,7 +22,7 @@ from conftest import ROOT, fork
 
 import check_setup
 from benchmarks.runs import once
-from pretrain.machine import cards, doctor, forecast, hardware, verdicts
+from pretrain.machine import cards, doctor, forecast, verdicts
 from pretrain.model.build import build
 from pretrain.recipe import keys, reading
 
@@ -154,7 +154,7 @@ def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
     assert doctor.nvidia_smi() == []
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n")
-    assert hardware.kernel_driver(version) == "535.183.01" and hardware.kernel_driver(tmp_path / "no") is None
+    assert cards.kernel_driver(version) == "535.183.01" and cards.kernel_driver(tmp_path / "no") is None
 
 
 def simulated(monkeypatch, mine: list[dict], preset: str, failing: str = "") -> dict[str, object]:
