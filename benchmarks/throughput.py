@@ -9,6 +9,8 @@ hf        GPT2LMHeadModel(labels=...) with SDPA attention in a short Accelerate 
 trainer   the same model in transformers.Trainer
 plain     a plain PyTorch GPT-2 of the same weights, written below
 nanogpt   nanoGPT's model and optimizer from --nanogpt PATH, its own settings (no biases), stepped as its train.py does
+descent   train.py with Inductor's coordinate descent over its kernels' block sizes
+autotune  train.py with --compile_mode max-autotune-no-cudagraphs, which also times kernels of matrix products
 ceiling   only the model's matrix products and attention kernels: what no loop around this model can pass
 
 Each variant is a process of its own and they take turns: each has its own compiler caches, memory and Accelerate state,
@@ -68,10 +70,23 @@ from pretrain.machine import cards, estimate, hardware
 # The variants.
 
 
-def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns, **more: str) -> None:
     """Train by train.py."""
     flags = our_flags(asked, micro_batch, folder, int(os.environ.get("WORLD_SIZE", "1")))
-    be_train(["--recipe", str(RECIPE), *flag_words(flags)], turns)
+    be_train(["--recipe", str(RECIPE), *flag_words(flags | more)], turns)
+
+
+def descent(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Train by train.py, with Inductor searching block sizes."""
+    from torch._inductor import config
+
+    config.coordinate_descent_tuning = True
+    ours(asked, micro_batch, folder, turns)
+
+
+def autotune(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Train by train.py, with Inductor timing templates of matrix products too."""
+    ours(asked, micro_batch, folder, turns, compile_mode="max-autotune-no-cudagraphs")
 
 
 def hf(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
@@ -226,6 +241,8 @@ def ceiling(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
 
 
 VARIANTS = {"ours": ours, "hf": hf, "trainer": trainer, "plain": plain, "nanogpt": nanogpt, "ceiling": ceiling}
+VARIANTS |= {"descent": descent, "autotune": autotune}
+MINUTES = ("descent", "autotune")  # they compile for minutes: only where they are named
 
 
 # The command line.
@@ -287,7 +304,8 @@ def main(argv: list[str] | None = None) -> int:
         raise BadInput(f"--nanogpt {asked.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout")
     if "nanogpt" in (asked.only or ()) and not asked.nanogpt:
         raise BadInput("--only nanogpt: give --nanogpt PATH too, the folder of a nanoGPT checkout")
-    names = [name for name in VARIANTS if name in (asked.only or VARIANTS) and (name != "nanogpt" or asked.nanogpt)]
+    unasked = {*MINUTES, *(() if asked.nanogpt else ("nanogpt",))}
+    names = [name for name in VARIANTS if (name in asked.only if asked.only else name not in unasked)]
     found = settle(asked)
     record = about(asked, found)
     record |= {"compiled": asked.compile, "accumulation": asked.accumulation, "steps_per_round": asked.steps_per_round}
