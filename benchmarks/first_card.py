@@ -675,7 +675,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     values = os.environ
     asked.tiny = values.get("REHEARSE", "") not in ("", "0")
     asked.work = Path(values.get("WORK") or ROOT / "runs" / "first_card").absolute()
-    default = asked.work / "results" if asked.tiny or "NULL_CARD" in values else ROOT / "benchmarks" / "results"
+    nothing_measured = asked.tiny or "NULL_CARD" in values or asked.parts == ["carry"]
+    default = asked.work / "results" if nothing_measured else ROOT / "benchmarks" / "results"
     asked.results = Path(values.get("RESULTS") or default).absolute()
     for name in ("text", "nanogpt", "hellaswag"):
         given = values.get(name.upper())

@@ -81,12 +81,13 @@ def descent(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
     from torch._inductor import config
 
     config.coordinate_descent_tuning = True
-    ours(asked, micro_batch, folder, turns)
+    ours(asked, micro_batch, folder, turns, output_dir=str(folder / "descent"))
 
 
 def autotune(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
     """Train by train.py, with Inductor timing templates of matrix products too."""
-    ours(asked, micro_batch, folder, turns, compile_mode="max-autotune-no-cudagraphs")
+    how = {"compile_mode": "max-autotune-no-cudagraphs", "output_dir": str(folder / "autotune")}
+    ours(asked, micro_batch, folder, turns, **how)
 
 
 def hf(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:

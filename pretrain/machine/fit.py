@@ -45,7 +45,7 @@ def fit_micro_batch(
     if auto:
         free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
         mine = begin or propose_micro_batch(recipe, free_bytes, accelerator)
-        ceiling = int(accelerator.gather(torch.tensor([mine], device=accelerator.device)).min())
+        ceiling = min(accelerator.gather(torch.tensor([mine], device=accelerator.device)).tolist())
 
     def forward_and_backward(micro_batch: int) -> None:
         shape = micro_batch, recipe.model.sequence_length

@@ -28,7 +28,9 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
         ids = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id}
         config = AutoConfig.for_model(record.name, **record.config(model), **record.training_config(model), **ids)
         made = AutoModelForCausalLM.from_config(config, attn_implementation=CAUSAL)
-    record.prepare(made)
+    # Compiled by torch 2.11, a checkpointed block keeps what these functions save: twice a step's memory.
+    if model.gradient_checkpointing != "full" or torch.__version__ >= (2, 13):
+        record.prepare(made)
     if model.gradient_checkpointing == "mlp":
         _recompute_activations(made, record.mlp)
     elif model.gradient_checkpointing == "full":

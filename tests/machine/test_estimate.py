@@ -194,7 +194,7 @@ def test_more_cards_take_less_time_but_not_less_energy():
     assert eight["kilowatt_hours"] > one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
 
 
-def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) -> int:
+def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool, compiled: bool = False) -> int:
     """Bytes that a forward pass keeps for the backward pass, without the weights and their copies."""
     asked = keys.Model(**TINY | vars(shape), gradient_checkpointing=checkpointing)
     model = build.build(asked, eos_token_id=0).train()
@@ -210,7 +210,8 @@ def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) ->
 
     keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with keeping, torch.autocast("cpu", torch.bfloat16, enabled=half):
-        model.base_model(torch.zeros(1, shape.sequence_length, dtype=torch.int64))
+        run = torch.compile(model.base_model, backend="aot_eager_decomp_partition") if compiled else model.base_model
+        run(torch.zeros(1, shape.sequence_length, dtype=torch.int64))
     return sum(storage.nbytes() for storage in held.values())
 
 
@@ -224,3 +225,10 @@ def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half)
     said = {"none": block, "mlp": block - again, "full": 4 * one.n_embd}[checkpointing]
     held = held_after_forward(two, checkpointing, half) - held_after_forward(one, checkpointing, half)
     assert held / one.sequence_length == pytest.approx(said, rel=0.02)
+
+
+def test_a_compiled_block_that_is_computed_again_keeps_its_input_only():
+    one, two = (estimate.Shape(n, 128, 512, 100, "gpt2", n_head=4) for n in (1, 2))
+    held = (held_after_forward(shape, "full", half=True, compiled=True) for shape in (two, one))
+    # Copies of biases and norms are a few numbers; the next thing that could be kept is 2 bytes a number of the width.
+    assert (next(held) - next(held)) / one.sequence_length < 5 * one.n_embd

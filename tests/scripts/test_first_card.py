@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from benchmarks import first_card
 
 SCRIPT = ROOT / "benchmarks" / "first_card.sh"
 ABOUT = {"kind": "cuda", "machine": "NVIDIA H200", "memory_bytes": 2**37, "date": "2026-11-22", "commit": "0123abc"}
-ABOUT |= {"driver": "580.1", "versions": {"torch": "2.11.0", "transformers": "5.17.0"}}
+ABOUT |= {"count": 1, "driver": "580.1", "versions": {"torch": "2.11.0", "transformers": "5.17.0"}}
 HEADER = "| date | commit | machine | command | result |"
 
 
@@ -29,14 +30,26 @@ def first_card_sh(*parts: str, **environment: str) -> subprocess.CompletedProces
 
 
 @pytest.fixture
-def part(tmp_path, monkeypatch):
-    """A part of a card that is pretended."""
-    asked = argparse.Namespace(work=tmp_path / "work", results=tmp_path / "results", seconds=60, rehearse=False)
+def command(tmp_path, monkeypatch):
+    """A command of a card that is pretended."""
+    asked = argparse.Namespace(work=tmp_path / "work", results=tmp_path / "results", seconds=60, tiny=False)
     asked.text = asked.nanogpt = asked.hellaswag = None
     asked.micro_batches = [64]
     asked.work.mkdir()
     monkeypatch.setattr(first_card, "STARTED", time.monotonic())
-    return first_card.Part("a", asked, ABOUT)
+    monkeypatch.setattr(time, "strftime", lambda form: "101112")
+    return first_card.Command(asked, ABOUT)
+
+
+@pytest.fixture
+def part(command):
+    """A part of it."""
+    return first_card.Part("a", command, 60)
+
+
+def record(command: first_card.Command) -> dict:
+    """Return what a command has written."""
+    return json.loads((command.asked.results / f"{command.name}.json").read_text())
 
 
 def test_every_part_is_listed_where_none_is_named_and_by_help():
@@ -44,7 +57,13 @@ def test_every_part_is_listed_where_none_is_named_and_by_help():
     assert plain.returncode == asked.returncode == 0 and plain.stdout == asked.stdout
     listed = re.findall(r"^  (\w+) {2,}(\S.*)$", plain.stdout.partition("\nParts:\n")[2], re.MULTILINE)
     listed = [(name, said) for name, said in listed if name in first_card.PARTS]
-    assert [name for name, _ in listed] == ["a", "b", "b2", "c", "d", "e", "f", "g", "report"]
+    assert [name for name, _ in listed] == list(first_card.PARTS)
+
+
+def test_all_is_every_part_that_is_worth_the_first_minutes_in_their_order():
+    assert first_card.parse(["all"]).parts == ["b", "a", "g", "c", "d", "h", "i", "m", "j"]
+    assert first_card.parse(["c", "all"]).parts[:2] == ["c", "b"]
+    assert first_card_sh("g", "x").returncode == 2
 
 
 def test_a_report_without_a_card_ends_with_the_remedy_in_a_line_and_writes_nothing(tmp_path):
@@ -58,47 +77,70 @@ def test_a_report_without_a_card_ends_with_the_remedy_in_a_line_and_writes_nothi
 
 
 @pytest.mark.slow
-def test_a_part_is_rehearsed_to_its_row_without_a_card(tmp_path):
-    done = first_card_sh("g", REHEARSE="1", WORK=str(tmp_path))
+def test_parts_are_rehearsed_to_their_rows_without_a_card(tmp_path):
+    done = first_card_sh("carry", "a", "g", REHEARSE="1", WORK=str(tmp_path))
     assert done.returncode == 0, done.stderr
+    assert "found no time" not in done.stderr
+    assert sorted(path.suffix for path in (tmp_path / "results").iterdir()) == [".gz", ".json", ".md", ".txt"]
     (table,) = (tmp_path / "results").glob("*.md")
     (written,) = (tmp_path / "results").glob("*.json")
-    record = json.loads(written.read_text())
-    assert table.read_text().splitlines() == [HEADER, "|---|---|---|---|---|", record["row"]]
-    assert record["row"] == done.stdout.strip() and record["rehearsal"] and record["problems"] == []
-    assert "a rehearsal: no measurement" in record["row"] and f"[JSON]({written.name})" in record["row"]
-    assert [row["micro_batch"] for row in record["memory"]] == [2, 4]
-    assert all(row["measured"] > 0 and row["ratio"] > 0 for row in record["memory"])
+    found = json.loads(written.read_text())
+    assert table.read_text().splitlines() == [HEADER, "|---|---|---|---|---|", *done.stdout.splitlines()]
+    assert [part["row"] for part in found["parts"].values()] == done.stdout.splitlines() and found["rehearsal"]
+    for name, part in found["parts"].items():
+        assert part["problems"] == [] and f"first_card.sh {name}`" in part["row"]
+        assert "a rehearsal: no measurement" in part["row"] and f"[JSON]({written.name})" in part["row"]
+    assert [row["micro_batch"] for row in found["parts"]["g"]["memory"]] == [2, 4]
+    assert all(row["measured"] > 0 and row["ratio"] > 0 for row in found["parts"]["g"]["memory"])
+    assert len(found["parts"]["a"]["profiled"]["losses"]) == 14 and "matrix products" in found["parts"]["a"]["row"]
+    assert "prepared in" in (tmp_path / "results" / f"{written.stem}.txt").read_text()
 
 
 def test_a_row_has_the_tables_cells_whatever_is_said(part):
     part.note("500,000 tokens/s", speed=1)
     part.fail("b | broke\non two lines")
-    (table,) = part.results.glob("*.md")
-    assert table.name == "first-card-h200-2026-11-22.md"
+    (table,) = part.asked.results.glob("*.md")
+    assert table.name == "first-card-h200-2026-11-22-101112.md"
     *_, row = table.read_text().splitlines()
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert len(cells) == HEADER.count("|") - 1 and cells[:2] == ["2026-11-22", "0123abc"]
     assert cells[2] == "NVIDIA H200, driver 580.1, torch 2.11.0, transformers 5.17.0"
     assert cells[3] == "`bash benchmarks/first_card.sh a`"
-    assert cells[4].startswith("500,000 tokens/s; b / broke on two lines; [JSON](first-card-h200-2026-11-22-a.json)")
+    assert cells[4] == f"500,000 tokens/s; b / broke on two lines; [JSON]({table.stem}.json)"
 
 
-def test_parts_of_a_day_stand_in_one_table_in_their_order_and_a_repeated_one_once(part):
-    for name, said in (("b2", "ladder"), ("a", "first"), ("b2", "again")):
-        part.name, part.said, part.record["part"] = name, [], name
-        part.note(said)
-    (table,) = part.results.glob("*.md")
-    assert [line.split("`")[1][-2:].strip() for line in table.read_text().splitlines()[2:]] == ["a", "b2"]
-    assert "again" in table.read_text() and "ladder" not in table.read_text()
+def test_a_part_that_breaks_leaves_the_next_and_one_without_time_is_named(command, monkeypatch, capsys):
+    def broken(part):
+        part.note("half", half=1)
+        raise KeyError("no such figure")
+
+    def late(part):
+        part.deadline = time.monotonic()
+        part.run("training", ["-c", ""], part.work)
+
+    parts = {"b": broken, "a": lambda part: part.note("whole", whole=1), "c": late}
+    monkeypatch.setattr(first_card, "PARTS", parts)
+    monkeypatch.setattr(first_card, "parse", lambda argv: command.asked)
+    monkeypatch.setattr(first_card, "about", lambda: ABOUT)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    command.asked.parts = list(parts)
+    assert first_card.main([]) == 1
+    found = record(command)["parts"]
+    assert found["b"]["half"] == found["a"]["whole"] == 1 and found["a"]["problems"] == []
+    assert found["b"]["problems"] == ["KeyError: 'no such figure'"]
+    assert found["c"]["problems"] == ["training: not reached, the time was up"]
+    shown = capsys.readouterr()
+    assert "found no time: bash benchmarks/first_card.sh c\n" in shown.err and len(shown.out.splitlines()) == 3
+    assert "broken" in (command.asked.results / f"{command.name}.txt").read_text()  # of the traceback
 
 
-def test_a_program_that_fails_is_a_problem_and_what_was_measured_stays(part):
+def test_a_program_that_fails_is_a_problem_and_what_was_measured_stays(part, command):
     part.note("measured", speed=7)
     assert part.run("it works", ["-c", "print('fine')"], part.work) == "fine\n"
     assert part.run("it breaks", ["-c", "raise SystemExit('no such kernel')"], part.work) is None
-    record = json.loads(next(part.results.glob("*.json")).read_text())
-    assert record["problems"] == ["it breaks: exit status 1: no such kernel"] and record["speed"] == 7
+    found = record(command)["parts"]["a"]
+    assert found["problems"] == ["it breaks: exit status 1: no such kernel"] and found["speed"] == 7
+    assert found["cut_short"] is False and "fine\n" in (part.asked.results / f"{command.name}.txt").read_text()
 
 
 def test_a_program_that_outlasts_its_part_ends_with_its_own_children(part, monkeypatch):
@@ -113,10 +155,7 @@ def test_a_program_that_outlasts_its_part_ends_with_its_own_children(part, monke
     while status.exists() and "State:\tZ" not in status.read_text():  # until the kill is done
         assert time.monotonic() < part.deadline + 20
         time.sleep(0.05)
-    assert part.record["problems"] == ["it hangs: stopped, no time was left: " + str(pid)]
-    part.deadline = time.monotonic()
-    assert part.run("the next one", ["-c", ""], part.work) is None
-    assert part.record["problems"][-1] == "the next one: not reached, the part's time was up"
+    assert part.record["problems"] == ["it hangs: stopped, no time was left: " + str(pid)] and part.record["cut_short"]
 
 
 MISSING = {"datasets", "evaluate", "wandb", "trackio", "tensorboard", "aiohttp", "pyarrow", "fsspec", "psutil"}

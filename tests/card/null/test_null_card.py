@@ -276,7 +276,7 @@ def test_the_compiled_step_has_flash_attention_no_mask_and_no_whole_logits(card,
     assert tuple(found["capability"]) == CARDS[card].capability and found["graphs"] == 2  # forward and backward
     kernel = "efficient" if card == "t4" else "flash"  # flash begins with Ampere
     passes = (f"_scaled_dot_product_{kernel}_attention", f"_scaled_dot_product_{kernel}_attention_backward")
-    assert found["attention"] == dict.fromkeys(passes, 12)
+    assert found["attention"] == dict.fromkeys(passes, 12) and found["logged"] == kernel
     shapes = [(shape, dtype) for shape, dtype in found["buffers"]]
     assert not [shape for shape, _ in shapes if shape[-2:] == [1024, 1024]]  # a mask, or scores
     logits = [(shape, dtype) for shape, dtype in shapes if shape[-1:] == [50304]]
