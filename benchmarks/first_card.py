@@ -94,7 +94,8 @@ sys.exit(train.main())
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 1024, "sequence_length": 64}
 QUIET = {"eval_steps": 0, "sample_steps": 0, "save_steps": 0, "hellaswag_steps": 0, "logging_steps": 1}
 ERROR = re.compile(r"(\w+\.)*(error|\w+Error)\b.*: ")
-LEAST_SECONDS = 10  # with less left nothing is begun
+LEAST_SECONDS = 10  # with less left no program is begun
+ENOUGH = 0.7  # of a part's share; with less left the part is not begun
 SETTLED = 10  # updates before those whose speed counts
 HELLASWAG_TOKENS = (50, 28)  # of a context, of an ending: with four endings about the 164 tokens of a text of HellaSwag
 TRACE_BYTES = 15 * 2**20  # a larger trace is not kept
@@ -699,7 +700,10 @@ def run_part(name: str, command: Command, *, last: bool) -> bool:
     share = ORDER.get(name, 560) / 560 * command.asked.seconds
     part = Part(name, command, command.asked.seconds if last else share)
     try:
-        PARTS[name](part)
+        if part.left < ENOUGH * share and len(command.record["parts"]) > 1:
+            part.fail("not reached, the time was up", cut_short=True)
+        else:
+            PARTS[name](part)
     except BadInput as error:
         part.fail(str(error))
     except Exception as error:  # the next part is worth more than this one's cause

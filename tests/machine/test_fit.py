@@ -1,5 +1,7 @@
 """The try before the first step: it says whether a micro-batch fits, and leaves nothing behind."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -75,3 +77,21 @@ def test_room_is_made_for_what_the_optimizer_will_keep(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda size, **how: made.append((size, how["dtype"])) or real(size, **how))
     rehearse(lambda *_: None, room_bytes=1000)
     assert made == [(1000, torch.uint8)]
+
+
+def test_the_size_that_is_tried_next_is_compiled_as_itself():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(inputs[-1].shape[0] if torch.is_tensor(inputs[-1]) else inputs[-1])
+        return graph.forward
+
+    run = torch.compile(nn.Linear(4, 4), backend=backend)
+
+    def step(size):
+        run(torch.ones(size, 4))
+        if size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert [rehearse(functools.partial(step, size)) for size in (8, 4, 2)] == [True, True, False]
+    assert compiled == [8, 4, 2] and all(isinstance(size, int) for size in compiled)

@@ -117,8 +117,9 @@ def test_a_part_that_breaks_leaves_the_next_and_one_without_time_is_named(comman
     def late(part):
         part.deadline = time.monotonic()
         part.run("training", ["-c", ""], part.work)
+        part.command.deadline = part.deadline + 30  # half of what the next part needs
 
-    parts = {"b": broken, "a": lambda part: part.note("whole", whole=1), "c": late}
+    parts = {"b": broken, "a": lambda part: part.note("whole", whole=1), "c": late, "g": broken}
     monkeypatch.setattr(first_card, "PARTS", parts)
     monkeypatch.setattr(first_card, "parse", lambda argv: command.asked)
     monkeypatch.setattr(first_card, "about", lambda: ABOUT)
@@ -129,8 +130,9 @@ def test_a_part_that_breaks_leaves_the_next_and_one_without_time_is_named(comman
     assert found["b"]["half"] == found["a"]["whole"] == 1 and found["a"]["problems"] == []
     assert found["b"]["problems"] == ["KeyError: 'no such figure'"]
     assert found["c"]["problems"] == ["training: not reached, the time was up"]
+    assert found["g"]["problems"] == ["not reached, the time was up"] and "half" not in found["g"]
     shown = capsys.readouterr()
-    assert "found no time: bash benchmarks/first_card.sh c\n" in shown.err and len(shown.out.splitlines()) == 3
+    assert "found no time: bash benchmarks/first_card.sh c g\n" in shown.err and len(shown.out.splitlines()) == 4
     assert "broken" in (command.asked.results / f"{command.name}.txt").read_text()  # of the traceback
 
 
