@@ -117,7 +117,7 @@ def test_a_part_that_breaks_leaves_the_next_and_one_without_time_is_named(comman
     def late(part):
         part.deadline = time.monotonic()
         part.run("training", ["-c", ""], part.work)
-        part.command.deadline = part.deadline + 30  # half of what the next part needs
+        part.command.deadline = part.deadline + 10  # the next part needs 14
 
     parts = {"b": broken, "a": lambda part: part.note("whole", whole=1), "c": late, "g": broken}
     monkeypatch.setattr(first_card, "PARTS", parts)
