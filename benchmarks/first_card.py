@@ -50,7 +50,7 @@ from benchmarks.runs import ROOT, commit, flag_words, gpt2_tokenizer, write_json
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
-from pretrain.machine import cards
+from pretrain.machine import cards, doctor
 
 STARTED = time.monotonic()  # asking the card takes some of the time, too
 PACKAGES = ("torch", "transformers", "accelerate", "triton", "tokenizers", "numpy")
@@ -655,7 +655,9 @@ def about() -> dict:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     when = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "python": sys.version.split()[0]}
-    return found | when | {"driver": cards.kernel_driver(), "versions": versions}
+    listed = doctor.nvidia_smi()
+    driver = listed[0]["driver"] if listed else cards.kernel_driver()
+    return found | when | {"driver": driver, "versions": versions}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 A ``Device`` is plain values, so that any card can be pretended.
 """
 
+import contextlib
 import functools
 import os
 import platform
@@ -104,6 +105,11 @@ def processor_name() -> str:
 def versions() -> str:
     """Return the versions that decide about kernels: of torch, CUDA, cuDNN and the driver."""
     driver = cards.kernel_driver() or "not known"
+    with contextlib.suppress(Exception):  # no nvidia-ml-py, or a driver of another age
+        import pynvml
+
+        pynvml.nvmlInit()
+        driver = pynvml.nvmlSystemGetDriverVersion()  # a container may have no /proc/driver
     cudnn = torch.backends.cudnn.version() or "none"
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver {driver}"
 

@@ -674,6 +674,7 @@ C_FUNCTIONS = {
 }
 NVML_FUNCTIONS = {
     "nvmlInit": lambda: None,
+    "nvmlSystemGetDriverVersion": lambda: "580.1",
     "nvmlDeviceGetHandleByIndex": _ordinal,
     "nvmlDeviceGetUtilizationRates": _use,
     "nvmlDeviceGetPowerUsage": lambda handle: MILLIWATTS,

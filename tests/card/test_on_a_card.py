@@ -152,11 +152,11 @@ def test_the_host_reads_the_card_once_an_update_and_waits_for_no_batch(whole):
 
 def test_training_takes_the_cards_fast_attention_and_scores_none_that_prepares_itself_for_each_shape(whole):
     forward_passes = 6 * 2 + 2 + whole.card["waits"][PACKED]  # the try before has two micro-batches too
-    assert (
-        whole.card["kernels"]["cudnn attention._causal_attention"] == 2 * forward_passes + 1
-    )  # of two layers; the log's
+    # Of two layers, and one for the log.
+    assert whole.card["kernels"]["cudnn attention._causal_attention"] == 2 * forward_passes + 1
     assert whole.card["kernels"].keys() == {f"{name} attention._causal_attention" for name in ("cudnn", "efficient")}
     assert f"kernels  attention cudnn; torch {torch.__version__}, CUDA 13.0, cuDNN" in whole.stderr
+    assert ", driver 580.1\n" in whole.stderr
     assert {key.split()[0] for key in whole.card["products"] if "train.train" in key} == {"bfloat16"}
 
 

@@ -14,6 +14,10 @@ int nvmlInit_v2() { return 0; }
 int nvmlInitWithFlags(unsigned) { return 0; }
 int nvmlShutdown() { return 0; }
 const char* nvmlErrorString(int) { return "an error of the null card's NVML"; }
+int nvmlSystemGetDriverVersion(char* text, unsigned size) {
+    snprintf(text, size, "none: a null card");
+    return 0;
+}
 int nvmlDeviceGetCount_v2(unsigned* count) {
     *count = unsigned(card_count());
     return 0;
