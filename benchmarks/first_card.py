@@ -321,7 +321,7 @@ def carry(part: Part) -> None:
         if (given := getattr(part.asked, name)) and Path(given) != folder / CARRIED[name]:
             shutil.copy(given, folder / CARRIED[name])
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    part.note(f"{folder}: {size / 1e6:.1f} MB", bytes=size)
+    part.note(f"{size / 1e6:.1f} MB of data", bytes=size)
 
 
 def profiled_steps(part: Part) -> None:
