@@ -29,28 +29,23 @@ from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import StopRequest, end_with_launcher, peers
 from pretrain.data.corpus import Corpus, TrainBatches
-from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items, refuse_prompts
+from pretrain.evaluation.evaluator import encode_items, read_items, refuse_prompts
 from pretrain.evaluation.hellaswag import HellaSwag
 from pretrain.hub import client
-from pretrain.machine import cards, hardware
-from pretrain.machine.accelerator import gradient_exchange, make_accelerator, prepare, refuse_missing_kernels
-from pretrain.machine.fit import fit_micro_batch, save_when_out_of_memory
-from pretrain.machine.sharding import WholeModel
+from pretrain.machine import hardware
+from pretrain.machine.accelerator import gradient_exchange, make_accelerator, refuse_missing_kernels
+from pretrain.machine.fit import save_when_out_of_memory
 from pretrain.machine.time_budget import TimeBudget
 from pretrain.model import pretrained
 from pretrain.model.build import build
-from pretrain.model.loss import loss_module
 from pretrain.optim import optimizers, update
 from pretrain.optim.schedule import learning_rate, set_lr
 from pretrain.recipe.plan import make_plan
-from pretrain.run import folder, publisher, trackers
-from pretrain.run.checkpoint import list_checkpoints
-from pretrain.run.clock import Clock
-from pretrain.run.header import header
+from pretrain.run import ends, folder, publisher, trackers
+from pretrain.run.opening import open_run
 from pretrain.run.profile import Profile
-from pretrain.run.publisher import Publisher, push_seconds
-from pretrain.run.report import Report, due, duration
-from pretrain.run.resume import Checkpoints, extended, resume
+from pretrain.run.report import due
+from pretrain.run.resume import extended
 from pretrain.run.score import score
 
 log = logging.getLogger("pretrain.train")
@@ -114,51 +109,22 @@ def train(
 ) -> int:
     """Train to ``max_steps``, from the newest checkpoint where there is one; return the exit status.
 
-    How a run ends, and whether all processes know, a checkpoint is saved, and the model exported:
-
-        max_steps reached        all know    saved                  exported   0, or 1 where model/ cannot be written
-        asked to stop (signal)   all agree   saved                  no         128 + the signal's number
-        data cannot come         all agree   saved                  no         1
-        3 bad updates in a row   all know    saved                  no         1
-        out of memory            one knows   saved unless sharded   no         1
+    How a run ends otherwise stands in pretrain/run/ends.py.
 
     Args:
         hellaswag: the items that the run scores itself on; None: it does not.
         repo_id: the Hub's repository that it pushes to; None: it does not.
         profiled: record a few updates into the run folder.
     """
-    device, rank, is_main = accelerator.device, accelerator.process_index, accelerator.is_main_process
-    run_dir, tokenizer, evaluation = recipe.saving.run_dir, corpus.tokenizer, recipe.evaluation
+    device, rank, evaluation = accelerator.device, accelerator.process_index, recipe.evaluation
     stop = StopRequest(recipe.machine.ddp_timeout)
-
-    # Accelerate wraps (DDP, FSDP2), compiles and autocasts `training_module`, which returns the loss. `model` stays the
-    # unwrapped Transformers model with the same weights: it is what is saved, evaluated, sampled and exported.
-    model = build(recipe.model, eos_token_id=tokenizer.eos_token_id).to(device)
-    zero1 = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
-    optimizer = optimizers.build(model, recipe.optimizer, shard=zero1)
-    training_module, optimizer = prepare(
-        loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator
-    )
-    state, notes = resume(recipe, corpus, model, optimizer, accelerator)
-    first_step, waited_before = state.step, state.data_wait_seconds
-    plan = fit_micro_batch(
-        recipe, training_module, accelerator, stop, begin=state.micro_batch, moments_exist=first_step > 0
-    )
-    state.micro_batch = micro_batch = plan.per_device_train_batch_size
+    run = open_run(recipe, corpus, hellaswag, accelerator, stop, repo_id)
+    state, plan, clock, report, evaluator = run.state, run.plan, run.clock, run.report, run.evaluator
+    checkpoints, optimizer = run.checkpoints, run.optimizer
+    first_step, waited_before, micro_batch = state.step, state.data_wait_seconds, plan.per_device_train_batch_size
     batches = TrainBatches(corpus, plan, device, rank)
-
-    facts = publisher.facts_of(recipe, model, tokenizer, accelerator)
-    for line in [*header(recipe, plan, corpus, hellaswag, facts, accelerator), *notes]:
-        log.info(line)
-    peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
-    clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
-    report = Report(recipe, plan, state, clock, is_main=is_main)
-    whole_model = WholeModel(model, recipe.model, device)
-    evaluator = Evaluator(recipe, corpus, hellaswag, whole_model, accelerator, lambda: stop.requested)
     budget = TimeBudget(recipe.schedule, planned=state.planned)
-    publish = Publisher(recipe, repo_id, state, facts, model, tokenizer)
-    checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
-    profile = Profile(run_dir / "profile" if profiled and is_main else None, device)
+    profile = Profile(recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None, device)
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean; every process calls it."""
@@ -198,8 +164,8 @@ def train(
                     number = batches.order.number(micro_step, rank)
                     seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
-                    with gradient_exchange(training_module, accelerator, wanted=last_micro):
-                        micro_loss = training_module(inputs_BT, targets_BT)
+                    with gradient_exchange(run.module, accelerator, wanted=last_micro):
+                        micro_loss = run.module(inputs_BT, targets_BT)
                         accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
                     loss += micro_loss.detach() / plan.gradient_accumulation_steps
             if stopping or data_failure:
@@ -207,7 +173,7 @@ def train(
 
             outcome = update.update(
                 optimizer,
-                list(model.parameters()),
+                list(run.model.parameters()),
                 loss,
                 max_grad_norm=recipe.optimizer.max_grad_norm,
                 scaler=accelerator.scaler,
@@ -215,7 +181,7 @@ def train(
             )
             clock.count(recipe.batch.tokens_per_step)
             state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
-            checkpoints.saver.prepare(model, optimizer)
+            checkpoints.saver.prepare(run.model, optimizer)
             profile.step()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
@@ -223,7 +189,7 @@ def train(
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
                 checkpoints.saver.finish()
-                raise TrainingStopped(diverged(recipe.saving.checkpoints, state.step, outcome.reason))
+                raise ends.diverged(recipe, state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
                 report.set_length(state.max_steps)
@@ -241,28 +207,10 @@ def train(
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(f"stopped by {stop.signal.name} after {step} steps; the same command goes on from there")
         else:
-            with clock.paused():
-                if corpus.test:
-                    report.loss(step, "test", evaluator.loss("test", micro_batch))
-                with whole_model() as whole:
-                    fault = folder.write_model(whole, run_dir, tokenizer) if is_main else None
-                if any(stop.any_of(fault is not None)):
-                    raise TrainingStopped(fault or "model/ could not be written")
-            for line in (
-                f"trained for {duration(clock.elapsed)} (evaluating and saving not counted)",
-                *folder.describe(run_dir),
-            ):
-                log.info(line)
+            ends.complete(run, recipe, corpus, accelerator, stop)
         checkpoints.saver.finish()
         corpus.delete_consumed(batches.order, checkpoints.oldest_step())
-
-    report.draw()
-    if not stopping:
-        publish.finished()
-    report.close()
-    accelerator.wait_for_everyone()
-    publish.wait(push_seconds(stop.signal if stopping else None), lambda: stop.requested and not stopping)
-    return stop.exit_code if stopping else 0
+    return ends.close(run, accelerator, stop, stopped=stopping)
 
 
 def seed_dropout(model: keys.Model, step: int, *micro_batch: int) -> None:
@@ -270,16 +218,6 @@ def seed_dropout(model: keys.Model, step: int, *micro_batch: int) -> None:
     if model.resid_pdrop or model.embd_pdrop or model.attn_pdrop:
         mixed = np.random.SeedSequence([model.seed, step, *micro_batch]).generate_state(1, np.uint64)[0]
         torch.manual_seed(int(mixed >> np.uint64(1)))
-
-
-def diverged(checkpoints: Path, step: int, reason: str) -> str:
-    """Return why the run stopped, which checkpoint is kept, and what to do."""
-    newest = next(iter(list_checkpoints(checkpoints)), "none")
-    return (
-        f"{BAD_UPDATES_IN_A_ROW} updates in a row were skipped, the last at step {step}: {reason}. The weights are those "
-        f"of the last good update, in {newest}. Check the data, or begin again with a lower learning_rate and another "
-        f"--run_name; the same command resumes behind these batches"
-    )
 
 
 if __name__ == "__main__":

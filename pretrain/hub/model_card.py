@@ -6,7 +6,6 @@ import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeGuard
@@ -16,6 +15,7 @@ import yaml
 from pretrain.base import foreign
 from pretrain.base.layout import step_name
 from pretrain.evaluation.hellaswag import CITATIONS, PUBLISHED
+from pretrain.machine.facts import Facts
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe.keys import REPOSITORY
 
@@ -46,29 +46,6 @@ MAIN_KEYS = (
     "embd_pdrop attn_pdrop tokens_per_step max_steps optimizer learning_rate lr_scheduler_type warmup_steps min_lr_ratio "
     "weight_decay adam_beta1 adam_beta2 max_grad_norm seed data_seed eval_tokens"
 )
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a card states of a run beside its recipe and metrics.
-
-    Attributes:
-        command: its words.
-        hardware: the device's name; each process has one.
-        precision: bf16, fp16 or fp32.
-        model_type: as Transformers has it.
-        flops_per_token: forward and backward, computed.
-        tokenizer_size: ids that stand for text; the vocabulary's other rows are padding.
-    """
-
-    command: Sequence[str]
-    hardware: str
-    num_processes: int
-    precision: str
-    model_type: str
-    parameters: int
-    flops_per_token: int
-    tokenizer_size: int
 
 
 def published(recipe: Mapping) -> dict[str, dict[str, float]]:

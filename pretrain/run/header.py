@@ -7,9 +7,9 @@ from accelerate import Accelerator
 
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.hellaswag import HellaSwag
-from pretrain.hub.model_card import Facts
 from pretrain.machine.accelerator import compiler_of
 from pretrain.machine.estimate import shape_of
+from pretrain.machine.facts import Facts
 from pretrain.machine.hardware import versions
 from pretrain.model.attention import kernel_taken
 from pretrain.recipe import keys

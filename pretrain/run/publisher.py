@@ -4,19 +4,16 @@ import json
 import logging
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pretrain.base import layout
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import redact
 from pretrain.hub import fetch, model_card, push
-from pretrain.machine import estimate, hardware
+from pretrain.machine.facts import Facts
 from pretrain.model import export
 from pretrain.recipe import keys
 from pretrain.run import checkpoint
@@ -49,7 +46,7 @@ class Publisher:
         recipe: keys.Recipe,
         repo_id: str | None,
         state: RunState,
-        facts: model_card.Facts,
+        facts: Facts,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerFast,
     ):
@@ -118,37 +115,6 @@ class Publisher:
             files=files,
         )
         self._pushes += 1
-
-
-def facts_of(
-    recipe: keys.Recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, accelerator: Accelerator
-) -> model_card.Facts:
-    """Return what a model card states of a run beside its recipe and metrics."""
-    return model_card.Facts(
-        command=command_line(parent_words()),
-        hardware=hardware.device_name(accelerator.device),
-        num_processes=accelerator.num_processes,
-        precision=accelerator.mixed_precision.replace("no", "fp32"),
-        model_type=model.config.model_type,
-        parameters=model.num_parameters(),
-        flops_per_token=estimate.shape_of(recipe.model).flops_per_token,
-        tokenizer_size=len(tokenizer),
-    )
-
-
-def parent_words() -> list[str]:
-    """Return the command line of the process that started this one; empty where Linux's /proc is not there."""
-    parent = Path(f"/proc/{os.getppid()}/cmdline")
-    return parent.read_text(errors="replace").split("\0")[:-1] if parent.is_file() else []
-
-
-def command_line(launcher: Sequence[str]) -> list[str]:
-    """Return the words that started this run: those of ``launcher``, if it is one; URLs in them are redacted."""
-    words = [Path(sys.argv[0]).name, *map(redact, sys.argv[1:])] if sys.argv else []
-    for place, word in enumerate(launcher[:3]):
-        if Path(word).name in ("accelerate", "torchrun"):
-            return [Path(word).name, *map(redact, launcher[place + 1 :])]
-    return ["python", *words]
 
 
 def check(recipe: keys.Recipe) -> str | None:

@@ -348,7 +348,7 @@ BREAKAGES = [
         "each process of the all-reduce takes the first card",
     ),
     chosen(
-        "train.py",
+        "pretrain/run/opening.py",
         "cards.peak_flops(facts.hardware, accelerator.mixed_precision)",
         'cards.peak_flops(facts.hardware, "no")',
         "MFU is a share of another precision's peak",

@@ -14,6 +14,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from pretrain.data import tokenization
 from pretrain.evaluation import hellaswag
 from pretrain.hub import model_card
+from pretrain.machine.facts import Facts
 from pretrain.model import export
 from pretrain.model.build import build
 from pretrain.recipe import keys
@@ -54,7 +55,7 @@ def make(rows=(*UPDATES, VALIDATED, SCORED), recipe=RECIPE, **other) -> str:
     where = {"repo_id": "me/a_run", "step": 100} | {
         name: other.pop(name) for name in ("repo_id", "step") if name in other
     }
-    return model_card.model_card(**where, rows=rows, recipe=recipe, facts=model_card.Facts(**facts | other))
+    return model_card.model_card(**where, rows=rows, recipe=recipe, facts=Facts(**facts | other))
 
 
 def index(text: str) -> dict[str, float]:

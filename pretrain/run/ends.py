@@ -1,0 +1,64 @@
+"""How a run ends, and whether all processes know, a checkpoint is saved, and the model is exported.
+
+max_steps reached        all know    saved                  exported   exit status 0, or 1 where model/ cannot be written
+asked to stop (signal)   all agree   saved                  no         128 + the signal's number
+data cannot come         all agree   saved                  no         1
+bad updates in a row     all know    saved                  no         1
+out of memory            one knows   saved unless sharded   no         1 (machine/fit.py)
+"""
+
+import logging
+
+from accelerate import Accelerator
+
+from pretrain.base.errors import TrainingStopped
+from pretrain.base.stopping import StopRequest
+from pretrain.data.corpus import Corpus
+from pretrain.recipe import keys
+from pretrain.run import folder
+from pretrain.run.checkpoint import list_checkpoints
+from pretrain.run.opening import Run
+from pretrain.run.publisher import push_seconds
+from pretrain.run.report import duration
+
+log = logging.getLogger(__name__)
+
+
+def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Accelerator, stop: StopRequest) -> None:
+    """Evaluate the test split, write ``model/``, and log what the run folder holds.
+
+    Raises TrainingStopped, on every process, where ``model/`` cannot be written.
+    """
+    run_dir, is_main = recipe.saving.run_dir, accelerator.is_main_process
+    with run.clock.paused():
+        if corpus.test:
+            loss = run.evaluator.loss("test", run.plan.per_device_train_batch_size)
+            run.report.loss(run.state.step, "test", loss)
+        with run.whole_model() as whole:
+            fault = folder.write_model(whole, run_dir, corpus.tokenizer) if is_main else None
+        if any(stop.any_of(fault is not None)):
+            raise TrainingStopped(fault or "model/ could not be written")
+    log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
+    for line in folder.describe(run_dir):
+        log.info(line)
+
+
+def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:
+    """Draw the curves, wait for the other processes and the Hub, and return the exit status."""
+    run.report.draw()
+    if not stopped:
+        run.publish.finished()
+    run.report.close()
+    accelerator.wait_for_everyone()
+    run.publish.wait(push_seconds(stop.signal if stopped else None), lambda: stop.requested and not stopped)
+    return stop.exit_code if stopped else 0
+
+
+def diverged(recipe: keys.Recipe, step: int, reason: str, in_a_row: int) -> TrainingStopped:
+    """Return what ends a run whose updates are skipped: why, which checkpoint is kept, and what to do."""
+    newest = next(iter(list_checkpoints(recipe.saving.checkpoints)), "none")
+    return TrainingStopped(
+        f"{in_a_row} updates in a row were skipped, the last at step {step}: {reason}. The weights are those "
+        f"of the last good update, in {newest}. Check the data, or begin again with a lower learning_rate and another "
+        f"--run_name; the same command resumes behind these batches"
+    )
