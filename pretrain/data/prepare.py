@@ -294,7 +294,8 @@ def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple
         return None, source.parts
     from pretrain.data import stream  # imports datasets, which text does not need
 
-    return stream.open_tables(**source.tables or {}, pinned=pinned, versions=versions, kept_in=str(source.folder))
+    assert source.tables is not None  # else it has parts
+    return stream.open_tables(source.tables, pinned=pinned, versions=versions, kept_in=str(source.folder))
 
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
@@ -340,7 +341,7 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
         return 0.0
     from pretrain.data import stream
 
-    return stream.expected_text_bytes([name for name, _ in parts], source.tables["text_column"])
+    return stream.expected_text_bytes([name for name, _ in parts], source.tables.text_column)
 
 
 def dry_run(source: FoundSource) -> str:

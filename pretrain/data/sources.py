@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from glob import glob
 from itertools import islice
@@ -53,14 +53,31 @@ Part = tuple[str, Callable[[int], Iterator[Row]]]
 
 
 @dataclass(frozen=True)
+class Tables:
+    """A data set of the Hub, or files of tables, which ``stream`` opens.
+
+    Attributes:
+        dataset_name: a Hub id, or what ``data_files`` are: parquet, json, csv or arrow.
+        data_files: by split.
+    """
+
+    dataset_name: str
+    text_column: str
+    token_column: str | None = None
+    dataset_config_name: str | None = None
+    dataset_revision: str | None = None
+    data_files: Mapping[str, list[str]] | None = None
+
+
+@dataclass(frozen=True)
 class FoundSource:
     """A source that was found: where its shards belong, and how to read it."""
 
     wanted: Data
     name: str
-    identity: dict
+    identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # text: by split
-    tables: dict[str, Any] | None = None  # else: the arguments of stream.open_tables
+    tables: Tables | None = None  # else
     most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
     repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
 
@@ -76,59 +93,91 @@ def find_source(wanted: Data) -> FoundSource:
 
     Raises BadInput when nothing is found.
     """
-    size = wanted.tokenizer_vocab_size if wanted.tokenizer == "bpe" else None
-    identity: dict[str, Any] = {"format": FORMAT, "tokenizer": {"tokenizer": wanted.tokenizer, "size": size}}
     if wanted.data_dir:
-        place = keys.REPOSITORY.fullmatch(wanted.data_dir)
-        assert place is not None  # rules.py has seen it
-        revision, folder = place[2] and unquote(place[2]), place[3] or ""
-        repository = {"format": FORMAT, "data_dir": wanted.data_dir.rstrip("/"), "limit_tokens": wanted.limit_tokens}
-        name = place[1].rpartition("/")[2]
-        return FoundSource(wanted, name, repository, repository=(place[1], revision, folder))
-    tables: dict[str, Any] = {"token_column": wanted.token_column} if wanted.token_column else {}
-    identity |= tables | {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens}
+        return _repository(wanted)
     if wanted.validation_files and not wanted.data_files:
         raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
     if wanted.data_files:
-        train = find_files("data_files", wanted.data_files)
-        held_out = find_files("validation_files", wanted.validation_files or [])
-        if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
-            raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
-        kinds = {_kind(name): name for name in [*train, *held_out]}
-        if len(kinds) > 1:
-            raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
-        (kind,) = kinds
-        splits = {"train": train} | ({"validation": held_out} if held_out else {})
-        if kind is None:
-            if not held_out and not wanted.validation_fraction:
-                raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
-            paths = {split: [*map(Path, names)] for split, names in splits.items()}
-            identity |= {split: [[p.name, files.sha256(p)] for p in found] for split, found in paths.items()}
-            identity.setdefault("validation", wanted.validation_fraction)
-            parts = _text_parts(paths, wanted.validation_fraction)
-            return FoundSource(wanted, Path(train[0]).stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
-        identity |= {
-            "format": FORMATS.get(kind, FORMAT),
-            "train": [*map(_stamp, train)],
-            "text_column": wanted.text_column,
-        }
-        identity["validation"] = [*map(_stamp, held_out)] or wanted.validation_tokens
-        tables |= {"dataset_name": kind, "data_files": splits, "text_column": wanted.text_column}
-        name = Path(path_of(train[0])).name.split(".")[0]
-        return FoundSource(wanted, re.sub(r"[^\w.-]", "_", name), identity, tables=tables)
+        kind, splits = _own_files(wanted)
+        return _table_files(wanted, kind, splits) if kind else _text_files(wanted, splits)
     if wanted.dataset_name == STDLIB:
-        if not wanted.validation_fraction:
-            raise BadInput(NO_VALIDATION)
-        paths = stdlib_files(wanted.validation_fraction)
-        identity["files"] = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
-        parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
-        return FoundSource(wanted, STDLIB, identity, parts, most_tokens=_most_tokens(paths["train"]))
-    if not wanted.dataset_name:
-        raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
+        return _stdlib(wanted)
+    if wanted.dataset_name:
+        return _hub_dataset(wanted)
+    raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
+
+
+def _identity(wanted: Data, **own: Any) -> dict[str, Any]:
+    """Return what a source's shards are known by: what all kinds share, and ``own`` of its kind."""
+    size = wanted.tokenizer_vocab_size if wanted.tokenizer == "bpe" else None
+    column = {"token_column": wanted.token_column} if wanted.token_column else {}
+    shared = {"format": FORMAT, "tokenizer": {"tokenizer": wanted.tokenizer, "size": size}} | column
+    return shared | {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens} | own
+
+
+def _repository(wanted: Data) -> FoundSource:
+    address = wanted.data_dir or ""
+    place = keys.REPOSITORY.fullmatch(address)
+    assert place is not None  # rules.py has seen it
+    revision, folder = place[2] and unquote(place[2]), place[3] or ""
+    identity = {"format": FORMAT, "data_dir": address.rstrip("/"), "limit_tokens": wanted.limit_tokens}
+    return FoundSource(wanted, place[1].rpartition("/")[2], identity, repository=(place[1], revision, folder))
+
+
+def _own_files(wanted: Data) -> tuple[str | None, dict[str, list[str]]]:
+    """Return what the files are, None for text, and their names by split."""
+    train = find_files("data_files", wanted.data_files or [])
+    held_out = find_files("validation_files", wanted.validation_files or [])
+    if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
+        raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
+    kinds = {_kind(name): name for name in [*train, *held_out]}
+    if len(kinds) > 1:
+        raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
+    return next(iter(kinds)), {"train": train} | ({"validation": held_out} if held_out else {})
+
+
+def _text_files(wanted: Data, splits: dict[str, list[str]]) -> FoundSource:
+    if "validation" not in splits and not wanted.validation_fraction:
+        raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
+    paths = {split: [*map(Path, names)] for split, names in splits.items()}
+    hashes = {split: [[p.name, files.sha256(p)] for p in found] for split, found in paths.items()}
+    identity = _identity(wanted, **{"validation": wanted.validation_fraction} | hashes)
+    parts = _text_parts(paths, wanted.validation_fraction)
+    return FoundSource(wanted, paths["train"][0].stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
+
+
+def _table_files(wanted: Data, kind: str, splits: dict[str, list[str]]) -> FoundSource:
+    stamps = {split: [*map(_stamp, names)] for split, names in splits.items()}
+    own = {
+        "format": FORMATS.get(kind, FORMAT),
+        "validation": wanted.validation_tokens,
+        "text_column": wanted.text_column,
+    }
+    tables = Tables(kind, wanted.text_column, wanted.token_column, data_files=splits)
+    name = Path(path_of(splits["train"][0])).name.split(".")[0]
+    return FoundSource(wanted, _folder_name(name), _identity(wanted, **own | stamps), tables=tables)
+
+
+def _stdlib(wanted: Data) -> FoundSource:
+    if not wanted.validation_fraction:
+        raise BadInput(NO_VALIDATION)
+    paths = stdlib_files(wanted.validation_fraction)
+    hashes = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
+    parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
+    most_tokens = _most_tokens(paths["train"])
+    return FoundSource(wanted, STDLIB, _identity(wanted, files=hashes), parts, most_tokens=most_tokens)
+
+
+def _hub_dataset(wanted: Data) -> FoundSource:
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
-    tables |= {name: getattr(wanted, name) for name in asked}
-    identity |= tables | {"validation": wanted.validation_tokens}
-    return FoundSource(wanted, re.sub(r"[^\w.-]", "_", wanted.dataset_name.split("/")[-1]), identity, tables=tables)
+    named = {name: getattr(wanted, name) for name in asked}
+    tables = Tables(token_column=wanted.token_column, **named)
+    name = _folder_name(named["dataset_name"].split("/")[-1])
+    return FoundSource(wanted, name, _identity(wanted, **named, validation=wanted.validation_tokens), tables=tables)
+
+
+def _folder_name(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)
 
 
 def find_files(key: str, patterns: list[str]) -> list[str]:

@@ -42,7 +42,7 @@ from pretrain.base.network import Unreadable, answer_of, causes
 from pretrain.data import records, unread
 from pretrain.data.patience import Cut, Patience
 from pretrain.data.records import IDS, TEXT, Column, refuse_column
-from pretrain.data.sources import COMPRESSED, Part, Row, path_of, shown_name
+from pretrain.data.sources import COMPRESSED, Part, Row, Tables, path_of, shown_name
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +129,8 @@ STORAGE = {"http": HTTP, "https": HTTP}
 
 
 def open_tables(
+    tables: Tables,
     *,
-    dataset_name: str,
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    data_files: dict[str, list[str]] | None = None,
-    text_column: str,
-    token_column: str | None = None,
     pinned: str | None = None,
     versions: dict[str, dict[str, str]] | None = None,
     kept_in: str = "its shards",
@@ -143,7 +138,6 @@ def open_tables(
     """Open a data set for streaming.
 
     Args:
-        dataset_name: a Hub id, or parquet, json, csv or arrow for ``data_files`` by split.
         pinned: the commit of an earlier contact; else it is asked for.
         versions: of remote ``data_files``: the commit that their repository was pinned to, or what the server said of
             a file when it was first read. It is filled in while reading, and another file than that is refused.
@@ -153,16 +147,17 @@ def open_tables(
     Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
     """
     _retry_here()
-    column = Column(token_column, IDS) if token_column else Column(text_column)
+    dataset_name = tables.dataset_name
+    column = Column(tables.token_column, IDS) if tables.token_column else Column(tables.text_column)
     versions = {} if versions is None else versions
-    asked = {split: _named_files(dataset_name, found, versions) for split, found in (data_files or {}).items()}
+    asked = {split: _named_files(dataset_name, found, versions) for split, found in (tables.data_files or {}).items()}
     for name in (name for found in asked.values() for name in found if name.startswith(("http://", "https://"))):
         WATCHED[_as_asked(name)] = (versions.setdefault(shown_name(name), {}), kept_in)
         patiently(name, _file_size, name, files=[name])  # a missing one is known before hours of reading others
     if not asked:
         ask = functools.partial(huggingface_hub.HfApi().dataset_info, timeout=TIMEOUT_SECONDS)
-        pinned = pinned or patiently(dataset_name, lambda: ask(dataset_name, revision=dataset_revision).sha)
-    arguments: dict[str, Any] = {"path": dataset_name, "name": dataset_config_name, "revision": pinned}
+        pinned = pinned or patiently(dataset_name, lambda: ask(dataset_name, revision=tables.dataset_revision).sha)
+    arguments: dict[str, Any] = {"path": dataset_name, "name": tables.dataset_config_name, "revision": pinned}
     # A plain list would be expanded: a name's [ ] * ? a second time, and what then is not found left out.
     arguments["data_files"] = {split: DataFilesList(found, []) for split, found in asked.items()} or None
     given = [name for found in asked.values() for name in found]

@@ -504,6 +504,11 @@ def test_folders_that_were_prepared_before_are_found_again(tmp_path):
         asked = ({"data_files": [here]}, {"dataset_name": "owner/name"}, {"data_files": ["https://h/a.csv"]})
         plain = {"tokenizer": name, "tokenizer_vocab_size": 300, "text_column": "text"}
         assert " ".join(find(**one, **plain).folder.name for one in asked) == folders
+    ids = text(tmp_path, "c.jsonl", '{"ids": [1]}')
+    os.utime(ids, ns=(10**18, 10**18))
+    asked = ({"data_files": [here], "validation_files": [text(tmp_path, "b.txt", "another")]},)
+    asked += ({"data_files": [ids], "token_column": "ids"}, {"data_dir": "hf://datasets/owner/name@v1/folder/"})
+    assert " ".join(find(**one).folder.name for one in asked) == "a-f2f1d2324c12 c-c9b35cebff3a name-04d224b10516"
 
 
 CUT = [{"shard_tokens": 5001}, {"limit_tokens": 7}, {"tokenizer": "two"}]  # what changes the shards of every source
@@ -584,16 +589,16 @@ def test_tables_are_known_by_how_their_names_end(tmp_path, kind, names):
             assert source.tables is None and whole(source) == "some words"
         else:
             assert source.parts is None
-            assert source.tables == {"dataset_name": kind, "data_files": {"train": [path]}, "text_column": "text"}
+            assert source.tables == sources.Tables(kind, "text", data_files={"train": [path]})
 
 
 def test_a_table_behind_a_url_is_left_there_to_be_streamed(offline):
     for url, kind in (("https://h/d/a.parquet?download=true", "parquet"), ("hf://datasets/o/n/*.csv", "csv")):
         source = find(data_files=[url], text_column="content")
-        assert source.tables == {"dataset_name": kind, "data_files": {"train": [url]}, "text_column": "content"}
+        assert source.tables == sources.Tables(kind, "content", data_files={"train": [url]})
         assert source.folder.name.rpartition("-")[0] in ("a", "_")
     asked = {"dataset_name": "owner/name", "dataset_config_name": "c", "dataset_revision": "r", "text_column": "t"}
-    assert find(**asked).tables == asked and find(**asked).parts is None
+    assert find(**asked).tables == sources.Tables(**asked) and find(**asked).parts is None
 
 
 def test_files_of_different_kinds_are_refused(tmp_path):
@@ -602,7 +607,7 @@ def test_files_of_different_kinds_are_refused(tmp_path):
         for changes in ({"data_files": [one, other]}, {"data_files": [one], "validation_files": [other]}):
             message = refused(**changes)
             assert "of different kinds" in message and one in message and other in message
-    assert find(data_files=[a, text(tmp_path, "d.json.gz", "{}")]).tables["dataset_name"] == "json"
+    assert find(data_files=[a, text(tmp_path, "d.json.gz", "{}")]).tables.dataset_name == "json"
 
 
 # The standard library.

@@ -37,7 +37,7 @@ from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import patience, prepare, stream
 from pretrain.data.records import Column
 from pretrain.data.shards import is_complete
-from pretrain.data.sources import FoundSource
+from pretrain.data.sources import FoundSource, Tables
 from pretrain.hub import client
 from pretrain.recipe import keys
 
@@ -101,7 +101,7 @@ def open_files(names, column="text", **more):
     suffix = re.findall(r"\.(parquet|csv|arrow|jsonl?)", str(names[0]))[0]
     kind = {"jsonl": "json"}.get(suffix, suffix)
     given = {"train": [*map(str, names)]} | {split: [*map(str, found)] for split, found in more.items()}
-    return stream.open_tables(dataset_name=kind, data_files=given, text_column=column)[1]
+    return stream.open_tables(Tables(kind, column, data_files=given))[1]
 
 
 def texts(names, row=0, **more):
@@ -369,8 +369,8 @@ def test_a_file_behind_a_url_that_has_changed_since_a_kill_is_refused_before_tex
     versions = {}
 
     def read():
-        tables = {"dataset_name": "json", "data_files": {"train": [growing.url + "?token=canary"]}}
-        (part,) = stream.open_tables(**tables, text_column="text", versions=versions, kept_in="data/it")[1]["train"]
+        tables = Tables("json", "text", data_files={"train": [growing.url + "?token=canary"]})
+        (part,) = stream.open_tables(tables, versions=versions, kept_in="data/it")[1]["train"]
         return part[1](300)
 
     server.marks = marks
@@ -835,14 +835,10 @@ class Hub:
         self.server.faults = [*faults]
         found, stopped, commit, parts = [], None, None, None
         try:
-            commit, splits = stream.open_tables(
-                dataset_name="parquet" if files else name,
-                dataset_config_name=None if files else config,
-                data_files={"train": files} if files else None,
-                text_column=column,
-                pinned=pinned,
-                versions=versions,
-            )
+            tables = Tables(name, column, dataset_config_name=config)
+            if files:
+                tables = Tables("parquet", column, data_files={"train": files})
+            commit, splits = stream.open_tables(tables, pinned=pinned, versions=versions)
             for _, read in splits["train"]:
                 found += (text for text, _ in read(0))
             parts = [name for name, _ in splits["train"]]
@@ -1017,7 +1013,7 @@ def test_a_cursor_is_applied_to_no_other_file_than_its_own(corpus, tmp_path, mon
     wanted = keys.Data(data_seed=1, tokenizer="characters", validation_tokens=500, shard_tokens=9000)
 
     def source(*names):  # a pattern of the Hub: what it matches may change
-        tables = {"dataset_name": "json", "data_files": {"train": [*map(str, names)]}, "text_column": "text"}
+        tables = Tables("json", "text", data_files={"train": [*map(str, names)]})
         return FoundSource(wanted, "pattern", {}, tables=tables)
 
     source().folder.mkdir(parents=True)
@@ -1037,7 +1033,7 @@ def test_a_url_that_changes_between_kill_and_resume_stops_with_file_and_remedy_a
 ):
     monkeypatch.chdir(tmp_path)
     wanted = keys.Data(data_seed=1, tokenizer="characters", validation_tokens=500, shard_tokens=9000)
-    tables = {"dataset_name": "json", "data_files": {"train": [growing.url]}, "text_column": "text"}
+    tables = Tables("json", "text", data_files={"train": [growing.url]})
     source = FoundSource(wanted, "grows", {}, tables=tables)
     source.folder.mkdir(parents=True)
     with monkeypatch.context() as patched:
