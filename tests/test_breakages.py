@@ -128,7 +128,7 @@ BREAKAGES = [
         "tests/data/test_sources.py::test_a_file_in_both_splits_is_refused_however_it_is_written",
     ),
     Breakage(
-        "pretrain/data/stream.py",
+        "pretrain/data/remote.py",
         "            if before[mark] != said[mark]:",
         "            if mark not in said:",
         "old and new text of a URL are never mixed",

@@ -16,11 +16,13 @@ from pretrain.recipe.keys import FIELDS
 ROOT = Path(__file__).parent.parent
 ROOMS = ("base", "recipe", "data", "model", "optim", "machine", "evaluation", "hub", "run", "post")
 PACKAGES = sorted((ROOT / "pretrain").rglob("__init__.py"))
+# By their dotted name without "pretrain.", with slashes; some of a room's stand in a folder of their own.
 FILES = {
-    f"{path.parent.name}/{path.stem}": path
-    for path in sorted((ROOT / "pretrain").glob("*/*.py"))
-    if path.stem != "__init__"
+    path.relative_to(ROOT / "pretrain").with_suffix("").as_posix(): path
+    for path in sorted((ROOT / "pretrain").rglob("*.py"))
+    if path.stem != "__init__" and path.parent != ROOT / "pretrain"
 }
+FOLDERS = {"data/readers"}
 SCRIPTS = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 PRODUCT = [*FILES.values(), *SCRIPTS.values(), *PACKAGES]
 DISTRIBUTIONS = {"yaml": "pyyaml", "tiktoken_ext": "tiktoken", "pynvml": "nvidia-ml-py"}
@@ -48,8 +50,13 @@ def imported(path):
 
 def ours(path):
     """Files of the rooms that a file imports, as ``room/file``."""
-    parts = [name.split(".") for name in imported(path) if name.startswith("pretrain.")]
-    return {f"{room}/{name}" for _, room, name, *_ in parts}
+    return {file_of(name) for name in imported(path) if name.startswith("pretrain.")}
+
+
+def file_of(name):
+    """The file that an imported name is, or stands in, as ``room/file``."""
+    parts = name.split(".")[1:]
+    return "/".join(parts[: 3 if "/".join(parts[:2]) in FOLDERS else 2])
 
 
 def dotted(node):
@@ -58,9 +65,8 @@ def dotted(node):
 
 def test_each_file_stands_in_a_room():
     assert {name.partition("/")[0] for name in FILES} == set(ROOMS)
-    assert {path.parent.name for path in PACKAGES} == {"pretrain", *ROOMS} and not list(
-        (ROOT / "pretrain").glob("[a-z]*.py")
-    )
+    folders = {path.parent.relative_to(ROOT / "pretrain").as_posix() for path in PACKAGES}
+    assert folders == {".", *ROOMS, *FOLDERS} and not list((ROOT / "pretrain").glob("[a-z]*.py"))
     assert {"recipe/keys", "data/shards", "model/build", "base/errors"} <= set(FILES) and "train" in SCRIPTS
 
 
@@ -96,7 +102,7 @@ def needed(name):
     while left:
         path = FILES[left.pop()]
         at_import = {name for node in tree(path).body for name in names_at_import(node)}
-        left |= {"/".join(name.split(".")[1:3]) for name in at_import if name.startswith("pretrain.")}
+        left |= {file_of(name) for name in at_import if name.startswith("pretrain.")}
         found |= {name.split(".")[0] for name in at_import}
     return found - {"pretrain"}
 
@@ -196,7 +202,7 @@ def test_readme_names_every_top_level_entry_and_every_room_and_the_tour_every_fi
     tops = {name.split("/")[0] for name in listed.stdout.split("\0") if name}
     # Names that begin with a dot are for git and the forge, not for a reader.
     missing = {name for name in tops if not name.startswith(".") and name not in text}
-    assert not missing | {name for name in FILES if name.partition("/")[2] not in tour}
+    assert not missing | {name for name in FILES if name.rpartition("/")[2] not in tour}
     assert not {room for room in ROOMS if f"      {room}/ " not in text or f"      {room}/ " not in tour}
 
 

@@ -17,6 +17,10 @@ class Unreadable(ValueError):
     """Bytes that are not what they should be; its text says what to do."""
 
 
+class Cut(OSError):
+    """There are fewer bytes or rows than there should be."""
+
+
 def causes(error: BaseException | None, *, contexts: bool = False) -> Iterator[BaseException]:
     """Yield an error and those behind it, each once.
 

@@ -14,8 +14,8 @@ from huggingface_hub.utils.sha import git_hash
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
+from pretrain.base.network import Cut
 from pretrain.data import mending, shards
-from pretrain.data.patience import Cut
 from pretrain.data.progress import Pace
 from pretrain.data.sources import FoundSource
 from pretrain.data.stream import patiently

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import redact
-from pretrain.base.network import Unreadable, answer_of, causes
+from pretrain.base.network import Cut, Unreadable, answer_of, causes
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,6 @@ PARSERS = (
     *(ValueError, EOFError, RecursionError, MemoryError, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
     *(pa.ArrowException, datasets.exceptions.DatasetsError),
 )
-
-
-class Cut(OSError):
-    """There are fewer bytes or rows than there should be."""
 
 
 class Patience:

@@ -16,8 +16,9 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
 from pretrain.data.documents import DocumentEncoder, well_formed
+from pretrain.data.names import shown_name
 from pretrain.data.progress import Pace, Progress
-from pretrain.data.sources import FoundSource, Part, shown_name
+from pretrain.data.sources import FoundSource, Part
 from pretrain.data.windows import Windows
 from pretrain.recipe import keys
 

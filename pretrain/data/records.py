@@ -1,26 +1,18 @@
-"""What stands in a table: the records of a CSV, the objects of JSON lines, which columns hold text."""
+"""What stands in a table: which column is read, what it holds, and who reads its format."""
 
-import contextlib
-import csv
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from io import TextIOWrapper
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-from datasets.packaged_modules.csv.csv import CsvConfig
 
-from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.network import Unreadable
 
-CSV_DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # as csv.reader has them
 TEXT, IDS = "text", "lists of ids"
-JSON_TYPES = {str: "text", int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
 SHOWN_COLUMNS = 20
-
-csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
+ROWS = 256  # of one step of reading
 
 
 class Column(NamedTuple):
@@ -33,6 +25,26 @@ class Column(NamedTuple):
     def key(self) -> str:
         """The recipe's key that names it."""
         return "text_column" if self.holds == TEXT else "token_column"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A format of tables.
+
+    Attributes:
+        name: as ``datasets`` has it; prepared folders are known by it.
+        suffixes: how its files' names end.
+        rows: (file, column, start, options) -> what stands in the column, from row ``start`` on; a value that is no
+            text is a row without text. ``options``: the data set's, as ``datasets`` states them; None: the format's
+            own. Raises BadInput for a file without the column, Unreadable for a row that cannot be read, Cut where
+            the file ends before ``start`` or before its end.
+        in_places: the file is read in places, which a compression hides.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    rows: Callable[..., Iterator[Any]]
+    in_places: bool = False
 
 
 def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:
@@ -70,64 +82,15 @@ def _listed(columns: Iterable[str]) -> str:
     return ", ".join(shown[:SHOWN_COLUMNS])[:1000] + (", ..." if len(shown) > SHOWN_COLUMNS else "")
 
 
-def csv_records(config: CsvConfig, text: TextIOWrapper) -> Iterator[list[str]]:
-    """Yield records, all of as many fields. Raises Unreadable with the first line of one that is none."""
-    dialect = {option: getattr(config, option) for option in CSV_DIALECT} | {"delimiter": config.sep}
-    records, line, width = csv.reader(text, strict=True, **dialect), 1, len(config.names or ())
-    while True:
-        try:
-            record = next(records, None)
-            if record is None:
-                return
-            "".join(record).encode()
-        except (csv.Error, UnicodeEncodeError) as error:
-            fault = f"is no record of a CSV ({error}); mend it, or write another format"
-            if isinstance(error, UnicodeEncodeError):
-                fault = "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
-            raise Unreadable(f"line {line}: {fault}") from None
-        if record:
-            width = width or len(record)
-            if len(record) != width:
-                fault = f"{len(record)} fields, and {width} in the lines before"
-                raise Unreadable(f"line {line}: {fault}; a text with {config.sep!r} in it stands between quotes")
-            yield record
-        line = records.line_num + 1
+def values_of(cells: Any, column: Column) -> Any:
+    """Return what Arrow's cells hold: texts, or arrays of ids."""
+    return cells.to_numpy(zero_copy_only=False) if column.holds == IDS else cells.to_pylist()
 
 
-def json_object(name: str, number: int, line: bytes) -> dict:
-    """Return the object of a line, by its number from 0; an empty one where it is blank or something else."""
-    line = line.strip()
-    if line.startswith(b"["):
-        raise BadInput(
-            f"{name}: is a JSON array, which can only be read whole. Write one object a line, for example: "
-            f"jq -c '.[]' old.json > new.jsonl; of a data set of the Hub try --dataset_revision refs/convert/parquet"
-        )
-    try:
-        value = files.parse_json(line) if line else None
-    except ValueError as error:
-        raise Unreadable(f"line {number + 1}: is no JSON ({error}); mend it: a line is one object") from None
-    return value if isinstance(value, dict) else {}
+def column_types(schema: Any) -> dict[str, str]:
+    """Return what each column of an Arrow schema holds, as ``refuse_column`` has it."""
+    import pyarrow as pa  # which text does not need
 
-
-def refuse_no_text(name: str, column: Column, lines: list[tuple[int, bytes]]) -> None:
-    """Raise BadInput where a file's first lines have fields, but none of them has text in this one."""
-    types: dict[str, set[str]] = {}
-    for number, line in lines:
-        with contextlib.suppress(Unreadable):  # it is found again, at its row
-            for field, value in json_object(name, number, line).items():
-                types.setdefault(field, set()).add(_json_type(value))
-    if types:
-        held = {field: found - {""} for field, found in types.items()}
-        refuse_column(name, column, {f: TEXT if TEXT in h else " and ".join(sorted(h)) for f, h in held.items()})
-
-
-def _json_type(value: Any) -> str:
-    numbers = isinstance(value, list) and all(type(one) is int for one in value)
-    return IDS if numbers else JSON_TYPES.get(type(value), "")
-
-
-def column_types(schema: pa.Schema) -> dict[str, str]:
-    """Return what each column holds, as ``refuse_column`` has it."""
     types = {}
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type

@@ -28,15 +28,17 @@ from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, is_url, redact_url
 from pretrain.base.network import moving, refuse_page
 from pretrain.data import cuts, unread
+from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
+from pretrain.data.readers import arrow, csv, json_lines, parquet
+from pretrain.data.records import Reader
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 
 STDLIB = "python_stdlib"
 TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_modules"}
-TABLES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".arrow": "arrow"}
-COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
-URL = ("https://", "http://", "hf://")
+READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)  # a format is a file, and its name here
+TABLES = {suffix: reader.name for reader in READERS for suffix in reader.suffixes}
 DOWNLOADS = Path("data/downloads")
 DOWNLOAD_TIMEOUT_SECONDS = 60
 DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text comes in tables, which are streamed
@@ -113,6 +115,11 @@ def _identity(wanted: Data, **own: Any) -> dict[str, Any]:
     column = {"token_column": wanted.token_column} if wanted.token_column else {}
     shared = {"format": FORMAT, "tokenizer": {"tokenizer": wanted.tokenizer, "size": size}} | column
     return shared | {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens} | own
+
+
+def reader_named(name: str) -> Reader:
+    """Return the reader of a format."""
+    return next(reader for reader in READERS if reader.name == name)
 
 
 def _repository(wanted: Data) -> FoundSource:
@@ -383,13 +390,8 @@ def _refuse_odd_name(key: str, name: str) -> None:
         raise BadInput(f"{key}: {name}: fsspec takes :: for a chain of file systems; rename it")
 
 
-def path_of(name: str) -> str:
-    """Return a name without a URL's query; a file's own name may hold a question mark."""
-    return urlparse(name).path if name.startswith(URL) else name
-
-
 def _kind(name: str) -> str | None:
-    """Return the ``datasets`` reader of a file by its name; None: it is text."""
+    """Return the name of a file's reader; None: it is text."""
     suffixes = [suffix.lower() for suffix in Path(path_of(name)).suffixes]
     while suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -398,11 +400,6 @@ def _kind(name: str) -> str | None:
 
 def _resolved(name: str) -> str:
     return redact_url(name) if name.startswith(URL) else str(Path(name).resolve())
-
-
-def shown_name(name: str) -> str:
-    """Return a file's name as manifests hold it: a redacted URL, or the name without the folder, which may move."""
-    return redact_url(name) if name.startswith(URL) else Path(name).name
 
 
 def _stamp(name: str) -> list:

@@ -1,0 +1,76 @@
+"""CSV with a header: every field is a text, as it stands.
+
+pandas' parser, which ``datasets`` takes, takes the texts None, NA and 12 for none or for numbers, and moves the fields of
+a record that has too many.
+"""
+
+import csv
+from collections.abc import Iterator
+from io import TextIOWrapper
+from typing import Any
+
+from pretrain.base.errors import BadInput
+from pretrain.base.network import Cut, Unreadable
+from pretrain.data.records import TEXT, Column, Reader, refuse_column
+
+DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # as csv.reader has them
+OTHER = ("skiprows", "nrows", "skipfooter", "comment", "lineterminator", "dialect")  # it has not
+
+csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
+
+
+def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator[str]:
+    """Yield the column's field of each record; a blank line is none."""
+    from datasets.packaged_modules.csv.csv import CsvConfig
+
+    from pretrain.data import remote
+
+    config = options or CsvConfig()
+    other = [option for option in OTHER if getattr(config, option) != getattr(CsvConfig, option)]
+    if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
+        said = f"is described as a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not read here"
+        raise BadInput(f"{name}: {said}; try --dataset_revision refs/convert/parquet")
+    number, held = -1, []
+    with remote.whole(name) as file:
+        text = TextIOWrapper(file, config.encoding or "utf-8-sig", "surrogateescape", newline="")
+        found = csv_records(config, text)
+        first = [] if config.names and config.header == "infer" else next(found, [])
+        header = config.names or first
+        if header:
+            refuse_column(name, column, dict.fromkeys(header, TEXT))
+        for number, record in enumerate(found):
+            if number >= start:
+                yield from held
+                held = [record[header.index(column.name)]]
+    yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
+    if not header:
+        raise BadInput(f"{name}: has no line; give a CSV with a header")
+    if number + 1 < start:
+        raise Cut(f"ended after {number + 1} rows, before row {start}")
+
+
+def csv_records(config: Any, text: TextIOWrapper) -> Iterator[list[str]]:
+    """Yield records, all of as many fields. Raises Unreadable with the first line of one that is none."""
+    dialect = {option: getattr(config, option) for option in DIALECT} | {"delimiter": config.sep}
+    records, line, width = csv.reader(text, strict=True, **dialect), 1, len(config.names or ())
+    while True:
+        try:
+            record = next(records, None)
+            if record is None:
+                return
+            "".join(record).encode()
+        except (csv.Error, UnicodeEncodeError) as error:
+            fault = f"is no record of a CSV ({error}); mend it, or write another format"
+            if isinstance(error, UnicodeEncodeError):
+                fault = "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
+            raise Unreadable(f"line {line}: {fault}") from None
+        if record:
+            width = width or len(record)
+            if len(record) != width:
+                fault = f"{len(record)} fields, and {width} in the lines before"
+                raise Unreadable(f"line {line}: {fault}; a text with {config.sep!r} in it stands between quotes")
+            yield record
+        line = records.line_num + 1
+
+
+READER = Reader("csv", (".csv",), rows)

@@ -1,0 +1,35 @@
+"""Parquet: the row groups from the wanted row on, and of them the one column."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pretrain.base.network import Cut
+from pretrain.data.records import ROWS, Column, Reader, column_types, refuse_column, values_of
+
+
+def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator[Any]:
+    """Yield the column's values."""
+    import pyarrow.parquet as pq
+
+    from pretrain.data import remote
+
+    with remote.open_file(name) as raw:
+        # With pre_buffer Arrow keeps all of a file that was read until its end.
+        file = pq.ParquetFile(raw, pre_buffer=False)
+        refuse_column(name, column, column_types(file.schema_arrow))
+        row = 0
+        for group in range(file.num_row_groups):
+            end = row + file.metadata.row_group(group).num_rows
+            if end > start:
+                skip = max(0, start - row)
+                for batch in file.iter_batches(ROWS, row_groups=[group], columns=[column.name]):
+                    yield from values_of(batch.column(0), column)[skip:]
+                    skip, row = max(0, skip - len(batch)), row + len(batch)
+                if row != end:
+                    raise Cut(f"ended after {row} rows, before row {end}")
+            row = end
+    if row < start:
+        raise Cut(f"ended after {row} rows, before row {start}")
+
+
+READER = Reader("parquet", (".parquet",), rows, in_places=True)
