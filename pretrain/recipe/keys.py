@@ -61,7 +61,9 @@ def key(kind: str, default: Any, help: str, span: tuple = (None, None), *, choic
 
 science, data, run = (functools.partial(key, kind) for kind in ("science", "data", "run"))
 required = functools.partial(key, "science", ABSENT)  # science that the file states
-llama = functools.partial(science, None, only=("architecture", ("llama",)))
+llama = functools.partial(
+    science, None, only=("architecture", tuple(name for name, own in ARCHITECTURES.items() if own))
+)
 
 
 @dataclass(frozen=True, kw_only=True)
