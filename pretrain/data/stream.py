@@ -71,7 +71,8 @@ def _open_dataset(tables: Tables, column: Column, pinned: str | None) -> tuple[s
     found = {str(split): [str(file) for file in names] for split, names in builder.config.data_files.items()}
     if "train" not in found:
         raise BadInput(f"dataset_name = {name}: has no split train, only {', '.join(found)}")
-    reader = next((one for one in READERS if one.name == type(builder).__name__.lower()), None)
+    kinds = {base.__name__.lower() for base in type(builder).__mro__}  # its own class has the data set's name in it
+    reader = next((one for one in READERS if one.name in kinds), None)
     table = None if reader else patiently(name, builder.as_streaming_dataset, "train")
     parts = []
     for index, file in enumerate(found["train"]):

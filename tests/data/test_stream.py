@@ -859,6 +859,7 @@ class Hub:
             "literal": self.read(files=[literal.replace("corpus", "odd")]),
             "clean": self.read(),
             "lines": self.read(name="me/lines", config=None),
+            "lines, cut": self.read(fault("lie", times=ALWAYS, method="GET .*/resolve/"), "me/lines", None),
             "pinned": self.read(pinned=self.server.commit),
             "campaign": [[*place, self.read(fault(*place[:2], method=place[2]))] for place in places],
             "readme": self.read(fault("503", times=9, method="README")),
@@ -933,6 +934,7 @@ def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
     for name in ("clean", "lines"):
         assert hub[name]["equal"] and not hub[name]["said"] and hub[name]["commit"] == "c0ffee" + "0" * 34
     assert hub["pinned"]["equal"] and hub["pinned"]["commit"] == "c0ffee" + "0" * 34
+    assert re.search(r"me/lines.*: row \d+: failed 10 times .*Cut: ended after", hub["lines, cut"]["stopped"])
     asked = [line for line in hub["clean"]["log"][1:] + hub["pinned"]["log"] if "c0ffee" not in line]
     assert not asked, "after the first contact everything is asked for by commit"
 
