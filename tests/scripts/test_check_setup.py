@@ -1,6 +1,5 @@
 """check_setup.py as a user calls it, and the Makefile's targets around it. No card is here: cards are pretended."""
 
-import fcntl
 import http.server
 import importlib.util
 import json
@@ -498,29 +497,32 @@ def test_a_lock_that_is_a_link_or_that_nobody_holds_brings_no_signal(hold):
     assert stop().returncode == 1 and linked.poll() is None and reader.poll() is None
 
 
+# A process of its own: a fork of the test's process would inherit the lock until its exec.
+STARTER = """
+import fcntl, select, sys
+refused = 0
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], 0.0001)[0]:
+    with open("runs/old/.lock") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refused += 1
+print(refused)
+"""
+
+
 def test_a_trainer_that_starts_while_stop_looks_at_its_lock_is_not_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lock = Path("runs/old/.lock")
     lock.parent.mkdir(parents=True)
     lock.write_text("4711\n")
-    refused, done = 0, threading.Event()
-
-    def start():
-        nonlocal refused
-        while not done.wait(0.0001):
-            with open(lock) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    refused += 1
-
-    trainer = threading.Thread(target=start)
-    trainer.start()
-    for _ in range(3):
-        stop()
-    done.set()
-    trainer.join()
-    assert not refused
+    command = [sys.executable, "-S", "-E", "-c", STARTER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout.readline() == "ready\n"
+        for _ in range(3):
+            stop()
+        assert trainer.communicate()[0] == "0\n"
 
 
 @pytest.mark.skipif(not shutil.which("lsof"), reason="lsof is not installed; macOS has it")
