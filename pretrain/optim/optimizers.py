@@ -39,12 +39,15 @@ class Record:
         groups: the model's parameters as the groups that the class takes; each states its weight decay.
         make: the class and its further arguments, but for the learning rate.
         moments: bytes that it keeps of a weight.
+        keeps: what it keeps of a parameter, by name: tensors on the meta device, made from a parameter that lies there.
+            A checkpoint's are compared with them.
         package: what to install for it, name==version; it is then tried on the device before training.
     """
 
     groups: Callable[["PreTrainedModel", float], list[dict]]
     make: Callable[[keys.Optimizer], tuple[type, dict[str, Any]]]
     moments: Moments
+    keeps: Callable[[dict[str, Any], "torch.Tensor"], dict[str, "torch.Tensor"]]
     package: str | None = None
 
 
@@ -100,22 +103,6 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
         raise BadInput(f"optimizer = {name}: {package} does not run on {device}: {reason}; --optimizer adamw") from None
 
 
-def kept(group: dict[str, Any], parameter: "nn.Parameter") -> dict[str, "torch.Tensor"]:
-    """Return tensors, on the meta device, like those that an optimizer keeps of a parameter of this group."""
-    import torch
-
-    like, size = torch.empty(parameter.shape, device="meta"), parameter.numel()
-    if group.get("parts"):
-        return {"momentum_buffer": like}
-    if "fused" in group:  # torch's AdamW
-        return {"step": like.new_empty(()), "exp_avg": like, "exp_avg_sq": like}
-    moment = {"state": like}
-    if size >= 4096:
-        moment = {"state": like.byte(), "qmap": like.new_empty(256), "absmax": like.new_empty(-(-size // 256))}
-    both = {f"{kind}{number}": tensor for number in (1, 2) for kind, tensor in moment.items()}
-    return both | {"step": like.new_empty((), dtype=torch.int64)}
-
-
 def _by_decay(model: "nn.Module", weight_decay: float) -> list[dict]:
     """Return matrices and embeddings, then all else, which does not decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -135,6 +122,10 @@ def _adamw(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
     return AdamW, _adam(settings) | {"fused": True}
 
 
+def _adamw_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
+    return {"step": like.new_empty(()), "exp_avg": like, "exp_avg_sq": like}
+
+
 def _adamw_8bit(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
     """bitsandbytes' AdamW (https://arxiv.org/abs/2110.02861).
 
@@ -143,6 +134,15 @@ def _adamw_8bit(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit, _adam(settings)
+
+
+def _adamw_8bit_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
+    moment = {"state": like}
+    if like.numel() >= 4096:
+        scales = like.new_empty(-(-like.numel() // 256))
+        moment = {"state": like.byte(), "qmap": like.new_empty(256), "absmax": scales}
+    both = {f"{kind}{number}": tensor for number in (1, 2) for kind, tensor in moment.items()}
+    return both | {"step": like.new_empty(()).long()}
 
 
 def _muon(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
@@ -157,13 +157,18 @@ def _muon_groups(model: "PreTrainedModel", weight_decay: float) -> list[dict]:
     return muon.groups(model, ARCHITECTURES[model.config.model_type], weight_decay)
 
 
+def _muon_keeps(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
+    return {"momentum_buffer": like} if group.get("parts") else _adamw_keeps(group, like)
+
+
 OPTIMIZERS = {
-    "adamw": Record(groups=_by_decay, make=_adamw, moments=Moments(8.0, 8.0, 8.0)),
+    "adamw": Record(groups=_by_decay, make=_adamw, moments=Moments(8.0, 8.0, 8.0), keeps=_adamw_keeps),
     "adamw_8bit": Record(
         groups=_by_decay,
         make=_adamw_8bit,
         moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8.0),
+        keeps=_adamw_8bit_keeps,
         package=BITSANDBYTES,
     ),
-    "muon": Record(groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0)),
+    "muon": Record(groups=_muon_groups, make=_muon, moments=Moments(4.0, 8.0, 8.0), keeps=_muon_keeps),
 }

@@ -35,7 +35,6 @@ from torch.distributed.tensor import DTensor
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
-from pretrain.optim import optimizers
 
 log = logging.getLogger(__name__)
 
@@ -341,24 +340,30 @@ def read_state(path: Path) -> dict:
     return files.read_json(path / STATE)
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Load a verified checkpoint into the model (and the optimizer, unless None) in place.
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Load a verified checkpoint's weights into the model in place.
 
-    Raises BadInput where its tensors have not the names, shapes and types of theirs.
+    Raises BadInput where they have not the names, shapes and types of the model's.
     """
-    tied, options = _tied(model), StateDictOptions(full_state_dict=True)
+    tied = _tied(model)
     wanted = {name: tensor for name, tensor in get_model_state_dict(model).items() if name not in tied}
     weights = _read(path / MODEL, wanted)
     weights |= {name: weights[saved] for name, saved in tied.items()}
-    set_model_state_dict(model, weights, options=options)
-    if optimizer is None:
-        return
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: Callable[..., dict]) -> None:
+    """Load a verified checkpoint into the model and the optimizer in place; ``keeps``: of the optimizer's Record.
+
+    Raises BadInput where its tensors have not the names, shapes and types of theirs.
+    """
+    load_weights(path, model)
     names = {parameter: name for name, parameter in model.named_parameters()}
     wanted = {
         f"{names[parameter]}/{kind}": moment
         for group in optimizer.param_groups
         for parameter in group["params"]
-        for kind, moment in optimizers.kept(group, parameter).items()
+        for kind, moment in keeps(group, torch.empty(parameter.shape, device="meta")).items()
     }
     counted = files.read_json(path / STATE)
     none_applied = counted.get("skipped_updates", 0) >= counted.get("step", 0)  # there are no moments before an update
@@ -368,6 +373,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) 
         state.setdefault(parameter, {})[kind] = tensor
     # The groups (which tensors, which settings) are the recipe's; a checkpoint holds what they have grown.
     if _is_sharded(model):
+        options = StateDictOptions(full_state_dict=True)
         moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
         set_optimizer_state_dict(model, optimizer, moments, options=options)
         return

@@ -162,7 +162,7 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
         )
     tokenizer = tokenization.load(str(own[0]) if own else recipe.data.tokenizer)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
-    checkpoint.load(path, model, None)
+    checkpoint.load_weights(path, model)
     log.info(f"from {path}")
     return model.eval(), tokenizer
 

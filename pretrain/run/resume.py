@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.hub import fetch
+from pretrain.optim.optimizers import OPTIMIZERS
 from pretrain.optim.schedule import learning_rate, line_begins
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
@@ -134,7 +135,7 @@ def resume(
         then |= dataclasses.asdict(recipe.schedule)
     reading.refuse_changed_science(path, then, recipe)  # a path may lead to another run
     corpus.refuse_other(path, saved["data"])
-    checkpoint.load(path, model, optimizer)
+    checkpoint.load(path, model, optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
     if accelerator.scaler is not None and saved["scaler"]:
         accelerator.scaler.load_state_dict(saved["scaler"])
     state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)

@@ -28,7 +28,7 @@ def score(
         raise BadInput(f"eval_only: {run_dir} holds no checkpoint; train first, or give --init_from MODEL")
     if path is not None:
         reading.refuse_changed_science(path, read_state(path)["science"], recipe)
-        checkpoint.load(path, model, None)
+        checkpoint.load_weights(path, model)
     auto = recipe.batch.per_device_train_batch_size == "auto"
     free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
     ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None  # what trains fits here, too

@@ -79,6 +79,10 @@ def save_and_rotate(folder, *steps: int) -> None:
             saver.save(step, *make(step), {})
 
 
+def load(path, model, optimizer, name: str = "adamw") -> None:
+    checkpoint.load(path, model, optimizer, optimizers.OPTIMIZERS[name].keeps)
+
+
 def moments(model, optimizer) -> dict:
     return {
         (name, key): value
@@ -100,7 +104,7 @@ def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_eithe
     loaded, told = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"]
     other = build(1)
-    checkpoint.load(path, other, None)
+    checkpoint.load_weights(path, other)
     for copy in (loaded, other):
         assert (copy.lm_head.weight is copy.get_input_embeddings().weight) is model.config.tie_word_embeddings
         assert all(torch.equal(tensor, copy.state_dict()[name]) for name, tensor in model.state_dict().items())
@@ -131,7 +135,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, 
         update(model, optimizer, 3)
     resumed = build(1, n_embd=64, tied=False)
     again = built(resumed, name)
-    checkpoint.load(tmp_path / "step-00000002", resumed, again)
+    load(tmp_path / "step-00000002", resumed, again, name)
     update(resumed, again, 3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
     mine, theirs = moments(model, optimizer), moments(resumed, again)
@@ -333,10 +337,10 @@ def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path,
         saver.save(2, model, optimizer, {})
         assert checkpoint.find_fault(tmp_path / "step-00000001") is None
     other = make(1)
-    checkpoint.load(tmp_path / "step-00000001", *other)
+    load(tmp_path / "step-00000001", *other)
     assert all(torch.equal(tensor, before[name]) for name, tensor in other[0].state_dict().items())
     assert all(torch.equal(tensor, moments_before[key]) for key, tensor in moments(*other).items())
-    checkpoint.load(tmp_path / "step-00000002", *other)
+    load(tmp_path / "step-00000002", *other)
     assert all((parameter == 3).all() for parameter in other[0].parameters())
 
 
@@ -352,7 +356,7 @@ def test_memory_made_ready_beside_training_is_what_the_first_save_copies_into(tm
         assert room and room.keys() == saver._copies.keys()
         assert all(tensor is room[key] for key, tensor in saver._copies.items())
     other = make(1)
-    checkpoint.load(tmp_path / "step-00000001", *other)
+    load(tmp_path / "step-00000001", *other)
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other[0].state_dict().items())
 
 
@@ -419,7 +423,7 @@ def test_tensors_that_are_not_the_run_s_are_refused_by_file_and_name_though_ever
     assert checkpoint.find_fault(path) is None
     model = gpt2(1)
     with pytest.raises(BadInput) as refused:
-        checkpoint.load(path, model, built(model))
+        load(path, model, built(model))
     (line,) = refused.value.lines
     assert line.startswith(f"{path / file}: ") and words in line
 
@@ -432,7 +436,7 @@ def zero_1(rank, place, folder):
     sharded = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     whole = save(folder / "plain", 1, (model, plain)) if rank == 0 else None
     dist.barrier()
-    checkpoint.load(folder / "plain" / "step-00000001", model, sharded)
+    load(folder / "plain" / "step-00000001", model, sharded)
     mine = [p for group in sharded.optim.param_groups for p in group["params"]]
     assert 0 < len(mine) < len(list(model.parameters()))  # a share
     assert all(torch.equal(sharded.optim.state[p]["exp_avg"], plain.state[p]["exp_avg"]) for p in mine)
@@ -463,7 +467,7 @@ def fsdp(rank, place, folder, build):
     dist.barrier()
     model = fully_shard(build(1), mesh=init_device_mesh("cpu", (2,)))
     sharded = built(model)
-    checkpoint.load(folder / "plain" / "step-00000001", model, sharded)
+    load(folder / "plain" / "step-00000001", model, sharded)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     with checkpoint.Saver(folder / "fsdp", is_main=rank == 0, keep=0) as saver:
         saver.save(1, model, sharded, {})
@@ -489,7 +493,7 @@ def alone(rank, place, folder):
         with checkpoint.Saver(folder, is_main=False, keep=0) as saver:
             saver.save(5, *pair, {"skipped_updates": 1}, alone=True)
         other = make(1)
-        checkpoint.load(folder / "step-00000005", *other)
+        load(folder / "step-00000005", *other)
         mine, theirs = moments(*pair), moments(*other)
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
     dist.barrier()
