@@ -9,6 +9,7 @@ The same command resumes a run that was stopped or killed.
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -30,7 +31,7 @@ from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import StopRequest, end_with_launcher, peers
 from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.evaluation.evaluator import encode_items, read_items, refuse_prompts
-from pretrain.evaluation.hellaswag import HellaSwag
+from pretrain.evaluation.record import Encoded, Task
 from pretrain.hub import client
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import gradient_exchange, make_accelerator, refuse_missing_kernels
@@ -84,14 +85,14 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     items = read_items(recipe.evaluation)
 
     with peers(), Corpus(recipe, words) as corpus:
-        hellaswag = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
+        tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
             refuse_prompts(recipe.evaluation, corpus.tokenizer)
             with folder.held(recipe, accelerator):
-                status = train(recipe, corpus, hellaswag, accelerator, repo_id, profiled="profile" in modes)
+                status = train(recipe, corpus, tests, accelerator, repo_id, profiled="profile" in modes)
         else:
             model = build(recipe.model, eos_token_id=corpus.tokenizer.eos_token_id).to(accelerator.device)
-            line, status = score(recipe, corpus, hellaswag, model, accelerator), 0
+            line, status = score(recipe, corpus, tests, model, accelerator), 0
             if accelerator.is_main_process:
                 print(line)
         accelerator.end_training()  # not after a fault: it would wait for processes that are lost
@@ -101,7 +102,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
 def train(
     recipe: keys.Recipe,
     corpus: Corpus,
-    hellaswag: HellaSwag | None,
+    tests: Mapping[Task, Encoded],
     accelerator: Accelerator,
     repo_id: str | None,
     *,
@@ -112,13 +113,13 @@ def train(
     How a run ends otherwise stands in pretrain/run/ends.py.
 
     Args:
-        hellaswag: the items that the run scores itself on; None: it does not.
+        tests: the tasks that the run scores itself on.
         repo_id: the Hub's repository that it pushes to; None: it does not.
         profiled: record a few updates into the run folder.
     """
     device, rank, evaluation = accelerator.device, accelerator.process_index, recipe.evaluation
     stop = StopRequest(recipe.machine.ddp_timeout)
-    run = open_run(recipe, corpus, hellaswag, accelerator, stop, repo_id)
+    run = open_run(recipe, corpus, tests, accelerator, stop, repo_id)
     state, plan, clock, report, evaluator = run.state, run.plan, run.clock, run.report, run.evaluator
     checkpoints, optimizer = run.checkpoints, run.optimizer
     first_step, waited_before, micro_batch = state.step, state.data_wait_seconds, plan.per_device_train_batch_size
@@ -140,7 +141,8 @@ def train(
                 if due(step, evaluation.eval_steps, last):
                     report.loss(step, "validation", evaluator.loss("validation", micro_batch))
                 if due(step, evaluation.hellaswag_steps, last):
-                    report.hellaswag(step, evaluator.hellaswag())
+                    for task in tests:
+                        report.scores(step, task, evaluator.score(task))
                 if due(step, evaluation.sample_steps, last):
                     report.samples(step, evaluator.samples(), show=last)
                 save = due(step, recipe.saving.save_steps, last) or step == checkpoints.spared(state)

@@ -1,1 +1,1 @@
-"""How good the model is: validation loss, HellaSwag, samples."""
+"""How good the model is: validation loss, tasks, samples."""

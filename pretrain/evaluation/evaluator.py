@@ -1,6 +1,6 @@
-"""What a run measures on the way: the loss of a split, HellaSwag, samples; all processes share the work."""
+"""What a run measures on the way: the loss of a split, tasks, samples; all processes share the work."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerFast
@@ -9,26 +9,27 @@ from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.data.tokenization import encode_prompt
 from pretrain.evaluation import hellaswag, likelihood, sampling, validation
+from pretrain.evaluation.record import Encoded, Task
 from pretrain.machine.accelerator import autocast
 from pretrain.machine.sharding import WholeModel
 from pretrain.model.loss import loss_module
 from pretrain.recipe import keys
 
 
-def read_items(evaluation: keys.Evaluation) -> list[hellaswag.Item]:
-    """Return the HellaSwag items that the run scores itself on; none where it does not."""
+def read_items(evaluation: keys.Evaluation) -> dict[Task, list]:
+    """Return the items of each task that the run scores itself on."""
     scored = evaluation.hellaswag_steps or evaluation.hellaswag_files  # files alone are for eval_only
-    return hellaswag.read_items(evaluation.hellaswag_files) if scored else []
+    return {hellaswag.TASK: hellaswag.TASK.read(evaluation.hellaswag_files)} if scored else {}
 
 
 def encode_items(
-    items: Sequence[hellaswag.Item], tokenizer: PreTrainedTokenizerFast, sequence_length: int
-) -> hellaswag.HellaSwag | None:
-    """Return the items, encoded; None without any. Raises BadInput where the context does not hold the longest ending."""
-    test = hellaswag.HellaSwag(items, tokenizer) if items else None
-    if test:
+    items: Mapping[Task, list], tokenizer: PreTrainedTokenizerFast, sequence_length: int
+) -> dict[Task, Encoded]:
+    """Return each task's items, encoded. Raises BadInput where the context does not hold the longest ending."""
+    tests = {task: task.encode(of_task, tokenizer) for task, of_task in items.items()}
+    for test in tests.values():
         test.longer_than(sequence_length)
-    return test
+    return tests
 
 
 def refuse_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -45,7 +46,7 @@ class Evaluator:
     """Evaluates the model as it is when it is asked.
 
     Args:
-        test: HellaSwag's items, encoded; None: they are not scored.
+        tests: the tasks that are scored.
         model: whole on each process for as long as it is used.
         stopped: whether this process was asked to stop: an evaluation ends early then, on every process.
     """
@@ -54,12 +55,12 @@ class Evaluator:
         self,
         recipe: keys.Recipe,
         corpus: Corpus,
-        test: hellaswag.HellaSwag | None,
+        tests: Mapping[Task, Encoded],
         model: WholeModel,
         accelerator: Accelerator,
         stopped: Callable[[], bool] = lambda: False,
     ):
-        self._recipe, self._corpus, self._test, self._model = recipe, corpus, test, model
+        self._recipe, self._corpus, self._tests, self._model = recipe, corpus, tests, model
         self._accelerator, self._stopped = accelerator, stopped
 
     def loss(self, split: str, batch_size: int) -> dict[str, float] | None:
@@ -83,10 +84,9 @@ class Evaluator:
                 stop=self._stopped,
             )
 
-    def hellaswag(self) -> dict[str, float] | None:
-        """Return the three scores, their errors and ``items``, or None when stopped."""
-        accelerator, test = self._accelerator, self._test
-        assert test is not None  # without items nothing asks for their score
+    def score(self, task: Task) -> dict[str, float] | None:
+        """Return a task's scores, their errors and ``items``, or None when stopped."""
+        accelerator, test = self._accelerator, self._tests[task]
         with self._model() as model, autocast(accelerator):
             found = likelihood.log_likelihoods(
                 model,
@@ -95,7 +95,7 @@ class Evaluator:
                 accelerator=accelerator,
                 stop=self._stopped,
             )
-        return None if found is None else test.scores(test.predictions(found)) | {"items": len(test.items)}
+        return None if found is None else test.result(found)
 
     def samples(self) -> list[tuple[str, str]]:
         """Return a text for each prompt, with it; the main process's (the others return none)."""
@@ -125,7 +125,7 @@ def describe_loss(split: str, result: dict[str, float]) -> str:
     return f"{split} loss {result['loss']:.4f} nats per token{bits}"
 
 
-def describe_hellaswag(result: dict[str, float]) -> str:
-    """Return HellaSwag's scores in one line, in per cent."""
-    each = (f"{score} {100 * result[score]:.2f}% ± {100 * result[f'{score}_stderr']:.2f}" for score in hellaswag.SCORES)
-    return f"HellaSwag {', '.join(each)}"
+def describe_scores(task: Task, result: dict[str, float]) -> str:
+    """Return a task's scores in one line, in per cent."""
+    each = (f"{score} {100 * result[score]:.2f}% ± {100 * result[f'{score}_stderr']:.2f}" for score in task.scores)
+    return f"{task.label} {', '.join(each)}"

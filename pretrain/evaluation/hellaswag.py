@@ -19,13 +19,16 @@ from transformers import PreTrainedTokenizerBase
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
+from pretrain.evaluation.record import Task
 
 DATASET, FILE = "Rowan/hellaswag", "data/validation-00000-of-00001.parquet"
 REVISION = "218ec52e09a7e7462a5400043bb9a69a41d06b76"
 FIELDS = ("activity_label", "ctx_a", "ctx_b", "ctx", "endings", "label")
 ENDINGS = 4
 FAULTS_SHOWN = 10
-SCORES = ("acc", "acc_norm", "acc_token_norm")
+HARNESS, OTHERS = "lm-evaluation-harness", "build-nanogpt, llm.c"
+RULES = {"acc": HARNESS, "acc_norm": f"{HARNESS}: per character", "acc_token_norm": f"{OTHERS}: mean per token"}
+SCORES = tuple(RULES)
 # What others measured, in per cent, in the order of SCORES; None: not found published under this rule.
 PUBLISHED = {
     "GPT-2 124M": (28.92, 31.14, 29.55),
@@ -146,6 +149,24 @@ class HellaSwag:
             result[score] = share
             result[f"{score}_stderr"] = math.sqrt(share * (1 - share) / max(1, len(self.labels) - 1))
         return result
+
+    def result(self, likelihoods: Sequence[np.ndarray]) -> dict[str, float]:
+        """Return the scores of these log-likelihoods (as ``predictions`` has them), and ``items``."""
+        return self.scores(self.predictions(likelihoods)) | {"items": len(self.items)}
+
+
+TASK = Task(
+    name="hellaswag",
+    label="HellaSwag",
+    scores=RULES,
+    chance=1 / ENDINGS,
+    size=10_042,
+    dataset=(DATASET, "validation"),
+    published=PUBLISHED,
+    citations=CITATIONS,
+    read=read_items,
+    encode=HellaSwag,
+)
 
 
 def _fetch() -> Path:

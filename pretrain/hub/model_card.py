@@ -1,5 +1,6 @@
 """README.md of a pushed model: metadata that the Hub reads, and what this run measured, in plain words."""
 
+import itertools
 import json
 import math
 import re
@@ -14,7 +15,8 @@ import yaml
 
 from pretrain.base import foreign
 from pretrain.base.layout import step_name
-from pretrain.evaluation.hellaswag import CITATIONS, PUBLISHED
+from pretrain.evaluation.record import Task
+from pretrain.evaluation.tasks import TASKS
 from pretrain.machine.facts import Facts
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe.keys import REPOSITORY
@@ -28,7 +30,7 @@ PUBLISHED_LOSS = {
 }
 GPT2_TOKENIZERS = {"gpt2", *(f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl"))}
 SIZES = {(12, 768): "GPT-2 124M", (24, 1024): "GPT-2 355M", (36, 1280): "GPT-2 774M", (48, 1600): "GPT-2 1558M"}
-GPT2_CONTEXT, HELLASWAG_ITEMS = 1024, 10_042
+GPT2_CONTEXT = 1024
 LOSSES = {
     "eval/loss": "validation loss, nats per token",
     "eval/bits_per_byte": "validation, bits per byte",
@@ -36,10 +38,9 @@ LOSSES = {
     "test/bits_per_byte": "test, bits per byte",
 }
 SCORES = {
-    "hellaswag/acc": "HellaSwag acc (lm-evaluation-harness), %",
-    "hellaswag/acc_norm": "HellaSwag acc_norm (lm-evaluation-harness: per character), %",
-    "hellaswag/acc_token_norm": "HellaSwag acc_token_norm (build-nanogpt, llm.c: mean per token), %",
+    task.metric(score): f"{task.label} {score} ({rule}), %" for task in TASKS for score, rule in task.scores.items()
 }
+TASK_OF = {task.metric(score): task for task in TASKS for score in task.scores}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MAIN_KEYS = (
     "dataset_name dataset_config_name tokenizer architecture n_layer n_head n_embd vocab_size sequence_length resid_pdrop "
@@ -56,10 +57,10 @@ def published(recipe: Mapping) -> dict[str, dict[str, float]]:
         found["eval/loss"] = {f"GPT-2 124M on {known[1]}": known[0]}
     nearest = SIZES.get((recipe["n_layer"], recipe["n_embd"]), "GPT-2 124M")
     names = {nearest: nearest} | ({"GPT-3 124M": "GPT-3 124M, its own text"} if nearest == "GPT-2 124M" else {})
-    for name, label in names.items():
-        for score, value in zip(SCORES, PUBLISHED.get(name, ()), strict=False):
+    for task, (name, label) in itertools.product(TASKS, names.items()):
+        for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
             if value is not None:
-                found.setdefault(score, {})[label] = value / 100
+                found.setdefault(task.metric(score), {})[label] = value / 100
     return found
 
 
@@ -150,7 +151,7 @@ def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
     """Return the paragraphs with what was measured, and what others measured; none where nothing was."""
     lines, notes = [], []
     others, (known, why) = published(recipe), _known_loss(recipe)
-    items = newest.get("hellaswag/items", (None, step))[0]
+    items = {task: newest[task.metric("items")][0] for task in TASKS if task.metric("items") in newest}
     for name, text in (LOSSES | SCORES).items():
         if name not in newest:
             continue
@@ -158,7 +159,8 @@ def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
         number = (lambda value: f"{100 * value:.2f}") if name in SCORES else (lambda value: f"{value:.4f}")
         error = f" ± {number(newest[f'{name}_stderr'][0])}" if f"{name}_stderr" in newest else ""
         late = "" if when == step else f" (at step {when:,})"
-        theirs = {} if name in SCORES and items != HELLASWAG_ITEMS else others.get(name, {})
+        task = TASK_OF.get(name)
+        theirs = {} if task and items.get(task) != task.size else others.get(name, {})
         beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
         lines.append((text, f"{number(value)}{error}{late}", beside))
     if not lines:
@@ -167,13 +169,13 @@ def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
         notes.append(f"The published loss is from {known[2]}, on another held-out part of the same data.")
     elif "eval/loss" in newest:
         notes.append(f"No published loss stands beside it: {why}.")
-    if items is not None:
-        notes.append(f"HellaSwag: {items:,.0f} items.")
-        shown = {whose.partition(",")[0] for name in SCORES for whose in others.get(name, ())}
-        if items == HELLASWAG_ITEMS:
-            notes += [f"{_text(line)}." for line in CITATIONS if any(_is_about(line, whose) for whose in shown)]
-        else:
-            notes.append(f"Published scores are for all {HELLASWAG_ITEMS:,}.")
+    for task, number in items.items():
+        notes.append(f"{task.label}: {number:,.0f} items.")
+        shown = {whose.partition(",")[0] for score in task.scores for whose in others.get(task.metric(score), ())}
+        if number == task.size:
+            notes += [f"{_text(line)}." for line in task.citations if any(_is_about(line, whose) for whose in shown)]
+        elif shown:
+            notes.append(f"Published scores are for all {task.size:,}.")
     columns = 3 if any(beside for _, _, beside in lines) else 2
     table = _table([row[:columns] for row in [("", "this model", "published"), *lines]])
     return [f"## Results at step {step:,}", table, *([" ".join(notes)] if notes else [])]
@@ -232,19 +234,25 @@ def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
     if len(names) == 1:
         name, subset = names[0]
         loss = {"dataset_type": name, "dataset_name": f"{name}, kept from training", "dataset_config": subset}
-    items = f"HellaSwag, {measured['hellaswag/items']:,.0f} items" if "hellaswag/items" in measured else "HellaSwag"
-    score: dict[str, str | None] = {"dataset_type": "hellaswag", "dataset_name": items}
-    if not recipe.get("hellaswag_files"):
-        score |= {"dataset_type": "Rowan/hellaswag", "dataset_split": "validation"}
     results = []
     for metric, text in (LOSSES | SCORES).items():
         if metric in measured:
             split, _, kind = metric.partition("/")
             value = round(100 * measured[metric], 2) if metric in SCORES else round(measured[metric], 4)
-            data = score if metric in SCORES else loss | {"dataset_split": "test" if split == "test" else "validation"}
+            data = loss | {"dataset_split": "test" if split == "test" else "validation"}
+            if task := TASK_OF.get(metric):
+                data = _task_data(task, measured, recipe)
             about = {"metric_type": kind, "metric_name": text, "metric_value": value}
             results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **about))
     return results
+
+
+def _task_data(task: Task, measured: Mapping[str, float], recipe: Mapping) -> dict[str, str | None]:
+    items = f", {measured[task.metric('items')]:,.0f} items" if task.metric("items") in measured else ""
+    data: dict[str, str | None] = {"dataset_type": task.name, "dataset_name": f"{task.label}{items}"}
+    if not recipe.get(f"{task.name}_files"):
+        data["dataset_type"], data["dataset_split"] = task.dataset
+    return data
 
 
 def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]:

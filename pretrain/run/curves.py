@@ -1,19 +1,21 @@
 """Pictures from the rows of metrics.jsonl: curves.png of a run, and what pictures of several share."""
 
 import contextlib
+import functools
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from pretrain.base import files
+from pretrain.evaluation.record import Task
+from pretrain.evaluation.tasks import TASKS
 
 # Okabe and Ito's colours, which colour-blind people can distinguish; their yellow is too light for a line.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905
 SCORES = {"acc": (GREEN, "o"), "acc_norm": (BLUE, "s"), "acc_token_norm": (VERMILLION, "^")}
-CHANCE = 0.25
 AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training"}
 STYLE = {"text.parse_math": False, "font.size": 10, "legend.fontsize": 9, "axes.grid": True, "grid.alpha": 0.3}
 STYLE |= {"axes.spines.top": False, "legend.framealpha": 0.8, "axes.titlesize": 12, "axes.xmargin": 0.01}
@@ -29,9 +31,11 @@ def draw_curves(rows: Sequence[Mapping], path: Path, title: str, *, published: P
     Args:
         published: what others reached, as lines: a metric's name in the rows -> whose -> value.
     """
-    panels = (  # what draws it, its height in inches, what it shows
+    panels: tuple[
+        tuple[Callable[..., None], float, tuple[str, ...]], ...
+    ] = (  # what draws it, its height in inches, what it shows
         (_draw_loss, 3.2, ("train/loss", "eval/loss")),
-        (_draw_hellaswag, 2.8, tuple(f"hellaswag/{score}" for score in SCORES)),
+        *((functools.partial(_draw_scores, task), 2.8, tuple(map(task.metric, task.scores))) for task in TASKS),
         (_draw_rate, 1.6, ("train/lr", "train/grad_norm")),
         (_draw_speed, 1.6, ("tokens_per_second",)),
     )
@@ -91,9 +95,9 @@ def _draw_loss(axes, rows: Sequence[Mapping], published: Published) -> None:
     axes.legend(loc="upper right")
 
 
-def _draw_hellaswag(axes, rows: Sequence[Mapping], published: Published) -> None:
-    for number, (score, (color, marker)) in enumerate(SCORES.items()):
-        name = f"hellaswag/{score}"
+def _draw_scores(task: Task, axes, rows: Sequence[Mapping], published: Published) -> None:
+    for number, score in enumerate(task.scores):
+        name, (color, marker) = task.metric(score), SCORES[score]
         tokens, values = series(rows, name)
         if not len(tokens):
             continue
@@ -105,9 +109,9 @@ def _draw_hellaswag(axes, rows: Sequence[Mapping], published: Published) -> None
         axes.plot(tokens, values, color=color, marker=marker, markersize=4, label=label)
         for whose, value in published.get(name, {}).items():
             level(axes, value, f"{whose}: {100 * value:.2f}", color, 0.01 + 0.24 * number)
-    level(axes, CHANCE, "chance", BLACK, 0.99)
-    items = series(rows, "hellaswag/items")[1]
-    axes.set(ylabel=f"HellaSwag (% of {items[-1]:,.0f})" if len(items) else "HellaSwag (%)")
+    level(axes, task.chance, "chance", BLACK, 0.99)
+    items = series(rows, task.metric("items"))[1]
+    axes.set(ylabel=f"{task.label} (% of {items[-1]:,.0f})" if len(items) else f"{task.label} (%)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     axes.margins(y=0.1)
     axes.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=3, borderaxespad=0, frameon=False)

@@ -1,12 +1,12 @@
 """The lines that describe a run, before its first step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from accelerate import Accelerator
 
 from pretrain.data.corpus import Corpus
-from pretrain.evaluation.hellaswag import HellaSwag
+from pretrain.evaluation.record import Encoded, Task
 from pretrain.machine.accelerator import compiler_of
 from pretrain.machine.estimate import shape_of
 from pretrain.machine.facts import Facts
@@ -20,7 +20,7 @@ def header(
     recipe: keys.Recipe,
     plan: Plan,
     corpus: Corpus,
-    test: HellaSwag | None,
+    tests: Mapping[Task, Encoded],
     facts: Facts,
     accelerator: Accelerator,
 ) -> Iterator[str]:
@@ -45,10 +45,10 @@ def header(
             compiled=compiler_of(accelerator) != "no",
         )
         yield f"kernels  attention {kernel}; {versions()}"
-    if test and recipe.evaluation.hellaswag_steps:
+    for task, test in tests.items() if recipe.evaluation.hellaswag_steps else ():
         number = test.longer_than(recipe.model.sequence_length)
         cut = f"; {number} texts lose their beginning to the context" if number else ""
-        yield f"score    {len(test.items):,} HellaSwag items every {recipe.evaluation.hellaswag_steps} steps{cut}"
+        yield f"score    {len(test.items):,} {task.label} items every {recipe.evaluation.hellaswag_steps} steps{cut}"
     yield (
         f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the first "
         f"steps"

@@ -1,6 +1,7 @@
 """All that a run has before its first step: model and optimizer, where it resumes, what it reports to."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.evaluator import Evaluator
-from pretrain.evaluation.hellaswag import HellaSwag
+from pretrain.evaluation.record import Encoded, Task
 from pretrain.machine import cards
 from pretrain.machine.accelerator import prepare
 from pretrain.machine.facts import facts_of
@@ -61,7 +62,7 @@ class Run:
 def open_run(
     recipe: keys.Recipe,
     corpus: Corpus,
-    hellaswag: HellaSwag | None,
+    tests: Mapping[Task, Encoded],
     accelerator: Accelerator,
     stop: StopRequest,
     repo_id: str | None,
@@ -69,7 +70,7 @@ def open_run(
     """Build the model, resume from the newest checkpoint, find the micro-batch, and log what will be trained.
 
     Args:
-        hellaswag: the items that the run scores itself on; None: it does not.
+        tests: the tasks that the run scores itself on.
         repo_id: the Hub's repository that it pushes to; None: it does not.
     """
     tokenizer, device = corpus.tokenizer, accelerator.device
@@ -82,7 +83,7 @@ def open_run(
     state.micro_batch = plan.per_device_train_batch_size
 
     facts = facts_of(recipe, model, tokenizer, accelerator)
-    for line in [*header(recipe, plan, corpus, hellaswag, facts, accelerator), *notes]:
+    for line in [*header(recipe, plan, corpus, tests, facts, accelerator), *notes]:
         log.info(line)
     peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
@@ -97,7 +98,7 @@ def open_run(
         state=state,
         clock=clock,
         report=Report(recipe, plan, state, clock, is_main=accelerator.is_main_process),
-        evaluator=Evaluator(recipe, corpus, hellaswag, whole_model, accelerator, lambda: stop.requested),
+        evaluator=Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested),
         checkpoints=Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved),
         publish=publish,
     )

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from pretrain.base import files, foreign
 from pretrain.base.layout import METRICS, numbered_rows, read_metrics
-from pretrain.evaluation.evaluator import describe_hellaswag, describe_loss
+from pretrain.evaluation.evaluator import describe_loss, describe_scores
+from pretrain.evaluation.record import Task
 from pretrain.hub import model_card
 from pretrain.machine import hardware
 from pretrain.optim.update import Update
@@ -86,10 +87,10 @@ class Report:
             prefix = "eval" if split == "validation" else split
             self._evaluated(step, prefix, result, describe_loss(split, result))
 
-    def hellaswag(self, step: int, result: dict[str, float] | None) -> None:
-        """Report HellaSwag's scores; None: a request to stop has ended the evaluation."""
+    def scores(self, step: int, task: Task, result: dict[str, float] | None) -> None:
+        """Report a task's scores; None: a request to stop has ended the evaluation."""
         if result is not None:
-            self._evaluated(step, "hellaswag", result, describe_hellaswag(result))
+            self._evaluated(step, task.name, result, describe_scores(task, result))
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""

@@ -1,6 +1,7 @@
 """``--eval_only``: score a checkpoint, or the model that a recipe begins from, and write nothing."""
 
 import json
+from collections.abc import Mapping
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
@@ -8,7 +9,7 @@ from transformers import PreTrainedModel
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.evaluator import Evaluator
-from pretrain.evaluation.hellaswag import HellaSwag
+from pretrain.evaluation.record import Encoded, Task
 from pretrain.machine import hardware
 from pretrain.machine.fit import propose_micro_batch
 from pretrain.machine.sharding import WholeModel
@@ -19,9 +20,13 @@ from pretrain.run.resume import begins_at, find_checkpoint, read_state
 
 
 def score(
-    recipe: keys.Recipe, corpus: Corpus, test: HellaSwag | None, model: PreTrainedModel, accelerator: Accelerator
+    recipe: keys.Recipe,
+    corpus: Corpus,
+    tests: Mapping[Task, Encoded],
+    model: PreTrainedModel,
+    accelerator: Accelerator,
 ) -> str:
-    """Return the validation loss and HellaSwag of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
+    """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
     begun_from, run_dir = recipe.model.init_from, recipe.saving.run_dir
     path = None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
     if path is None and not begun_from:
@@ -33,9 +38,9 @@ def score(
     free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
     ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None  # what trains fits here, too
     plan = make_plan(recipe, accelerator.num_processes, ceiling)
-    evaluator = Evaluator(recipe, corpus, test, WholeModel(model, recipe.model, accelerator.device), accelerator)
+    evaluator = Evaluator(recipe, corpus, tests, WholeModel(model, recipe.model, accelerator.device), accelerator)
     results = {"eval": evaluator.loss("validation", plan.per_device_train_batch_size)}
-    results |= {"hellaswag": evaluator.hellaswag()} if test else {}
+    results |= {task.name: evaluator.score(task) for task in tests}
     # Nothing stops this evaluator, so there is a result.
     line = {f"{what}/{name}": value for what, result in results.items() for name, value in (result or {}).items()}
     return json.dumps({"model": begun_from or str(path)} | line)

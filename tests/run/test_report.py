@@ -9,6 +9,7 @@ from conftest import ROOT
 
 from pretrain.base import console
 from pretrain.base.layout import read_metrics
+from pretrain.evaluation import hellaswag
 from pretrain.optim.update import Update
 from pretrain.recipe.keys import replace
 from pretrain.recipe.plan import Plan
@@ -154,7 +155,7 @@ def test_a_planned_length_is_what_is_counted_to(tmp_path, capsys):
 def test_an_evaluation_that_was_stopped_is_not_reported(tmp_path, capsys):
     made = make(tmp_path)
     made.loss(4, "validation", None)
-    made.hellaswag(4, None)
+    made.scores(4, hellaswag.TASK, None)
     made.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
     assert [set(row) - {"step", "tokens"} for row in read_metrics(tmp_path / "metrics.jsonl")] == [
         {"eval/loss", "eval/bits_per_byte"}

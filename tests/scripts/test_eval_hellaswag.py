@@ -190,13 +190,13 @@ def test_the_score_in_training_is_that_of_the_script_for_any_number_of_processes
 def test_scoring_does_not_count_as_training_time(place, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    scored = Evaluator.hellaswag
+    scored = Evaluator.score
 
     def slow(*args):
         now[0] += 1000
         return scored(*args)
 
-    monkeypatch.setattr(Evaluator, "hellaswag", slow)
+    monkeypatch.setattr(Evaluator, "score", slow)
     run(*TRAIN, *SCORED, "--run_name", "r2")
     rows = [row for row in rows_of("r2") if "train/loss" in row]
     assert rows and all(row["elapsed_seconds"] == 0 for row in rows)
