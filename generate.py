@@ -5,6 +5,7 @@ python generate.py --model runs/smoltalk --chat
 """
 
 import argparse
+import dataclasses
 import io
 import os
 import sys
@@ -77,7 +78,8 @@ def print_samples(asked: argparse.Namespace) -> None:
     name = pretrained.find(asked.model)
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
-    how = {name: getattr(asked, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p")}
+    fields = dataclasses.fields(sampling.Sampling)
+    how = sampling.Sampling(**{field.name: getattr(asked, field.name) for field in fields})
     streamer = sampling.Streamer(tokenizer, console.write)
     if asked.chat:
         if tokenizer.chat_template is None:
@@ -85,14 +87,14 @@ def print_samples(asked: argparse.Namespace) -> None:
             raise BadInput(
                 f"--chat: {asked.model} has no chat template; {remedy}, to be tuned on chats (docs/post_training.md)"
             )
-        chat.converse(model, tokenizer, messages(), seed=asked.seed, streamer=streamer, **how)
+        chat.converse(model, tokenizer, messages(), how, streamer)
         return
     prompt_ids = tokenization.encode_prompt(tokenizer, asked.prompt)
     for number in range(asked.num_samples):
         if asked.num_samples > 1:
             console.write(f"---- sample {number + 1} of {asked.num_samples}\n")
         console.write(asked.prompt)
-        sampling.sample(model, prompt_ids, tokenizer, seed=asked.seed + number, streamer=streamer, **how)
+        sampling.sample(model, prompt_ids, tokenizer, dataclasses.replace(how, seed=asked.seed + number), streamer)
 
 
 def messages() -> Iterator[str]:

@@ -98,12 +98,12 @@ def main(argv: list[str] | None = None) -> int:
     print(
         "architecture  precision  compiled  checkpointing  micro-batch  measured MiB  estimated MiB  estimated / measured"
     )
-    rows = []
+    rows, estimate.LOSS_ROWS = [], asked.rows
     ways = itertools.product(shapes, asked.precision, asked.compiled, asked.checkpointing, asked.micro_batch)
     for shape, precision, compiled, checkpointing, micro_batch in ways:
         compiled = compiled == "yes"
         how = {"half": precision != "no", "compiled": compiled, "checkpointing": checkpointing}
-        said = sum(estimate.memory(shape, micro_batch=micro_batch, rows=asked.rows, **how).values())
+        said = sum(estimate.memory(shape, micro_batch=micro_batch, **how).values())
         said -= estimate.CONTEXT_BYTES
         found = measure(shape, micro_batch, precision, compiled, checkpointing, asked.rows)
         row = {"architecture": shape.architecture, "precision": precision, "compiled": compiled}

@@ -104,17 +104,14 @@ class Evaluator:
         with self._model() as model:
             for number, prompt in enumerate(evaluation.sample_prompts if self._accelerator.is_main_process else ()):
                 ids = encode_prompt(tokenizer, prompt)
-                seed = self._recipe.model.seed + number
-                new = sampling.sample(
-                    model,
-                    ids,
-                    tokenizer,
+                how = sampling.Sampling(
                     max_new_tokens=evaluation.sample_tokens,
                     temperature=evaluation.sample_temperature,
                     top_k=evaluation.sample_top_k,
                     top_p=evaluation.sample_top_p,
-                    seed=seed,
+                    seed=self._recipe.model.seed + number,
                 )
+                new = sampling.sample(model, ids, tokenizer, how)
                 found.append((prompt, tokenizer.decode(new, skip_special_tokens=True)))
         return found
 

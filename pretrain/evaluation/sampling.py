@@ -1,6 +1,7 @@
-"""Text from a model, with Transformers' generate, beyond the model's context and never from the padding."""
+"""Text from a model, with Transformers' generate, beyond the model's context and never of padding or special tokens."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.nn.attention import sdpa_kernel
@@ -12,54 +13,64 @@ from pretrain.evaluation.likelihood import KERNELS, context_length
 GREEDY = 1e-4  # a temperature below which logits that are divided by it may be infinite
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a text is continued.
+
+    Attributes:
+        temperature: 0, or what is as good as it, takes the likeliest id each time.
+        top_k: choose among this many likeliest ids; 0 = all.
+        top_p: choose among the fewest likeliest ids that hold this probability; 1.0 = all.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+
 @torch.inference_mode()
 @sdpa_kernel(KERNELS)  # each new token is another shape
 def sample(
     model: PreTrainedModel,
     prompt_ids: list[int],
     tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
+    how: Sampling,
     streamer: BaseStreamer | None = None,
 ) -> list[int]:
     """Return new ids that continue ``prompt_ids``, up to and without the end of text, or of a chat's answer.
 
     Args:
-        temperature: 0, or what is as good as it, takes the likeliest id each time.
-        top_k: choose among this many likeliest ids; 0 = all.
-        top_p: choose among the fewest likeliest ids that hold this probability; 1.0 = all.
         streamer: gets the new ids as they come.
 
     Text longer than the context is continued from a sliding window: its last half, whenever the context is full.
     The global random state is left as it was. Of the model's own generation_config only the ids that end a text count.
     """
-    context = context_length(model.config) or len(prompt_ids) + max_new_tokens + 1  # some models set no limit
-    is_drawn = temperature > GREEDY
-    choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p} if is_drawn else {}
-    padding = list(range(len(tokenizer), model.config.vocab_size))
+    context = context_length(model.config) or len(prompt_ids) + how.max_new_tokens + 1  # some models set no limit
+    is_drawn = how.temperature > GREEDY
+    choice = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p} if is_drawn else {}
     ids, made = list(prompt_ids), 0
     was_training, own = model.training, model.generation_config
     ends = end_ids(model, tokenizer)
+    # Padding, and marks of a chat that no answer holds: a model that saw none may still draw them.
+    never = {*range(len(tokenizer), model.config.vocab_size), *tokenizer.all_special_ids} - set(ends)
     model.generation_config = GenerationConfig()  # theirs may ask for beams, stop strings, another kind of result
     model.eval()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        while made < max_new_tokens:
+        torch.manual_seed(how.seed)
+        while made < how.max_new_tokens:
             keep = context - 1 if made == 0 else max(1, context // 2)
             window = torch.tensor([ids[-keep:]], device=model.device)
-            room = min(max_new_tokens - made, context - window.shape[1])
+            room = min(how.max_new_tokens - made, context - window.shape[1])
             out = model.generate(
                 window,
                 attention_mask=torch.ones_like(window),
                 max_new_tokens=room,
                 eos_token_id=ends,
                 pad_token_id=tokenizer.eos_token_id,
-                suppress_tokens=padding or None,
+                suppress_tokens=sorted(never) or None,
                 use_cache=True,
                 streamer=_NewOnly(streamer) if streamer else None,
                 do_sample=is_drawn,

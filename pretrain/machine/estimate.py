@@ -48,7 +48,6 @@ def memory(
     checkpointing: str = "none",
     optimizer: str = "adamw",
     shards: Mapping[str, int] | None = None,
-    rows: int = LOSS_ROWS,
 ) -> dict[str, float]:
     """Return the bytes that training takes on one card, by part.
 
@@ -57,9 +56,8 @@ def memory(
         checkpointing: what is computed again: none; mlp: the activation between the MLP's products; full: a block, of
             which the input only is kept.
         shards: how many processes share a part: weights, half copies, gradients, moments.
-        rows: tokens whose logits exist at once.
 
-    Not compiled, a logit is there as itself, fp32, log-softmax and gradient: 12 bytes; with more tokens than ``rows``
+    Not compiled, a logit is there as itself, fp32, log-softmax and gradient: 12 bytes; with more tokens than ``LOSS_ROWS``
     the logits of so many, the head's gradient in fp32 beside the summed one, and of each token its last hidden state and
     that one's gradient, whole and in parts, 12 d. Compiled in half precision: the logits of so many, the head's gradient
     once, 22 d a token; in fp32 5 bytes a logit. What is computed again of one block stands in the logits' place when
@@ -80,10 +78,10 @@ def memory(
     }[checkpointing]
     head = shape.vocab_size * d
     if small:
-        logits = 2 * min(tokens, rows) * shape.vocab_size + 4 * head + 22 * d * tokens
+        logits = 2 * min(tokens, LOSS_ROWS) * shape.vocab_size + 4 * head + 22 * d * tokens
     else:
-        logits = min(tokens, rows) * shape.vocab_size * (5 if compiled else 12)
-        logits += 8 * head + 12 * d * tokens if tokens > rows else 0
+        logits = min(tokens, LOSS_ROWS) * shape.vocab_size * (5 if compiled else 12)
+        logits += 8 * head + 12 * d * tokens if tokens > LOSS_ROWS else 0
     # Of the weights in half precision there is one block at a time where it is gathered, or cast, again.
     cast = head if small and checkpointing == "full" or "half copies" in shards else n
     passing = tokens * kept + max(logits, tokens * later)

@@ -1,11 +1,12 @@
 """Chat on a base model: a template, and tokens that take rows of the vocabulary's padding."""
 
+import dataclasses
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.generation.streamers import BaseStreamer
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
@@ -69,12 +70,10 @@ def converse(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     messages: Iterable[str],
-    *,
-    max_new_tokens: int,
-    seed: int,
-    **how: Any,
+    how: sampling.Sampling,
+    streamer: BaseStreamer | None = None,
 ) -> None:
-    """Answer each message, with what was said before; ``how`` is ``sampling.sample``'s, which answers through ``streamer``.
+    """Answer each message through ``streamer``, with what was said before.
 
     The oldest turns are forgotten where they would leave less than half of the context, or than ``max_new_tokens``, for
     the answer.
@@ -82,7 +81,7 @@ def converse(
     # How long a chat may be is asked below; the tokenizer need not warn of one that is about to be cut.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     context = context_length(model.config)
-    room = context - min(max_new_tokens, context // 2) if context else None
+    room = context - min(how.max_new_tokens, context // 2) if context else None
     said: list[dict[str, str]] = []
     for number, message in enumerate(messages):
         said.append({"role": "user", "content": message})
@@ -97,14 +96,9 @@ def converse(
             log.warning(f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer")
             said.clear()
             continue
-        new = sampling.sample(
-            model,
-            ids,
-            tokenizer,
-            max_new_tokens=min(max_new_tokens, context - len(ids)) if context else max_new_tokens,
-            seed=seed + number,
-            **how,
-        )
+        length = min(how.max_new_tokens, context - len(ids)) if context else how.max_new_tokens
+        this = dataclasses.replace(how, max_new_tokens=length, seed=how.seed + number)
+        new = sampling.sample(model, ids, tokenizer, this, streamer)
         said.append({"role": "assistant", "content": tokenizer.decode(new, skip_special_tokens=True)})
 
 

@@ -150,15 +150,15 @@ def test_a_card_scores_a_cards_batches_and_gives_back_what_too_large_a_one_took(
 
 def test_a_sample_leaves_the_cards_generator_as_it_was():
     class Words:
-        eos_token_id = 0
+        eos_token_id, all_special_ids = 0, [0]
 
         def __len__(self) -> int:
             return 64
 
     def work(machine):
         model, before = gpt2().model, machine.generator.get_state()
-        how = {"max_new_tokens": 4, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3}
-        assert len(sampling.sample(model, [1, 2], Words(), **how)) <= 4
+        how = sampling.Sampling(max_new_tokens=4, temperature=1.0, top_k=0, top_p=1.0, seed=3)
+        assert len(sampling.sample(model, [1, 2], Words(), how)) <= 4
         assert torch.equal(machine.generator.get_state(), before)
 
     on(A6000, work)

@@ -5,15 +5,15 @@ import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from pretrain.evaluation.sampling import sample
+from pretrain.evaluation.sampling import Sampling, sample
 
-CONTEXT, USED, ROWS, END = 8, 12, 32, 11
+CONTEXT, USED, ROWS, END, MARK = 8, 12, 32, 11, 10
 
 
 class Tokenizer:
-    """The two things that sampling asks of a tokenizer."""
+    """The three things that sampling asks of a tokenizer."""
 
-    eos_token_id = END
+    eos_token_id, all_special_ids = END, [MARK, END]
 
     def __len__(self):
         return USED
@@ -52,8 +52,9 @@ def favour(model, logits):
 
 
 def go(model, prompt=(1, 2), n=6, **changes):
-    known = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 5}
-    return sample(model, list(prompt), Tokenizer(), max_new_tokens=n, **(known | changes))
+    known = {"max_new_tokens": n, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 5}
+    streamer = changes.pop("streamer", None)
+    return sample(model, list(prompt), Tokenizer(), Sampling(**(known | changes)), streamer)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -61,6 +62,11 @@ def test_padding_is_never_sampled_however_likely(model, temperature):
     favour(model, dict.fromkeys(range(USED, ROWS), 1e4))
     ids = go(model, n=40, temperature=temperature)
     assert len(ids) == 40 and max(ids) < USED
+
+
+def test_a_mark_that_ends_no_text_is_never_sampled_however_likely(model):
+    favour(model, {MARK: 1e4})
+    assert MARK not in go(model, n=40)
 
 
 @pytest.mark.parametrize("length", [1, CONTEXT - 1, CONTEXT, 5 * CONTEXT])

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
+from pretrain.evaluation import sampling
 from pretrain.model import export
 from pretrain.post import chat
 
@@ -94,13 +95,13 @@ class Heard:
         self.asked = []
         ids = tokenizer(answer)["input_ids"]
         monkeypatch.setattr(
-            chat.sampling, "sample", lambda model, prompt, *_, **how: self.asked.append((prompt, how)) or ids
+            chat.sampling, "sample", lambda model, prompt, _, how, *__: self.asked.append((prompt, how)) or ids
         )
 
 
-def answers(model, tokenizer, messages, **how):
+def answers(model, tokenizer, messages, streamer=None, **how):
     how = {"max_new_tokens": 20, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1} | how
-    chat.converse(model, tokenizer, messages, **how)
+    chat.converse(model, tokenizer, messages, sampling.Sampling(**how), streamer)
 
 
 def test_a_conversation_remembers_until_the_context_is_full_and_then_forgets_the_oldest(monkeypatch):
@@ -111,7 +112,7 @@ def test_a_conversation_remembers_until_the_context_is_full_and_then_forgets_the
     shown = [tokenizer.decode(prompt) for prompt, _ in heard.asked]
     assert shown[1].count("<|im_start|>") == 4 and "one" in shown[1] and "two" in shown[1]
     assert "one" not in shown[2] and "x" * 12 in shown[2]
-    assert all(len(prompt) + how["max_new_tokens"] <= 80 and how["max_new_tokens"] == 20 for prompt, how in heard.asked)
+    assert all(len(prompt) + how.max_new_tokens <= 80 and how.max_new_tokens == 20 for prompt, how in heard.asked)
 
 
 def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(
