@@ -37,7 +37,8 @@ from pretrain.recipe.keys import Data
 STDLIB = "python_stdlib"
 TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_modules"}
-READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)  # a format is a file, and its name here
+# A format is a file of its own, and its name here.
+READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
 TABLES = {suffix: reader.name for reader in READERS for suffix in reader.suffixes}
 DOWNLOADS = Path("data/downloads")
 DOWNLOAD_TIMEOUT_SECONDS = 60
