@@ -15,8 +15,6 @@ START = """import sys
 sys.path.insert(0, {root!r})
 import torch
 torch.set_num_threads({threads})
-from pretrain.optim import muon
-{change}
 import train
 sys.exit(train.main({argv!r}))
 """
@@ -53,7 +51,7 @@ def prepare_shards(folder: Path, recipe: Path, flags: list[str]) -> None:
 
 
 def train_once(
-    folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int | None = None, change: str = ""
+    folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int | None = None
 ) -> dict:
     """Train to the end and return the last ``loss`` (validation, nats per token), ``seconds`` of training and ``steps``.
 
@@ -61,7 +59,6 @@ def train_once(
         folder: where the run (``runs/name``) and its data lie; a run that is finished there is only read.
         flags: recipe keys over the recipe's, as train.py takes them.
         seed: of weights and order; None: the recipe's.
-        change: Python that changes the module ``muon`` before the run starts.
     """
     own = {"run_name": name, "eval_steps": 10**9, "sample_steps": 0, "save_steps": 0, "logging_steps": 100}
     own |= {"seed": seed, "data_seed": seed} if seed is not None else {}
@@ -70,7 +67,7 @@ def train_once(
     if not (folder / "runs" / name / "model").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
-        code = START.format(root=str(ROOT), threads=threads, change=change, argv=argv)
+        code = START.format(root=str(ROOT), threads=threads, argv=argv)
         _run(["-c", code], folder, environment, name=f"{name}: train.py")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     last = [row for row in rows if "eval/loss" in row][-1]

@@ -183,16 +183,13 @@ def our_flags(asked: argparse.Namespace, micro_batch: int, folder: Path, process
     return {name: str(value) for name, value in flags.items()}
 
 
-def be_train(argv: list[str], turns: Turns, done: Callable[[int], object] = lambda updates: None) -> None:
+def be_train(argv: list[str], turns: Turns) -> None:
     """Be train.py with these flags, and sleep at the end of each update until the next turn.
 
     Notes ``outside_ms``: what the host spends in a turn's last update outside forward, backward and the optimizer.
-
-    Args:
-        done: called after each update with how many there were, within the turn's time.
     """
     apply, exchange = update.update, train.gradient_exchange
-    updates, inside, begin = 0, 0.0, time.perf_counter()
+    inside, begin = 0.0, time.perf_counter()
 
     @contextlib.contextmanager
     def timed_exchange(*given, **named):
@@ -203,11 +200,9 @@ def be_train(argv: list[str], turns: Turns, done: Callable[[int], object] = lamb
             inside += time.perf_counter() - start
 
     def then_sleep(*given, **named) -> update.Update:
-        nonlocal updates, inside, begin
-        updates += 1
+        nonlocal inside, begin
         turns.notes["outside_ms"] = 1000 * (time.perf_counter() - begin - inside)
         outcome = apply(*given, **named)
-        done(updates)
         turns.done(outcome.loss)
         inside, begin = 0.0, time.perf_counter()
         return outcome
@@ -357,13 +352,3 @@ def summary(seconds: list[float], tokens: int) -> dict[str, float]:
     middle = statistics.median(seconds)
     speed = {"tokens_per_second": tokens / middle, "slowest": tokens / max(seconds), "fastest": tokens / min(seconds)}
     return {"ms": 1000 * middle} | speed
-
-
-def most_held(profile: torch.profiler.profile) -> int:
-    """Return the most bytes that were allocated at once while a profile ran, above those at its begin."""
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most

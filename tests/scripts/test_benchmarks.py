@@ -6,15 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import conftest
 import pytest
 import torch
-from conftest import RECIPE, TEXT
-from runs import rows
+from conftest import RECIPE
 
-from benchmarks import ablation, knobs, ladder, scaling, side_by_side, throughput, time_to_loss, traffic
+from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic
 from pretrain.machine import estimate, hardware
-from pretrain.recipe import keys, reading
+from pretrain.recipe import reading
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
@@ -69,12 +67,6 @@ def test_a_card_climbs_every_rung_and_a_cpu_says_why_not():
     assert all(last[name] for name in ("tf32", "compile", "fused", "own_loss")) and last["precision"] == "bf16"
 
 
-def test_exchange_that_is_hidden_costs_nothing():
-    assert scaling.efficiencies(0.1, 0.0) == (1.0, 1.0)
-    assert scaling.efficiencies(0.3, 0.1) == (pytest.approx(0.75), 1.0)
-    assert scaling.efficiencies(0.1, 0.2) == (pytest.approx(1 / 3), 0.5)
-
-
 def test_faults_of_the_command_line_are_told(capsys):
     assert throughput.main([*TINY, "--nanogpt", "/nowhere"]) == 2
     assert "--nanogpt /nowhere: holds no model.py" in capsys.readouterr().err
@@ -126,15 +118,6 @@ def test_ladder_prints_every_rung(tmp_path):
     assert all(row["rung"] in done.stdout for row in found["rungs"])
 
 
-@pytest.mark.slow
-def test_scaling_prints_two_processes(tmp_path):
-    flags = ["--compile", "false", "--launches", "1", "--rounds", "2", "--json", str(tmp_path / "s.json")]
-    run("scaling", *flags)
-    alone, both = json.loads((tmp_path / "s.json").read_text())["rows"]
-    assert alone["efficiency"] == pytest.approx(1.0) and both["link"] > 0
-    assert 0 < both["no_overlap"] < both["full_overlap"] <= 1
-
-
 def test_the_length_that_ends_at_a_loss_lies_between_two_that_were_run():
     ended = {1000: 2.0, 2000: 1.8, 500: 2.3}
     assert time_to_loss.steps_to(1.9, ended) == pytest.approx((1000 * 2000) ** 0.5)  # halfway, of the logarithm
@@ -152,103 +135,3 @@ def test_adamw_takes_over_the_shape_of_muons_schedule_and_no_flag_without_effect
     assert taken.lr_scheduler_type == shape
     assert shape == "constant" or taken.min_lr_ratio == 0.3
     assert shape != "wsd" or taken.decay_ratio == 0.4
-
-
-@pytest.mark.slow
-def test_every_change_of_the_ablation_changes_what_is_learned(workplace):
-    recipe = keys.flat(reading.load_recipe(ablation.RECIPE))
-    recipe |= {"data_files": ["text.txt"], "vocab_size": 64, "n_layer": 1, "n_embd": 32, "sequence_length": 16}
-    recipe |= {
-        "tokens_per_step": 192,
-        "validation_fraction": 0.1,
-        "sample_steps": 0,
-        "save_steps": 0,
-        "eval_tokens": 320,
-    }
-    Path("r.yaml").write_text(keys.as_yaml(keys.deal(recipe)))
-    Path("text.txt").write_text(Path("text.txt").read_text()[:4000])  # is read more than once
-    found = {}
-    for number, (name, (flags, change)) in enumerate(ablation.changes(30).items()):
-        words = ablation.words_of(
-            f"max_steps=30 warmup_steps=2 eval_steps=1000000000 run_name=r{number} output_dir=none {flags}", recipe
-        )
-        conftest.run(str(ROOT / "tests" / "ablation_child.py"), "--recipe", "r.yaml", *words, CHANGE=change)
-        found[name] = [row["eval/loss"] for row in rows(f"r{number}") if "eval/loss" in row][-1]
-    same = [names for loss in {*found.values()} if len(names := [name for name in found if found[name] == loss]) > 1]
-    assert not same
-
-
-def test_a_change_of_the_ablation_is_laid_over_the_recipe_and_a_setting_that_a_patch_has_not_is_refused():
-    words = ablation.words_of(
-        "learning_rate*0.5 muon_momentum=0.9 tokens_per_step*0.5", {"learning_rate": 0.02, "tokens_per_step": 768}
-    )
-    assert words == ["--learning_rate", "0.01", "--muon_momentum", "0.9", "--tokens_per_step", "384"]
-    assert "BETA = 0.5\n" in ablation.patch("soap_muon.py", BETA=0.5)
-    with pytest.raises(ValueError):
-        ablation.patch("soap_muon.py", GAMMA=0.5)
-    for flags, _ in ablation.changes(500).values():
-        argv = ablation.words_of(flags, keys.flat(reading.load_recipe(ablation.RECIPE)))
-        reading.parse_training(["--recipe", str(ablation.RECIPE), *argv])
-
-
-def test_an_ablation_goes_on_where_its_figures_end(monkeypatch, tmp_path, capsys):
-    trained = []
-
-    def train_once(folder, name, recipe, flags, *, threads, seed, change):
-        trained.append((flags[-1], seed))
-        return {"name": name, "loss": 2.0 + 0.1 * len(trained), "seconds": 1.0, "steps": 500}
-
-    (tmp_path / "t.txt").write_text("text")
-    monkeypatch.setattr(ablation, "train_once", train_once)
-    monkeypatch.setattr(ablation, "prepare_shards", lambda *_: None)
-    flags = [
-        "--folder",
-        str(tmp_path),
-        "--json",
-        str(tmp_path / "a.json"),
-        "--text",
-        str(tmp_path / "t.txt"),
-        "--only",
-        "as it is",
-        "decay 0",
-    ]
-    assert ablation.main([*flags, "--seeds", "1"]) == 0 and len(trained) == 2
-    assert ablation.main([*flags, "--seeds", "1", "2"]) == 0 and len(trained) == 4
-    assert {seed for _, seed in trained[2:]} == {2}
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.split() == ["decay", "0", "2.3000", "+0.1000", "2.2000,", "2.4000"] for line in lines)
-
-
-def test_every_knob_stands_in_the_recipe_and_those_of_the_machine_are_not_trained_to_the_end():
-    for knob in knobs.KNOBS:
-        reading.parse_training(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), *knobs.flags(knob)])
-    free = [knob for knob in knobs.KNOBS if not knobs.changes_learning(knob)]
-    assert free == ["gradient_checkpointing=mlp", "gradient_checkpointing=full"]
-    assert knobs.flags("z_loss=1e-4,weight_decay=0") == ["--z_loss", "1e-4", "--weight_decay", "0"]
-
-
-def test_a_knob_that_no_recipe_has_is_refused_before_anything_is_trained(tmp_path, capsys):
-    assert knobs.main(["--out", str(tmp_path / "out"), "--knobs", "label_smooting=0.1"]) == 2
-    assert "did you mean --label_smoothing?" in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_knobs_tells_what_changes_the_loss_from_what_only_costs(tmp_path):
-    (tmp_path / "text.txt").write_text(TEXT * 20)
-    larger = {"n_layer: 2": "n_layer: 6", "sequence_length: 16": "sequence_length: 128", "_pdrop: 0.1": "_pdrop: 0.0"}
-    larger |= {"tokens_per_step: 128": "tokens_per_step: 1024", "batch_size: 2": "batch_size: 8"}
-    recipe = RECIPE
-    for old, new in larger.items():
-        recipe = recipe.replace(old, new)
-    (tmp_path / "small.yaml").write_text(recipe)
-    command = [sys.executable, "knobs.py", "--recipe", tmp_path / "small.yaml", "--data_files", tmp_path / "text.txt"]
-    command += ["--knobs", "z_loss=0.1", "gradient_checkpointing=full", "--steps", "10", "--seeds", "1", "2"]
-    command += ["--rounds", "3", "--steps_per_round", "2", "--out", tmp_path / "out"]
-    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "out" / "knobs.json").read_text())["knobs"]
-    base, z_loss, full = found["as it is"], found["z_loss=0.1"], found["gradient_checkpointing=full"]
-    assert len({*base["losses"], *z_loss["losses"]}) == 4 and full["losses"] is None
-    assert base["ratios"] == [1.0, 1.0, 1.0] and len(full["ratios"]) == 3
-    assert z_loss["apart"] > 0.01 and full["apart"] < 1e-5 and full["peak"] < 0.9 * base["peak"]
-    assert all(knob in done.stdout for knob in found)
