@@ -101,7 +101,7 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_exist(page):
     text = (ROOT / page).read_text()
-    named = set(re.findall(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:py|yaml|sh|md|ipynb))\b", text))
+    named = set(re.findall(r"(?<![\w/.:-])((?:[\w-]+/)*[\w-]+\.(?:py|yaml|sh|md|ipynb))\b", text))
     ours = {"accelerate_configs", "recipes", "docs", "scripts", "benchmarks", "tests", "pretrain"}
     missing = {name for name in named if name.partition("/")[0] in ours and not (ROOT / name).is_file()}
     # Two stand for any, one is llm.c's.
