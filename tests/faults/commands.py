@@ -90,7 +90,6 @@ class Started:
     Args:
         hasty: waits take a hundredth of their time, and the clock jumps on as if they had taken all of it.
         file_bytes: the size at which a file's growth fails.
-        typed: the standard input, and the encoding and errors that a locale gives it.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class Started:
         ranks: int = 1,
         hasty: bool = False,
         file_bytes: int = 0,
-        typed: tuple[bytes, str, str] = (b"", "utf-8", "strict"),
     ):
         self.out, self.err = printed_by(cwd)
         several = [{}]
@@ -124,7 +122,6 @@ class Started:
                     self.err,
                     hasty,
                     file_bytes,
-                    typed,
                 ),
             )
             for own in several
@@ -343,7 +340,6 @@ def _main(
     err: Path,
     hasty: bool,
     file_bytes: int,
-    typed: tuple[bytes, str, str],
 ) -> None:
     """Be a command, in a fork: the script's ``main`` with these flags."""
     code = 70
@@ -352,13 +348,6 @@ def _main(
         os.chdir(cwd)
         os.environ.update(environment)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        if typed[0]:
-            with tempfile.TemporaryFile() as file:
-                file.write(typed[0])
-                file.flush()
-                os.dup2(file.fileno(), 0)
-            os.lseek(0, 0, os.SEEK_SET)
-            sys.stdin = open(0, encoding=typed[1], errors=typed[2], closefd=False)  # noqa: SIM115
         for number, path in ((1, out), (2, err)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)

@@ -11,7 +11,6 @@ exit status 1 or 2 with one line that names the culprit. A traceback, a hang and
 
 import argparse
 import datetime
-import itertools
 import json
 import os
 import platform
@@ -80,13 +79,8 @@ def load_campaigns() -> dict:
     import full_disk
     import kills
     import lying_hub
-    import lying_repositories
     import lying_server
-    import outside_words
-    import post_training
     import recipe_files
-    import script_words
-    import shell_doors
     import two_trainers
 
     return {
@@ -99,11 +93,7 @@ def load_campaigns() -> dict:
         "flags": recipe_files.flags,
         "server": lying_server.cases,
         "hub": lying_hub.cases,
-        "hf": lying_repositories.cases,
         "trainers": two_trainers.cases,
-        "words": outside_words.cases,
-        "post": post_training.cases,
-        "scripts": lambda *given: itertools.chain(shell_doors.cases(*given), script_words.cases()),
         "environment": environment.cases,
     }
 

@@ -1,18 +1,15 @@
 """The campaign of faults itself: its judge, its reference readers, and that it sees a fault that was put in."""
 
 import json
-import random
 import shutil
 import subprocess
 import sys
-import time
 
 import commands
 import data_files
-import outside_words
 import pytest
 import recipe_files
-from conftest import ROOT, TEXT, run
+from conftest import ROOT
 
 ERROR = "error: data_files: a.csv: no such file"
 
@@ -61,26 +58,6 @@ def test_attacked_recipes_are_others_than_the_sound_one_and_the_same_for_a_seed(
             made.append((way(sound, recipe_files.random.Random(5), flags), flags))
         assert made[0] == made[1], name
         assert made[0] != (sound, []), name
-
-
-def test_no_secret_and_no_escape_of_others_is_printed_or_left_the_short_form(workplace, monkeypatch):
-    (workplace / "text.txt").write_text(TEXT + outside_words.ESCAPE)  # so that "characters" has an id for each
-    for name in ("sleep", "monotonic"):
-        monkeypatch.setattr(time, name, getattr(time, name))
-    commands.hurry()
-
-    def run_here(*command: str, **environment: str) -> commands.Done:
-        ended = run(*command, expect=None, **environment)
-        return done(ended.returncode, ended.stderr, ended.stdout)
-
-    model = workplace.parent / "model"
-    dice = random.Random(29)
-    for source in outside_words.SHORT:
-        for left in ("data", "runs", "home"):
-            shutil.rmtree(workplace / left, ignore_errors=True)
-        assert outside_words.attack(workplace, source, model, dice, run_here) is None, source
-        if not model.exists():
-            shutil.move(workplace / "runs/tiny/model", model)
 
 
 @pytest.mark.slow
