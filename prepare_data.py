@@ -17,8 +17,8 @@ from pathlib import Path
 from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.data import background, mending, prepare, shards, sources
-from pretrain.data.progress import Pace
+from pretrain.data import background, prepare, repair, shards, sources
+from pretrain.data.progress import PrefetchTarget
 from pretrain.hub import client
 from pretrain.recipe import keys, reading
 
@@ -71,18 +71,18 @@ def main(argv: list[str] | None = None) -> int:
             continue
         folder = source.folder
         folder.mkdir(parents=True, exist_ok=True)
-        pace = Pace(recipe) if "follow" in extras else None
+        target = PrefetchTarget(recipe) if "follow" in extras else None
         busy = f"{folder} is being prepared by process {{pid}}; wait for it"
         with files.locked(folder / job.lock, busy, background.BUSY):
             if source.repository:
-                fetching.fetch(source, pace)
+                fetching.fetch(source, target)
             elif "merge" in extras:
                 prepare.merge(folder)
             else:
-                mending.mend(source, job, every=pace is None)
+                repair.repair(source, job, every=target is None)
                 if not shards.is_complete(folder):
-                    prepare.prepare(source, job, pace)
-        if pace is None:
+                    prepare.prepare(source, job, target)
+        if target is None:
             print(folder)
     return 0
 

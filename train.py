@@ -28,13 +28,13 @@ from transformers.utils.logging import disable_progress_bar
 from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import TrainingStopped
-from pretrain.base.stopping import StopRequest, end_with_launcher, peers
+from pretrain.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
 from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.evaluation.evaluator import encode_items, read_items, refuse_prompts
 from pretrain.evaluation.record import Encoded, Task
 from pretrain.hub import client
 from pretrain.machine import hardware
-from pretrain.machine.accelerator import gradient_exchange, make_accelerator, refuse_missing_kernels
+from pretrain.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
 from pretrain.machine.fit import save_when_out_of_memory
 from pretrain.machine.time_budget import TimeBudget
 from pretrain.model import pretrained
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
     items = read_items(recipe.evaluation)
 
-    with peers(), Corpus(recipe, words) as corpus:
+    with raise_on_lost_peer(), Corpus(recipe, words) as corpus:
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
             refuse_prompts(recipe.evaluation, corpus.tokenizer)
@@ -145,7 +145,7 @@ def train(
                         report.scores(step, task, evaluator.score(task))
                 if due(step, evaluation.sample_steps, last):
                     report.samples(step, evaluator.samples(), show=last)
-                save = due(step, recipe.saving.save_steps, last) or step == checkpoints.spared(state)
+                save = due(step, recipe.saving.save_steps, last) or step == checkpoints.keep_step(state)
                 if save and step > first_step:
                     checkpoints.save(state)
                     corpus.delete_consumed(batches.order, checkpoints.oldest_step())
@@ -166,7 +166,7 @@ def train(
                     number = batches.order.number(micro_step, rank)
                     seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
-                    with gradient_exchange(run.module, accelerator, wanted=last_micro):
+                    with sync_gradients(run.module, accelerator, enabled=last_micro):
                         micro_loss = run.module(inputs_BT, targets_BT)
                         accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
                     loss += micro_loss.detach() / plan.gradient_accumulation_steps

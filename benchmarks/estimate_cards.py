@@ -35,7 +35,7 @@ LANGUINI_SMALL = estimate.Shape(12, 768, 16_384, 512)
 
 def terms(card: cards.Card) -> list[float]:
     """Return seconds a token, as shares of those measured: at rate M, at 1 PFLOP/s, at the data sheet's bandwidth."""
-    flops, moved = estimate.computed_flops(estimate.GPT2_124M), estimate.moved_bytes(estimate.GPT2_124M)
+    flops, moved = estimate.computed_flops(estimate.GPT2_124M), estimate.memory_traffic_bytes(estimate.GPT2_124M)
     seconds = flops / (card.product_teraflops * 1e12), flops / 1e15, moved / (card.gigabytes_per_second * 1e9)
     return [term * card.training.figure for term in seconds]
 

@@ -30,7 +30,7 @@ from benchmarks.runs import ROOT, commit, write_json
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, is_out_of_memory
 from pretrain.machine import cards, estimate, hardware
-from pretrain.machine.accelerator import gradient_exchange, make_accelerator, prepare
+from pretrain.machine.accelerator import make_accelerator, prepare, sync_gradients
 from pretrain.model.build import build
 from pretrain.model.loss import loss_module
 from pretrain.optim import optimizers, update
@@ -82,7 +82,7 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
             torch.cuda.reset_peak_memory_stats()
         loss = torch.zeros((), device=accelerator.device)
         for micro_step in range(ACCUMULATION):
-            with gradient_exchange(module, accelerator, wanted=micro_step + 1 == ACCUMULATION):
+            with sync_gradients(module, accelerator, enabled=micro_step + 1 == ACCUMULATION):
                 micro_loss = module(inputs_BT, targets_BT)
                 accelerator.backward(micro_loss / ACCUMULATION)
             loss += micro_loss.detach() / ACCUMULATION

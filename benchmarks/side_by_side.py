@@ -188,7 +188,7 @@ def be_train(argv: list[str], turns: Turns) -> None:
 
     Notes ``outside_ms``: what the host spends in a turn's last update outside forward, backward and the optimizer.
     """
-    apply, exchange = update.update, train.gradient_exchange
+    apply, exchange = update.update, train.sync_gradients
     inside, begin = 0.0, time.perf_counter()
 
     @contextlib.contextmanager
@@ -207,7 +207,7 @@ def be_train(argv: list[str], turns: Turns) -> None:
         inside, begin = 0.0, time.perf_counter()
         return outcome
 
-    update.update, train.gradient_exchange = then_sleep, timed_exchange
+    update.update, train.sync_gradients = then_sleep, timed_exchange
     with tempfile.TemporaryFile("w+") as log:
         with contextlib.redirect_stderr(log):
             status = train.main(once([*argv, *flag_words(QUIET)]))

@@ -17,7 +17,7 @@ class Unreadable(ValueError):
     """Bytes that are not what they should be; its text says what to do."""
 
 
-class Cut(OSError):
+class TruncatedError(OSError):
     """There are fewer bytes or rows than there should be."""
 
 
@@ -34,7 +34,7 @@ def causes(error: BaseException | None, *, contexts: bool = False) -> Iterator[B
         error = error.__cause__ or (error.__context__ if contexts else None)
 
 
-def answer_of(error: BaseException | None, *, contexts: bool = False) -> tuple[int | None, float]:
+def http_status_and_retry_after(error: BaseException | None, *, contexts: bool = False) -> tuple[int | None, float]:
     """Return the HTTP status behind an error (None: there was no answer), and the seconds that its Retry-After asks for.
 
     Args:

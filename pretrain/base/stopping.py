@@ -79,7 +79,7 @@ class StopRequest:
         if self._group is None:
             return list(flags)
         tensor = torch.tensor(flags, dtype=torch.uint8)
-        with peers():
+        with raise_on_lost_peer():
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return [bool(flag) for flag in tensor.tolist()]
 
@@ -95,7 +95,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def peers() -> Iterator[None]:
+def raise_on_lost_peer() -> Iterator[None]:
     """Turn the error of an exchange with a lost process, inside the block, into TrainingStopped.
 
     NCCL and gloo raise RuntimeErrors of many wordings; what they have in common is that a connection failed or timed

@@ -320,6 +320,6 @@ def _start_reader(number: int, source: FoundSource | None, words: Sequence[str])
 
 def _most_windows(source: FoundSource | None, sequence_length: int) -> int | None:
     """Return a bound of an epoch's windows that is known before any is read."""
-    bounds = [source.most_tokens, source.wanted.limit_tokens] if source else []
+    bounds = [source.most_tokens, source.config.limit_tokens] if source else []
     most = min(filter(None, bounds), default=None)
     return most and most // sequence_length

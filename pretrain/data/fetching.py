@@ -14,27 +14,27 @@ from huggingface_hub.utils.sha import git_hash
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.network import Cut
-from pretrain.data import mending, shards
-from pretrain.data.progress import Pace
+from pretrain.base.network import TruncatedError
+from pretrain.data import repair, shards
+from pretrain.data.progress import PrefetchTarget
 from pretrain.data.sources import FoundSource
-from pretrain.data.stream import patiently
+from pretrain.data.stream import retry
 
 log = logging.getLogger(__name__)
 
 
-def fetch(source: FoundSource, pace: Pace | None) -> None:
+def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     """Fetch a source's files from where an earlier process stopped; those that are missing or changed, again.
 
-    With stream_keep = consumed train files that are gone stay so. ``pace``: how far to go, when train.py follows.
+    With stream_keep = consumed train files that are gone stay so. ``target``: how far to go, when train.py follows.
     Raises BadInput for a repository that has no token files or may not be read, TrainingStopped when the retries are
     used up.
     """
     huggingface_hub.utils.disable_progress_bars()
-    folder, wanted = source.folder, source.wanted
+    folder, config = source.folder, source.config
     manifest = shards.read_manifest(folder)
-    newer_than = folder / shards.MANIFEST if pace else None
-    broken = [row for _, row in mending.broken_rows(source, manifest, newer_than)] if manifest else []
+    newer_than = folder / shards.MANIFEST if target else None
+    broken = [row for _, row in repair.broken_rows(source, manifest, newer_than)] if manifest else []
     if manifest and manifest["complete"] and not broken:
         return
     commit, listed = listing(source, manifest["revision"] if manifest else None)
@@ -52,10 +52,10 @@ def fetch(source: FoundSource, pace: Pace | None) -> None:
             )
     rows = manifest["splits"]["train"]
     for file in listed["train"][len(rows) :]:
-        if 0 < wanted.limit_tokens <= sum(row["tokens"] for row in rows):
+        if 0 < config.limit_tokens <= sum(row["tokens"] for row in rows):
             break
-        if pace:
-            pace.wait(rows)
+        if target:
+            target.wait(rows)
         rows.append(_fetch_one(source, commit, file))
         files.write_json(folder / shards.MANIFEST, manifest)
         log.info(
@@ -70,17 +70,17 @@ def describe(source: FoundSource) -> str:
     commit, listed = listing(source, None)
     sizes = {split: sum(file.size for file in found) for split, found in listed.items()}
     lines = [f"{split}: {len(found)} files, {sizes[split] / 1e9:.2f} GB" for split, found in listed.items()]
-    return "\n".join([f"{source.wanted.data_dir} at {commit}, into {source.folder}", *lines])
+    return "\n".join([f"{source.config.data_dir} at {commit}, into {source.folder}", *lines])
 
 
 def listing(source: FoundSource, pinned: str | None) -> tuple[str, dict[str, list[RepoFile]]]:
     """Return the commit, and the token files of a folder of the repository by split, sorted by name."""
     assert source.repository is not None
     repo_id, revision, folder = source.repository
-    hub, what = huggingface_hub.HfApi(), f"data_dir = {source.wanted.data_dir}"
-    commit = pinned or patiently(what, lambda: hub.dataset_info(repo_id, revision=revision).sha)
+    hub, what = huggingface_hub.HfApi(), f"data_dir = {source.config.data_dir}"
+    commit = pinned or retry(what, lambda: hub.dataset_info(repo_id, revision=revision).sha)
     place = {"path_in_repo": folder or None, "revision": commit, "repo_type": "dataset"}
-    found = patiently(what, lambda: list(hub.list_repo_tree(repo_id, **place)))
+    found = retry(what, lambda: list(hub.list_repo_tree(repo_id, **place)))
     splits: dict[str, list[RepoFile]] = {"validation": [], "train": []}
     for file in sorted((file for file in found if isinstance(file, RepoFile)), key=lambda file: file.path):
         split = shards.split_of(PurePosixPath(file.path))
@@ -105,17 +105,17 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
             path = Path(huggingface_hub.hf_hub_download(repo_id, file.path, **place))
         except OSError as error:
             if type(error) is OSError and error.errno is None:  # how the client says that bytes are missing
-                raise Cut(" ".join(str(error).split())) from None
+                raise TruncatedError(" ".join(str(error).split())) from None
             raise
         sha256 = files.sha256(path)
         is_whole = sha256 == file.lfs.sha256 if file.lfs else git_hash(path.read_bytes()) == file.blob_id
         if path.stat().st_size != file.size or not is_whole:
             path.unlink()
-            raise Cut(f"{path.name} came damaged: its size or hash is not the Hub's")
+            raise TruncatedError(f"{path.name} came damaged: its size or hash is not the Hub's")
         tokens = shards.read_layout(path).tokens
         files.fsync(path)
         path.replace(folder / path.name)
         files.fsync(folder)
         return {"file": path.name, "tokens": tokens, "sha256": sha256}
 
-    return patiently(where, get)
+    return retry(where, get)

@@ -17,7 +17,7 @@ from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
 from pretrain.data.documents import DocumentEncoder, well_formed
 from pretrain.data.names import shown_name
-from pretrain.data.progress import Pace, Progress
+from pretrain.data.progress import PrefetchTarget, Progress
 from pretrain.data.sources import FoundSource, Part
 from pretrain.data.windows import Windows
 from pretrain.recipe import keys
@@ -58,16 +58,16 @@ class Opened:
 
     def writer(self, split: str, part: int, first_number: int = 0, folder: Path | None = None) -> shards.ShardWriter:
         """Return what writes the shards of a part, into the source's folder unless it is another."""
-        sizes, shard_tokens = self.encode.bytes_per_token, self.source.wanted.shard_tokens
+        sizes, shard_tokens = self.encode.bytes_per_token, self.source.config.shard_tokens
         return shards.ShardWriter(folder or self.source.folder, split, part, first_number, sizes, shard_tokens)
 
 
-def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
+def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None) -> None:
     """Write a source's shards from where an earlier process stopped; the manifest is replaced after each.
 
-    ``pace``: how far to go, when train.py follows.
+    ``target``: how far to go, when train.py follows.
     """
-    folder, wanted = source.folder, source.wanted
+    folder, config = source.folder, source.config
     if others := [other for other in _jobs(folder) if other.count != job.count]:
         name, count = others[0].manifest, others[0].count
         if job.count == 1:
@@ -75,10 +75,10 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
         raise BadInput(
             f"--num_jobs {job.count}: {folder} is being prepared in {count} jobs ({name}); give --num_jobs {count}"
         )
-    if job.count > 1 and wanted.limit_tokens:
+    if job.count > 1 and config.limit_tokens:
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     manifest = shards.read_manifest(folder, job.manifest)
-    opened, about = open_source(source, job, manifest, pace)
+    opened, about = open_source(source, job, manifest, target)
     if manifest is None:
         splits, counts, begin = held_out_splits(opened)
         manifest = {
@@ -96,10 +96,10 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
     elif not manifest["complete"]:
         manifest |= about
         refuse_other_files(folder, manifest, opened.parts["train"])
-    expected_bytes = 0.0 if pace else expected_text_bytes(source, opened.parts["train"]) / job.count
-    progress = Progress(pace, manifest, expected_bytes, wanted.limit_tokens)
-    if pace:
-        pace.wait(manifest["splits"]["train"])
+    expected_bytes = 0.0 if target else expected_text_bytes(source, opened.parts["train"]) / job.count
+    progress = Progress(target, manifest, expected_bytes, config.limit_tokens)
+    if target:
+        target.wait(manifest["splits"]["train"])
     if not manifest["complete"]:
         train_split(opened, manifest, progress)
     if job.count == 1:
@@ -110,20 +110,22 @@ def prepare(source: FoundSource, job: Job, pace: Pace | None = None) -> None:
     progress.end(manifest)
 
 
-def open_source(source: FoundSource, job: Job, manifest: dict | None, pace: Pace | None = None) -> tuple[Opened, dict]:
+def open_source(
+    source: FoundSource, job: Job, manifest: dict | None, target: PrefetchTarget | None = None
+) -> tuple[Opened, dict]:
     """Open what is to be read, and return what a manifest says of it.
 
     Raises BadInput when the folder's tokenizer is not the one that its manifest names.
     """
-    folder, name = source.folder, source.wanted.tokenizer
+    folder, name = source.folder, source.config.tokenizer
     versions = manifest.get("versions", {}) if manifest else {}
     revision, parts = open_parts(source, manifest["revision"] if manifest else None, versions)
     tokenizer = open_tokenizer(source, parts)
     identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
     if manifest and manifest["tokenizer"] != identity:
         raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
-    trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if pace else 0
-    encode = DocumentEncoder(tokenizer, name, trainers, ids=source.wanted.token_column is not None)
+    trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
+    encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)
     about = {"revision": revision, "versions": versions, "tokenizer": identity}  # versions fill while reading
     return Opened(source, parts, encode, job), about
 
@@ -138,7 +140,7 @@ def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, di
     begin = {"part": 0, "row": 0, "token": 0}
     splits, counts, keep = {}, {}, opened.job.index == 0
     for split in ("validation", *(name for name in opened.parts if name not in ("validation", "train"))):
-        limit = 0 if split in opened.parts else opened.source.wanted.validation_tokens
+        limit = 0 if split in opened.parts else opened.source.config.validation_tokens
         if not keep and not limit:
             continue
         if keep:
@@ -169,7 +171,7 @@ def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, di
 
 def train_split(opened: Opened, manifest: dict, progress: Progress) -> None:
     """Write the train split from the manifest's cursor on. A shard never holds text of two parts."""
-    parts, job, limit_tokens = opened.parts["train"], opened.job, opened.source.wanted.limit_tokens
+    parts, job, limit_tokens = opened.parts["train"], opened.job, opened.source.config.limit_tokens
     rows, begin, cursor = manifest["splits"]["train"], manifest["train_begins"], manifest["cursor"]
     tally, done = Counter(manifest["counts"]["train"]), sum(row["tokens"] for row in rows)
 
@@ -301,17 +303,17 @@ def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
     """Return the folder's tokenizer: the one that is there, or trained on the train split, or loaded; and kept there."""
-    path, wanted = source.folder / "tokenizer", source.wanted
+    path, config = source.folder / "tokenizer", source.config
     if not path.is_dir():
-        if wanted.tokenizer == "bpe":
-            tokenizer = tokenization.train_bpe(first_texts(parts["train"]), wanted.tokenizer_vocab_size)
-        elif wanted.tokenizer == "characters":
+        if config.tokenizer == "bpe":
+            tokenizer = tokenization.train_bpe(first_texts(parts["train"]), config.tokenizer_vocab_size)
+        elif config.tokenizer == "characters":
             every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
             tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
             if len(tokenizer) == 1:  # the end of text
                 raise no_text(source)
         else:
-            tokenizer = tokenization.load(wanted.tokenizer)
+            tokenizer = tokenization.load(config.tokenizer)
         with files.making(path) as temporary:
             tokenizer.save_pretrained(temporary)
     return tokenization.load(str(path))
@@ -319,8 +321,8 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
 
 def no_text(source: FoundSource) -> BadInput:
     """Return what is said of a source without any text."""
-    what, key = ("ids", "token_column") if source.wanted.token_column else ("text", "text_column")
-    column = getattr(source.wanted, key)
+    what, key = ("ids", "token_column") if source.config.token_column else ("text", "text_column")
+    column = getattr(source.config, key)
     return BadInput(f"{source.name}: no row has {what} in {key} = {column}; give --{key} with one that has")
 
 
@@ -338,7 +340,7 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
     """Return about how many bytes of text the train split has; 0 where that is not known."""
     if source.tables is None:
         return source.most_tokens or 0.0
-    if source.wanted.token_column:
+    if source.config.token_column:
         return 0.0
     from pretrain.data import stream
 
@@ -347,12 +349,12 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
 
 def dry_run(source: FoundSource) -> str:
     """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
-    if source.wanted.token_column:
+    if source.config.token_column:
         raise BadInput("--dry_run: tries how fast text is encoded, and token_column has none; leave it out")
     _, parts = open_parts(source, None, {})
-    name, wanted = source.wanted.tokenizer, source.wanted
+    name, config = source.config.tokenizer, source.config
     if name in keys.TRAINED_TOKENIZERS:
-        size = wanted.tokenizer_vocab_size if name == "bpe" else 257  # bytes for characters
+        size = config.tokenizer_vocab_size if name == "bpe" else 257  # bytes for characters
         tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size)
     else:
         tokenizer = tokenization.load(name)
@@ -366,7 +368,7 @@ def dry_run(source: FoundSource) -> str:
     if not text_bytes:
         raise BadInput(f"{source.name}: no text in its first rows")
     total = max(expected, text_bytes) * tokens / text_bytes
-    total = min(total, wanted.limit_tokens or total)
+    total = min(total, config.limit_tokens or total)
     itemsize = 2 if len(tokenizer) <= 2**16 else 4
     return (
         f"{source.name}: {len(parts['train'])} file(s), about {max(expected, text_bytes) / 1e6:,.1f} MB of text, "

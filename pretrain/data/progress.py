@@ -17,7 +17,7 @@ SHOW_SECONDS, SHOW_LINE_SECONDS = 0.5, 10.0  # between two updates of the bar; b
 AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead of the trainer
 
 
-class Pace:
+class PrefetchTarget:
     """What train.py writes to standard input: how many windows it will soon need. It ends this process by closing it."""
 
     def __init__(self, recipe: keys.Recipe):
@@ -50,14 +50,14 @@ class Progress:
         limit_tokens: after which it ends; 0: never.
     """
 
-    def __init__(self, pace: Pace | None, manifest: dict, expected_bytes: float, limit_tokens: int):
-        self.pace, self._expected, self._limit, self._bar = pace, expected_bytes, limit_tokens, None
+    def __init__(self, target: PrefetchTarget | None, manifest: dict, expected_bytes: float, limit_tokens: int):
+        self.target, self._expected, self._limit, self._bar = target, expected_bytes, limit_tokens, None
         rows = manifest["splits"]["train"]
         self._tokens = sum(row["tokens"] for row in rows)
         self._documents = manifest["counts"]["train"].get("documents", 0)
         self._bytes = self._bytes_before = sum(row["text_bytes"] for row in rows)
         self._started = self._shown = time.perf_counter()
-        if not pace and sys.stderr.isatty():
+        if not target and sys.stderr.isatty():
             self._bar = tqdm(total=expected_bytes, initial=self._bytes, unit="B", unit_scale=True, dynamic_ncols=True)
 
     def count(self, document: Document) -> None:
@@ -66,7 +66,7 @@ class Progress:
         self._tokens += len(document.ids)
         self._bytes += document.text_bytes
         now = time.perf_counter()
-        if self.pace or now - self._shown < (SHOW_SECONDS if self._bar is not None else SHOW_LINE_SECONDS):
+        if self.target or now - self._shown < (SHOW_SECONDS if self._bar is not None else SHOW_LINE_SECONDS):
             return
         self._shown, total = now, self._expected
         if self._limit:
@@ -84,12 +84,12 @@ class Progress:
 
     def shard(self, rows: list[dict]) -> None:
         """Note a finished shard; wait here when the trainer is far behind and shards are kept few."""
-        if not self.pace:
+        if not self.target:
             return
         if (now := time.perf_counter()) - self._shown > SHOW_LINE_SECONDS or len(rows) == 1:
             self._shown, tokens = now, sum(row["tokens"] for row in rows)
             log.info(f"{tokens:,} train tokens are ready ({self._bytes_per_second() / 1e6:.3g} MB/s of text)")
-        self.pace.wait(rows)
+        self.target.wait(rows)
 
     def end(self, manifest: dict) -> None:
         """Log what there is now."""

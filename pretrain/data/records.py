@@ -36,8 +36,8 @@ class Reader:
         suffixes: how its files' names end.
         rows: (file, column, start, options) -> what stands in the column, from row ``start`` on; a value that is no
             text is a row without text. ``options``: the data set's, as ``datasets`` states them; None: the format's
-            own. Raises BadInput for a file without the column, Unreadable for a row that cannot be read, Cut where
-            the file ends before ``start`` or before its end.
+            own. Raises BadInput for a file without the column, Unreadable for a row that cannot be read, TruncatedError
+            where the file ends before ``start`` or before its end.
         in_places: the file is read in places, which a compression hides.
     """
 

@@ -23,11 +23,11 @@ from fsspec.utils import infer_compression
 from pretrain.base import network
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, redact
-from pretrain.base.network import Cut, Unreadable, answer_of, causes
+from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after
 from pretrain.data import unread
 from pretrain.data.names import COMPRESSED, path_of, shown_name
-from pretrain.data.patience import Patience
 from pretrain.data.records import Reader
+from pretrain.data.retries import RetryPolicy
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ async def _session(**options) -> ClientSession:
 
 
 async def _check_answer(_client, _context, asked) -> None:
-    """Raise Cut for an answer of other bytes than were asked for, Unreadable for another file than before, or a page."""
+    """Raise TruncatedError for an answer of other bytes than were asked for, Unreadable for another file or a page."""
     answer: ClientResponse = asked.response
     url = (*answer.history, answer)[0].url
     if "html" in answer.headers.get("Content-Type", "").lower():
@@ -65,7 +65,7 @@ async def _check_answer(_client, _context, asked) -> None:
         first, last, whole = map(int, got.groups())
         number = size or str(last - first + 1)
         if (first, last, number) != (int(wanted[1]), min(int(wanted[2]), whole - 1), str(last - first + 1)):
-            raise Cut(f"was asked for {wanted[0]}, answered {number} from {first} to {last} of {whole}")
+            raise TruncatedError(f"was asked for {wanted[0]}, answered {number} from {first} to {last} of {whole}")
         size = got[3]
     if url not in WATCHED or answer.status not in (200, 206):
         return
@@ -113,7 +113,7 @@ STORAGE = {"http": HTTP, "https": HTTP}
 def watch(url: str, versions: dict[str, dict[str, str]], kept_in: str) -> None:
     """Refuse, from now on, another file behind a URL than ``versions`` has of it, which is filled in while reading."""
     WATCHED[_as_asked(url)] = (versions.setdefault(shown_name(url), {}), kept_in)
-    patiently(url, file_size, url, files=[url])  # a missing one is known before hours of reading others
+    retry(url, file_size, url, files=[url])  # a missing one is known before hours of reading others
 
 
 def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, str]]) -> list[str]:
@@ -126,7 +126,7 @@ def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, 
         if name.startswith(hub) and "/resolve/" in name:  # a link to a file there, with the login
             name = "hf://" + unquote(name.removeprefix(hub).partition("?")[0]).replace("/resolve/", "@", 1)
         if name.startswith("hf://"):
-            found += patiently(name, _hub_files, name, versions)
+            found += retry(name, _hub_files, name, versions)
         else:
             found.append(name if "://" in name else str(Path(name).absolute()))
     for name in found:
@@ -197,7 +197,7 @@ class _Redacted(logging.Handler):
 
 
 def retry_here() -> None:
-    """Leave retries and their messages to ``patiently``."""
+    """Leave retries and their messages to ``retry``."""
     # Its own waits (5, 20, 60 s, up to 20 times) would hide the fault from the retries below.
     datasets.config.STREAMING_READ_MAX_RETRIES = 1
     datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
@@ -211,15 +211,15 @@ def retry_here() -> None:
     client.handlers, client.propagate = [_Redacted(logging.WARNING)], False
 
 
-def patiently(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
-    """Return what a call returns, tried again as ``Patience`` has it; ``files``: which an error may be of."""
-    patience = Patience(what)
+def retry(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
+    """Return what a call returns, tried again as ``RetryPolicy`` has it; ``files``: which an error may be of."""
+    policy = RetryPolicy(what)
     while True:
         try:
             return call(*args)
         except Exception as error:  # each client has kinds of its own; what is final is sorted out there
             named = [name for name in files if name in str(error)] or files
-            patience.failed(behind(error, named[0]) if named else error)
+            policy.failed(behind(error, named[0]) if named else error)
 
 
 def behind(error: Exception, name: str) -> Exception:
@@ -228,7 +228,7 @@ def behind(error: Exception, name: str) -> Exception:
         isinstance(one, (BadInput, Unreadable)) or "Timeout" in type(one).__name__
         for one in causes(error, contexts=True)
     )
-    if "://" not in name or known or answer_of(error, contexts=True)[0] is not None:
+    if "://" not in name or known or http_status_and_retry_after(error, contexts=True)[0] is not None:
         return error
     filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
     try:
@@ -240,7 +240,7 @@ def behind(error: Exception, name: str) -> Exception:
 
 @contextlib.contextmanager
 def whole(name: str) -> Iterator[Any]:
-    """Open a file, decompressed. Raises Cut at the end where bytes were not read: an error can look like an end."""
+    """Open a file, decompressed. Raises TruncatedError at its end where bytes are left: an error can look like an end."""
     with open_file(name) as raw:
         buffered = BufferedReader(unpacked(name, raw), BLOCK_BYTES)
         if packed := unread.packing(buffered.peek()):  # of which a record can be whole
@@ -249,4 +249,4 @@ def whole(name: str) -> Iterator[Any]:
         yield buffered
         size = file_size(name)
         if size and raw.tell() != size:
-            raise Cut(f"ended after {raw.tell():,} of {size:,} bytes")
+            raise TruncatedError(f"ended after {raw.tell():,} of {size:,} bytes")

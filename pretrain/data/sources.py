@@ -76,7 +76,7 @@ class Tables:
 class FoundSource:
     """A source that was found: where its shards belong, and how to read it."""
 
-    wanted: Data
+    config: Data
     name: str
     identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # text: by split
@@ -91,31 +91,31 @@ class FoundSource:
         return Path("data") / f"{self.name.encode()[:NAME_BYTES].decode(errors='ignore')}-{digest[:12]}"
 
 
-def find_source(wanted: Data) -> FoundSource:
+def find_source(config: Data) -> FoundSource:
     """Find one of ``keys.sources`` without reading it as text, and without the network but for a text behind a URL.
 
     Raises BadInput when nothing is found.
     """
-    if wanted.data_dir:
-        return _repository(wanted)
-    if wanted.validation_files and not wanted.data_files:
+    if config.data_dir:
+        return _repository(config)
+    if config.validation_files and not config.data_files:
         raise BadInput("validation_files: go with data_files only; any other source keeps a part of its own")
-    if wanted.data_files:
-        kind, splits = _own_files(wanted)
-        return _table_files(wanted, kind, splits) if kind else _text_files(wanted, splits)
-    if wanted.dataset_name == STDLIB:
-        return _stdlib(wanted)
-    if wanted.dataset_name:
-        return _hub_dataset(wanted)
+    if config.data_files:
+        kind, splits = _own_files(config)
+        return _table_files(config, kind, splits) if kind else _text_files(config, splits)
+    if config.dataset_name == STDLIB:
+        return _stdlib(config)
+    if config.dataset_name:
+        return _hub_dataset(config)
     raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
 
 
-def _identity(wanted: Data, **own: Any) -> dict[str, Any]:
+def _identity(config: Data, **own: Any) -> dict[str, Any]:
     """Return what a source's shards are known by: what all kinds share, and ``own`` of its kind."""
-    size = wanted.tokenizer_vocab_size if wanted.tokenizer == "bpe" else None
-    column = {"token_column": wanted.token_column} if wanted.token_column else {}
-    shared = {"format": FORMAT, "tokenizer": {"tokenizer": wanted.tokenizer, "size": size}} | column
-    return shared | {"shard_tokens": wanted.shard_tokens, "limit_tokens": wanted.limit_tokens} | own
+    size = config.tokenizer_vocab_size if config.tokenizer == "bpe" else None
+    column = {"token_column": config.token_column} if config.token_column else {}
+    shared = {"format": FORMAT, "tokenizer": {"tokenizer": config.tokenizer, "size": size}} | column
+    return shared | {"shard_tokens": config.shard_tokens, "limit_tokens": config.limit_tokens} | own
 
 
 def reader_named(name: str) -> Reader:
@@ -123,19 +123,19 @@ def reader_named(name: str) -> Reader:
     return next(reader for reader in READERS if reader.name == name)
 
 
-def _repository(wanted: Data) -> FoundSource:
-    address = wanted.data_dir or ""
+def _repository(config: Data) -> FoundSource:
+    address = config.data_dir or ""
     place = keys.REPOSITORY.fullmatch(address)
     assert place is not None  # rules.py has seen it
     revision, folder = place[2] and unquote(place[2]), place[3] or ""
-    identity = {"format": FORMAT, "data_dir": address.rstrip("/"), "limit_tokens": wanted.limit_tokens}
-    return FoundSource(wanted, place[1].rpartition("/")[2], identity, repository=(place[1], revision, folder))
+    identity = {"format": FORMAT, "data_dir": address.rstrip("/"), "limit_tokens": config.limit_tokens}
+    return FoundSource(config, place[1].rpartition("/")[2], identity, repository=(place[1], revision, folder))
 
 
-def _own_files(wanted: Data) -> tuple[str | None, dict[str, list[str]]]:
+def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
     """Return what the files are, None for text, and their names by split."""
-    train = find_files("data_files", wanted.data_files or [])
-    held_out = find_files("validation_files", wanted.validation_files or [])
+    train = find_files("data_files", config.data_files or [])
+    held_out = find_files("validation_files", config.validation_files or [])
     if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
         raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
     kinds = {_kind(name): name for name in [*train, *held_out]}
@@ -144,44 +144,44 @@ def _own_files(wanted: Data) -> tuple[str | None, dict[str, list[str]]]:
     return next(iter(kinds)), {"train": train} | ({"validation": held_out} if held_out else {})
 
 
-def _text_files(wanted: Data, splits: dict[str, list[str]]) -> FoundSource:
-    if "validation" not in splits and not wanted.validation_fraction:
+def _text_files(config: Data, splits: dict[str, list[str]]) -> FoundSource:
+    if "validation" not in splits and not config.validation_fraction:
         raise BadInput(f"{NO_VALIDATION}, or --validation_files FILE")
     paths = {split: [*map(Path, names)] for split, names in splits.items()}
     hashes = {split: [[p.name, files.sha256(p)] for p in found] for split, found in paths.items()}
-    identity = _identity(wanted, **{"validation": wanted.validation_fraction} | hashes)
-    parts = _text_parts(paths, wanted.validation_fraction)
-    return FoundSource(wanted, paths["train"][0].stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
+    identity = _identity(config, **{"validation": config.validation_fraction} | hashes)
+    parts = _text_parts(paths, config.validation_fraction)
+    return FoundSource(config, paths["train"][0].stem, identity, parts, most_tokens=_most_tokens(paths["train"]))
 
 
-def _table_files(wanted: Data, kind: str, splits: dict[str, list[str]]) -> FoundSource:
+def _table_files(config: Data, kind: str, splits: dict[str, list[str]]) -> FoundSource:
     stamps = {split: [*map(_stamp, names)] for split, names in splits.items()}
     own = {
         "format": FORMATS.get(kind, FORMAT),
-        "validation": wanted.validation_tokens,
-        "text_column": wanted.text_column,
+        "validation": config.validation_tokens,
+        "text_column": config.text_column,
     }
-    tables = Tables(kind, wanted.text_column, wanted.token_column, data_files=splits)
+    tables = Tables(kind, config.text_column, config.token_column, data_files=splits)
     name = Path(path_of(splits["train"][0])).name.split(".")[0]
-    return FoundSource(wanted, _folder_name(name), _identity(wanted, **own | stamps), tables=tables)
+    return FoundSource(config, _folder_name(name), _identity(config, **own | stamps), tables=tables)
 
 
-def _stdlib(wanted: Data) -> FoundSource:
-    if not wanted.validation_fraction:
+def _stdlib(config: Data) -> FoundSource:
+    if not config.validation_fraction:
         raise BadInput(NO_VALIDATION)
-    paths = stdlib_files(wanted.validation_fraction)
+    paths = stdlib_files(config.validation_fraction)
     hashes = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
     parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
     most_tokens = _most_tokens(paths["train"])
-    return FoundSource(wanted, STDLIB, _identity(wanted, files=hashes), parts, most_tokens=most_tokens)
+    return FoundSource(config, STDLIB, _identity(config, files=hashes), parts, most_tokens=most_tokens)
 
 
-def _hub_dataset(wanted: Data) -> FoundSource:
+def _hub_dataset(config: Data) -> FoundSource:
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
-    named = {name: getattr(wanted, name) for name in asked}
-    tables = Tables(token_column=wanted.token_column, **named)
+    named = {name: getattr(config, name) for name in asked}
+    tables = Tables(token_column=config.token_column, **named)
     name = _folder_name(named["dataset_name"].split("/")[-1])
-    return FoundSource(wanted, name, _identity(wanted, **named, validation=wanted.validation_tokens), tables=tables)
+    return FoundSource(config, name, _identity(config, **named, validation=config.validation_tokens), tables=tables)
 
 
 def _folder_name(name: str) -> str:
@@ -237,7 +237,7 @@ def _fetched_text(key: str, url: str) -> str:
 
 
 def download(key: str, url: str, folder: Path) -> Path:
-    """Fetch a text file once, as patiently as tables are read; later calls return the kept copy.
+    """Fetch a text file once, as retry as tables are read; later calls return the kept copy.
 
     Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
     """
@@ -247,10 +247,10 @@ def download(key: str, url: str, folder: Path) -> Path:
         return path
     if is_redacted(url):
         raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
-    from pretrain.data.patience import Patience  # imports datasets, which a text at hand does not need
+    from pretrain.data.retries import RetryPolicy  # imports datasets, which a text at hand does not need
 
     folder.mkdir(parents=True, exist_ok=True)
-    patience = Patience(f"{key}: {url}")
+    policy = RetryPolicy(f"{key}: {url}")
     while True:
         try:
             with files.replacing(path) as temporary, temporary.open("w+b") as file:
@@ -259,9 +259,9 @@ def download(key: str, url: str, folder: Path) -> Path:
         except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
             raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
         except httpx.ProtocolError as error:  # whose words may hold pieces of where the URL led to
-            patience.failed(ConnectionError(type(error).__name__))
+            policy.failed(ConnectionError(type(error).__name__))
         except (ValueError, TimeoutError, httpx.InvalidURL, httpx.HTTPError) as error:
-            patience.failed(error)
+            policy.failed(error)
 
 
 def _fetch(what: str, url: str, file: BinaryIO) -> None:

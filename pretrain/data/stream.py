@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import redact
-from pretrain.base.network import Cut, answer_of
+from pretrain.base.network import TruncatedError, http_status_and_retry_after
 from pretrain.data import records, remote
 from pretrain.data.names import path_of
-from pretrain.data.patience import Patience
 from pretrain.data.records import IDS, ROWS, Column, refuse_column
-from pretrain.data.remote import patiently
+from pretrain.data.remote import retry
+from pretrain.data.retries import RetryPolicy
 from pretrain.data.sources import READERS, Part, Row, Tables, reader_named
 
 SAMPLE_BYTES = 2**20
@@ -66,14 +66,14 @@ def _open_dataset(tables: Tables, column: Column, pinned: str | None) -> tuple[s
     """Open the train split of a data set of the Hub at a commit."""
     name = tables.dataset_name
     ask = functools.partial(huggingface_hub.HfApi().dataset_info, timeout=remote.TIMEOUT_SECONDS)
-    commit = pinned or patiently(name, lambda: ask(name, revision=tables.dataset_revision).sha)
-    builder = patiently(name, _builder, {"path": name, "name": tables.dataset_config_name, "revision": commit})
+    commit = pinned or retry(name, lambda: ask(name, revision=tables.dataset_revision).sha)
+    builder = retry(name, _builder, {"path": name, "name": tables.dataset_config_name, "revision": commit})
     found = {str(split): [str(file) for file in names] for split, names in builder.config.data_files.items()}
     if "train" not in found:
         raise BadInput(f"dataset_name = {name}: has no split train, only {', '.join(found)}")
     kinds = {base.__name__.lower() for base in type(builder).__mro__}  # its own class has the data set's name in it
     reader = next((one for one in READERS if one.name in kinds), None)
-    table = None if reader else patiently(name, builder.as_streaming_dataset, "train")
+    table = None if reader else retry(name, builder.as_streaming_dataset, "train")
     parts = []
     for index, file in enumerate(found["train"]):
         if reader:
@@ -93,12 +93,12 @@ def expected_text_bytes(names: list[str], text_column: str) -> float:
 
     Parquet's footer knows; of JSON lines or CSV the beginning is read. 0 where a server states no size.
     """
-    size = patiently(names[0], remote.file_size, names[0], files=names[:1])
+    size = retry(names[0], remote.file_size, names[0], files=names[:1])
     if not size:
         return 0.0
     asked = names if len(names) <= SIZES_ASKED else names[:1]
-    total = sum(patiently(name, remote.file_size, name, files=[name]) for name in asked) * len(names) / len(asked)
-    return total / size * patiently(names[0], _text_bytes, names[0], text_column, size, files=names[:1])
+    total = sum(retry(name, remote.file_size, name, files=[name]) for name in asked) * len(names) / len(asked)
+    return total / size * retry(names[0], _text_bytes, names[0], text_column, size, files=names[:1])
 
 
 def _text_bytes(name: str, text_column: str, size: int) -> float:
@@ -121,7 +121,10 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
     try:
         return datasets.load_dataset_builder(**arguments)
     except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
-        if isinstance(error.__cause__ or error.__context__, OSError) and answer_of(error, contexts=True)[0] is None:
+        if (
+            isinstance(error.__cause__ or error.__context__, OSError)
+            and http_status_and_retry_after(error, contexts=True)[0] is None
+        ):
             raise
         reason = redact(" ".join(str(error).split()))[:400]
         raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
@@ -129,7 +132,7 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
 
 def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
     """Yield one file's rows from one on, each once whatever fails; ``values``: what stands in the column from a row on."""
-    patience = Patience(name, row)
+    policy = RetryPolicy(name, row)
     while True:
         try:
             for value in values(row):
@@ -142,13 +145,13 @@ def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row
                 yield found, True
             return
         except Exception as error:
-            patience.failed(remote.behind(error, name), row)
+            policy.failed(remote.behind(error, name), row)
 
 
 def _table_values(table: datasets.IterableDataset, index: int, name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the column's values from row ``start`` on, as ``datasets`` reads them: up to ``start``, too.
 
-    Raises Cut where it ends before ``start``.
+    Raises TruncatedError where it ends before ``start``.
     """
     skip = start
     for found in table.shard(num_shards=table.num_shards, index=index).with_format("arrow").iter(batch_size=ROWS):
@@ -156,4 +159,4 @@ def _table_values(table: datasets.IterableDataset, index: int, name: str, column
         yield from records.values_of(found.column(column.name), column)[skip:]
         skip = max(0, skip - len(found))
     if skip:
-        raise Cut(f"ended {skip} rows before row {start}")
+        raise TruncatedError(f"ended {skip} rows before row {start}")

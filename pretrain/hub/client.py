@@ -26,7 +26,7 @@ from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import one_line
-from pretrain.base.network import ASKED, Unreadable, answer_of, moving, refuse_page, retry_after
+from pretrain.base.network import ASKED, Unreadable, http_status_and_retry_after, moving, refuse_page, retry_after
 
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
@@ -129,7 +129,7 @@ def api() -> HfApi:
     return HfApi()
 
 
-def patiently(call: Callable[..., Any], *args, **kwargs) -> Any:
+def retry(call: Callable[..., Any], *args, **kwargs) -> Any:
     """Call until it works; raise the last error where another attempt cannot help, or DEADLINE_SECONDS are over."""
     waits, until = chain(WAIT_SECONDS, repeat(WAIT_SECONDS[-1])), math.inf
     while True:
@@ -137,7 +137,7 @@ def patiently(call: Callable[..., Any], *args, **kwargs) -> Any:
             return call(*args, **kwargs)
         except Exception as error:
             until = min(until, time.monotonic() + DEADLINE_SECONDS)
-            wait = max(next(waits), answer_of(error)[1])
+            wait = max(next(waits), http_status_and_retry_after(error)[1])
             if _is_final(error) or time.monotonic() + wait > until:
                 raise
         time.sleep(wait)
@@ -145,7 +145,7 @@ def patiently(call: Callable[..., Any], *args, **kwargs) -> Any:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the Hub was reached and refuses for good."""
-    status = answer_of(error)[0]
+    status = http_status_and_retry_after(error)[0]
     return status is not None and 400 <= status < 500 and status not in PASSING
 
 
@@ -153,7 +153,7 @@ def describe(error: BaseException) -> str:
     """Return an error in one line, without a token."""
     if isinstance(error, (LocalEntryNotFoundError, RuntimeError)):  # what happened is behind it
         error = error.__cause__ or error
-    status = answer_of(error)[0]
+    status = http_status_and_retry_after(error)[0]
     name = type(error).__name__ if status is None else f"HTTP status {status}"
     text = str(error) if status is None else getattr(error, "server_message", None) or ""
     text = one_line(text)[:300]

@@ -9,7 +9,7 @@ from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, Repo
 
 from pretrain.base import files, layout
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.network import answer_of
+from pretrain.base.network import http_status_and_retry_after
 from pretrain.hub import client
 
 PARTS = (layout.MODEL, layout.OPTIMIZER, layout.STATE)
@@ -58,9 +58,9 @@ def _fetch(
     api: HfApi, repo_id: str, revision: str | None, where: str, checkpoints: Path, run_dir: Path, may_begin: bool
 ) -> Path | None:
     try:
-        found = client.patiently(api.model_info, repo_id, revision=revision)
+        found = client.retry(api.model_info, repo_id, revision=revision)
     except RepositoryNotFoundError as error:
-        if may_begin and answer_of(error)[0] == 404:  # not 401, which is of the token
+        if may_begin and http_status_and_retry_after(error)[0] == 404:  # not 401, which is of the token
             return None
         raise
     names = {sibling.rfilename for sibling in found.siblings or ()}
@@ -71,11 +71,11 @@ def _fetch(
         if may_begin and layout.MODEL not in names:  # made by hand, or by a push that was cut off
             return None
         raise BadInput(f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one")
-    aside = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed goes on
-    aside.mkdir(parents=True, exist_ok=True)
+    temporary = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed goes on
+    temporary.mkdir(parents=True, exist_ok=True)
 
     def fetched(name: str) -> Path:
-        return Path(client.patiently(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=aside))
+        return Path(client.retry(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=temporary))
 
     try:
         manifest = files.read_json(fetched(within[-1] + layout.MANIFEST))
@@ -91,13 +91,13 @@ def _fetch(
         for name in PARTS:
             fetched(within[-1] + name)
         try:
-            refuse_damaged(aside / within[-1], rows, f"try again, or another revision than {where}")
+            refuse_damaged(temporary / within[-1], rows, f"try again, or another revision than {where}")
         except BadInput:
-            shutil.rmtree(aside)
+            shutil.rmtree(temporary)
             raise
-        for file in [*(aside / within[-1]).iterdir(), aside / within[-1]]:
+        for file in [*(temporary / within[-1]).iterdir(), temporary / within[-1]]:
             files.fsync(file)
-        (aside / within[-1]).rename(path)
+        (temporary / within[-1]).rename(path)
         files.fsync(checkpoints)
     if layout.METRICS in names and not (run_dir / layout.METRICS).exists():
         with files.replacing(run_dir / layout.METRICS) as temporary:

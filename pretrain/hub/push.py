@@ -20,7 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from pretrain.base import files, layout
 from pretrain.base.errors import BadInput
-from pretrain.base.network import answer_of
+from pretrain.base.network import http_status_and_retry_after
 from pretrain.hub import client
 from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
 
@@ -94,7 +94,7 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
     try:
         api.auth_check(repo_id, write=True)
     except OSError as error:
-        if answer_of(error)[0] != 404:  # some mirrors of the Hub have no such route
+        if http_status_and_retry_after(error)[0] != 404:  # some mirrors of the Hub have no such route
             raise
     if private and found.private is False:
         notes.append(f"{repo_id} is there and is public; hub_private_repo = true is for repositories that are made")
@@ -197,10 +197,10 @@ def _waits(pending: Path, name: str, reason: str) -> str:
 def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
     if (folder / PUSH).is_file():
         return
-    with files.making(folder) as aside:
+    with files.making(folder) as temporary:
         rows = {}
         for name, source in sources.items():
-            path = aside / "files" / name
+            path = temporary / "files" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, str):
                 path.write_bytes(source.encode())
@@ -212,7 +212,7 @@ def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
             else:  # a log grows
                 shutil.copyfile(source, path)
             rows[name] = {"size": path.stat().st_size, "sha256": files.sha256(path)}
-        files.write_json(aside / PUSH, push | {"files": rows})
+        files.write_json(temporary / PUSH, push | {"files": rows})
 
 
 def _staged(pending: Path) -> list[Path]:
@@ -235,11 +235,11 @@ def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | Non
                 if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
                     raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
                 sums = refuse_damaged(folder / "files", push["files"], f"to give this push up, remove {folder}")
-                repo_id = client.patiently(_send, client.api(), folder, push, sums)
+                repo_id = client.retry(_send, client.api(), folder, push, sums)
                 log.log(sent, f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
-                aside = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
-                folder.rename(aside)  # a kill meanwhile must not leave half of it in the queue
-                shutil.rmtree(aside)
+                temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
+                folder.rename(temporary)  # a kill meanwhile must not leave half of it in the queue
+                shutil.rmtree(temporary)
             except BadInput as error:  # it is damaged; the others are not
                 fault = folder.name, str(error)
             except Exception as error:  # whatever is wrong with the Hub: the next one would meet it, or overtake this

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.rendezvous import rendezvous
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.stopping import peers
+from pretrain.base.stopping import raise_on_lost_peer
 from pretrain.machine import verdicts
 from pretrain.machine.hardware import Device
 from pretrain.model.loss import NextTokenLoss
@@ -50,7 +50,7 @@ def make_accelerator(
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and device.kind == "cpu":  # or Accelerate starts each one for itself
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    _meet(device, machine.ddp_timeout)
+    _rendezvous(device, machine.ddp_timeout)
     accelerator = Accelerator(
         mixed_precision=wanted,
         dynamo_plugin=TorchDynamoPlugin(  # None: what the launcher has written into the environment
@@ -79,7 +79,7 @@ def make_accelerator(
     return accelerator
 
 
-def _meet(device: Device, timeout: float) -> None:
+def _rendezvous(device: Device, timeout: float) -> None:
     """Connect the processes of a launch that starts lost ones anew, under a name of this start's own.
 
     The launchers' store outlives the processes: it still holds the addresses of the dead ones, and the new ones would
@@ -90,14 +90,14 @@ def _meet(device: Device, timeout: float) -> None:
         store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
         dist.init_process_group(
             "nccl" if device.kind == "cuda" else "gloo",
-            store=dist.PrefixStore(agreed_name(store, rank, world_size, timeout), store),
+            store=dist.PrefixStore(rendezvous_name(store, rank, world_size, timeout), store),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout),
         )
 
 
-def agreed_name(store: dist.Store, rank: int, world_size: int, timeout: float) -> str:
+def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: float) -> str:
     """Return a name that the processes alive now have in common, and that none before them had.
 
     Process 0 makes it and hands it to each that asks, until all have it; one that asked and died is answered in vain.
@@ -109,7 +109,7 @@ def agreed_name(store: dist.Store, rank: int, world_size: int, timeout: float) -
     mine, until = uuid.uuid4().hex, time.monotonic() + timeout
     if rank:
         store.set(f"ask/{rank}", mine)
-        with peers():
+        with raise_on_lost_peer():
             name = store.get(f"answer/{mine}").decode()  # waits
         store.set(f"have/{name}/{rank}", "")
         return name
@@ -214,14 +214,14 @@ def prepare(
     return accelerator.prepare(loss_module), optimizer
 
 
-def gradient_exchange(
-    module: torch.nn.Module, accelerator: Accelerator, *, wanted: bool
+def sync_gradients(
+    module: torch.nn.Module, accelerator: Accelerator, *, enabled: bool
 ) -> contextlib.AbstractContextManager:
     """Exchange gradients between processes in this backward pass, or leave them for a later one.
 
     FSDP exchanges in each: whole gradients that wait for a later one are the memory that it is there to save.
     """
-    return contextlib.nullcontext() if wanted or accelerator.is_fsdp2 else accelerator.no_sync(module)
+    return contextlib.nullcontext() if enabled or accelerator.is_fsdp2 else accelerator.no_sync(module)
 
 
 def compiler_of(accelerator: Accelerator) -> str:

@@ -68,7 +68,7 @@ def memory(
     tokens, d, n = micro_batch * shape.sequence_length, shape.n_embd, shape.parameters
     shards = shards or {}
     half_stream = half and "weights" in shards
-    block, again = shape.record.kept_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
+    block, again = shape.record.saved_activation_bytes(shape, half=half, compiled=compiled, half_stream=half_stream)
     small = compiled and half
     backward = shape.record.backward_bytes(shape) if small else 0
     kept, later = {
@@ -119,19 +119,19 @@ def computed_flops(shape: Shape) -> int:
     return shape.flops_per_token - 6 * shape.n_layer * shape.n_embd * shape.sequence_length
 
 
-def moved_bytes(shape: Shape) -> float:
+def memory_traffic_bytes(shape: Shape) -> float:
     """Return the bytes a token that are moved beside matrix products, forward and backward, half precision, compiled.
 
     That is 1.25 times what a block's kernels other than matrix products must move (GPT-2's 120 d: 150 d), and the
     loss's 16 V.
     """
-    return 1.25 * shape.n_layer * shape.record.moved_bytes(shape) + 16 * shape.vocab_size
+    return 1.25 * shape.n_layer * shape.record.memory_traffic_bytes(shape) + 16 * shape.vocab_size
 
 
 def seconds_per_token(shape: Shape, card: Card) -> float:
     """Return one card's seconds a token: matrix products at the rate that it reaches, then all else at its bandwidth."""
     products = computed_flops(shape) * (1 / (1e12 * card.product_teraflops) + 1 / PRODUCT_LIMIT)
-    seconds = products + moved_bytes(shape) / (BANDWIDTH_SHARE * 1e9 * card.gigabytes_per_second)
+    seconds = products + memory_traffic_bytes(shape) / (BANDWIDTH_SHARE * 1e9 * card.gigabytes_per_second)
     return seconds if card.modern else seconds / WITHOUT_FLASH
 
 

@@ -15,7 +15,7 @@ from torch._inductor.exc import InductorError
 from pretrain.base.errors import BadInput, TrainingStopped, is_out_of_memory
 from pretrain.base.stopping import StopRequest
 from pretrain.machine import estimate, hardware
-from pretrain.machine.accelerator import compiler_of, gradient_exchange, refuse_cuda_graphs
+from pretrain.machine.accelerator import compiler_of, refuse_cuda_graphs, sync_gradients
 from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan, make_plan
 
@@ -51,7 +51,7 @@ def fit_micro_batch(
         shape = micro_batch, recipe.model.sequence_length
         inputs_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
         # No exchange, for another process may have failed. Two tensors, as in training: one compiles otherwise.
-        with gradient_exchange(training_module, accelerator, wanted=False):
+        with sync_gradients(training_module, accelerator, enabled=False):
             accelerator.backward(training_module(inputs_BT, inputs_BT.clone()))
 
     if compiler_of(accelerator) != "no":

@@ -90,13 +90,13 @@ class Mlp:
     """The names of an MLP's parts.
 
     Attributes:
-        widen: the products from d to F; of two the first goes through the activation and gates the other.
-        narrow: the product from F to d.
+        up_proj: the products from d to F; of two the first goes through the activation and gates the other.
+        down_proj: the product from F to d.
     """
 
-    widen: tuple[str, ...]
+    up_proj: tuple[str, ...]
     activation: str
-    narrow: str
+    down_proj: str
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class Architecture:
         prepare: changes how the stock model computes in training, in place; names and weights stay.
         block_matrices, block_vectors: weights of a block: its matrices'; its norms' and biases'.
         last_norm: weights of the norm before the head, in d.
-        kept_bytes: bytes that a block keeps for the backward pass, a token, and those of them that "mlp" does not keep.
+        saved_activation_bytes: what a block keeps of a token for the backward pass, and what of that "mlp" does not.
             Its tensors are 2 bytes an element in half precision, else 4; the residual stream before each norm is fp32,
             but with ``half_stream``, as FSDP2 has it.
         backward_bytes: bytes a token of the gradients within a block that is computed again.
-        moved_bytes: bytes a token that a block's kernels beside matrix products must move, forward and backward.
+        memory_traffic_bytes: bytes a token that a block's kernels beside matrix products must move, forward and backward.
     """
 
     name: str
@@ -151,9 +151,9 @@ class Architecture:
     block_matrices: Callable[[Shape], int]
     block_vectors: Callable[[Shape], int]
     last_norm: int
-    kept_bytes: Callable[..., tuple[int, int]]
+    saved_activation_bytes: Callable[..., tuple[int, int]]
     backward_bytes: Callable[[Shape], int]
-    moved_bytes: Callable[[Shape], int]
+    memory_traffic_bytes: Callable[[Shape], int]
 
     def config(self, model: keys.Model) -> dict[str, Any]:
         """Return what Transformers' config of a recipe's model states."""
@@ -202,7 +202,7 @@ def _fold_gpt2_norms(model: "PreTrainedModel") -> None:
     gpt2.fold_norms(model)
 
 
-def _gpt2_kept(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> tuple[int, int]:
+def _gpt2_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> tuple[int, int]:
     """Stream 2 d fp32; norms' outputs 2 d, q, k, v 3 d, attention's output d, the MLP before and after its GELU 2 F.
 
     For F = 4 d: 36 d, and 64 d in fp32. Compiled in half precision it keeps no stream, for its norms keep what they
@@ -243,14 +243,14 @@ GPT2 = Architecture(
     block_matrices=lambda s: 4 * s.n_embd**2 + 2 * s.n_embd * s.mlp_width,
     block_vectors=lambda s: 9 * s.n_embd + s.mlp_width,
     last_norm=2,
-    kept_bytes=_gpt2_kept,
+    saved_activation_bytes=_gpt2_saved,
     backward_bytes=lambda s: 8 * s.n_embd + 2 * s.mlp_width,
     # Norms with the residual stream 56 d, attention 24 d, GELU 10 F: 120 d.
-    moved_bytes=lambda s: 80 * s.n_embd + 10 * s.mlp_width,
+    memory_traffic_bytes=lambda s: 80 * s.n_embd + 10 * s.mlp_width,
 )
 
 
-def _llama_kept(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> tuple[int, int]:
+def _llama_saved(s: Shape, *, half: bool, compiled: bool, half_stream: bool) -> tuple[int, int]:
     """Stream 2 d fp32; norms' outputs 2 d, q d, k and v 2 K, attention's output d, gate, up, and their product 3 F.
 
     Not compiled, it keeps more: what each norm scales, 2 d fp32, silu(gate) F, and under autocast a copy of a norm's
@@ -285,10 +285,10 @@ LLAMA = Architecture(
     block_matrices=lambda s: 2 * s.n_embd**2 + 2 * s.n_embd * s.key_width + 3 * s.n_embd * s.mlp_width,
     block_vectors=lambda s: 2 * s.n_embd,
     last_norm=1,
-    kept_bytes=_llama_kept,
+    saved_activation_bytes=_llama_saved,
     backward_bytes=lambda s: 8 * s.n_embd + 8 * s.mlp_width,
     # Norms with the residual stream 56 d, rotation 8 (d + K), attention 12 (d + K), SwiGLU 16 F.
-    moved_bytes=lambda s: 56 * s.n_embd + 20 * (s.n_embd + s.key_width) + 16 * s.mlp_width,
+    memory_traffic_bytes=lambda s: 56 * s.n_embd + 20 * (s.n_embd + s.key_width) + 16 * s.mlp_width,
 )
 
 ARCHITECTURES = {record.name: record for record in (GPT2, LLAMA)}

@@ -48,14 +48,14 @@ def _recompute_activations(model: PreTrainedModel, names: Mlp) -> None:
 
 
 def _recomputed_mlp(mlp: nn.Module, names: Mlp, hidden: torch.Tensor) -> torch.Tensor:
-    def narrow(inner: torch.Tensor, *gated: torch.Tensor) -> torch.Tensor:
+    def down_proj(inner: torch.Tensor, *gated: torch.Tensor) -> torch.Tensor:
         activated = getattr(mlp, names.activation)(inner)
         for other in gated:
             activated = activated * other
-        return getattr(mlp, names.narrow)(activated)
+        return getattr(mlp, names.down_proj)(activated)
 
-    wide = [getattr(mlp, name)(hidden) for name in names.widen]
+    wide = [getattr(mlp, name)(hidden) for name in names.up_proj]
     # The last product stands within, so that its input is not kept; it is not computed again, since nothing that the
     # backward pass needs comes after it. There is no dropout within, so no generator's state is kept.
-    out = checkpoint(narrow, *wide, use_reentrant=False, preserve_rng_state=False)
+    out = checkpoint(down_proj, *wide, use_reentrant=False, preserve_rng_state=False)
     return mlp.dropout(out) if hasattr(mlp, "dropout") else out

@@ -23,8 +23,8 @@ def write(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBa
 
     Raises OSError with the folder's name where the disk does not take it.
     """
-    with files.making(folder, replace=True) as aside:
-        save(as_stock(model, tokenizer), aside, tokenizer)
+    with files.making(folder, replace=True) as temporary:
+        save(as_stock(model, tokenizer), temporary, tokenizer)
 
 
 def as_stock(

@@ -73,5 +73,5 @@ class _Product(torch.autograd.Function):
     def backward(ctx, by_out):
         hidden_BTE, weight_EF = ctx.saved_tensors
         rows = by_out.flatten(0, 1)
-        by_hidden, by_weight = (rows @ weight_EF.T).view_as(hidden_BTE), hidden_BTE.flatten(0, 1).T @ rows
-        return by_hidden, by_weight, by_out.sum(1, dtype=torch.float32).sum(0)
+        grad_hidden, by_weight = (rows @ weight_EF.T).view_as(hidden_BTE), hidden_BTE.flatten(0, 1).T @ rows
+        return grad_hidden, by_weight, by_out.sum(1, dtype=torch.float32).sum(0)

@@ -87,13 +87,13 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if autocast else hidden_NE.dtype
         head, vocabulary = weight_VE.to(dtype), torch.arange(len(weight_VE), device=hidden_NE.device)
         loss = torch.zeros((), device=hidden_NE.device)
-        by_hidden: list[torch.Tensor] = []
-        by_head = torch.zeros_like(weight_VE)
+        grad_hidden: list[torch.Tensor] = []
+        grad_head = torch.zeros_like(weight_VE)
         for part, ids in zip(hidden_NE.to(dtype).split(rows), targets_N.split(rows), strict=True):
-            if by_hidden:
+            if grad_hidden:
                 # Nothing is above infinity: a zero that is known only when the part before is done. Without it a compiler
                 # computes the logits of all parts first, and holds them all.
-                part = part + (by_hidden[-1][0, 0] > math.inf).to(dtype)
+                part = part + (grad_hidden[-1][0, 0] > math.inf).to(dtype)
             logits = (part @ head.T).float()
             total = logits.logsumexp(-1, keepdim=True)
             # The target's logit once more: read from the logits, it would keep a compiler from freeing them.
@@ -109,14 +109,14 @@ class _ChunkedLoss(torch.autograd.Function):
             logits.add_(vocabulary == ids[:, None], alpha=label_smoothing - 1)
             if label_smoothing:
                 logits.sub_(label_smoothing / len(weight_VE))
-            by_logits = logits.to(dtype)
-            by_head += by_logits.T @ part
-            by_hidden.append(by_logits @ head)
-        ctx.save_for_backward(torch.cat(by_hidden), by_head)
+            grad_logits = logits.to(dtype)
+            grad_head += grad_logits.T @ part
+            grad_hidden.append(grad_logits @ head)
+        ctx.save_for_backward(torch.cat(grad_hidden), grad_head)
         ctx.hidden_dtype = hidden_NE.dtype
         return loss
 
     @staticmethod
-    def backward(ctx, by_loss):
-        by_hidden, by_head = ctx.saved_tensors
-        return by_hidden.to(ctx.hidden_dtype) * by_loss, by_head * by_loss, None, None, None, None
+    def backward(ctx, grad_loss):
+        grad_hidden, grad_head = ctx.saved_tensors
+        return grad_hidden.to(ctx.hidden_dtype) * grad_loss, grad_head * grad_loss, None, None, None, None

@@ -24,7 +24,7 @@ def learning_rate(step: int, schedule: keys.Schedule, *, max_steps: int, warmup_
         return peak * (step + 1) / warmup_steps
     if shape == "constant":
         return peak
-    line = line_begins(schedule, max_steps=max_steps, warmup_steps=warmup_steps)
+    line = decay_begins(schedule, max_steps=max_steps, warmup_steps=warmup_steps)
     begin = warmup_steps if line is None else line
     falling = max_steps - 1 - begin
     progress = min(1.0, (step - begin) / falling) if falling > 0 else float(step >= begin)
@@ -32,8 +32,8 @@ def learning_rate(step: int, schedule: keys.Schedule, *, max_steps: int, warmup_
     return peak * (schedule.min_lr_ratio + (1.0 - schedule.min_lr_ratio) * share)
 
 
-def line_begins(schedule: keys.Schedule, *, max_steps: int, warmup_steps: int) -> int | None:
-    """Return after how many updates the line down begins: until there a longer run is the same run.
+def decay_begins(schedule: keys.Schedule, *, max_steps: int, warmup_steps: int) -> int | None:
+    """Return after how many updates the decay phase begins: until there a longer run is the same run.
 
     It is that of wsd; constant has none, so its end; None for shapes whose every rate depends on the length.
     """

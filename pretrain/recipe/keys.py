@@ -196,10 +196,10 @@ class Schedule:
     )
     warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
     lr_scheduler_type: str = required(
-        "shape after the warm-up; wsd: the peak, then a line down", choices=("cosine", "linear", "wsd", "constant")
+        "shape after the warm-up; wsd: the peak, then a linear decay", choices=("cosine", "linear", "wsd", "constant")
     )
     decay_ratio: float = science(
-        0.2, "wsd: the line down, as a share of max_steps", (0.0, 1.0), only=("lr_scheduler_type", ("wsd",))
+        0.2, "wsd: length of the decay phase, as a share of max_steps", (0.0, 1.0), only=("lr_scheduler_type", ("wsd",))
     )
 
 

@@ -102,7 +102,7 @@ def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
 TRAIN_MODES = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
-    "extend_steps": (int, "train a finished wsd run so many steps longer, from before its line down, as another run"),
+    "extend_steps": (int, "train a finished wsd run so many steps longer, from before its decay phase, as another run"),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
 }
 

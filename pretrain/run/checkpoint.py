@@ -77,7 +77,7 @@ class Saver:
         state: dict,
         *,
         alone: bool = False,
-        spared: int | None = None,
+        keep_step: int | None = None,
     ) -> None:
         """Copy the state after ``step`` updates and begin to write it as ``folder/step-XXXXXXXX``.
 
@@ -85,7 +85,7 @@ class Saver:
             model: the bare Transformers model, not a wrapper of it.
             state: what else a resumed run needs, JSON.
             alone: this process saves and no other calls; possible where no tensor is sharded.
-            spared: the step of a checkpoint that stays, however old.
+            keep_step: the step of a checkpoint that stays, however old.
         """
         self.finish()
         self.ready()
@@ -95,7 +95,7 @@ class Saver:
             return
         self._saved = step
         weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
-        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep, spared))  # noqa: E731
+        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep, keep_step))  # noqa: E731
         self._writing = step, self._writer.submit(write)
 
     def ready(self) -> None:
@@ -138,30 +138,32 @@ class Saver:
         return {name: self._copies[file, name] for name in tensors}
 
 
-def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int, spared: int | None) -> Path:
+def _write(
+    folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int, keep_step: int | None
+) -> Path:
     path = folder / step_name(step)
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{path.name}.tmp-{uuid.uuid4().hex[:8]}"
-    aside.mkdir()
+    temporary = folder / f".{path.name}.tmp-{uuid.uuid4().hex[:8]}"
+    temporary.mkdir()
     try:
         with files.naming(path):
-            _write_tensors(weights, aside / MODEL)
-            _write_tensors(moments, aside / OPTIMIZER)
-        files.write_json(aside / STATE, {"step": step, **state})
+            _write_tensors(weights, temporary / MODEL)
+            _write_tensors(moments, temporary / OPTIMIZER)
+        files.write_json(temporary / STATE, {"step": step, **state})
         rows = {
-            name: {"size": (aside / name).stat().st_size, "sha256": files.sha256(aside / name)}
+            name: {"size": (temporary / name).stat().st_size, "sha256": files.sha256(temporary / name)}
             for name in (MODEL, OPTIMIZER, STATE)
         }
-        files.write_json(aside / MANIFEST, {"step": step, "files": rows})
-        files.fsync(aside)
+        files.write_json(temporary / MANIFEST, {"step": step, "files": rows})
+        files.fsync(temporary)
         with contextlib.suppress(OSError):  # a checkpoint is worth more than rows that a disk refuses
             files.fsync(folder.parent / METRICS)  # a power cut leaves no step without the rows before it
         if os.path.lexists(path):  # a damaged one of this step, which the run did not resume from
-            path.rename(aside.with_name(aside.name[:-8] + uuid.uuid4().hex[:8]))
-        aside.rename(path)
+            path.rename(temporary.with_name(temporary.name[:-8] + uuid.uuid4().hex[:8]))
+        temporary.rename(path)
         files.fsync(folder)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     if fault := find_fault(path):
         raise OSError(f"{path}: does not read back as written: {fault}")
@@ -169,7 +171,7 @@ def _write(folder: Path, step: int, weights: dict, moments: dict, state: dict, k
         clear_partial(folder)
         kept = [other for other in list_checkpoints(folder) if other.name <= path.name]
         for old in kept[keep:] if keep else ():
-            if step_of(old) != spared:
+            if step_of(old) != keep_step:
                 files.remove(old)
     except OSError as error:
         log.error(f"an older checkpoint cannot be removed: {error}. The run goes on")

@@ -75,9 +75,9 @@ def convert(
     if asked.dtype == "int8":
         stock = compression.quantize(stock)
     try:
-        with files.making(out, replace=True) as aside:
-            export.save(stock, aside, tokenizer)
-            loaded = pretrained.load(str(aside)).to(model.device)  # as a user will load it
+        with files.making(out, replace=True) as temporary:
+            export.save(stock, temporary, tokenizer)
+            loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
             after = describe(loaded)
             computed = computes(loaded)
             if slow := loaded.device.type == "cpu" and loaded.dtype != torch.float32:
@@ -88,7 +88,7 @@ def convert(
                     f"--dtype {asked.dtype}: the model computes no number any more, {asked.dtype} is too narrow for what "
                     f"it adds up. Nothing was written; use --dtype bf16"
                 )
-            write_record(aside, asked, text, before, after)
+            write_record(temporary, asked, text, before, after)
     except OSError as error:
         raise BadInput(f"--out {asked.out}: cannot be written: {error}") from None
     if not text:

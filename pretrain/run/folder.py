@@ -35,7 +35,7 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
     old = run_dir / "recipe.yaml"
     for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):
         if fault := files.unusable(place):
-            raise BadInput(f"output_dir = {run_dir}: {fault}; give another --run_name or --output_dir, or mend that")
+            raise BadInput(f"output_dir = {run_dir}: {fault}; give another --run_name or --output_dir, or correct that")
     if begin := begins_at(recipe.saving):
         checkpoint.find_from(recipe.saving.checkpoints, begin)
     if not old.is_file():
@@ -103,7 +103,7 @@ def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedToke
     except OSError as error:
         if machine_fault(error) is None:
             raise
-        done = f"all steps are done, and the same command writes {MODEL_FOLDER}/ once that is mended"
+        done = f"all steps are done, and the same command writes {MODEL_FOLDER}/ once that is corrected"
         return f"{error.filename}: {error.strerror}: {done}"
     return None
 

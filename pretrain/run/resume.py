@@ -15,7 +15,7 @@ from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.hub import fetch
 from pretrain.optim.optimizers import OPTIMIZERS
-from pretrain.optim.schedule import learning_rate, line_begins
+from pretrain.optim.schedule import decay_begins, learning_rate
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 from pretrain.run.state import KINDS, RunState
@@ -70,7 +70,7 @@ def read_state(path: Path) -> dict:
 
 
 def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
-    """Return the recipe of a run that trains a finished one on, ``steps`` longer, from before its line down.
+    """Return the recipe of a run that trains a finished one on, ``steps`` longer, from before its decay phase.
 
     It has a run folder of its own, named by its length. Raises BadInput where the finished run has no such checkpoint.
     """
@@ -85,12 +85,12 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     for path in checkpoint.list_checkpoints(saving.checkpoints):
         if checkpoint.find_fault(path) is None:
             length, warmup_steps = read_state(path).get("planned") or (schedule.max_steps, schedule.warmup_steps)
-            line = line_begins(schedule, max_steps=length, warmup_steps=warmup_steps)
+            line = decay_begins(schedule, max_steps=length, warmup_steps=warmup_steps)
             if line is not None and checkpoint.step_of(path) <= line:
                 break
     else:
         raise BadInput(
-            f"--extend_steps: {saving.checkpoints} holds no sound checkpoint from before the line down of max_steps = "
+            f"--extend_steps: {saving.checkpoints} holds no sound checkpoint from before the decay phase of max_steps = "
             f"{schedule.max_steps}; train {saving.run_dir} to there first"
         )
     suffix = f"-{length + steps}"
@@ -192,11 +192,11 @@ class Checkpoints:
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        self.saver.save(state.step, *self._tensors, beside, alone=alone, spared=self.spared(state))
+        self.saver.save(state.step, *self._tensors, beside, alone=alone, keep_step=self.keep_step(state))
 
-    def spared(self, state: RunState) -> int | None:
+    def keep_step(self, state: RunState) -> int | None:
         """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
-        return line_begins(self._recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
+        return decay_begins(self._recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
 
     def oldest_step(self) -> int:
         """Return the step of the oldest checkpoint that is kept: no resumed run begins before it."""

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from pretrain.base.errors import TrainingStopped
-from pretrain.base.stopping import LAUNCHED, SIGNALS, StopRequest, end_with_launcher, peers
+from pretrain.base.stopping import LAUNCHED, SIGNALS, StopRequest, end_with_launcher, raise_on_lost_peer
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_death_of_a_shell_is_none():
     ],
 )
 def test_a_lost_process_is_said_by_whoever_notices_and_how_to_go_on(words):
-    with pytest.raises(TrainingStopped) as caught, peers():
+    with pytest.raises(TrainingStopped) as caught, raise_on_lost_peer():
         raise RuntimeError(words)
     assert (
         "died, was killed (memory?) or hangs" in str(caught.value)
@@ -142,7 +142,7 @@ def test_other_errors_pass_as_they_are():
         ValueError("timed out"),
         TrainingStopped("Timed out waiting for data"),
     ):
-        with pytest.raises(type(error)) as caught, peers():
+        with pytest.raises(type(error)) as caught, raise_on_lost_peer():
             raise error
         assert caught.value is error
 

@@ -18,7 +18,7 @@ from data_server import DataServer
 
 import prepare_data
 from pretrain.base.layout import read_metrics
-from pretrain.data import patience, shards
+from pretrain.data import retries, shards
 
 TOKENS, FILES = 1200, 14  # of a train file; train files
 REPOSITORY = "hf://datasets/me/tokens"
@@ -68,7 +68,7 @@ def reached(server, folder: Path, flags: tuple[str, ...]) -> None:
     os.environ.update(hub(server))
     importlib.reload(huggingface_hub.constants)
     waits = []
-    patience.time.sleep = waits.append
+    retries.time.sleep = waits.append
     status = prepare_data.main(["--recipe", "tiny.yaml", *flags])
     (folder / "status.json").write_text(json.dumps([status, waits]))
 
@@ -149,7 +149,7 @@ def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
     finally:
         served.allowed = lambda name, headers: True
         path.write_bytes(whole)
-    assert status == 1 and len(waits) == patience.TRIES - 1
+    assert status == 1 and len(waits) == retries.TRIES - 1
     assert "fineweb_train_000001.bin" not in names(fetched()) and "fineweb_train_000000.bin" in names(fetched())
     assert prepare(served) == (0, []) and shards.is_complete(fetched())
 

@@ -22,7 +22,7 @@ import pytest
 
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import patience, sources, tokenization
+from pretrain.data import retries, sources, tokenization
 from pretrain.recipe import keys
 
 ODD = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
@@ -661,13 +661,13 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
     [
         ("missing.txt", "HTTP status 404. Check the name"),
         ("short.txt", "failed 10 times in a row, last with ConnectionError: RemoteProtocolError"),
-        ("empty.txt", "cannot be read: ValueError: is empty. Mend or replace the file"),
+        ("empty.txt", "cannot be read: ValueError: is empty. Repair or replace the file"),
         ("page.txt", "the answer of http://127.0.0.1:"),
         ("", "cannot be fetched ("),
     ],
 )
 def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, server, name, reason, monkeypatch):
-    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
     key, url = "validation_files", f"{server.url}/{name}" if name else "http://127.0.0.1:1/a.txt"
     with pytest.raises((BadInput, TrainingStopped)) as caught:
         find(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
@@ -676,7 +676,7 @@ def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, serve
 
 
 def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(downloads, server, monkeypatch):
-    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
     for name in ("page.html?x=1", "page.HTM"):
         (kept,) = sources.find_files("data_files", [f"{server.url}/{name}"])
         assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
@@ -685,8 +685,8 @@ def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(downl
 
 
 def test_a_download_that_trickles_is_given_up(downloads, server, monkeypatch):
-    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(patience, "TRIES", 2)
+    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retries, "TRIES", 2)
     monkeypatch.setattr(network, "SLOW_SECONDS", 0.05)
     with pytest.raises(
         TrainingStopped, match="/trickle.txt: failed 2 times in a row, last with TimeoutError: fewer than"
@@ -697,7 +697,7 @@ def test_a_download_that_trickles_is_given_up(downloads, server, monkeypatch):
 
 def test_a_download_is_tried_again_where_that_can_help(downloads, server, monkeypatch):
     waits = []
-    monkeypatch.setattr(patience.time, "sleep", waits.append)
+    monkeypatch.setattr(retries.time, "sleep", waits.append)
     server.busy = 3
     (kept,) = sources.find_files("data_files", [f"{server.url}/text.txt"])
     assert Path(kept).read_bytes() == b"some text\r\nof a file\n" and waits == [1, 2, 4]

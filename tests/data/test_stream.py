@@ -35,7 +35,7 @@ from datasets.packaged_modules.csv.csv import CsvConfig
 import prepare_data
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import patience, prepare, remote, stream
+from pretrain.data import prepare, remote, retries, stream
 from pretrain.data.readers import csv as csv_reader
 from pretrain.data.records import Column
 from pretrain.data.shards import is_complete
@@ -65,7 +65,7 @@ def running(tmp_path_factory):
 def waits(monkeypatch):
     """The client's waits, which are only noted."""
     noted = []
-    monkeypatch.setattr(patience.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None)
+    monkeypatch.setattr(retries.time, "sleep", lambda seconds: noted.append(seconds) if seconds else None)
     return noted
 
 
@@ -163,7 +163,7 @@ def test_a_record_that_is_cut_by_a_size_that_is_no_true_one_is_not_taken_for_who
 
 def test_retry_after_is_obeyed_and_bounded(server, caplog):
     ((_, read),) = open_files([f"{server.url}/files/a.jsonl"])["train"]
-    for asked, waited in (("7", 7), ("100000", patience.PATIENCE_SECONDS), ("0", 1), ("soon", 1)):
+    for asked, waited in (("7", 7), ("100000", retries.RETRY_SECONDS), ("0", 1), ("soon", 1)):
         server.waits.clear(), caplog.clear()
         server.faults = fault(f"429:{asked}", after=2)
         assert [text for text, _ in read(0)] == ROWS and server.waits == [waited], asked
@@ -229,7 +229,7 @@ class Clock:
 @pytest.mark.parametrize("asked", [None, "7", "600", "9" * 5000])
 def test_retries_end_after_about_five_minutes_however_long_each_one_takes(monkeypatch, silent, asked):
     clock = Clock()
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(retries, "time", clock)
     monkeypatch.setattr(network, "moved_at", 0)
 
     def call():
@@ -242,14 +242,14 @@ def test_retries_end_after_about_five_minutes_however_long_each_one_takes(monkey
     with pytest.raises(
         TrainingStopped, match="^me/corpus: failed (once|[0-9]+ times) in a row, last with HTTP status 503"
     ):
-        remote.patiently("me/corpus", call)
-    assert 243 <= clock.now <= patience.PATIENCE_SECONDS + silent + 1
+        remote.retry("me/corpus", call)
+    assert 243 <= clock.now <= retries.RETRY_SECONDS + silent + 1
 
 
 def test_time_in_which_bytes_come_is_not_counted(monkeypatch):
     """Here a large file of which each try gets much: it has its ten tries."""
     clock = Clock()
-    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(retries, "time", clock)
     monkeypatch.setattr(network, "time", clock)
     monkeypatch.setattr(network, "moved_at", 0)
 
@@ -259,7 +259,7 @@ def test_time_in_which_bytes_come_is_not_counted(monkeypatch):
         raise ConnectionError("cut")
 
     with pytest.raises(TrainingStopped, match="^hf://a: failed 10 times in a row"):
-        remote.patiently("hf://a", call)
+        remote.retry("hf://a", call)
     assert clock.now > 10 * 600
 
 
@@ -800,10 +800,10 @@ class Hub:
         client.TIMEOUT_SECONDS["read"] = 0.3
         self.server, self.folder, self.waits, self.said = server, folder, [], []
         self.filesystem = huggingface_hub.HfFileSystem
-        patience.time.sleep = self.waits.append
+        retries.time.sleep = self.waits.append
         logged = logging.Handler()
         logged.emit = lambda record: self.said.append(record.getMessage())
-        for log in (remote.log, patience.log):
+        for log in (remote.log, retries.log):
             log.addHandler(logged)
         remote.TIMEOUT_SECONDS = 0.3
 

@@ -165,7 +165,7 @@ def test_deterministic_asks_torch_cublas_and_the_compiler_for_kernels_that_repea
 def meet(store, ranks, world_size=3, timeout=20.0):
     """Start these ranks at once; return what each got."""
     with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(lambda rank: accelerator.agreed_name(store, rank, world_size, timeout), ranks))
+        return list(pool.map(lambda rank: accelerator.rendezvous_name(store, rank, world_size, timeout), ranks))
 
 
 def test_processes_that_are_started_anew_meet_by_a_name_that_those_before_them_did_not_have():

@@ -221,7 +221,7 @@ def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool, co
 def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half):
     grouped = {"num_key_value_heads": 2, "intermediate_size": 320} if keys.ARCHITECTURES[architecture] else {}
     one, two = (estimate.Shape(n, 128, 512, 100, architecture, n_head=4, **grouped) for n in (1, 2))
-    block, again = one.record.kept_bytes(one, half=half, compiled=False, half_stream=False)
+    block, again = one.record.saved_activation_bytes(one, half=half, compiled=False, half_stream=False)
     said = {"none": block, "mlp": block - again, "full": 4 * one.n_embd}[checkpointing]
     held = held_after_forward(two, checkpointing, half) - held_after_forward(one, checkpointing, half)
     assert held / one.sequence_length == pytest.approx(said, rel=0.02)

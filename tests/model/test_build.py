@@ -87,7 +87,7 @@ def test_recomputing_an_mlp_changes_no_gradient_under_a_compiler(kind):
         assert torch.allclose(gradient, got[name], atol=1e-6), name
 
 
-def kept_bytes(model: PreTrainedModel) -> int:
+def saved_activation_bytes(model: PreTrainedModel) -> int:
     """Bytes of what the backward pass is handed, weights aside."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
@@ -103,7 +103,7 @@ def kept_bytes(model: PreTrainedModel) -> int:
 
 
 def test_recomputing_an_mlp_keeps_its_products_results_only_and_recomputing_blocks_keeps_least(kind):
-    none, mlp, full = (kept_bytes(built(**kind, gradient_checkpointing=g)) for g in ("none", "mlp", "full"))
+    none, mlp, full = (saved_activation_bytes(built(**kind, gradient_checkpointing=g)) for g in ("none", "mlp", "full"))
     # The activation's result, or gate's activation and its product with the other; fp32 of 2 layers of 2 x 16 tokens.
     fewer = 2 * 48 if kind.get("architecture") == "llama" else 128
     assert none - mlp == 4 * 2 * 2 * 16 * fewer

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         os.close(writing)
         os.dup2(reading, 0)
         sys.stdin = os.fdopen(0)
-        say_when_waiting(progress.Pace)
+        say_when_waiting(progress.PrefetchTarget)
     if setting := os.environ.pop("SET", None):
         name, value = setting.split("=")
         setattr(prepare, name, float(value))

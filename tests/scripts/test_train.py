@@ -797,7 +797,7 @@ def test_a_reader_that_cannot_go_on_stops_the_run_with_a_checkpoint_and_mended_d
     good = Path("b3.parquet").read_bytes()
     Path("b3.parquet").write_bytes(good[:100] + bytes(100) + good[200:])
     done = run(CHILD, *flags, LEDGER="s.ledger", SLOW_READER="1", expect=1)
-    assert re.search(r"b3.parquet: (row \d+: )?cannot be read: .*Mend or replace", done.stderr)
+    assert re.search(r"b3.parquet: (row \d+: )?cannot be read: .*Repair or replace", done.stderr)
     assert "Traceback" not in done.stderr
     (newest, *_) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
     assert 0 < checkpoint.step_of(newest) == len(losses("s")) < 12

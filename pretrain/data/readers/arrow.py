@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pretrain.base.network import Cut
+from pretrain.base.network import TruncatedError
 from pretrain.data.records import Column, Reader, column_types, refuse_column, values_of
 
 
@@ -28,7 +28,7 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
             yield from values_of(batch.column(place), column)[skip:]
             skip = max(0, skip - len(batch))
     if skip:
-        raise Cut(f"ended {skip} rows before row {start}")
+        raise TruncatedError(f"ended {skip} rows before row {start}")
 
 
 READER = Reader("arrow", (".arrow",), rows, in_places=True)

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from typing import Any
 
 from pretrain.base.errors import BadInput
-from pretrain.base.network import Cut, Unreadable
+from pretrain.base.network import TruncatedError, Unreadable
 from pretrain.data.records import TEXT, Column, Reader, refuse_column
 
 DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # as csv.reader has them
@@ -46,7 +46,7 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
     if not header:
         raise BadInput(f"{name}: has no line; give a CSV with a header")
     if number + 1 < start:
-        raise Cut(f"ended after {number + 1} rows, before row {start}")
+        raise TruncatedError(f"ended after {number + 1} rows, before row {start}")
 
 
 def csv_records(config: Any, text: TextIOWrapper) -> Iterator[list[str]]:
@@ -60,7 +60,7 @@ def csv_records(config: Any, text: TextIOWrapper) -> Iterator[list[str]]:
                 return
             "".join(record).encode()
         except (csv.Error, UnicodeEncodeError) as error:
-            fault = f"is no record of a CSV ({error}); mend it, or write another format"
+            fault = f"is no record of a CSV ({error}); correct it, or write another format"
             if isinstance(error, UnicodeEncodeError):
                 fault = "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
             raise Unreadable(f"line {line}: {fault}") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.network import Cut, Unreadable
+from pretrain.base.network import TruncatedError, Unreadable
 from pretrain.data.records import IDS, ROWS, TEXT, Column, Reader, refuse_column
 
 TYPES = {str: "text", int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
@@ -32,7 +32,7 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
             if number >= start:
                 yield json_object(name, number, line).get(column.name)
     if number + 1 < start:
-        raise Cut(f"ended after {number + 1} rows, before row {start}")
+        raise TruncatedError(f"ended after {number + 1} rows, before row {start}")
 
 
 def json_object(name: str, number: int, line: bytes) -> dict:
@@ -46,7 +46,7 @@ def json_object(name: str, number: int, line: bytes) -> dict:
     try:
         value = files.parse_json(line) if line else None
     except ValueError as error:
-        raise Unreadable(f"line {number + 1}: is no JSON ({error}); mend it: a line is one object") from None
+        raise Unreadable(f"line {number + 1}: is no JSON ({error}); correct it: a line is one object") from None
     return value if isinstance(value, dict) else {}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pretrain.base.network import Cut
+from pretrain.base.network import TruncatedError
 from pretrain.data.records import ROWS, Column, Reader, column_types, refuse_column, values_of
 
 
@@ -26,10 +26,10 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
                     yield from values_of(batch.column(0), column)[skip:]
                     skip, row = max(0, skip - len(batch)), row + len(batch)
                 if row != end:
-                    raise Cut(f"ended after {row} rows, before row {end}")
+                    raise TruncatedError(f"ended after {row} rows, before row {end}")
             row = end
     if row < start:
-        raise Cut(f"ended after {row} rows, before row {start}")
+        raise TruncatedError(f"ended after {row} rows, before row {start}")
 
 
 READER = Reader("parquet", (".parquet",), rows, in_places=True)

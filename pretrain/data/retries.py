@@ -16,13 +16,13 @@ import pyarrow as pa
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import redact
-from pretrain.base.network import Cut, Unreadable, answer_of, causes
+from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after
 
 log = logging.getLogger(__name__)
 
 TRIES = 10  # in a row without a new row; with the waits below about four minutes
 LONGEST_WAIT_SECONDS = 60
-PATIENCE_SECONDS = 300  # in which nothing comes, however many tries they have taken
+RETRY_SECONDS = 300  # in which nothing comes, however many tries they have taken
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
 # What may be over the next time, of a disk or of a share over the network.
 PASSING = {
@@ -37,7 +37,7 @@ PARSERS = (
 )
 
 
-class Patience:
+class RetryPolicy:
     """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged.
 
     What a parser says of a local file is final; of a remote one it is when a second reading says the same.
@@ -56,7 +56,7 @@ class Patience:
             if isinstance(one, BadInput):
                 raise one from None
         error = next((one for one in behind if isinstance(one, Unreadable)), error)
-        status, asked = answer_of(error, contexts=True)
+        status, asked = http_status_and_retry_after(error, contexts=True)
         where = self.what if place is None else f"{self.what}: row {place}"
         reason = redact(" ".join(next(filter(None, map(str, [error, *behind])), "").split()))  # some have no words
         if status is not None:
@@ -75,14 +75,14 @@ class Patience:
         if (self.local or again) and isinstance(error, Unreadable):
             raise BadInput(f"{self.what}: {reason}") from None
         if self.is_file and (self.local or again) and _is_final(error, self.local):
-            remedy = "Mend or replace the file, or leave it out"
+            remedy = "Repair or replace the file, or leave it out"
             raise BadInput(f"{where}: cannot be read: {reason.rstrip('.')}. {remedy}") from None
         if self.local and not isinstance(error, OSError):
             raise error
         if place != self.place:
             self.failures, self._since = 0, time.monotonic()
         self.failures, self.place, self.reason = self.failures + 1, place, reason
-        left = math.ceil(max(self._since, network.moved_at) + PATIENCE_SECONDS - time.monotonic())
+        left = math.ceil(max(self._since, network.moved_at) + RETRY_SECONDS - time.monotonic())
         if self.failures >= TRIES or left <= 0:
             times = f"{self.failures} times" if self.failures > 1 else "once"
             raise TrainingStopped(
@@ -97,7 +97,7 @@ class Patience:
 
 def _is_final(error: Exception, local: bool) -> bool:
     """Return whether the bytes were got and are not what they should be, or whether a disk will not give them."""
-    if isinstance(error, Cut):
+    if isinstance(error, TruncatedError):
         return local
     if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):  # Arrow and bz2 raise a plain one
         return (type(error) is OSError and error.errno is None) or (local and error.errno not in PASSING)

@@ -15,7 +15,7 @@ from pretrain.data.sources import FoundSource
 log = logging.getLogger(__name__)
 
 
-def mend(source: FoundSource, job: Job, *, every: bool = True) -> None:
+def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
     """Make again what is wrong with a folder's shards; where nothing is, the source is not opened.
 
     Args:
@@ -23,8 +23,8 @@ def mend(source: FoundSource, job: Job, *, every: bool = True) -> None:
 
     Raises BadInput where the source no longer gives what the manifest says.
     """
-    folder, aside = source.folder, source.folder / f".again{job.lock}"
-    shutil.rmtree(aside, ignore_errors=True)  # of a killed process
+    folder, temporary = source.folder, source.folder / f".again{job.lock}"
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process
     name = shards.MANIFEST if shards.is_complete(folder) else job.manifest
     manifest = shards.read_manifest(folder, name)
     if manifest is None:
@@ -39,9 +39,9 @@ def mend(source: FoundSource, job: Job, *, every: bool = True) -> None:
     opened, _ = open_source(source, job, manifest)
     for (split, part), wanted in broken.items():
         log.info(f"{folder}: missing or changed, made again: {', '.join(wanted[:5])}{', ...' * (len(wanted) > 5)}")
-        aside.mkdir()
-        _make_again(opened, manifest, split, part, set(wanted), aside)
-        shutil.rmtree(aside)
+        temporary.mkdir()
+        _make_again(opened, manifest, split, part, set(wanted), temporary)
+        shutil.rmtree(temporary)
     os.utime(folder / name)  # newer than the shards
 
 
@@ -49,22 +49,22 @@ def broken_rows(source: FoundSource, manifest: dict, newer_than: Path | None) ->
     """Yield split and row of each shard that is missing, unless it may be, or that has changed (``shards.faults``)."""
     folder = source.folder
     for split, rows in manifest["splits"].items():
-        if split == "train" and source.wanted.stream_keep == "consumed":  # what has been trained on is deleted
+        if split == "train" and source.config.stream_keep == "consumed":  # what has been trained on is deleted
             rows = [row for row in rows if (folder / row["file"]).exists()]
         for row, _ in shards.faults(folder, rows, newer_than):
             yield split, row
 
 
-def _make_again(opened: Opened, manifest: dict, split: str, part: int, wanted: set[str], aside: Path) -> None:
-    """Write a part's shards aside up to the last that is wanted; these take their place in the folder."""
-    folder, made = opened.source.folder, _rows_again(opened, manifest, split, part, aside)
+def _make_again(opened: Opened, manifest: dict, split: str, part: int, wanted: set[str], temporary: Path) -> None:
+    """Write a part's shards into another folder up to the last that is wanted; these take their place in the folder."""
+    folder, made = opened.source.folder, _rows_again(opened, manifest, split, part, temporary)
     for row in (row for row in manifest["splits"][split] if shards.part_of(row) == part):
         if next(made, None) != row:
             raise BadInput(
                 f"{folder / row['file']}: cannot be made again, for its source is no longer what it was; put the old one "
                 f"back, or delete {folder} to read all of it anew"
             )
-        path = aside / row["file"]
+        path = temporary / row["file"]
         if row["file"] not in wanted:
             path.unlink()
             continue
@@ -75,7 +75,7 @@ def _make_again(opened: Opened, manifest: dict, split: str, part: int, wanted: s
             return
 
 
-def _rows_again(opened: Opened, manifest: dict, split: str, part: int, aside: Path) -> Iterator[dict]:
+def _rows_again(opened: Opened, manifest: dict, split: str, part: int, temporary: Path) -> Iterator[dict]:
     """Write a part's shards, of as many tokens as the manifest has of them, into another folder; yield their rows."""
     tokens = {
         name: sum(row["tokens"] for row in rows if shards.part_of(row) == part)
@@ -83,7 +83,7 @@ def _rows_again(opened: Opened, manifest: dict, split: str, part: int, aside: Pa
     }
     # Where validation is no part of its own, it is the first documents of the train split's.
     skip = tokens["validation"] if split == "train" and "validation" not in opened.parts else 0
-    left, writer = tokens[split], opened.writer(split, part, folder=aside)
+    left, writer = tokens[split], opened.writer(split, part, folder=temporary)
     _, read = opened.parts.get(split, opened.parts["train"])[part]
     for document in opened.encode(read(0), 0):
         ids = document.ids[skip:][:left]
