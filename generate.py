@@ -35,7 +35,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for every one that makes no sense."""
     parser = argparse.ArgumentParser(description="Sample text from a model.", allow_abbrev=False)
     parser.add_argument("--model", required=True, help="a run folder, its model/, any model folder, or a Hub id")
-    parser.add_argument("--prompt", default="", help="text to go on from; empty begins a document")
+    parser.add_argument("--prompt", default="", help="text to continue; empty begins a document")
     parser.add_argument("--chat", action="store_true", help="answer messages, a line each, until the end of the input")
     parser.add_argument("--num_samples", type=int, default=1)
     parser.add_argument("--max_new_tokens", type=int, default=200)

@@ -5,7 +5,7 @@
     python prepare_data.py --verify data/fineweb-edu-0123456789ab
 
 It takes the same recipe and flags as train.py, which starts it in the background (``--follow``) when the shards are
-not all there. The same command goes on where a stopped or killed one was: manifest.json, replaced after each shard,
+not all there. The same command resumes where a stopped or killed one was: manifest.json, replaced after each shard,
 says which row of which file comes next. Of shards that are there it checks every byte, and makes again, to the same
 bytes, those that are missing or have changed.
 """

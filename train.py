@@ -207,7 +207,7 @@ def train(
             raise TrainingStopped(data_failure)
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
-            log.info(f"stopped by {stop.signal.name} after {step} steps; the same command goes on from there")
+            log.info(f"stopped by {stop.signal.name} after {step} steps; the same command resumes from there")
         else:
             ends.complete(run, recipe, corpus, accelerator, stop)
         checkpoints.saver.finish()

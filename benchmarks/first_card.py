@@ -161,7 +161,7 @@ class Part:
         self.command.write()
 
     def fail(self, problem: str, *, cut_short: bool = False) -> None:
-        """Keep a problem; the part goes on with what does not need it.
+        """Keep a problem; the part continues with what does not need it.
 
         Args:
             cut_short: more time would have helped.
@@ -269,7 +269,7 @@ class Part:
         if wrote is None:
             return None
         found = pace(folder, self.command.record["memory_bytes"]) | {"losses": losses_of(folder)}
-        accumulation, micro_batch = re.search(r"(\d+) micro-batch\(es\) x (\d+) sequences", wrote).groups()
+        accumulation, micro_batch = re.search(r"(\d+) micro-batch(?:es)? x (\d+) sequence", wrote).groups()
         kernels = re.search(r"^.*\bkernels  (\S.*)$", wrote, re.MULTILINE)
         found |= {"accumulation": int(accumulation), "micro_batch": int(micro_batch)}
         found["kernels"] = kernels[1] if kernels else None

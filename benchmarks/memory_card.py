@@ -9,7 +9,7 @@ Each case is updates of two micro-batches with the recipe's optimizer, prepared 
 of the first are there when the second is computed, and the moments are there when the last update, which is measured,
 begins. allocated is the CUDA allocator's peak, reserved what it has taken for that from the driver, driver what the
 driver has given, CUDA's context left out. Cases that the JSON has already are not measured again: a run that was stopped
-goes on.
+continues.
 """
 
 import sys

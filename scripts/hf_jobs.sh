@@ -3,7 +3,7 @@
 #   export HF_TOKEN=...                              # with write access; the job gets it as a secret, by its name only
 #   GIT_URL=https://... HUB_MODEL_ID=ME/gpt2 DRY_RUN=1 bash scripts/hf_jobs.sh      # hf prints the job, submits none
 #   GIT_URL=https://... HUB_MODEL_ID=ME/gpt2 bash scripts/hf_jobs.sh --save_steps 500        # flags go to train.py
-# Not run on a cloud. Tested: hf's own parser reads this command, and the run that it starts goes on, to the bit, from a Hub on
+# Not run on a cloud. Tested: hf's own parser reads this command, and the run that it starts continues, to the bit, from a Hub on
 # the tests' machine.
 #
 # A job's disk is gone with the job, so all that stays is what was pushed: the model with a full checkpoint, at each save. Time

@@ -4,7 +4,7 @@
 #   DRY_RUN=1 bash scripts/run_gpt2_124m.sh                                  # prints the commands, runs none
 #   HF_TOKEN=... PUSH=1 bash scripts/run_gpt2_124m.sh                        # pushes while it trains; without PUSH nothing
 #   RECIPE=recipes/gpt2_350m.yaml bash scripts/run_gpt2_124m.sh              # another recipe: its run folder, its repository
-# Interrupted (spot machine, Ctrl-C, power cut)? Run it again: the trainer goes on from the newest checkpoint, on another machine
+# Interrupted (spot machine, Ctrl-C, power cut)? Run it again: the trainer resumes from the newest checkpoint, on another machine
 # too if runs/ and data/ lie on a disk that stays. A lock lets only one run at a time. Flags go to train.py: ... --save_steps 500
 #
 # The arithmetic (recipes/gpt2_124m.yaml):

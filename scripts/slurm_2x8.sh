@@ -5,9 +5,9 @@
 # The repository, runs/ and data/ must lie where both nodes see them.
 # Going on by itself: a crash on either node restarts all 16 processes, up to 3 times; a preemption or a dead node puts the job
 # back into the queue (--requeue); 5 minutes before the time limit the trainer saves, stops and the job queues itself again.
-# Each start goes on from the newest checkpoint. `scancel` ends it for good.
+# Each start resumes from the newest checkpoint. `scancel` ends it for good.
 # Not tried on a cluster. Tried without cards, on two network namespaces with stand-ins for sbatch, srun and scontrol: training on
-# both, the restart when a trainer is killed, the time limit and the job that goes on (tests/scripts/test_two_machines.py).
+# both, the restart when a trainer is killed, the time limit and the job that continues (tests/scripts/test_two_machines.py).
 #SBATCH --job-name=gpt2
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

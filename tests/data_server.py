@@ -24,7 +24,7 @@ class DataServer(ThreadingHTTPServer):
 
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
     (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
-    "other" (its ETag is another file's), "garbage" (an answer that is no HTTP), "silent" (no answer in time), "drip" (a
+    "other" (its ETag is another file's), "garbage" (an answer that is not HTTP), "silent" (no answer in time), "drip" (a
     byte now and then), "ok" (no fault: what it meets is passed to no later one), and what begins with one of "[{< ": it
     is the answer itself, JSON or (called) HTML.
     """

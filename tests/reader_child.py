@@ -1,6 +1,6 @@
 """prepare_data.py under control: after its N-th train shard it is killed once (KILL_READER=N) or held (HOLD_READER=N).
 
-A held reader goes on when the file ``go`` is there.
+A held reader continues when the file ``go`` is there.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Two machines on one host: network namespaces, each with a host name of its own, and a cable between them that can be cut.
 
-Unlike two machines they share a disk, cores and a clock. Between them is no switch, no InfiniBand; in them no card.
+Unlike two machines they share a disk, cores and a clock. There is neither a switch nor InfiniBand between them, nor a card.
 """
 
 import contextlib

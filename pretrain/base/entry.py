@@ -60,7 +60,7 @@ def refuse_environment(environment: Mapping[str, str]) -> None:
 def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
     """Wrap a script's ``main``: BadInput prints its lines and returns 2, TrainingStopped returns 1.
 
-    So do errors of the system that are no bug of ours: a full disk 1, a place that may not be written 2. Any other error
+    So do errors of the system that are not bugs of ours: a full disk 1, a place that may not be written 2. Any other error
     keeps its traceback, which shows no secret of a URL.
     Every process of a launch finds the same fault; only the first one prints it, unless it is known to one ``alone``.
     """

@@ -21,7 +21,7 @@ class BadInput(ValueError):
 
 
 class TrainingStopped(RuntimeError):
-    """The run cannot go on through no fault of the input (three bad updates in a row, for example); exit status 1.
+    """The run cannot continue through no fault of the input (three bad updates in a row, for example); exit status 1.
 
     ``alone``: only this process knows, so it prints it whichever it is.
     """
@@ -55,12 +55,12 @@ PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
     errno.ENOLCK: "this file system knows no locks; use another one",
     errno.EOPNOTSUPP: "this file system cannot do that; use another one",
 }
-STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command goes on") | {
-    errno.EFBIG: "raise the limit (ulimit -f); the same command goes on",
-    errno.EIO: "the disk, or the way to it, fails (dmesg says more); the same command goes on once it works again",
-    errno.ESTALE: "the disk, or the way to it, fails (dmesg says more); the same command goes on once it works again",
-    errno.EMFILE: "raise the limit (ulimit -n); the same command goes on",
-    errno.ENFILE: "too many files are open on this machine; the same command goes on",
+STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command resumes") | {
+    errno.EFBIG: "raise the limit (ulimit -f); the same command resumes",
+    errno.EIO: "the disk, or the way to it, fails (dmesg says more); the same command resumes once it works again",
+    errno.ESTALE: "the disk, or the way to it, fails (dmesg says more); the same command resumes once it works again",
+    errno.EMFILE: "raise the limit (ulimit -n); the same command resumes",
+    errno.ENFILE: "too many files are open on this machine; the same command resumes",
 }
 # Memory, as Python, the loader of libraries and the system's threads say that there is none left.
 MEMORY = re.compile(
@@ -85,7 +85,7 @@ def machine_fault(error: BaseException) -> BadInput | None:
     A place has a name; what is wrong with the machine may have none.
     """
     if isinstance(error, MemoryError) or MEMORY.search(str(error)):
-        remedy = "end other programs, or raise the limit (ulimit -v); the same command goes on"
+        remedy = "end other programs, or raise the limit (ulimit -v); the same command resumes"
         return BadInput(f"memory ran out: {remedy}", 1, alone=True)
     number, name = errno_of(error), getattr(error, "filename", None)
     if number is None or (number in PLACE and name is None):

@@ -38,7 +38,7 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def numbered_rows(path: Path) -> list[tuple[int, dict | None]]:
-    """Return each line of a metrics.jsonl with its number, from 1; None where it is no mapping with a whole ``step``."""
+    """Return each line of a metrics.jsonl with its number, from 1; None where it is not a mapping with a whole ``step``."""
     found: list[tuple[int, dict | None]] = []
     if path.is_file():
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):

@@ -109,7 +109,7 @@ def raise_on_lost_peer() -> Iterator[None]:
             raise
         raise TrainingStopped(
             f"another process of this run died, was killed (memory?) or hangs ({words[0]}); what it said, if anything, "
-            f"is above or in its log. The same command goes on from the newest checkpoint; torchrun and accelerate "
+            f"is above or in its log. The same command resumes from the newest checkpoint; torchrun and accelerate "
             f"launch do so by themselves with --max_restarts 3. A time limit that is too short: --ddp_timeout",
             alone=True,
         ) from None

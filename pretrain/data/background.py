@@ -21,7 +21,7 @@ RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
 LIVED_SECONDS = 600.0
 BUSY = 75  # its exit status while another process prepares the same folder (sysexits.h: EX_TEMPFAIL)
 BUSY_SECONDS = 10.0
-GOES_ON = "what was trained so far is saved, and the same command goes on"
+RESUMES = "what was trained so far is saved, and the same command resumes"
 POLL_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two checks, between two messages
 REFRESH_SECONDS = 1.0  # while it does not: between two checks
 
@@ -63,12 +63,12 @@ class Preparation:
         elif status == BUSY:  # on a shared disk another machine's; or the last one, dying
             self._not_before = time.monotonic() + BUSY_SECONDS
         elif status > 0:  # it has retried what can be retried
-            raise TrainingStopped(f"the reader stopped with exit status {status} (see above); {GOES_ON}")
+            raise TrainingStopped(f"the reader stopped with exit status {status} (see above); {RESUMES}")
         else:  # killed: out of memory, for example
             self._failures = 1 + (self._failures if time.monotonic() - self._started < LIVED_SECONDS else 0)
             if self._failures > RESTARTS:
                 raise TrainingStopped(
-                    f"the reader was killed {self._failures} times in a row (signal {-status}); {GOES_ON}"
+                    f"the reader was killed {self._failures} times in a row (signal {-status}); {RESUMES}"
                 )
             log.warning(f"data     the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}")
             self._start()
@@ -150,7 +150,7 @@ class DataWait:
     def wait(
         self, needed: Sequence[int], have: Callable[[], list[int]], stopping: Callable[[], bool], any_of: Callable
     ) -> str | None:
-        """Return when every process has what it needs, or one stops; or why training cannot go on.
+        """Return when every process has what it needs, or one stops; or why training cannot continue.
 
         Every process calls it at the same place. Costs nothing once all sources are complete everywhere.
 

@@ -31,7 +31,7 @@ class PrefetchTarget:
             with self._changed:
                 self._wanted = int(line)
                 self._changed.notify()
-        os._exit(1)  # the trainer is gone; the next one goes on from the manifest
+        os._exit(1)  # the trainer is gone; the next one resumes from the manifest
 
     def wait(self, rows: list[dict]) -> None:
         """With stream_keep = consumed, return when the trainer has come near the last of these shards."""

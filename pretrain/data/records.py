@@ -72,12 +72,12 @@ def ids_of(value: Any, row: int) -> np.ndarray | None:
     if not ids.size:
         return None
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
-        raise Unreadable(f"row {row}: is no list of ids, whole numbers from 0; leave the row out")
+        raise Unreadable(f"row {row}: is not a list of ids, whole numbers from 0; leave the row out")
     return ids.astype(np.uint32)
 
 
 def _listed(columns: Iterable[str]) -> str:
-    """Return names as words of one line; a file that is no table can have any."""
+    """Return names as words of one line; a file that is not a table can have any."""
     shown = [column if column.isprintable() else ascii(column) for column in columns]
     return ", ".join(shown[:SHOWN_COLUMNS])[:1000] + (", ..." if len(shown) > SHOWN_COLUMNS else "")
 

@@ -81,7 +81,7 @@ def _rows_again(opened: Opened, manifest: dict, split: str, part: int, temporary
         name: sum(row["tokens"] for row in rows if shards.part_of(row) == part)
         for name, rows in manifest["splits"].items()
     }
-    # Where validation is no part of its own, it is the first documents of the train split's.
+    # Where validation is not a part of its own, it is the first documents of the train split's.
     skip = tokens["validation"] if split == "train" and "validation" not in opened.parts else 0
     left, writer = tokens[split], opened.writer(split, part, folder=temporary)
     _, read = opened.parts.get(split, opened.parts["train"])[part]

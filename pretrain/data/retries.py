@@ -87,7 +87,7 @@ class RetryPolicy:
             times = f"{self.failures} times" if self.failures > 1 else "once"
             raise TrainingStopped(
                 f"{where}: failed {times} in a row, last with {reason}. What was read before is kept; the same "
-                f"command goes on from there"
+                f"command resumes from there"
             ) from None
         wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
         wait = min(left, max(wait, asked))

@@ -68,7 +68,7 @@ def read_layout(path: Path) -> Layout:
         rule = f"has {' or '.join(map(str, VERSIONS))} (llm.c) or is named *.npy, {' or '.join(HEADERLESS)}"
         raise _fault(path, 0, f"magic {magic}: a token file {rule}; fetch or prepare it again")
     if size % 2:
-        raise _fault(path, size - 1, f"half an id: {size} bytes are no whole number of uint16; fetch it again")
+        raise _fault(path, size - 1, f"half an id: {size} bytes are not a whole number of uint16; fetch it again")
     return Layout(0, np.dtype("<u2"), size // 2)
 
 
@@ -147,7 +147,7 @@ class ShardWriter:
         self._file: BinaryIO | None = None
 
     def fill(self, ids: np.ndarray, begin: int = 0) -> Iterator[tuple[dict, int]]:
-        """Write a document's ids from ``begin`` on; yield the row of each shard that they fill, and where they go on."""
+        """Write a document's ids from ``begin`` on; yield the row of each shard that they fill, and where they continue."""
         while begin < len(ids):
             if self._file is None:
                 self._path = self.folder / f"{self.prefix}{self.number:05d}.bin"

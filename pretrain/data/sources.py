@@ -194,13 +194,13 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
     A name that exists is that file, also where it looks like a glob. A text behind a URL is
     fetched, a table behind one is left there to be streamed.
     """
-    found: dict[str, str] = {}  # by where it lies: links and other spellings are no other file
+    found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
     for pattern in patterns:
         _refuse_odd_name(key, pattern)
         if pattern.startswith(URL):
             if not is_url(pattern):
                 raise BadInput(
-                    f"{key}, number {patterns.index(pattern) + 1}: is no URL; write / ? # @ : and spaces in a user, "
+                    f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
             name = pattern if _kind(pattern) else _fetched_text(key, pattern)

@@ -1,4 +1,4 @@
-"""Files that are no text: what packed them or how they are encoded, and the command that makes text of them."""
+"""Files that are not text: what packed them or how they are encoded, and the command that makes text of them."""
 
 import bz2
 import codecs
@@ -70,7 +70,7 @@ def not_text(path: Path, offset: int, byte: int) -> BadInput:
     if encoding or (byte and 100 * len(CONTROL.findall(around)) <= len(around)):
         remedy = f"convert it, for example: iconv -f {encoding or 'LATIN1'} -t UTF-8 {shlex.quote(str(path))} > new.txt"
     elif byte:
-        remedy = "it is no text; leave it out"
+        remedy = "it is not text; leave it out"
     else:
         remedy = f"no text has one; leave it out, or only the NULs: tr -d '\\000' < {shlex.quote(str(path))} > new.txt"
     return BadInput(f"{path}: offset {offset}: {f'byte 0x{byte:02x} is not UTF-8' if byte else 'a NUL byte'}; {remedy}")

@@ -41,7 +41,7 @@ class Windows:
         num_tokens: ids of all shards.
         num_windows: windows of all shards; 0 while no shard holds ``sequence_length + 1`` ids (the caller's to refuse,
             since more may come).
-        dropped_tokens: ids that are no window's target: the first one of each shard, and its tail.
+        dropped_tokens: ids that are not a window's target: the first one of each shard, and its tail.
     """
 
     def __init__(self, sequence_length: int, vocab_size: int):
@@ -132,7 +132,7 @@ class TrainOrder:
         seed: 0 to 2**32 - 1.
         block_tokens: tokens of a shuffle block, at least one window.
 
-    Raises BadInput for weights that are no shares, or more sources than a cycle has places.
+    Raises BadInput for weights that are not shares, or more sources than a cycle has places.
     """
 
     weights: tuple[float, ...]

@@ -202,13 +202,13 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
                     yield f"{path}: line {number}", row
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # pyarrow's: this is no Parquet file
+    except ValueError as error:  # pyarrow's: this is not a Parquet file
         raise BadInput(f"{path}: cannot be read: {_first_line(error)}") from None
 
 
 def _item(where: str, row: object) -> Item:
     if not isinstance(row, dict):
-        raise BadInput(f"{where}: is no JSON object{f' ({row})' if isinstance(row, Exception) else ''}")
+        raise BadInput(f"{where}: is not a JSON object{f' ({row})' if isinstance(row, Exception) else ''}")
     if missing := [name for name in FIELDS if row.get(name) is None]:
         raise BadInput(f"{where}: has no {', '.join(missing)}; a HellaSwag item has {', '.join(FIELDS)}")
     label, ctx_a, ctx_b, ctx, endings, answer = (row[name] for name in FIELDS)

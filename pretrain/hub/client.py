@@ -112,7 +112,7 @@ def _check_repository(host: bytes, name: str, said: Any, *, is_tree: bool) -> No
         except (KeyError, TypeError, ValueError, AttributeError):  # at which the client would end
             good = False
         if not good:
-            raise BadInput(f"{name}: the Hub lists {str(row)[:200]}, which is no file of it; check HF_ENDPOINT")
+            raise BadInput(f"{name}: the Hub lists {str(row)[:200]}, which is not a file of it; check HF_ENDPOINT")
 
 
 def _no_commit(name: str) -> BadInput:

@@ -38,7 +38,7 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin
     address = ADDRESS.fullmatch(source)
     try:
         if not address:
-            raise HFValidationError("is no address of the Hub.")
+            raise HFValidationError("is not an address of the Hub.")
         return _fetch(client.api(), address[1], address[2], where, checkpoints, run_dir, may_begin)
     except BadInput:
         raise
@@ -49,7 +49,7 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin
     except Exception as error:  # each layer of the client has kinds of its own
         why = f"{where}: {client.describe(error)}"
         if not client.is_refusal(error):
-            raise TrainingStopped(f"{why}. The same command goes on from what was fetched") from None
+            raise TrainingStopped(f"{why}. The same command resumes from what was fetched") from None
         remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
         raise BadInput(f"{why}. {remedy}") from None
 
@@ -71,11 +71,11 @@ def _fetch(
         if may_begin and layout.MODEL not in names:  # made by hand, or by a push that was cut off
             return None
         raise BadInput(f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one")
-    temporary = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed goes on
-    temporary.mkdir(parents=True, exist_ok=True)
+    staging = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed continues
+    staging.mkdir(parents=True, exist_ok=True)
 
     def fetched(name: str) -> Path:
-        return Path(client.retry(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=temporary))
+        return Path(client.retry(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=staging))
 
     try:
         manifest = files.read_json(fetched(within[-1] + layout.MANIFEST))
@@ -91,13 +91,13 @@ def _fetch(
         for name in PARTS:
             fetched(within[-1] + name)
         try:
-            refuse_damaged(temporary / within[-1], rows, f"try again, or another revision than {where}")
+            refuse_damaged(staging / within[-1], rows, f"try again, or another revision than {where}")
         except BadInput:
-            shutil.rmtree(temporary)
+            shutil.rmtree(staging)
             raise
-        for file in [*(temporary / within[-1]).iterdir(), temporary / within[-1]]:
+        for file in [*(staging / within[-1]).iterdir(), staging / within[-1]]:
             files.fsync(file)
-        (temporary / within[-1]).rename(path)
+        (staging / within[-1]).rename(path)
         files.fsync(checkpoints)
     if layout.METRICS in names and not (run_dir / layout.METRICS).exists():
         with files.replacing(run_dir / layout.METRICS) as temporary:

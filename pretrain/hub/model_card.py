@@ -213,7 +213,7 @@ def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, facts: Fact
 
 def _limits(recipe: Mapping, tokenizer_size: int) -> str:
     lines = [
-        "A base model: it goes on with a text. It follows no instructions and is not aligned; what it writes can be wrong, "
+        "A base model: it continues a text. It follows no instructions and is not aligned; what it writes can be wrong, "
         "harmful or private. Not for use with people without checks of your own.",
         f"It is small by today's measure. It knows what its data holds, errors and leanings included: {_data(recipe)}.",
         f"It sees {recipe['sequence_length']:,} tokens at a time.",
@@ -256,7 +256,7 @@ def _task_data(task: Task, measured: Mapping[str, float], recipe: Mapping) -> di
 
 
 def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]:
-    """Return of each source of the run its id and subset (None where it is no data set), and what it is in words."""
+    """Return of each source of the run its id and subset (None where it is not a data set), and what it is in words."""
     alone = recipe.get("data_dir") or recipe.get("data_files")
     found: list[tuple[tuple[str, str | None] | None, str]] = []
     for source in recipe["sources"] if recipe.get("sources") and not alone else [recipe]:

@@ -139,14 +139,14 @@ class Pusher:
             title: of the commit, one line.
             files: by their names in the repository: a file, or its text.
 
-        Raises ValueError for a name that is not on the list, a link, and what is no regular file; OSError for a full
+        Raises ValueError for a name that is not on the list, a link, and what is not a regular file; OSError for a full
         disk. Nothing half-made is left.
         """
         for name, source in files.items():
             if not ALLOWED.fullmatch(name):
                 raise ValueError(f"{name}: is not on the list of what may be pushed")
             if isinstance(source, Path) and (source.is_symlink() or not source.is_file()):
-                raise ValueError(f"{source}: is no regular file, so it is not pushed")
+                raise ValueError(f"{source}: is not a regular file, so it is not pushed")
         push = {"repo_id": repo_id, "private": private, "title": " ".join(title.split())}
         _stage(self.pending / layout.step_name(step), push, files)
         self._due.put(True)
@@ -169,7 +169,7 @@ class Pusher:
                 fault = _send_all(self.pending)
             except BadInput:  # another process sends them
                 continue
-            except Exception as error:  # the folder is gone, for example: training goes on
+            except Exception as error:  # the folder is gone, for example: training continues
                 fault = "a push", client.describe(error)
             # Once the main thread has ended, writing from another one can bring the interpreter down.
             if fault and fault[1] != logged and threading.main_thread().is_alive():

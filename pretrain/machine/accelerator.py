@@ -23,6 +23,7 @@ from pretrain.machine import verdicts
 from pretrain.machine.hardware import Device
 from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import keys
+from pretrain.recipe.rules import counted
 
 MEETING_SECONDS = 0.05
 
@@ -117,7 +118,8 @@ def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: floa
     while missing:
         if time.monotonic() > until:
             raise TrainingStopped(
-                f"{len(missing)} process(es) did not come within {timeout:g} s (--ddp_timeout)", alone=True
+                f"{counted(len(missing), 'process', 'processes')} did not come within {timeout:g} s (--ddp_timeout)",
+                alone=True,
             )
         for other in missing:
             if store.check([f"ask/{other}"]):

@@ -131,7 +131,7 @@ def save_when_out_of_memory(
             raise
         save()
         message = out_of_memory(recipe, plan.per_device_train_batch_size, device)
-        raise TrainingStopped(f"{message}; the run goes on from its newest checkpoint", alone=True) from None
+        raise TrainingStopped(f"{message}; the run resumes from its newest checkpoint", alone=True) from None
 
 
 def runs_out_of_memory(

@@ -165,7 +165,7 @@ def hint(read: Mapping[str, float], *, micro_batch: int, most: int, tokens: int,
     if memory is not None and memory > 0.95:
         return (
             f"{memory:.0%} of the card's memory is in use: should it run out, --per_device_train_batch_size "
-            f"{max(1, micro_batch // 2)} goes on from the last checkpoint"
+            f"{max(1, micro_batch // 2)} resumes from the last checkpoint"
         )
     if memory is not None and memory < 0.8 and micro_batch < most and tokens < ENOUGH_TOKENS:
         return (

@@ -35,7 +35,7 @@ def main() -> None:
     """Run the trial that the command names; print what it returned, or {"problem": one line}."""
     name, arguments = sys.argv[1:]
     answer = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a line, not a file of gigabytes
     signal.alarm(ORPHAN_SECONDS)  # should the parent die
     found: dict[str, Any]

@@ -49,7 +49,7 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
             found.append(Check(name, ERROR, "not installed", "pip install -r requirements.txt (make environment)"))
         elif fault := BROKEN.get((name, version)):
             found.append(Check(name, ERROR, f"{version} is installed: {fault}", remedy))
-        elif not taken.contains(version, prereleases=True):  # a build's own mark (2.13.0+cpu) is no difference
+        elif not taken.contains(version, prereleases=True):  # a build's own mark (2.13.0+cpu) makes no difference
             found.append(Check(name, WARNING, f"{version} is installed; the tests were run with {taken}", remedy))
     text = f"{len(ranges) - len(found)} of {len(ranges)} are within the ranges of requirements.txt"
     return [Check("packages", OK, text), *found]

@@ -109,7 +109,9 @@ def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]
         raise BadInput(f"{what}: its weights are not those of its config.json: it lacks {lacks}; give the whole model")
     for key, tensor in model.named_parameters():
         if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.isfinite().all():
-            raise BadInput(f"{what}: {key} holds values that are no finite numbers; give a model that has not diverged")
+            raise BadInput(
+                f"{what}: {key} holds values that are not finite numbers; give a model that has not diverged"
+            )
     return model, sorted(info["unexpected_keys"])
 
 

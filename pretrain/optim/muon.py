@@ -1,4 +1,4 @@
-"""Muon: momentum whose every matrix is made orthogonal before it is applied; AdamW for what is no hidden matrix.
+"""Muon: momentum whose every matrix is made orthogonal before it is applied; AdamW for what is not a hidden matrix.
 
 Source: K. Jordan et al., https://kellerjordan.github.io/posts/muon/; the step's size is that of AdamW by the rule of
 Liu et al., https://arxiv.org/abs/2502.16982. What each choice below brings stands in benchmarks/results/README.md.

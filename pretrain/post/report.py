@@ -22,7 +22,7 @@ class Report(TrainerCallback):
         folder: None: nothing is written, as on all processes but the main one.
         title: of the picture.
         score: returns the mean reward of the held-out prompts; every ``score_steps``, at step 0 and at the end.
-        resumed: rows of the run that this one goes on from are kept.
+        resumed: rows of the run that this one resumes are kept.
 
     Attributes:
         rows: ``step``, ``train/reward`` (of sampled completions), ``eval/reward`` (of greedy ones to held-out prompts).

@@ -25,7 +25,7 @@ def addition(prompt: str, completion: str) -> float:
     """Return 1 where ``completion`` is the sum that ``prompt`` asks for, as ``12+34=``; else 0."""
     asked = re.fullmatch(r"\s*(\d+)\s*\+\s*(\d+)\s*=\s*", prompt)
     if asked is None:
-        raise ValueError(f"{prompt!r} is no addition")
+        raise ValueError(f"{prompt!r} is not an addition")
     return float(completion.strip() == str(int(asked[1]) + int(asked[2])))
 
 

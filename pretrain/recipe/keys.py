@@ -51,7 +51,7 @@ def key(kind: str, default: Any, help: str, span: tuple = (None, None), *, choic
     """Describe one key.
 
     Args:
-        kind: science (fixed for a run), data (fixed by its contents), run (may change when a run goes on).
+        kind: science (fixed for a run), data (fixed by its contents), run (may change when a run is resumed).
         span: the range of a number, both ends allowed.
         only: another key and its values, without which this one has no effect.
     """
@@ -71,43 +71,41 @@ class Data:
     """What is read, and in which order. `data_dir`, else `data_files`, else `sources` (a mixture), else `dataset_name`."""
 
     dataset_name: str | None = data(None, "data set of the Hub, or python_stdlib (the running Python's own source)")
-    dataset_config_name: str | None = data(None, "subset of the data set, for example sample-10BT")
-    dataset_revision: str | None = data(None, "branch, tag or commit of the data set; from first contact on a commit")
-    text_column: str = data("text", "column of the data set, or field of the JSON lines, with the text")
-    token_column: str | None = data(None, "column with lists of the tokenizer's ids, which is read in place of text")
+    dataset_config_name: str | None = data(None, "subset of the data set, for example sample-10BT of fineweb-edu")
+    dataset_revision: str | None = data(None, "branch, tag or commit of the data set; a run stays at one commit")
+    text_column: str = data("text", "column (or JSON field) that holds the text, where it is not text")
+    token_column: str | None = data(None, "column with lists of the tokenizer's ids, for data that is tokenized")
     data_files: list[str] | None = data(
-        None, "paths, globs or https URLs. Of text (UTF-8) a file is a document, of Parquet, JSON lines, CSV a row"
+        None, "your files: paths, globs or https URLs; a text file is a document, in Parquet, JSON lines, CSV a row is"
     )
-    validation_files: list[str] | None = data(
-        None, "the validation split; else validation_fraction (text), validation_tokens (all other files)"
+    validation_files: list[str] | None = data(None, "files to validate on; without them a part of data_files is")
+    validation_fraction: float = data(
+        0.1, "text, python_stdlib: share kept for validation; 0.01 of a gigabyte", (0.0, 0.9)
     )
-    validation_fraction: float = data(0.1, "text files, python_stdlib: share kept for validation", (0.0, 0.9))
     validation_tokens: int = data(
-        10_485_760, "data sets, Parquet, JSON lines: the first documents, to so many tokens, for validation", (1, 2**40)
+        10_485_760, "data sets, tables: the first documents, to so many tokens, for validation", (1, 2**40)
     )
     data_dir: str | None = data(
         None,
-        "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin; or "
-        "hf://datasets/OWNER/NAME[@REVISION][/FOLDER], from where they are fetched",
+        "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin; "
+        "or hf://datasets/OWNER/NAME[@REVISION][/FOLDER], from where they are fetched",
     )
-    sources: list[dict] | None = data(
-        None, "a mixture: mappings of a weight and the data keys above (recipe file only)"
-    )
-    tokenizer: str = data(
-        ABSENT, "bpe or characters (made from the text), or a Hub id or folder; left out with init_from: the model's"
-    )
-    tokenizer_vocab_size: int = data(4096, "size of the bpe made from the text", (257, 1_000_000))
-    limit_tokens: int = data(0, "stop preparing after about this many train tokens; 0 = all", (0, 2**50))
+    sources: list[dict] | None = data(None, "a mixture, in the recipe file: mappings of a weight and the keys above")
+    tokenizer: str = data(ABSENT, "bpe or characters (made from your text), a Hub id or a folder; else init_from's")
+    tokenizer_vocab_size: int = data(4096, "size of a bpe made from your text; small for a small model", (257, 10**6))
+    limit_tokens: int = data(0, "prepare about this many train tokens and no more; 0 = all", (0, 2**50))
     shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
     stream_keep: str = run(
-        "all", "consumed: delete train shards that no kept checkpoint needs (one epoch)", choices=("all", "consumed")
+        "all",
+        "consumed: delete train shards that no kept checkpoint needs, for a small disk (one epoch)",
+        choices=("all", "consumed"),
     )
     data_device: str = run(
         "auto",
         "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
         choices=("auto", "cpu", "cuda"),
     )
-    data_seed: int = required("order of the windows", (0, 2**31 - 1))
+    data_seed: int = required("order of the windows; with another seed it shows what is chance", (0, 2**31 - 1))
     shuffle_block_tokens: int = science(
         2**26, "windows are shuffled within blocks of so many tokens; training begins with the first one", (1, 2**40)
     )
@@ -118,29 +116,33 @@ class Model:
     """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
 
     architecture: str | None = science(
-        "gpt2", "gpt2, or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", choices=tuple(ARCHITECTURES)
+        "gpt2", "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", choices=tuple(ARCHITECTURES)
     )
-    n_layer: int | None = required("blocks", (1, 1000))
-    n_head: int | None = required("attention heads", (1, 1000))
-    num_key_value_heads: int | None = llama(
-        "llama: heads of keys and values; groups of attention heads share one", (1, 1000)
+    n_layer: int | None = required("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
+    n_head: int | None = required("attention heads; n_embd / 64 is usual", (1, 1000))
+    num_key_value_heads: int | None = llama("llama: heads of keys and values; fewer: a smaller cache in use", (1, 1000))
+    n_embd: int | None = required("width; GPT-2 has 768, 1024, 1280 or 1600", (1, 100_000))
+    intermediate_size: int | None = science(
+        None, "width within the MLP; gpt2: else 4 n_embd; llama: 8/3 n_embd", (1, 1_000_000)
     )
-    n_embd: int | None = required("width", (1, 100_000))
-    intermediate_size: int | None = science(None, "width within the MLP; gpt2: 4 n_embd unless given", (1, 1_000_000))
-    vocab_size: int | None = required("rows of the embedding: the tokenizer's size, padded for speed", (2, 10_000_000))
+    vocab_size: int | None = required("rows of the embedding: the tokenizer's, padded for speed", (2, 10_000_000))
     tie_word_embeddings: bool | None = llama("llama: the head is the embedding, as gpt2's always is")
-    rope_theta: float | None = llama("llama: base of the rotary positions", (1.0, 1e9))
-    sequence_length: int = required("context, in tokens (n_positions)", (2, 1_000_000))
-    resid_pdrop: float = required("dropout after attention and MLP", (0.0, 0.99), only=("architecture", ("gpt2",)))
+    rope_theta: float | None = llama("llama: base of the rotary positions; 10000 is good", (1.0, 1e9))
+    sequence_length: int = required("context in tokens, as long as the documents need (n_positions)", (2, 1_000_000))
+    resid_pdrop: float = required(
+        "dropout after attention and MLP; 0 is good, for many epochs try 0.1",
+        (0.0, 0.99),
+        only=("architecture", ("gpt2",)),
+    )
     embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=("architecture", ("gpt2",)))
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
     init_from: str | None = science(
         None, "start from the weights of this GPT-2 or Llama-type model (a run, a folder or a Hub id), not from noise"
     )
-    seed: int = required("weights and dropout", (0, 2**31 - 1))
+    seed: int = required("weights and dropout; with another data_seed it shows what is chance", (0, 2**31 - 1))
     gradient_checkpointing: str = run(
         "none",
-        "what the backward pass computes again: mlp: its activations; full: whole blocks, a third more work",
+        "what the backward pass computes again, to save memory: mlp: its activations; full: blocks, a third more work",
         choices=("none", "mlp", "full"),
     )
 
@@ -149,16 +151,16 @@ class Model:
 class Loss:
     """What is made small, in training only; evaluation is the mean of -log p always."""
 
-    document_mask: bool = science(False, "attention stays within a document, and positions begin again in each")
+    document_mask: bool = science(False, "attention stays within a document; for many short documents a window")
     label_smoothing: float = science(0.0, "share of a target's probability, spread over the vocabulary", (0.0, 0.99))
-    z_loss: float = science(0.0, "weight of the mean squared log of softmax's denominator, added", (0.0, 1.0))
+    z_loss: float = science(0.0, "weight of the mean squared log of softmax's denominator; try 1e-4", (0.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """How much text one update sees."""
 
-    tokens_per_step: int = required("tokens in one update, over all processes", (1, 2**40))
+    tokens_per_step: int = required("tokens in one update, over all processes; few for a small model", (1, 2**40))
     per_device_train_batch_size: int | Auto = run(
         "auto", "most sequences of a micro-batch; auto = what the memory holds, tried before the first step", (1, 2**20)
     )
@@ -169,30 +171,30 @@ class Optimizer:
     """What makes an update of gradients."""
 
     optimizer: str = science(
-        "adamw", "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW", choices=OPTIMIZERS
+        "adamw",
+        "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW; fewer tokens",
+        choices=OPTIMIZERS,
     )
-    weight_decay: float = required("on tensors of two or more dimensions only", (0.0, 10.0))
+    weight_decay: float = required("decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0))
     muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), only=("optimizer", ("muon",)))
-    adam_beta1: float = required("AdamW's beta1", (0.0, 0.9999999))
-    adam_beta2: float = required("AdamW's beta2", (0.0, 0.9999999))
-    adam_epsilon: float = required("AdamW's epsilon", (0.0, 1.0))
-    max_grad_norm: float = required("clip the gradient's norm here; 0 = no clipping", (0.0, 1e9))
-    shard_optimizer: bool = run(False, "each process keeps its share of AdamW's moments (ZeRO-1)")
+    adam_beta1: float = required("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
+    adam_beta2: float = required("AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999))
+    adam_epsilon: float = required("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
+    max_grad_norm: float = required("clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9))
+    shard_optimizer: bool = run(False, "each process keeps its share of the moments (ZeRO-1), to save memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """How many updates, and the learning rate of each."""
 
-    max_steps: int = required("updates", (1, 10**9))
+    max_steps: int = required("number of updates", (1, 10**9))
     max_hours: float = science(
-        0.0,
-        "plan fewer updates so that they take at most this long (without evaluating and saving); 0 = no",
-        (0.0, 1e6),
+        0.0, "plan fewer updates, to take at most this long (without evaluating and saving); 0 = no", (0.0, 1e6)
     )
-    learning_rate: float = required("peak learning rate, of both where there are two", (0.0, 10.0))
+    learning_rate: float = required("peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0))
     min_lr_ratio: float = required(
-        "last learning rate / peak", (0.0, 1.0), only=("lr_scheduler_type", ("cosine", "linear", "wsd"))
+        "last learning rate / peak; 0.1 is usual", (0.0, 1.0), only=("lr_scheduler_type", ("cosine", "linear", "wsd"))
     )
     warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
     lr_scheduler_type: str = required(
@@ -207,27 +209,27 @@ class Schedule:
 class Evaluation:
     """What is measured during training, every so many steps; 0 = never."""
 
-    logging_steps: int = run(10, "steps between metrics rows", (0, 10**9))
+    logging_steps: int = run(10, "steps between rows of metrics.jsonl", (0, 10**9))
     eval_steps: int = run(250, "steps between validations", (0, 10**9))
-    eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split", (0, 2**40))
+    eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split; fewer are faster and noisier", (0, 2**40))
     sample_steps: int = run(0, "steps between samples", (0, 10**9))
-    sample_prompts: list[str] = run((), "what the samples go on from")
+    sample_prompts: list[str] = run((), "texts that the samples continue")
     sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6))
-    sample_temperature: float = run(0.8, "of a sample; 0 = always the likeliest token", (0.0, 100.0))
-    sample_top_k: int = run(200, "a sample chooses among so many likeliest tokens; 0 = all", (0, 10**6))
-    sample_top_p: float = run(1.0, "and among the likeliest that hold this probability", (1e-6, 1.0))
-    hellaswag_steps: int = run(0, "steps between HellaSwag scores", (0, 10**9))
-    hellaswag_files: list[str] | None = run(None, "HellaSwag's items, JSON lines or Parquet; none: those of the Hub")
+    sample_temperature: float = run(0.8, "sampling temperature; 0 = greedy", (0.0, 100.0))
+    sample_top_k: int = run(200, "sample among this many likeliest tokens; 0 = all", (0, 10**6))
+    sample_top_p: float = run(1.0, "sample among the likeliest that hold this probability; 1.0 = all", (1e-6, 1.0))
+    hellaswag_steps: int = run(0, "steps between HellaSwag scores; small models stay near chance", (0, 10**9))
+    hellaswag_files: list[str] | None = run(None, "HellaSwag's items, JSON lines or Parquet; else the Hub's")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
     """The run folder and its checkpoints."""
 
-    save_steps: int = run(1000, "steps between checkpoints", (0, 10**9))
-    save_total_limit: int = run(2, "checkpoints kept: 0 = all, else 2 or more", (0, 10**6))
-    output_dir: str | None = run(None, "run folder; default runs/<run_name>")
-    run_name: str | None = run(None, "name of the run folder, and of the run in trackers; default the recipe's")
+    save_steps: int = run(1000, "steps between checkpoints: what a crash can cost", (0, 10**9))
+    save_total_limit: int = run(2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6))
+    output_dir: str | None = run(None, "run folder; without it runs/<run_name>")
+    run_name: str | None = run(None, "name of the run folder, and of the run in trackers; without it the recipe's")
     resume_from_checkpoint: str = run("auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION)")
 
     @property
@@ -250,7 +252,7 @@ class Saving:
 class Machine:
     """What the accelerate YAML has no key for. Nothing here changes what is learned."""
 
-    tf32: bool | Auto = run("auto", "fp32 matrix products with 10 bits of mantissa; auto = on cards from Ampere on")
+    tf32: bool | Auto = run("auto", "fp32 matrix products with 10 bits of mantissa, faster; auto = from Ampere on")
     deterministic: bool = run(False, "only kernels that repeat their bits: a card, too, resumes to the bit; slower")
     compile_mode: str = run(
         "default",
@@ -264,9 +266,9 @@ class Machine:
 class Tracking:
     """Trackers, beside metrics.jsonl, which is always written."""
 
-    report_to: list[str] | None = run(None, "none, or some of the trackers", choices=("none", *TRACKERS))
-    project_name: str = run("ursa-minor", "of the trackers")
-    tags: list[str] = run((), "of the run in wandb, and of the model on the Hub")
+    report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", choices=("none", *TRACKERS))
+    project_name: str = run("ursa-minor", "project name in trackers")
+    tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub")
 
     @property
     def names(self) -> list[str]:
@@ -279,15 +281,15 @@ class Hub:
     """What is pushed to the Hugging Face Hub."""
 
     push_to_hub: bool = run(False, "push the model to the Hugging Face Hub, in the background")
-    hub_model_id: str | None = run(None, "NAME, or OWNER/NAME; default the run's name, yours")
+    hub_model_id: str | None = run(None, "repository: NAME, or OWNER/NAME; without it the run's name, yours")
     hub_private_repo: bool = run(True, "whether a repository that is made is private")
     hub_strategy: str = run(
         "every_save",
         "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
         choices=("end", "every_save", "checkpoint", "all_checkpoints"),
     )
-    license: str = run("unknown", "of the model, for its card: an identifier of the Hub")
-    language: list[str] = run((), "of the text, for the card: ISO 639 codes, or code")
+    license: str = run("unknown", "licence of the model, for its card: an identifier of the Hub")
+    language: list[str] = run((), "language of the text, for the card: ISO 639 codes, or code")
 
     @property
     def pushes_checkpoints(self) -> bool:

@@ -98,7 +98,7 @@ def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-# Flags of train.py that are no recipe keys, as read_flags takes them.
+# Flags of train.py that are not recipe keys, as read_flags takes them.
 TRAIN_MODES = {
     "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
@@ -111,7 +111,7 @@ TRAIN_MODES = {
 def refuse_at_once(argv: Sequence[str]) -> None:
     """Answer ``--help``, and a command of train.py that flags and recipe alone make wrong; needs no torch.
 
-    Returns the exit status, 0 where the command may go on.
+    Returns the exit status, 0 where the command may continue.
     """
     parse_training(argv)
 
@@ -231,7 +231,7 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
             if word.startswith("-"):
                 unsaid = f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}"
                 faults.append(others.answer(flag, word.partition("=")[2] or value) or unsaid)
-        raise BadInput(faults or f"{unknown[0]}: is no flag; every value follows a --key")
+        raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
     return known
 
 
@@ -289,7 +289,7 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a YAML file, unchecked. Raises BadInput where it is no mapping, or not one at once."""
+    """Return the keys and values of a YAML file, unchecked. Raises BadInput where it is not a mapping."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -318,7 +318,7 @@ def _begin_from_model(values: dict[str, Any]) -> None:
     """With init_from: name the model within a run folder, its tokenizer, and leave out what it brings along."""
     source = values.get("init_from")
     if not isinstance(source, str):
-        if values.get("architecture", "") is None:  # none is no architecture: the default
+        if values.get("architecture", "") is None:  # none stands for the default
             del values["architecture"]
         return
     if os.path.isdir(f"{source}/model"):  # noqa: PTH112  (of a name that is too long Path's own raises)

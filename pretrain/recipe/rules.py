@@ -245,6 +245,11 @@ def either(values: Sequence) -> str:
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
 
 
+def counted(number: int, one: str, several: str) -> str:
+    """Return a number and its noun: 1 process, 2 processes."""
+    return f"{number:,} {one if number == 1 else several}"
+
+
 def shown(value: Any) -> str:
     """Return a value as a message shows it, in one line: the beginning of a long one."""
     if value is None or value in ([], ()):

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Saver:
-    """Saves checkpoints into ``folder`` while training goes on, one at a time.
+    """Saves checkpoints into ``folder`` while training continues, one at a time.
 
     Leaving its block waits for the one that is being written. A save that fails (a full disk) is logged, and leaves the
     older checkpoints untouched and nothing half-made.
@@ -117,7 +117,7 @@ class Saver:
             future.result()
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
-            log.error(f"no checkpoint at step {step} in {self.folder}: {reason}. Free some space; the run goes on")
+            log.error(f"no checkpoint at step {step} in {self.folder}: {reason}. Free some space; the run continues")
 
     def __enter__(self) -> "Saver":
         return self
@@ -174,7 +174,7 @@ def _write(
             if step_of(old) != keep_step:
                 files.remove(old)
     except OSError as error:
-        log.error(f"an older checkpoint cannot be removed: {error}. The run goes on")
+        log.error(f"an older checkpoint cannot be removed: {error}. The run continues")
     return path
 
 
@@ -244,7 +244,7 @@ def find_fault(path: Path) -> str | None:
     name = MANIFEST
     try:
         if not path.is_dir():
-            return f"is {'no folder' if os.path.lexists(path) else 'missing'}"
+            return f"is {'not a folder' if os.path.lexists(path) else 'missing'}"
         manifest = files.read_json(path / MANIFEST)
         rows, step = manifest["files"], manifest["step"]
         expected = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
@@ -267,7 +267,7 @@ def find_fault(path: Path) -> str | None:
 def _find_difference(file: Path, size: int, digest: str) -> str | None:
     found = file.lstat()
     if not stat.S_ISREG(found.st_mode):
-        return "is no file"
+        return "is not a file"
     if found.st_size != size:
         return f"has {found.st_size} bytes, should have {size}"
     return None if files.sha256(file) == digest else f"is damaged: its SHA-256 is not the one in {MANIFEST}"
@@ -321,7 +321,7 @@ def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
     if others and begin.resolve().parent != folder.resolve():
         raise BadInput(
             f"resume_from_checkpoint = {begin}: {others[0]} is there and did not begin from it; give another --run_name, "
-            f"or leave resume_from_checkpoint out to go on from there"
+            f"or leave resume_from_checkpoint out to resume from there"
         )
     return begin, skipped
 

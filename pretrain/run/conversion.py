@@ -106,7 +106,7 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / RECORD).is_file():
-        raise BadInput(f"--out {asked.out}: exists and is no export of this script; give another folder")
+        raise BadInput(f"--out {asked.out}: exists and is not an export of this script; give another folder")
     if not asked.overwrite:
         raise BadInput(f"--out {asked.out}: exists; give another folder, or --overwrite to replace this export")
     if out == Path(asked.model).resolve():
@@ -199,7 +199,7 @@ def find_text(
             return None, "the run's text is not here"
         name, weights = ", ".join(f"{folder}, validation" for folder, _ in folders), [weight for _, weight in folders]
     else:
-        return None, f"{asked.model} is no run folder, whose validation split would serve"
+        return None, f"{asked.model} is not a run folder, whose validation split would serve"
     most = max(1, asked.eval_tokens // window) if asked.eval_tokens else 0
     return Text(name, found, windows.eval_draws([o.num_windows for o in found], weights, max_windows=most)), ""
 

@@ -30,7 +30,7 @@ CONTENTS = {
 
 
 def refuse_foreign_run(recipe: keys.Recipe) -> None:
-    """Raise BadInput when the run folder holds another recipe's run, or is no run folder."""
+    """Raise BadInput when the run folder holds another recipe's run, or is not a run folder."""
     run_dir, asked = recipe.saving.run_dir, recipe.saving.resume_from_checkpoint
     old = run_dir / "recipe.yaml"
     for place in (run_dir, recipe.saving.checkpoints, run_dir / MODEL_FOLDER, run_dir / PENDING):

@@ -14,6 +14,7 @@ from pretrain.machine.hardware import versions
 from pretrain.model.attention import kernel_taken
 from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan
+from pretrain.recipe.rules import counted
 
 
 def header(
@@ -30,9 +31,9 @@ def header(
     yield _model(recipe.model, facts)
     yield from corpus.describe(corpus.order(plan))
     yield (
-        f"step     {recipe.batch.tokens_per_step:,} tokens = {plan.num_processes} process(es) x "
-        f"{plan.gradient_accumulation_steps} micro-batch(es) x {plan.per_device_train_batch_size} sequences x "
-        f"{recipe.model.sequence_length} tokens"
+        f"step     {recipe.batch.tokens_per_step:,} tokens = {counted(plan.num_processes, 'process', 'processes')} x "
+        f"{counted(plan.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} x "
+        f"{counted(plan.per_device_train_batch_size, 'sequence', 'sequences')} x {recipe.model.sequence_length} tokens"
     )
     yield f"device   {facts.hardware}, {', '.join(_options(recipe, facts, accelerator))}"
     if accelerator.device.type == "cuda":

@@ -87,7 +87,7 @@ class Publisher:
         try:
             self._stage(step, files)
         except Exception as error:  # whatever it is, a push ends no run
-            log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run goes on")
+            log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
 
     def _stage(self, step: int, model_files: Mapping[str, Path | str]) -> None:
         """Stage a push: ``model_files``, what describes it and, as hub_strategy says, its checkpoint."""

@@ -54,8 +54,8 @@ class Report:
         self.metrics_path, self._samples_path = run_dir / METRICS, run_dir / "samples.txt"
         lines = numbered_rows(self.metrics_path)
         rows = [row for _, row in lines if row is not None and _is_past(row, state.step)]
-        if odd := [number for number, row in lines[:-1] if row is None]:  # the last one may be torn, which is no news
-            log.info(f"note     {self.metrics_path}: line {odd[0]} is no row; {len(odd)} such lines are left out")
+        if odd := [number for number, row in lines[:-1] if row is None]:  # the last one may be torn, which is not news
+            log.info(f"note     {self.metrics_path}: line {odd[0]} is not a row; {len(odd)} such lines are left out")
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
         files.write_text(self._samples_path, _samples_before(self._samples_path, state.step))
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)

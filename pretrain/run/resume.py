@@ -60,7 +60,7 @@ def read_state(path: Path) -> dict:
     """Return what a run's checkpoint holds beside the tensors. Raises BadInput where it is none, or another program's."""
     saved = checkpoint.read_state(path)
     if lacks := [name for name in STATED if name not in saved]:
-        raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is no checkpoint of a run of train.py")
+        raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is not a checkpoint of a run of train.py")
     if odd := [name for name, types in KINDS.items() if name in saved and type(saved[name]) not in types]:
         raise BadInput(
             f"{path}: its state.json has another {', '.join(odd)} than train.py writes: it was edited; move {path} away "

@@ -51,7 +51,7 @@ def test_a_run_s_log_holds_what_was_shown_before_and_after_it_is_begun(tmp_path,
     console.keep_in(path)
     assert path.read_text().endswith("bad data\nresumed\n") and "resumed" in capsys.readouterr().err
     console.keep_in(tmp_path / "nowhere" / "run.log")
-    log.info("goes on without")
+    log.info("continues without")
 
 
 DYING = """

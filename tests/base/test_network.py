@@ -1,4 +1,4 @@
-"""What servers ask for is understood and bounded; a trickle is no answer."""
+"""What servers ask for is understood and bounded; a trickle is not an answer."""
 
 import time
 from email.utils import formatdate

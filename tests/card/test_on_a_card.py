@@ -237,7 +237,7 @@ def test_auto_halves_the_micro_batch_until_it_fits_by_whatever_name_memory_runs_
     card = dataclasses.replace(A6000, most_sequences=2, error=error)
     done = train(card, "--per_device_train_batch_size", "auto", "--max_steps", "3")
     assert "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr
-    assert "2 micro-batch(es) x 2 sequences x 16 tokens" in done.stderr and len(losses("r")) == 3
+    assert "2 micro-batches x 2 sequences x 16 tokens" in done.stderr and len(losses("r")) == 3
 
 
 def test_memory_that_runs_out_later_ends_the_run_with_a_checkpoint_and_a_remedy(whole):
@@ -316,7 +316,7 @@ def weights_bytes() -> int:
 
 def test_two_cards_exchange_each_gradient_once_an_update_over_nccl(whole):
     done = train(TWO, *ACCUMULATING, "--run_name", "two")
-    assert "2 process(es) x 2 micro-batch(es) x 1 sequences" in done.stderr and done.card["backend"] == "nccl"
+    assert "2 processes x 2 micro-batches x 1 sequence" in done.stderr and done.card["backend"] == "nccl"
     ((module, given),) = done.card["wrapped"]
     assert module == "NextTokenLoss" and given["device_ids"] == [1] and given["gradient_as_bucket_view"] is True
     assert done.card["exchanges"] == {"all-reduce float32": 4 * weights_bytes()}  # of 4 updates

@@ -279,7 +279,7 @@ def test_a_page_in_place_of_an_answer_of_the_hub_is_said_to_be_one(served, place
             '[{"type": "file", "path": null, "size": 1, "oid": "0"}]',
             "me/tokens: the Hub lists {'type': 'file', 'path': None",
         ),
-        ("[5]", "me/tokens: the Hub lists 5, which is no file of it"),
+        ("[5]", "me/tokens: the Hub lists 5, which is not a file of it"),
     ],
 )
 def test_a_listing_of_what_is_no_file_is_a_line_with_the_repository(served, place, capfd, rows, words):

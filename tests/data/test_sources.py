@@ -254,7 +254,7 @@ def test_a_long_name_is_found_and_has_a_folder_that_can_be_made(tmp_path, monkey
     "url", ["http://[bad/x.txt", "http://h:port/x.csv", "http://h:99999/x.txt", "http://\u2100.h/x.txt"]
 )
 def test_what_is_no_url_is_refused(url, offline):
-    assert refused(data_files=[url]).startswith("data_files, number 1: is no URL; write")
+    assert refused(data_files=[url]).startswith("data_files, number 1: is not a URL; write")
 
 
 # Text: documents, splits, pieces.
@@ -459,7 +459,7 @@ def test_bytes_that_are_no_text_have_no_remedy_that_would_make_garbage_of_them(t
     for content in (noise.replace(b"\0", b"\1"), b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + noise, b"words " * 900 + noise):
         message = refused(data_files=[text(tmp_path, "a.txt", content)])
         assert "iconv" not in message and re.search(
-            r"a.txt: offset \d+: .*; (it is no text; leave it out$|no text has)", message
+            r"a.txt: offset \d+: .*; (it is not text; leave it out$|no text has)", message
         )
 
 

@@ -275,7 +275,7 @@ def test_used_up_tries_stop_with_file_and_row_from_where_it_is_resumed(server, c
         found += (text for text, _ in read(0))
     message = str(stopped.value)
     assert "failed 10 times in a row, last with HTTP status 503" in message
-    assert "the same command goes on from there" in message
+    assert "the same command resumes from there" in message
     assert f"{url}: row {len(found)}: failed" in message
     assert server.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60] and len(caplog.messages) == 9
     assert len(server.log) < 100, "no retries but those that are logged"
@@ -655,9 +655,9 @@ def damaged(folder):
         writer.write_table(pa.table({"text": ROWS}))
     arrow = sink.getvalue().to_pybytes()
     return {
-        "line": (b"".join([*lines[:300], b'{"text": "cut\n', *lines[300:]]), "jsonl", [300], "line 301: is no JSON"),
-        "nested": (b"".join([*lines[:9], b"{" + b'"a":[' * 9**5, b"\n"]), "json", [9], "line 10: is no JSON"),
-        "encoding": (b"".join([*lines[:300], b'{"text": "\xff"}\n']), "jsonl", [300], "line 301: is no JSON"),
+        "line": (b"".join([*lines[:300], b'{"text": "cut\n', *lines[300:]]), "jsonl", [300], "line 301: is not JSON"),
+        "nested": (b"".join([*lines[:9], b"{" + b'"a":[' * 9**5, b"\n"]), "json", [9], "line 10: is not JSON"),
+        "encoding": (b"".join([*lines[:300], b'{"text": "\xff"}\n']), "jsonl", [300], "line 301: is not JSON"),
         "truncated.gz": (packed[: len(packed) // 2], "jsonl.gz", range(N), r"row \d+: .*EOFError"),
         "damaged.gz": (packed[:-8] + b"\0" * 8, "jsonl.gz", range(N + 1), r"row \d+: .*BadGzipFile"),
         "not gzip": (b"".join(lines), "jsonl.gz", [0], "row 0: .*BadGzipFile: Not a gzipped file"),

@@ -248,9 +248,9 @@ def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_p
 @pytest.mark.parametrize(
     "row, words",
     [
-        ("{", "is no JSON object (Expecting property name"),
-        ('["ctx"]', "is no JSON object"),
-        ("[" * 100_000, "is no JSON object (nests too deeply)"),
+        ("{", "is not a JSON object (Expecting property name"),
+        ('["ctx"]', "is not a JSON object"),
+        ("[" * 100_000, "is not a JSON object (nests too deeply)"),
         (ROW | {"ctx": None}, "has no ctx; a HellaSwag item has activity_label, ctx_a,"),
         ({"ctx": "x"}, "has no activity_label, ctx_a, ctx_b, endings, label; "),
         (ROW | {"label": ""}, "label = '': must be 0, 1, 2 or 3; the test split has none: take the validation split"),

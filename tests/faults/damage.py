@@ -324,7 +324,7 @@ CHECKPOINTS = (
     ("a file has the name of a checkpoint that is being made", _file_for_partial, (LAST.name,)),
 )
 FOLDERS = (
-    ("rows of metrics.jsonl are no objects", _odd_metrics, ("metrics.jsonl",)),
+    ("rows of metrics.jsonl are not objects", _odd_metrics, ("metrics.jsonl",)),
     ("killed while the first recipe.yaml was written", _first_recipe_half_written, ()),
     ("killed while model/ was replaced", _model_half_written, ()),
     ("recipe.yaml of the run is empty", _recipe(b""), ("recipe.yaml",)),

@@ -34,7 +34,7 @@ TEXTS = (
     " leading and trailing ",
     "<|endoftext|>",
     "a,b;c\td",
-    "\\n is no newline",
+    "\\n is not a newline",
 )
 COLUMNS = {  # what else a column named text may hold
     "numbers": [1, 2.5, 3],

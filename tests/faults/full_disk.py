@@ -1,4 +1,4 @@
-"""A disk that is full at some byte: one line, nothing half-made, and with more space the same command goes on.
+"""A disk that is full at some byte: one line, nothing half-made, and with more space the same command resumes.
 
 The disk is a tmpfs where mounting is allowed, else the limit of a process on the size of its files.
 """

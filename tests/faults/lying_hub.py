@@ -166,7 +166,7 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
 
         yield f"the repository ignores {ignored}", hit
     for title, fault in LASTING.items():
-        yield f"a run goes on from the Hub: {title} for good", _lasting(base, tree, fault, pending=None)
+        yield f"a run resumes from the Hub: {title} for good", _lasting(base, tree, fault, pending=None)
         yield f"a tag, from the start: {title} for good", _lasting(base, tree, fault, pending=None, tag=True)
         yield f"--push_pending: {title} for good", _lasting(base, tree, fault, pending=_waiting(base, shared))
     for title, (names, said) in HALVES.items():
@@ -211,10 +211,10 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     for title, edit in MANIFESTS.items():
         yield f"a checkpoint's manifest with {title}", _edited(base, tree, edit)
     for status in OVER:
-        yield f"a run goes on from the Hub: {status}, then well", _answered(base, tree, wanted, status, 3)
+        yield f"a run resumes from the Hub: {status}, then well", _answered(base, tree, wanted, status, 3)
     for status in FINAL:
-        yield f"a run goes on from the Hub: {status} for good", _answered(base, tree, wanted, status, 10**9)
-    yield "a run goes on from the Hub: a page, at once", _answered(base, tree, wanted, 200, 10**9)
+        yield f"a run resumes from the Hub: {status} for good", _answered(base, tree, wanted, status, 10**9)
+    yield "a run resumes from the Hub: a page, at once", _answered(base, tree, wanted, 200, 10**9)
     for title, edit in STAGED.items():
         yield f"a push on disk with {title}", _staged(_waiting(base, shared), edit)
     for asked in ("POST .*/commit/", "POST .*/tag/"):
@@ -305,7 +305,7 @@ def _refused(base: Path, change: Callable, flags: dict[str, str], said: str) -> 
 
 
 def _resumed(base: Path, there: tuple, wanted: dict, at: str, steps: tuple[int, ...]) -> Callable:
-    """The run goes on from that step, to the whole run's bits, also where the fetch was cut off; then it asks no more."""
+    """The run resumes from that step, to the whole run's bits, also where the fetch was cut off; then it asks no more."""
 
     def hit(folder: Path) -> str | None:
         commands.copy(base, folder)
@@ -439,7 +439,7 @@ def _killed(waiting: Path, pushed: dict, tags: list[str], asked: str) -> Callabl
 
 
 def _begins(base: Path, pushed: dict, tags: list[str], other: str, there: bool) -> Callable:
-    """Where nothing was pushed yet, a run begins that is to go on from its own repository, and from no other one."""
+    """Where nothing was pushed yet, a run begins that is to resume from its own repository, and from no other one."""
 
     def hit(folder: Path) -> str | None:
         commands.copy(base, folder)
@@ -567,7 +567,7 @@ def _half(base: Path, tree: dict, names: str, said: str | None) -> Callable:
                 elif why := commands.fault_of(done, ID) or (
                     said not in done.stderr and f"not {said}: {done.errors[0]}"
                 ):
-                    return why if done.code != 0 else "a run begins, or goes on from half a checkpoint"
+                    return why if done.code != 0 else "a run begins, or resumes from half a checkpoint"
         return None
 
     return hit

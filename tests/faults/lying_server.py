@@ -48,7 +48,7 @@ class _Liar(_Handler):
         path = unquote(urlsplit(self.path).path)
         kind = self.server.lie_for(f"{self.command} {path}")
         if kind == "garbled":
-            self.connection.sendall(b"\x00\xff\x13 this is no HTTP\r\n\r\n" * 3)
+            self.connection.sendall(b"\x00\xff\x13 this is not HTTP\r\n\r\n" * 3)
             self.close_connection = True
         elif kind == "stall":
             self.server.closing.wait(0.3)

@@ -104,7 +104,7 @@ REFUSED: list[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = [
     (("--max_stpes", "5"), (("--max_stpes: no such flag; did you mean --max_steps?",),)),
     (("--max_step", "5"), (("--max_step: no such flag; did you mean --max_steps?",),)),
     (("--lerning_rate=1", "--qqqqqq"), (("--lerning_rate: no such", "--learning_rate?"), ("--qqqqqq: no such flag",))),
-    (("stray",), (("stray: is no flag",),)),
+    (("stray",), (("stray: is not a flag",),)),
     (("--data_files", LINK, "--data-files", f"{LINK}&v=1"), (("--data_files", "https://redacted@h/x", "given twice"),)),
     (("--max_steps", LINK), (("--max_steps https://redacted@h/x?redacted: must be an integer",),)),
     (("--max_steps", "1.5"), (("--max_steps 1.5: must be an integer",),)),

@@ -129,7 +129,7 @@ ROWS += [FILE | {"lfs": lfs} for lfs in ("x", [], {})] + [None, 5, "a", []]
 def test_a_listing_of_what_is_no_file_is_refused_by_name(server, said):
     server.make(ID, private=False)
     server.faults = [Fault("tree", 1000, "say", message=json.dumps(said))]
-    with pytest.raises(BadInput, match=f"^{ID}: the Hub lists .*, which is no file of it"):
+    with pytest.raises(BadInput, match=f"^{ID}: the Hub lists .*, which is not a file of it"):
         listed()
 
 

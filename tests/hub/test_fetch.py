@@ -110,10 +110,10 @@ def test_a_manifest_of_a_step_that_no_checkpoint_has_is_refused(pushed, new, ste
     [
         ("hub://me/nothing", "HTTP status 404: Repository not found.*hf auth login"),
         (f"hub://{ID}@step-00000009", "HTTP status 404: Invalid rev id.*the revision"),
-        ("hub://run", "is no address of the Hub. Give hub://OWNER/NAME"),
-        (f"hub://{ID}/last-checkpoint", "is no address of the Hub"),
+        ("hub://run", "is not an address of the Hub. Give hub://OWNER/NAME"),
+        (f"hub://{ID}/last-checkpoint", "is not an address of the Hub"),
         ("hub://me/a..b", "Give hub://OWNER/NAME"),
-        (f"hub://{ID}@", "is no address of the Hub"),
+        (f"hub://{ID}@", "is not an address of the Hub"),
     ],
 )
 def test_address_without_a_checkpoint_is_refused_with_a_remedy(pushed, new, source, words):
@@ -148,7 +148,7 @@ def test_fetch_survives_a_hub_that_is_down_for_a_while(pushed, new, clock, match
 
 def test_fetch_that_gave_up_goes_on_from_what_it_has(pushed, new):
     pushed.faults = [Fault("GET .*optimizer", 10**6)]
-    with pytest.raises(TrainingStopped, match=r"HTTP status 503.*\. The same command goes on"):
+    with pytest.raises(TrainingStopped, match=r"HTTP status 503.*\. The same command resumes"):
         fetch(new)
     pushed.faults.clear()
     pushed.requests.clear()

@@ -77,7 +77,7 @@ def test_other_names_links_directories_and_missing_files_are_refused(server, pen
     names = [".env", "secrets.json", "a/config.json", "../config.json", "config.json\n", "last-checkpoint/.env"]
     names += ["model.bin", "checkpoints/step-1/state.json", "checkpoints/../state.json"]
     faults = [(name, "file", "not on the list") for name in names]
-    faults += [("config.json", source, "no regular file") for source in ("link", ".", "nothing")]
+    faults += [("config.json", source, "not a regular file") for source in ("link", ".", "nothing")]
     for name, source, words in faults:
         with pytest.raises(ValueError, match=words):
             pusher.add(1, repo_id=ID, private=True, title="t", files={name: tmp_path / source})

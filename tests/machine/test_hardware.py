@@ -78,7 +78,7 @@ def test_gauges_read_memory_use_and_watts_nvml_once_a_second_and_do_without_it(m
         (0.5, 8, 0.0, "only 50% of the card's memory is in use: a larger --per_device_train_batch_size than 8 would"),
         (0.5, 32, 0.0, None),  # the whole share of a step
         (0.22, 16, 0.0, None),  # a large card at its own preset: 16,384 tokens fill it
-        (0.97, 8, 0.0, "--per_device_train_batch_size 4 goes on"),
+        (0.97, 8, 0.0, "--per_device_train_batch_size 4 resumes"),
         (0.97, 1, 0.0, "--per_device_train_batch_size 1"),
         (0.5, 8, 0.2, "waits for data 20% of the time"),
         (None, 8, 0.0, None),  # a CPU

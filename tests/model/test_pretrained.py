@@ -1,4 +1,4 @@
-"""Training goes on from others' weights at their loss, as their config is, and refuses what it would change."""
+"""Training starts from others' weights at their loss, as their config is, and refuses what it would change."""
 
 import functools
 import json
@@ -259,6 +259,6 @@ def test_a_model_that_lacks_tensors_or_holds_nan_is_neither_used_nor_trained_on(
     model.save_pretrained(tmp_path / "nan")
     for use in (lambda name: pretrained.load(str(name)), go_on):
         with pytest.raises(
-            BadInput, match="transformer.h.1.attn.c_attn.weight holds values that are no finite numbers"
+            BadInput, match="transformer.h.1.attn.c_attn.weight holds values that are not finite numbers"
         ):
             use(tmp_path / "nan")

@@ -129,7 +129,7 @@ def test_held_out_prompts_are_completed_greedily_as_each_alone(pair):
 def test_a_reward_that_always_fails_is_refused_before_training(pair):
     problems.stop_at(*pair, None)
     with pytest.raises(
-        BadInput, match=r"reward addition: every call failed; the first raised ValueError: 'abc' is no add"
+        BadInput, match=r"reward addition: every call failed; the first raised ValueError: 'abc' is not an add"
     ):
         problems.score(*pair, ["abc"], rewards.CheckedReward("addition", rewards.addition, None), 4)
 

@@ -188,7 +188,7 @@ def test_newest_that_verifies_is_taken_others_are_named_and_strangers_are_ignore
     path, skipped = checkpoint.find_newest(tmp_path)
     assert path == good and checkpoint.read_state(path) == {"step": 1}
     assert [line.split("/")[-1] for line in skipped] == [
-        "step-00000008: is no folder",
+        "step-00000008: is not a folder",
         "step-00000007: manifest.json is missing",
         f"step-00000002: model.safetensors has 1 bytes, should have {(good / checkpoint.MODEL).stat().st_size}",
     ]
@@ -332,7 +332,7 @@ def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path,
         saver.save(1, model, optimizer, {})
         for tensor in (*model.parameters(), *moments(model, optimizer).values()):
             tensor.data.fill_(3)
-        assert not checkpoint.list_checkpoints(tmp_path)  # training goes on before it is there
+        assert not checkpoint.list_checkpoints(tmp_path)  # training continues before it is there
         go.set()
         saver.save(2, model, optimizer, {})
         assert checkpoint.find_fault(tmp_path / "step-00000001") is None

@@ -104,7 +104,7 @@ def test_lines_of_metrics_that_are_no_rows_are_left_out_and_the_first_is_named(t
     path.write_text("\n".join(['{"step": 1, "train/loss": 2}', *odd, '{"step": 2, "train/loss": 2}', '{"st']))
     make(tmp_path, first_step=2).close()
     assert [row["step"] for row in read_metrics(path)] == [1, 2] == [json.loads(x)["step"] for x in path.open()]
-    assert f"{path}: line 2 is no row; {len(odd)} such lines are left out" in capsys.readouterr().err
+    assert f"{path}: line 2 is not a row; {len(odd)} such lines are left out" in capsys.readouterr().err
 
 
 def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_path, capsys):

@@ -463,7 +463,7 @@ def test_trackio_that_hangs_as_it_begins_is_switched_off(run_dir, monkeypatch):
     monkeypatch.setattr(trackio.run, "_get_default_namespace", threading.Event().wait)  # who a token is of: the Hub
     done = process(lambda: train(run_dir, "trackio", 0, 4))
     assert done.returncode == 0
-    assert done.stdout.count("trackio: off from here: TimeoutError: no answer in 0.3 s. The run goes on") == 1
+    assert done.stdout.count("trackio: off from here: TimeoutError: no answer in 0.3 s. The run continues") == 1
 
 
 @needs("tensorboard", "trackio")
@@ -483,7 +483,9 @@ def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_
     done = process(body, HF_TOKEN=TOKEN)
     assert done.returncode == 0
     assert (
-        done.stdout.count("tensorboard: off from here: RuntimeError: no room for (HF_TOKEN) and more. The run goes on")
+        done.stdout.count(
+            "tensorboard: off from here: RuntimeError: no room for (HF_TOKEN) and more. The run continues"
+        )
         == 1
     )
     assert [row["train/loss"] for row in read_trackio(run_dir) if "train/loss" in row] == [1.0, 2.0]

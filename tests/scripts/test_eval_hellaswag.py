@@ -147,7 +147,10 @@ def test_what_the_user_can_mend_is_said_before_anything_is_scored(place):
     assert "has not written model/ yet" in refused("--model", "runs/young", *ok[2:])
     Path("items.jsonl").write_text('{"label": 1}\n[]\n{"\n')
     message = refused(*ok)
-    assert "items.jsonl: line 1: has no activity_label" in message and "items.jsonl: line 3: is no JSON" in message
+    assert (
+        "items.jsonl: line 1: has no activity_label" in message
+        and "items.jsonl: line 3: is not a JSON object" in message
+    )
 
 
 def test_a_context_too_short_for_the_endings_is_refused_with_the_length_it_needs(place):

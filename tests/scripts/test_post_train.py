@@ -209,7 +209,7 @@ def test_help_names_our_keys_and_trls(capsys):
 def test_a_reward_of_ones_own_that_fails_now_and_then_is_counted(place):
     Path("mine.py").write_text(
         "def even(prompt, completion):\n    print(end='\\x1bc')\n"
-        "    return 1.0 - int(completion) % 2 if completion else exit(3)\n"  # many completions are no number
+        "    return 1.0 - int(completion) % 2 if completion else exit(3)\n"  # many completions are not numbers
     )
     done = post_train("--reward", "mine.py:even", "--log_completions")
     assert "\\x1bc" in done.stdout and "\x1b" not in done.stdout + done.stderr

@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def say_when_waiting(pace) -> None:
-    """Write "asks N" and "goes on N" around each wait for the trainer, N the shards that are there."""
+    """Write "asks N" and "continues N" around each wait for the trainer, N the shards that are there."""
     real = pace.wait
 
     def wait(self, rows) -> None:
@@ -75,7 +75,7 @@ def say_when_waiting(pace) -> None:
             file.write(f"asks {len(rows)}\n")
         real(self, rows)
         with open("pace.txt", "a") as file:
-            file.write(f"goes on {len(rows)}\n")
+            file.write(f"continues {len(rows)}\n")
 
     pace.wait = wait
 
@@ -436,7 +436,7 @@ def test_a_kill_after_a_shard_or_a_manifest_changes_no_byte(workplace, kill):
 
 
 def test_a_document_that_reaches_the_limit_is_finished_after_a_kill_inside_of_it(workplace):
-    """The limit falls into the first of a document's three shards: each manifest on the way must go on to its end."""
+    """The limit falls into the first of a document's three shards: each manifest on the way must continue to its end."""
     path = write_table(Path("a.jsonl"), ["held out", "x" * 250, "never reached"])
     flags = ("--data_files", path, "--validation_tokens", "5", "--shard_tokens", "100", "--limit_tokens", "50")
     folder = folder_of(*flags)
@@ -927,7 +927,7 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace, kind):
         ),
         (["text"], ("--token_column", "tokens"), "token_column = tokens: holds text, not lists of ids"),
         ([[0.5, 1.5]], ("--token_column", "tokens"), "holds lists, not lists of ids"),
-        ([[1, -2]], ("--token_column", "tokens"), "row 0: is no list of ids, whole numbers from 0"),
+        ([[1, -2]], ("--token_column", "tokens"), "row 0: is not a list of ids, whole numbers from 0"),
         ([[1, 99_999]], ("--token_column", "tokens"), "holds the id 99999, and tokenizer = tokenizer has"),
         (
             [[1, 2]],

@@ -230,7 +230,7 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(uninterrupted, se
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_abandons_the_partial_step_saves_and_resumes_exactly(uninterrupted, name, status):
     done = run(CHILD, *TINY, "--run_name", "k", expect=status, LEDGER="k.ledger", STOP_AT="7:2", STOP_BY=name)
-    assert f"stopped by {name} after 7 steps" in done.stderr and "the same command goes on" in done.stderr
+    assert f"stopped by {name} after 7 steps" in done.stderr and "the same command resumes" in done.stderr
     assert checkpoint.list_checkpoints(Path("runs/k/checkpoints"))[0].name == "step-00000007"
     run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
     assert final_state("k") == final_state("whole")
@@ -253,7 +253,7 @@ def test_a_signal_to_the_launcher_saves_and_frees_the_folder(workplace, number):
     rest = process.stderr.read()
     assert time.monotonic() - sent < 60  # 100,000 steps take longer
     process.wait()
-    assert "the same command goes on" in rest
+    assert "the same command resumes" in rest
     (path,) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
     assert checkpoint.find_fault(path) is None
 

@@ -34,7 +34,7 @@ QUIET = ("--eval_steps", "0", "--sample_steps", "0")
 
 def sequences(stderr: str) -> tuple[int, int]:
     """Micro-batches and their size, of the header."""
-    found = re.search(r"process\(es\) x (\d+) micro-batch\(es\) x (\d+) sequences", stderr)
+    found = re.search(r"process(?:es)? x (\d+) micro-batch(?:es)? x (\d+) sequence", stderr)
     return int(found[1]), int(found[2])
 
 

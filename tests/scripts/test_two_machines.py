@@ -123,7 +123,7 @@ def test_processes_on_two_machines_learn_what_one_process_learns(workplace, mach
 def test_accelerate_launch_on_two_machines_learns_what_one_process_learns(workplace, machines):
     launchers = launch(machines, str(WITNESS), *TINY, "--run_name", "launched", LEDGER="launched.ledger")
     assert ended(launchers) == [0, 0], launchers[0].said + launchers[1].said
-    assert "2 process(es) x 2 micro-batch(es)" in launchers[0].said + launchers[1].said
+    assert "2 processes x 2 micro-batches" in launchers[0].said + launchers[1].said
     assert_two_machines_equal_one("launched")
 
 
@@ -285,7 +285,7 @@ def test_slurms_script_trains_on_both_nodes_and_its_queued_job_goes_on_to_the_bi
     job.process.send_signal(signal.SIGUSR1)  # 5 minutes before the time limit
     assert job.process.wait(60) == 0, job.said
     assert Path("requeued").read_text() == "requeue 4711\n"
-    assert "the same command goes on from there" in job.said and len(losses("s")) < LAST
+    assert "the same command resumes from there" in job.said and len(losses("s")) < LAST
     job = slurm(*LONG, "--run_name", "s")
     assert job.process.wait(120) == 0, job.said
     assert "resumed from runs/s/checkpoints/step-" in job.said

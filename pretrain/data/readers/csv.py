@@ -60,7 +60,7 @@ def csv_records(config: Any, text: TextIOWrapper) -> Iterator[list[str]]:
                 return
             "".join(record).encode()
         except (csv.Error, UnicodeEncodeError) as error:
-            fault = f"is no record of a CSV ({error}); correct it, or write another format"
+            fault = f"is not a record of a CSV ({error}); correct it, or write another format"
             if isinstance(error, UnicodeEncodeError):
                 fault = "is not UTF-8; convert it, for example: iconv -f LATIN1 -t UTF-8 old.csv > new.csv"
             raise Unreadable(f"line {line}: {fault}") from None

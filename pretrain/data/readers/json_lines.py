@@ -46,7 +46,7 @@ def json_object(name: str, number: int, line: bytes) -> dict:
     try:
         value = files.parse_json(line) if line else None
     except ValueError as error:
-        raise Unreadable(f"line {number + 1}: is no JSON ({error}); correct it: a line is one object") from None
+        raise Unreadable(f"line {number + 1}: is not JSON ({error}); correct it: a line is one object") from None
     return value if isinstance(value, dict) else {}
 
 
