@@ -55,7 +55,7 @@ def main(names: list) -> int:
                 waiting.append((name, lock, pid))
                 print(f"{name}: process {pid} was asked to stop; waiting for its checkpoint", flush=True)
             else:
-                fault = f"process {pids[0]} holds its .lock, which names {pid!r}; if that trains, kill it yourself"
+                fault = f"process {pids[0]} holds its .lock, which names {pid!r}; if it is a trainer, kill it yourself"
         elif names and not run.is_dir():
             fault = "there is no such run"
         if fault:
@@ -70,7 +70,7 @@ def main(names: list) -> int:
             time.sleep(0.2)
         failed |= runs
         if runs:
-            left = f"has not ended after {limit} s; kill -9 {pid} ends it (the last checkpoint stands)"
+            left = f"has not ended after {limit} s; kill -9 {pid} ends it (the last checkpoint is kept)"
             print(f"error: {name} {left}", file=sys.stderr)
         else:
             print(f"{name}: stopped; the same command resumes it", flush=True)

@@ -45,7 +45,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 # What a system call answers where the machine, not the program, is at fault, and what the user can do. Of the first kind
 # is the place, which the user has chosen: bad input; of the second the machine's state: it may pass.
-RIGHTS = "use another place, or get the right to it"
+RIGHTS = "use another place, or change its permissions"
 OTHER_PLACE = "a part of this path is a file, or a link that leads nowhere; give another place"
 PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
     errno.ENOTDIR: OTHER_PLACE,
@@ -57,8 +57,8 @@ PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
 }
 STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command resumes") | {
     errno.EFBIG: "raise the limit (ulimit -f); the same command resumes",
-    errno.EIO: "the disk, or the way to it, fails (dmesg says more); the same command resumes once it works again",
-    errno.ESTALE: "the disk, or the way to it, fails (dmesg says more); the same command resumes once it works again",
+    errno.EIO: "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again",
+    errno.ESTALE: "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again",
     errno.EMFILE: "raise the limit (ulimit -n); the same command resumes",
     errno.ENFILE: "too many files are open on this machine; the same command resumes",
 }

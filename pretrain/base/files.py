@@ -147,7 +147,7 @@ def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
     Raises BadInput with this exit status when another process holds it, and where it is a link to another's file.
     """
     if path.is_symlink():
-        raise BadInput(f"{path}: is a link, and a lock is a file of its own; remove the link")
+        raise BadInput(f"{path}: is a link, and a lock must be a file; remove the link")
     with open(path, "a+b", buffering=0) as file:
         try:
             with naming(path):
@@ -183,14 +183,18 @@ class Log:
         except OSError as error:
             self._fault = error.strerror
         if self._fault and not before:
-            return f"{self.path}: {self._fault}: what comes is kept in memory and tried again; free some space"
-        return f"{self.path}: is whole again" if before and not self._fault else None
+            return f"{self.path}: {self._fault}: new text is kept in memory and written later; free some space"
+        return f"{self.path}: is complete again" if before and not self._fault else None
 
     def close(self) -> str | None:
         """Try once more, and close it; return what the user should know: that its end is lost."""
         self.write()
         self._file.close()
-        return f"{self.path}: {self._fault}: its end is lost, {len(self._left):,} bytes" if self._fault else None
+        return (
+            f"{self.path}: {self._fault}: the end of the file is lost, {len(self._left):,} bytes"
+            if self._fault
+            else None
+        )
 
 
 def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:

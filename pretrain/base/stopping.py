@@ -108,8 +108,8 @@ def raise_on_lost_peer() -> Iterator[None]:
         if words is None or isinstance(error, TrainingStopped):
             raise
         raise TrainingStopped(
-            f"another process of this run died, was killed (memory?) or hangs ({words[0]}); what it said, if anything, "
-            f"is above or in its log. The same command resumes from the newest checkpoint; torchrun and accelerate "
-            f"launch do so by themselves with --max_restarts 3. A time limit that is too short: --ddp_timeout",
+            f"another process of this run died, was killed (memory?) or hangs ({words[0]}); its messages, if any, "
+            f"are above or in its log. The same command resumes from the newest checkpoint; torchrun and accelerate "
+            f"launch do so by themselves with --max_restarts 3. If the time limit is too short: --ddp_timeout",
             alone=True,
         ) from None

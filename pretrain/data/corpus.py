@@ -213,7 +213,7 @@ class Corpus:
         """Raise BadInput unless the data begins as it was ``before``; what is being read anew is waited for."""
         if [state["weight"] for state in before] != [source.weight for source in self.sources]:
             raise BadInput(
-                f"{where}: was trained on sources of other weights; set them back, or give another --run_name"
+                f"{where}: was trained with other weights of its sources; restore them, or give another --run_name"
             )
         pairs = list(zip(before, self.sources, strict=True))
 

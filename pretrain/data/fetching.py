@@ -48,7 +48,7 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     for row in broken:
         if _fetch_one(source, commit, named[row["file"]]) != row:
             raise BadInput(
-                f"{folder / row['file']}: is not what {shards.MANIFEST} says; delete {folder} to fetch all anew"
+                f"{folder / row['file']}: is not what {shards.MANIFEST} says; delete {folder} to fetch everything again"
             )
     rows = manifest["splits"]["train"]
     for file in listed["train"][len(rows) :]:
@@ -111,7 +111,7 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
         is_whole = sha256 == file.lfs.sha256 if file.lfs else git_hash(path.read_bytes()) == file.blob_id
         if path.stat().st_size != file.size or not is_whole:
             path.unlink()
-            raise TruncatedError(f"{path.name} came damaged: its size or hash is not the Hub's")
+            raise TruncatedError(f"{path.name} arrived damaged: its size or hash is not the Hub's")
         tokens = shards.read_layout(path).tokens
         files.fsync(path)
         path.replace(folder / path.name)

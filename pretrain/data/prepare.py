@@ -21,6 +21,7 @@ from pretrain.data.progress import PrefetchTarget, Progress
 from pretrain.data.sources import FoundSource, Part
 from pretrain.data.windows import Windows
 from pretrain.recipe import keys
+from pretrain.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ def refuse_other_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
     if (then, count) != (now, len(parts)):
         raise BadInput(
             f"{folder}: stopped at {then or 'the end'}, file {part + 1} of {count}; the source now has "
-            f"{now or 'no file'} there, of {len(parts)}. Give the same files, or to read these anew delete the folder"
+            f"{now or 'no file'} there, of {len(parts)}. Give the same files, or, to read these again, delete the folder"
         )
 
 
@@ -254,7 +255,7 @@ def merge(folder: Path) -> None:
                 break
         else:
             fewest = min(missing.values(), key=len, default=["jobs"])
-            mixed = f"; of several numbers of jobs ({', '.join(map(str, missing))}) one is to be finished"
+            mixed = f"; of several numbers of jobs ({', '.join(map(str, missing))}) finish the jobs of one"
             raise BadInput(
                 f"{folder}: cannot be merged: {', '.join(fewest)} not complete; run these jobs first"
                 f"{mixed if len(missing) > 1 else ''}"
@@ -350,7 +351,7 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
 def dry_run(source: FoundSource) -> str:
     """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
     if source.config.token_column:
-        raise BadInput("--dry_run: tries how fast text is encoded, and token_column has none; leave it out")
+        raise BadInput("--dry_run: measures how fast text is encoded, and token_column holds none; leave it out")
     _, parts = open_parts(source, None, {})
     name, config = source.config.tokenizer, source.config
     if name in keys.TRAINED_TOKENIZERS:
@@ -371,11 +372,13 @@ def dry_run(source: FoundSource) -> str:
     total = min(total, config.limit_tokens or total)
     itemsize = 2 if len(tokenizer) <= 2**16 else 4
     return (
-        f"{source.name}: {len(parts['train'])} file(s), about {max(expected, text_bytes) / 1e6:,.1f} MB of text, "
+        f"{source.name}: {counted(len(parts['train']), 'file', 'files')}, about "
+        f"{max(expected, text_bytes) / 1e6:,.1f} MB of text, "
         f"{total:,.0f} tokens (estimated)\n"
         f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)\n"
         f"{total / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
-        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with {encode.threads} thread(s), reading included)"
+        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with "
+        f"{counted(encode.threads, 'thread', 'threads')}, reading included)"
     )
 
 

@@ -79,7 +79,7 @@ async def _check_answer(_client, _context, asked) -> None:
             if before[mark] != said[mark]:
                 raise Unreadable(
                     f"has changed on its server since it was first read: {mark} {said[mark]}, was {before[mark]}. "
-                    f"Texts of both would be mixed: put the old file back, or delete {kept_in} to read all of it anew"
+                    f"Texts of both would be mixed: put the old file back, or delete {kept_in} to read all of it again"
                 )
             break
     if asked.method == "GET" and not before:
@@ -133,7 +133,7 @@ def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, 
         if "::" in name:
             raise BadInput(f"{name}: fsspec takes :: for a chain of file systems; rename it (in a URL: %3A%3A)")
         if reader.in_places and Path(path_of(name)).suffix.lower() in COMPRESSED:
-            raise BadInput(f"{name}: {reader.name} is read in places, which this compression hides; unpack it")
+            raise BadInput(f"{name}: {reader.name} is read at any position, which this compression prevents; unpack it")
         if "://" in name and "*" in name:
             raise BadInput(f"{name}: datasets takes * for a pattern; list the files (a * that is meant: %2A)")
         if is_redacted(name):
@@ -235,7 +235,7 @@ def behind(error: Exception, name: str) -> Exception:
         filesystem.cat_file(path, start=0, end=1)
     except Exception as truth:
         return truth
-    return OSError(f"said to be missing, but it is there: {error}") if isinstance(error, FileNotFoundError) else error
+    return OSError(f"was reported missing, but it exists: {error}") if isinstance(error, FileNotFoundError) else error
 
 
 @contextlib.contextmanager

@@ -61,8 +61,8 @@ def _make_again(opened: Opened, manifest: dict, split: str, part: int, wanted: s
     for row in (row for row in manifest["splits"][split] if shards.part_of(row) == part):
         if next(made, None) != row:
             raise BadInput(
-                f"{folder / row['file']}: cannot be made again, for its source is no longer what it was; put the old one "
-                f"back, or delete {folder} to read all of it anew"
+                f"{folder / row['file']}: cannot be made again, because its source has changed; put the old one "
+                f"back, or delete {folder} to read all of it again"
             )
         path = temporary / row["file"]
         if row["file"] not in wanted:

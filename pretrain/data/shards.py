@@ -212,7 +212,7 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}; give yourself the right to") from None
+        raise BadInput(f"{path}: cannot be read: {error.strerror}; change its permissions") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: not a manifest ({error!r}); delete the folder and prepare it again") from None
     return manifest

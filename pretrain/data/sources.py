@@ -217,7 +217,7 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
             if not path.stat().st_size:
                 raise BadInput(f"{key}: {path}: is empty")
             if not os.access(path, os.R_OK):
-                raise BadInput(f"{key}: {path}: may not be read by you")
+                raise BadInput(f"{key}: {path}: you have no permission to read it")
             if not _kind(name):
                 unread.refuse_packed(f"{key}: {path}", name, path)
             found.setdefault(_resolved(name), str(path))

@@ -174,7 +174,7 @@ def _fetch() -> Path:
         return Path(hf_hub_download(DATASET, FILE, repo_type="dataset", revision=REVISION))
     except Exception as error:  # the Hub's client, the cache and the network each raise their own kinds
         raise BadInput(
-            f"HellaSwag ({DATASET} of the Hub) cannot be had: {_first_line(error)}. It needs a network "
+            f"HellaSwag ({DATASET} of the Hub) cannot be loaded: {_first_line(error)}. It needs a network "
             f"once; else give a file with its items: train.py --hellaswag_files FILE (or --hellaswag_steps 0), "
             f"eval_hellaswag.py --data_files FILE"
         ) from None

@@ -117,7 +117,7 @@ def _check_repository(host: bytes, name: str, said: Any, *, is_tree: bool) -> No
 
 def _no_commit(name: str) -> BadInput:
     remedy = "check HF_ENDPOINT, or give files of this machine"
-    return BadInput(f"{name}: the Hub gives no commit of it, so that two versions could be mixed; {remedy}")
+    return BadInput(f"{name}: the Hub names no commit of it, so two versions could be mixed; {remedy}")
 
 
 def api() -> HfApi:

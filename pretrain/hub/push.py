@@ -61,7 +61,7 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str = "") -> tuple[
         why = client.describe(error)
         if client.is_refusal(error):
             raise BadInput(f"{where}: {why}. Check the id, and what the token may do: {TOKENS}") from None
-        return repo_id, [f"the Hub cannot be asked now ({why}); training starts, and pushes wait on disk"]
+        return repo_id, [f"the Hub cannot be reached now ({why}); training starts, and pushes wait on disk"]
 
 
 def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> tuple[str, list[str]]:
@@ -84,7 +84,7 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
     if token.get("role") == "read":
         raise BadInput(f"push_to_hub = true: the token may only read; {fine}")
     if token.get("role") in ("write", "admin"):
-        notes.append(f"this token may write to all that {name} may write to; safer: {fine}")
+        notes.append(f"this token can write to everything that {name} may write to; safer: {fine}")
     try:
         found = api.model_info(repo_id)
     except RepositoryNotFoundError:
@@ -97,7 +97,7 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
         if http_status_and_retry_after(error)[0] != 404:  # some mirrors of the Hub have no such route
             raise
     if private and found.private is False:
-        notes.append(f"{repo_id} is there and is public; hub_private_repo = true is for repositories that are made")
+        notes.append(f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made")
     steps = sorted(ref.name for ref in api.list_repo_refs(repo_id).tags if layout.STEP.fullmatch(ref.name))
     if fresh and steps:
         raise BadInput(
@@ -234,7 +234,7 @@ def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | Non
                 push = files.read_json(folder / PUSH)
                 if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
                     raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
-                sums = refuse_damaged(folder / "files", push["files"], f"to give this push up, remove {folder}")
+                sums = refuse_damaged(folder / "files", push["files"], f"to abandon this push, remove {folder}")
                 repo_id = client.retry(_send, client.api(), folder, push, sums)
                 log.log(sent, f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
                 temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")

@@ -177,8 +177,8 @@ def refuse_impossible(
          f"compile_mode = {compile_mode}: is made of CUDA graphs, and there is no NVIDIA card here; use --compile_mode "
          f"default, or max-autotune-no-cudagraphs"),
         (card and processes > device.count,
-         f"num_processes: {processes} processes on this machine, and PyTorch sees {device.count} card(s); write "
-         f"num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"),
+         f"num_processes: {processes} processes on this machine, and PyTorch sees "
+         f"{counted(device.count, 'card', 'cards')}; write num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"),
         (environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1",
          "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the accelerate YAML, or unset "
          "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),

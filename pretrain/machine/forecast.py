@@ -125,9 +125,7 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         f"{f', {chosen} gradient checkpointing' if chosen != 'none' else ''}",
     ]
     if row["shared_out"]:
-        lines.append(
-            "             fits only with the model shared out (zero3_x8.yaml) and --gradient_checkpointing full"
-        )
+        lines.append("             fits only with the model sharded (zero3_x8.yaml) and --gradient_checkpointing full")
     elif chosen != recipe.model.gradient_checkpointing:
         lines.append("             fits with --gradient_checkpointing full only, which is a third more work")
     hours = row["hours"]

@@ -215,7 +215,7 @@ def all_reduce(answer: dict[str, Any], backend: str, count: int) -> Check:
     if backend == "nccl":
         level = ERROR
         remedy = (
-            "try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO says where it stands; no GPU seen: CUDA_VISIBLE_DEVICES, docker "
+            "try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO shows where it hangs; no GPU seen: CUDA_VISIBLE_DEVICES, docker "
         )
         remedy += "--gpus all --ipc=host"
     return Check("all-reduce", level, f"{where}: {answer['problem']}", remedy)

@@ -42,9 +42,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     made, unused = _load_whole(f"init_from = {name}", find(name), **how)
     # Old GPT-2s keep a buffer beside their weights.
     if beside := [key for key in unused if not key.endswith(".attn.masked_bias")]:
-        raise BadInput(
-            f"init_from = {name}: its weights are not those of its config.json: it has besides {_few(beside)}"
-        )
+        raise BadInput(f"init_from = {name}: its weights do not match its config.json: it also has {_few(beside)}")
     embedding, head = made.get_input_embeddings(), made.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
         raise BadInput(
@@ -106,7 +104,7 @@ def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]
         )
     if info["missing_keys"]:
         lacks = _few(info["missing_keys"])
-        raise BadInput(f"{what}: its weights are not those of its config.json: it lacks {lacks}; give the whole model")
+        raise BadInput(f"{what}: its weights do not match its config.json: it lacks {lacks}; give the whole model")
     for key, tensor in model.named_parameters():
         if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.isfinite().all():
             raise BadInput(

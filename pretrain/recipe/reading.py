@@ -84,7 +84,7 @@ class _StrictLoader(yaml.SafeLoader):
             if not isinstance(name, typing.Hashable):
                 self._refuse(key_node, "a key must be a plain word")
             if name in seen:
-                self._refuse(key_node, f"{shown(name)} stands twice (first in line {seen[name]}); keep one of them")
+                self._refuse(key_node, f"{shown(name)} is given twice (first in line {seen[name]}); keep one of them")
             seen[name] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep)
 

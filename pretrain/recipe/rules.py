@@ -55,7 +55,7 @@ def key_faults(name: str, value: Any) -> list[str]:
         return [f"data_dir = {shown(value)}: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"]
     low, high = field["low"], field["high"]
     if low is not None and not low <= value <= high:  # NaN lies between nothing
-        return [f"{name} = {shown(value)}: must lie between {low} and {high} ({field['help']})"]
+        return [f"{name} = {shown(value)}: must be between {low} and {high} ({field['help']})"]
     return []
 
 
@@ -74,7 +74,7 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
     faults += _architecture_faults(r)
     if r.shard_optimizer and r.optimizer in UNSHARDED:
         faults.append(
-            f"optimizer = {r.optimizer} with shard_optimizer = true: its moments cannot be shared out; use "
+            f"optimizer = {r.optimizer} with shard_optimizer = true: its moments cannot be sharded; use "
             f"--shard_optimizer false, or --optimizer adamw"
         )
     if r.lr_scheduler_type == "wsd" and r.warmup_steps + r.decay_ratio * r.max_steps > r.max_steps:

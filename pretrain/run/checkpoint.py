@@ -320,7 +320,7 @@ def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
     read_state(begin)
     if others and begin.resolve().parent != folder.resolve():
         raise BadInput(
-            f"resume_from_checkpoint = {begin}: {others[0]} is there and did not begin from it; give another --run_name, "
+            f"resume_from_checkpoint = {begin}: {others[0]} exists and did not begin from it; give another --run_name, "
             f"or leave resume_from_checkpoint out to resume from there"
         )
     return begin, skipped

@@ -85,14 +85,14 @@ def convert(
             after |= measure(loaded, text)
             if not computed or not math.isfinite(after.get("loss", 0.0)):
                 raise BadInput(
-                    f"--dtype {asked.dtype}: the model computes no number any more, {asked.dtype} is too narrow for what "
-                    f"it adds up. Nothing was written; use --dtype bf16"
+                    f"--dtype {asked.dtype}: the model's output is not a number any more: {asked.dtype} is too narrow "
+                    f"for its sums. Nothing was written; use --dtype bf16"
                 )
             write_record(temporary, asked, text, before, after)
     except OSError as error:
         raise BadInput(f"--out {asked.out}: cannot be written: {error}") from None
     if not text:
-        measured = f"nothing was measured: {why_not}. Give --text FILE to have the loss before and after"
+        measured = f"nothing was measured: {why_not}. Give --text FILE to see the loss before and after"
     else:
         measured = f"measured on {text.tokens:,} tokens of {text.name}"
         measured += ", half precision computed as fp32, for this is a CPU" if slow else ""
@@ -157,7 +157,7 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     own = [folder / "tokenizer" for folder, _ in data_folders(recipe) if (folder / "tokenizer").is_dir()]
     if not own and recipe.data.tokenizer in keys.TRAINED_TOKENIZERS:
         raise BadInput(
-            f"{run_dir}: its tokenizer lies with its data, which is not here; start this where the run was started, or "
+            f"{run_dir}: its tokenizer is stored with its data, which is not here; run this where the run was started, or "
             f"let the run end, which writes model/"
         )
     tokenizer = tokenization.load(str(own[0]) if own else recipe.data.tokenizer)

@@ -60,5 +60,5 @@ def diverged(recipe: keys.Recipe, step: int, reason: str, in_a_row: int) -> Trai
     return TrainingStopped(
         f"{in_a_row} updates in a row were skipped, the last at step {step}: {reason}. The weights are those "
         f"of the last good update, in {newest}. Check the data, or begin again with a lower learning_rate and another "
-        f"--run_name; the same command resumes behind these batches"
+        f"--run_name; the same command resumes after these batches"
     )

@@ -24,7 +24,7 @@ CONTENTS = {
     "metrics.jsonl": "every number above",
     "run.log": "these lines",
     "curves.png": "loss, learning rate, speed",
-    "samples.txt": "text on the way",
+    "samples.txt": "samples during training",
     "checkpoints": "to resume from",
 }
 

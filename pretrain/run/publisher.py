@@ -16,6 +16,7 @@ from pretrain.hub import fetch, model_card, push
 from pretrain.machine.facts import Facts
 from pretrain.model import export
 from pretrain.recipe import keys
+from pretrain.recipe.rules import counted
 from pretrain.run import checkpoint
 from pretrain.run.state import RunState
 
@@ -74,12 +75,13 @@ class Publisher:
             return
         until, left = time.monotonic() + seconds, self._pusher.close(1)
         if left:
-            log.info(f"hub      {left} push(es) to go; Ctrl-C leaves them for --push_pending")
+            log.info(f"hub      {counted(left, 'push', 'pushes')} to go; Ctrl-C leaves them for --push_pending")
         while left and self._pusher.sending and time.monotonic() < until and not given_up():
             left = self._pusher.close(1)
         if left:
             command = f"python train.py --push_pending {self._run_dir}"
-            log.info(f"hub      {left} push(es) wait in {self._run_dir / PENDING}; to send them: {command}")
+            waiting = f"{counted(left, 'push', 'pushes')} to send in {self._run_dir / PENDING}"
+            log.info(f"hub      {waiting}; the command: {command}")
         elif self._pushes:
             log.info(f"hub      all pushes are in {self._repo_id}")
 

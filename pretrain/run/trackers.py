@@ -94,7 +94,7 @@ class Trackers:
         except Exception as error:
             self._open.pop(name, None)
             why = one_line(f"{type(error).__name__}: {str(error) or f'no answer in {CALL_SECONDS} s'}").rstrip(".")
-            log.warning(f"{name}: off from here: {why}. The run continues; metrics.jsonl has every number")
+            log.warning(f"{name}: switched off: {why}. The run continues; metrics.jsonl has every number")
 
 
 def _kind(row: dict) -> str:

@@ -148,14 +148,16 @@ def test_no_line_is_lost_to_a_disk_that_is_full_for_a_while(tmp_path):
     assert log.write("one\n") is None and path.read_text() == "one\n"
     log._file = disk = Disk(log._file, room=2)
     assert log.write("two\n") == (
-        f"{path}: No space left on device: what comes is kept in memory and tried again; free some space"
+        f"{path}: No space left on device: new text is kept in memory and written later; free some space"
     )
     assert log.write("three\n") is None and path.read_text() == "one\ntw"  # that is said once
     disk.room = 100
-    assert log.write("é\udcff\n") == f"{path}: is whole again"
+    assert log.write("é\udcff\n") == f"{path}: is complete again"
     assert path.read_text() == "one\ntwo\nthree\né\\udcff\n"
     disk.room = 1
-    assert log.write("end\n") and log.close() == f"{path}: No space left on device: its end is lost, 3 bytes"
+    assert (
+        log.write("end\n") and log.close() == f"{path}: No space left on device: the end of the file is lost, 3 bytes"
+    )
     assert files.Log(path).close() is None
 
 

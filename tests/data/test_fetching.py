@@ -294,5 +294,5 @@ def test_a_hub_without_commits_is_refused_and_no_revision_is_stored(served, plac
         assert prepare(served) == (2, [])
     finally:
         served.commit = before
-    assert "error: me/tokens: the Hub gives no commit of it" in capfd.readouterr().err
+    assert "error: me/tokens: the Hub names no commit of it" in capfd.readouterr().err
     assert not list(Path("data").glob("*/manifest.json"))

@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_key_and_a_folder_with_a_
     message = refused(data_files=[str(tmp_path / "books")])
     assert "is a folder" in message and whole(find(data_files=[message.split("'")[1]])) == "x" * 20
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
-    assert "t.txt: may not be read" in refused(data_files=[name])
+    assert "t.txt: you have no permission to read it" in refused(data_files=[name])
 
 
 def test_a_file_in_both_splits_is_refused_however_it_is_written(tmp_path, monkeypatch, offline):

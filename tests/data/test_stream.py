@@ -530,7 +530,7 @@ def test_a_csv_that_a_data_set_describes_is_read_as_described_or_refused(tmp_pat
         wanted = ["it's a text", "NA"] if "header" not in names else ["2"]
         assert list(csv_reader.rows(str(tmp_path / "a.csv"), Column("text"), 0, config)) == wanted
     for other in ({"skiprows": 1}, {"header": None}, {"comment": "#"}, {"sep": "ab"}):
-        with pytest.raises(BadInput, match="a.csv: is described as a CSV with .*; try --dataset_revision refs/convert"):
+        with pytest.raises(BadInput, match="a.csv: is a CSV with .*; try --dataset_revision refs/convert"):
             list(csv_reader.rows(str(tmp_path / "a.csv"), Column("text"), 0, CsvConfig(**other)))
 
 
@@ -609,7 +609,7 @@ def test_names_that_look_like_patterns_are_read_as_they_stand_each_once(tmp_path
 
 @pytest.mark.parametrize("name", ["a.parquet.gz", "a.arrow.XZ"])
 def test_a_packed_table_that_is_read_in_places_is_refused_with_a_remedy(tmp_path, waits, name):
-    with pytest.raises(BadInput, match=rf"/{name}: (parquet|arrow) is read in places, .*; unpack it"):
+    with pytest.raises(BadInput, match=rf"/{name}: (parquet|arrow) is read at any position, .*; unpack it"):
         open_files([tmp_path / name])
     assert not waits
 
@@ -876,7 +876,7 @@ class Hub:
         }
 
     def without_commit(self, sample: str) -> list[dict]:
-        """Read where the Hub gives no commit; by name, by pattern."""
+        """Read where the Hub names no commit; by name, by pattern."""
         commit, versions = self.server.commit, {}
         self.server.commit = None
         found = [self.read(), self.read(files=[f"{sample}/*.parquet"], versions=versions) | {"versions": versions}]
@@ -919,7 +919,7 @@ class Hub:
 
 def test_a_hub_that_gives_no_commit_is_refused_by_name_and_none_is_kept(hub):
     for done in hub["no commit"]:
-        assert done["stopped"].startswith("BadInput: me/corpus: the Hub gives no commit of it"), done["stopped"]
+        assert done["stopped"].startswith("BadInput: me/corpus: the Hub names no commit of it"), done["stopped"]
         assert not done["rows"] and not done["waits"]
     assert done["versions"] == {}
 

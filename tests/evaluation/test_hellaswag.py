@@ -325,7 +325,7 @@ def test_without_network_and_cache_the_message_has_the_remedy(tmp_path, monkeypa
     with pytest.raises(BadInput) as caught:
         hellaswag.read_items()
     (line,) = caught.value.lines
-    assert line.startswith("HellaSwag (Rowan/hellaswag of the Hub) cannot be had: ") and "\n" not in line
+    assert line.startswith("HellaSwag (Rowan/hellaswag of the Hub) cannot be loaded: ") and "\n" not in line
     for remedy in ("network", "train.py --hellaswag_files", "eval_hellaswag.py --data_files", "--hellaswag_steps 0"):
         assert remedy in line
 

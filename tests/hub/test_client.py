@@ -84,10 +84,10 @@ def test_a_hub_that_gives_no_commit_is_refused_by_name(server, tmp_path, said):
     server.make(ID, private=False)
     about = {"id": ID, "siblings": []} | said if isinstance(said, dict) else said
     server.faults = [Fault(ENDPOINTS["info"] + "|/revision/", 1000, "say", message=json.dumps(about))]
-    with pytest.raises(BadInput, match=f"^{ID}: the Hub gives no commit of it"):
+    with pytest.raises(BadInput, match=f"^{ID}: the Hub names no commit of it"):
         fetched(tmp_path)
     # Transformers would take what the files' own headers say, each the newest.
-    with pytest.raises(BadInput, match=f"tokenizer = {ID}: cannot be loaded .{ID}: the Hub gives no commit of it"):
+    with pytest.raises(BadInput, match=f"tokenizer = {ID}: cannot be loaded .{ID}: the Hub names no commit of it"):
         tokenization.load(ID)
     assert not server.count("/resolve/")
     server.faults.clear()
@@ -100,7 +100,7 @@ def test_a_file_of_no_commit_is_refused_by_name(server):
     server.make(ID, private=False)
     for commit in ("main", "None", "../" + COMMIT[3:]):
         server.faults = [Fault("/resolve/", 1000, "say", headers={"X-Repo-Commit": commit, "ETag": '"x"'})]
-        with pytest.raises(BadInput, match=f"^{ID}: the Hub gives no commit"):
+        with pytest.raises(BadInput, match=f"^{ID}: the Hub names no commit"):
             HfApi().hf_hub_download(ID, "config.json")
 
 

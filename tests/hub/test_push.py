@@ -141,7 +141,7 @@ def other_name(path, name):
     "change, name, words",
     [
         *(
-            (change, "", "config.json: is damaged; to give this push up, remove ")
+            (change, "", "config.json: is damaged; to abandon this push, remove ")
             for change in (longer, other_bytes, link)
         ),
         *((other_name, name, "is not on the list") for name in ("../../../secret", ".env")),
@@ -492,7 +492,7 @@ def test_check_lets_a_run_start_when_the_hub_is_down(server, monkeypatch, endpoi
     server.make(ID)
     server.faults = [Fault(endpoint, fault.times, fault.kind, fault.status)]
     repo_id, (note,) = check()
-    assert repo_id == "run" and note.startswith("the Hub cannot be asked now (")
+    assert repo_id == "run" and note.startswith("the Hub cannot be reached now (")
     for name, value, error in (("ENDPOINT", "http://127.0.0.1:9", "Connect"), ("HF_HUB_OFFLINE", True, "OfflineMode")):
         monkeypatch.setattr(constants, name, value)
         assert error in check(ID)[1][0]

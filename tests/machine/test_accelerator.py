@@ -106,7 +106,7 @@ def test_a_cards_yaml_without_a_card_is_refused_with_the_yaml_to_take():
         (A6000, {"ACCELERATE_MIXED_PRECISION": "fp8"}, "(docs/knobs.md says why); write mixed_precision: bf16"),
         (P4000, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "too old for its compiler"),
         (dataclasses.replace(A6000, compiler=False), {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "pip install triton"),
-        (A6000, LAUNCHED | {"LOCAL_WORLD_SIZE": "4"}, "sees 2 card(s); write num_processes: 2"),
+        (A6000, LAUNCHED | {"LOCAL_WORLD_SIZE": "4"}, "sees 2 cards; write num_processes: 2"),
         (A6000, {"ACCELERATE_USE_DEEPSPEED": "true"}, "zero1_x8.yaml"),
         (A6000, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "write fsdp_version: 2"),
         (CPU, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "needs NVIDIA cards. Without a GPU: --config_file"),

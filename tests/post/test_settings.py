@@ -77,7 +77,7 @@ def test_flags_come_over_the_file_and_numbers_are_numbers(tmp_path, monkeypatch)
         ("deepspeed: x", "TRL refuses these settings: ImportError: deepspeed is not installed"),
         ("num_generation: 4", "num_generation: no such key; did you mean num_generations?"),
         ("1: 2", "1: no such key"),
-        ("seed: 1\nseed: 1", "line 6: seed stands twice"),
+        ("seed: 1\nseed: 1", "line 6: seed is given twice"),
         ("a: " + "[" * 100_000, "nests more than 10 deep"),
         ("a: 2026-99-99", "2026-99-99: month must be in"),
         ("a: " + "9" * 5000, "Exceeds the limit"),

@@ -93,7 +93,7 @@ def test_a_misspelt_key_and_a_wrong_choice_name_the_nearest(tmp_path):
 
 def test_duplicate_key_is_refused_with_both_lines(tmp_path):
     (message,) = refused(write(tmp_path, yaml.safe_dump(BASE, sort_keys=False) + "tokenizer: bpe\n"))
-    assert f"tokenizer stands twice (first in line {1 + list(BASE).index('tokenizer')})" in message
+    assert f"tokenizer is given twice (first in line {1 + list(BASE).index('tokenizer')})" in message
 
 
 @pytest.mark.parametrize(
@@ -143,17 +143,17 @@ def test_out_of_range_is_refused_for_every_number(tmp_path, end, beyond):
     lines = refused(write(tmp_path, **values))
     assert len(lines) == len(values) > 30
     for name, about in numbers.items():
-        wanted = f" {name} = {values[name]}: must lie between {about['low']} and {about['high']}"
+        wanted = f" {name} = {values[name]}: must be between {about['low']} and {about['high']}"
         assert sum(wanted in message for message in lines) == 1
 
 
 def test_numbers_that_are_not_finite_are_refused_in_a_file_and_as_a_flag(tmp_path):
     for key, words in [*(("weight_decay", words) for words in (".nan", ".inf", "-.inf")), ("seed", "9" * 400)]:
         (message,) = refused(line(tmp_path, key, words))
-        assert key in message and "must lie between" in message
+        assert key in message and "must be between" in message
     for flag in ("nan", "inf", "-inf", "1e999"):
         (message,) = refused(write(tmp_path), {"learning_rate": flag})
-        assert "learning_rate" in message and "must lie between" in message
+        assert "learning_rate" in message and "must be between" in message
 
 
 def test_each_key_without_default_must_be_stated(tmp_path):
@@ -560,7 +560,7 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         (HUB | {"tokenizer": "x"}, "tokenizer: no such key"),
         ({"weight": 1, "data_files": "a.txt"}, "data_files = a.txt: must be a list of texts, is text"),
         (HUB | {"text_column": None}, "text_column = none: must be text"),
-        (HUB | {"limit_tokens": -1}, "limit_tokens = -1: must lie between 0 and"),
+        (HUB | {"limit_tokens": -1}, "limit_tokens = -1: must be between 0 and"),
     ],
 )
 def test_each_fault_of_a_source_is_named_once_with_its_number(tmp_path, source, words):
@@ -577,7 +577,7 @@ def test_a_source_that_data_files_replace_is_still_read_for_its_faults(tmp_path)
 def test_a_mixture_that_is_no_list_of_mappings_is_refused(tmp_path):
     for text in ("x", "{weight: 1}", "[a, b]", "[null]"):
         assert "must be a list of mappings" in refused(line(tmp_path, "sources", text))[0]
-    assert "weight stands twice" in refused(line(tmp_path, "sources", "[{weight: 1, dataset_name: a, weight: 2}]"))[0]
+    assert "weight is given twice" in refused(line(tmp_path, "sources", "[{weight: 1, dataset_name: a, weight: 2}]"))[0]
     assert "sources is empty" in refused(mixture(tmp_path))[0]
     assert len(refused(mixture(tmp_path, {"weight": 0}, {"dataset_nam": 1}, tokenizer="bpe"))) == 6
 

@@ -296,7 +296,7 @@ def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
     with pytest.raises(BadInput, match="no such checkpoint"):
         checkpoint.find_from(mine, tmp_path / "theirs" / "step-00000003")
     save(tmp_path / "theirs", 4, make(9))  # another run's, under the same name
-    with pytest.raises(BadInput, match="step-00000006 is there and did not begin from it"):
+    with pytest.raises(BadInput, match="step-00000006 exists and did not begin from it"):
         checkpoint.find_from(mine, begin)
     assert checkpoint.find_from(mine, first) == (first, ANY)  # it goes back
 

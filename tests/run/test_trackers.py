@@ -276,7 +276,7 @@ def kill_and_resume(run_dir: Path, name: str, **environment: str) -> str:
     second = process(lambda: train(run_dir, name, 8, 14), **environment)
     third = process(lambda: train(run_dir, name, 8, 20), **environment)
     assert (second.returncode, third.returncode) == (0, 0), second.stdout + third.stdout
-    assert "off from here" not in first.stdout + second.stdout + third.stdout
+    assert "switched off" not in first.stdout + second.stdout + third.stdout
     return first.stdout + second.stdout + third.stdout
 
 
@@ -361,7 +361,7 @@ def test_no_number_breaks_a_tracker(run_dir, name):
         tracker.close()
 
     done = process(body)
-    assert done.returncode == 0 and "off from here" not in done.stdout, done.stdout
+    assert done.returncode == 0 and "switched off" not in done.stdout, done.stdout
     rows = read_trackio(run_dir) if name == "trackio" else read_tensorboard(run_dir)
     found = [(row["step"], repr(row["train/loss"])) for row in rows if "train/loss" in row]
     assert found == [(2, "nan"), (3, "inf"), (4, "2.0")]
@@ -463,7 +463,7 @@ def test_trackio_that_hangs_as_it_begins_is_switched_off(run_dir, monkeypatch):
     monkeypatch.setattr(trackio.run, "_get_default_namespace", threading.Event().wait)  # who a token is of: the Hub
     done = process(lambda: train(run_dir, "trackio", 0, 4))
     assert done.returncode == 0
-    assert done.stdout.count("trackio: off from here: TimeoutError: no answer in 0.3 s. The run continues") == 1
+    assert done.stdout.count("trackio: switched off: TimeoutError: no answer in 0.3 s. The run continues") == 1
 
 
 @needs("tensorboard", "trackio")
@@ -483,16 +483,14 @@ def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_
     done = process(body, HF_TOKEN=TOKEN)
     assert done.returncode == 0
     assert (
-        done.stdout.count(
-            "tensorboard: off from here: RuntimeError: no room for (HF_TOKEN) and more. The run continues"
-        )
+        done.stdout.count("tensorboard: switched off: RuntimeError: no room for (HF_TOKEN) and more. The run continues")
         == 1
     )
     assert [row["train/loss"] for row in read_trackio(run_dir) if "train/loss" in row] == [1.0, 2.0]
     (run_dir / "tensorboard").rename(run_dir / "moved")
     (run_dir / "tensorboard").write_text("a file")
     done = process(lambda: begin(run_dir, "tensorboard", "trackio").close())
-    assert done.returncode == 0 and "tensorboard: off from here" in done.stdout and "trackio show" in done.stdout
+    assert done.returncode == 0 and "tensorboard: switched off" in done.stdout and "trackio show" in done.stdout
 
 
 def test_what_is_not_installed_is_found_before_anything_is_written(monkeypatch):

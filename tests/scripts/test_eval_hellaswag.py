@@ -207,7 +207,7 @@ def test_scoring_does_not_count_as_training_time(place, monkeypatch):
 
 def test_items_that_cannot_be_had_are_said_before_step_0(place):
     done = run(*TRAIN, "--hellaswag_steps", "4", "--run_name", "r3", expect=2, HF_HOME=str(place / "no_cache"))
-    assert "HellaSwag (Rowan/hellaswag of the Hub) cannot be had" in done.stderr
+    assert "HellaSwag (Rowan/hellaswag of the Hub) cannot be loaded" in done.stderr
     assert "hellaswag_files" in done.stderr and "hellaswag_steps 0" in done.stderr
     assert not Path("runs/r3").exists() and "Traceback" not in done.stderr
     done = run(*TRAIN[:3], *SCORED, "--run_name", "r3", expect=2)  # its characters tokenizer knows no capital

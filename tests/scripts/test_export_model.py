@@ -121,7 +121,7 @@ def test_a_run_that_has_no_model_yet_gives_its_newest_checkpoint(place):
     shutil.rmtree("runs/tiny/checkpoints/step-00000012")
     assert "step-00000009" in export(out="older").stderr
     shutil.rmtree("data")
-    assert "its tokenizer lies with its data" in export(out="none", expect=2).stderr
+    assert "its tokenizer is stored with its data" in export(out="none", expect=2).stderr
     shutil.rmtree("runs/tiny/checkpoints")
     assert "neither model/ nor a checkpoint" in export(out="none", expect=2).stderr
 
@@ -225,7 +225,7 @@ def test_a_model_that_fp16_cannot_compute_is_refused_and_nothing_is_written(plac
     damage("transformer.h.0.mlp.c_fc.bias", 65000)
     damage("transformer.h.0.mlp.c_proj.weight", 65000)
     before = listing()
-    assert "computes no number any more" in export("--dtype", "fp16", expect=2).stderr
+    assert "is not a number any more" in export("--dtype", "fp16", expect=2).stderr
     assert listing() == before
 
 

@@ -614,7 +614,7 @@ def test_another_number_of_jobs_is_refused_at_its_start_and_where_both_began_the
         if index == 0:
             refused = run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
             assert "manifest.job-00001-of-00002.json not complete; run these jobs first" in refused
-            assert "of several numbers of jobs (2, 3) one is to be finished" in refused
+            assert "of several numbers of jobs (2, 3) finish the jobs of one" in refused
     run("prepare_data.py", *TINY, *flags, "--merge")
     assert contents(folder) == whole
 

@@ -557,7 +557,7 @@ def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kil
     assert "resumed from runs/k/checkpoints/step-00000011" in done.stderr
     assert final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
     done = run("train.py", *flags, "runs/whole/checkpoints/step-00000012", expect=2)
-    assert "runs/k/checkpoints/step-00000012 is there and did not begin from it" in done.stderr
+    assert "runs/k/checkpoints/step-00000012 exists and did not begin from it" in done.stderr
     scored = run("train.py", *flags, "runs/k/checkpoints/step-00000011", "--eval_only", "--run_name", "whole")
     assert '"model": "runs/k/checkpoints/step-00000011"' in scored.stdout
 

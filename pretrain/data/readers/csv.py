@@ -28,7 +28,7 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
     config = options or CsvConfig()
     other = [option for option in OTHER if getattr(config, option) != getattr(CsvConfig, option)]
     if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
-        said = f"is described as a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not read here"
+        said = f"is a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not supported"
         raise BadInput(f"{name}: {said}; try --dataset_revision refs/convert/parquet")
     number, held = -1, []
     with remote.whole(name) as file:
