@@ -6,15 +6,16 @@ import json
 from unittest import mock
 
 import numpy
+import pretend_cuda
 import pytest
 import torch
 from conftest import ROOT
-from pretend_cuda import A6000, CUDA, RTX_3060, T4, on
+from pretend_cuda import A6000, CARDS, CUDA, RTX_3060, T4, on
 from torch.nn.attention.flex_attention import BlockMask
 
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import likelihood, sampling
-from pretrain.machine import doctor, fit, hardware, probes
+from pretrain.machine import cards, doctor, fit, hardware, probes
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
 from pretrain.model.attention import kernel_taken, within_documents
 from pretrain.model.build import build
@@ -187,3 +188,26 @@ def test_the_trial_of_tf32_multiplies_without_it_and_with_it():
         assert {what: count for (what, _), count in machine.products.items()} == {"float32": 3, "tf32": 3}
 
     on(A6000, work)
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_the_product_chooses_for_each_card_what_it_can(card):
+    def work(machine):
+        device = hardware.this_device()
+        modern = card.capability >= (8, 0)
+        assert (device.kind, device.name, device.memory_bytes) == ("cuda", card.name, card.memory)
+        assert (device.capability, device.count, device.compiles) == (card.capability, 1, True)
+        assert device.precision == ("bf16" if modern else "fp16") and device.has_tf32 == modern
+        accelerator = make_accelerator(device)
+        assert accelerator.device.type == "cuda" and accelerator.mixed_precision == device.precision
+        assert (accelerator.scaler is not None) != modern
+        assert torch.get_float32_matmul_precision() == ("high" if modern else "highest")
+        assert machine.allocator == "expandable_segments:True"
+        assert hardware.device_name(CUDA) == card.name and hardware.free_memory_bytes(CUDA) == card.memory
+        known = cards.find(card.name)
+        assert (known is None) == (card is pretend_cuda.UNKNOWN)
+        assert (cards.peak_flops(card.name, device.precision) is None) == (known is None)
+        if known:
+            assert known.precision == device.precision and abs(card.memory / 2**30 / known.memory_gib - 1) < 0.1
+
+    on(card, work)

@@ -267,6 +267,7 @@ def test_without_tiktoken_or_with_another_merge_table_the_tokenizer_encodes(monk
     assert tokenization.make_encoder(right).tiktoken is None
 
 
+@pytest.mark.slow
 def test_both_libraries_class_every_character_alike():
     """Each of the merges shows whether a character is split from a letter, a digit, a sign or a space before it."""
     made = byte_level([(before, byte) for before in "a1.Ġ" for byte in sorted(pre_tokenizers.ByteLevel.alphabet())])

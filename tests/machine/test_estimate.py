@@ -76,6 +76,7 @@ def test_flops_are_those_that_pytorch_counts_in_forward_and_backward(shape):
     assert shape.flops_per_token * T == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
+@pytest.mark.slow
 def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
     pages = estimate_cards.pages()
     assert {path.name for path in pages} >= {
@@ -227,6 +228,7 @@ def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half)
     assert held / one.sequence_length == pytest.approx(said, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_compiled_block_that_is_computed_again_keeps_its_input_only():
     shape = estimate.Shape(2, 128, 512, 100, "gpt2", n_head=4)
     held = held_after_forward(shape, "full", half=True, compiled=True)

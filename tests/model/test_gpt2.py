@@ -33,6 +33,7 @@ def folded(graphs: list) -> bool:
     return any("_Normalized" in str(node.target) or "autograd_function" in str(node) for node in graphs[0].graph.nodes)
 
 
+@pytest.mark.slow
 def test_folded_norms_round_no_gradient_worse_than_stock_ones():
     precisions = {"exact": None, "stock": torch.bfloat16, "folded": torch.bfloat16}
     found = {}

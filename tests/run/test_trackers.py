@@ -311,6 +311,7 @@ def test_trackio_has_no_point_twice_and_lacks_only_what_was_killed_unsent(run_di
     assert said.count("trackio show --project") == 3 and "* " not in said
 
 
+@pytest.mark.slow
 @needs("wandb")
 def test_wandb_offline_has_no_point_twice_after_the_sync_that_it_names(run_dir, wandb_server):
     run_dir = run_dir / "a b"

@@ -105,6 +105,7 @@ def test_pages_have_commands_of_every_script():
     assert found == set(PARSERS) and sum(len(commands(page)) for page in PAGES) > 30
 
 
+@pytest.mark.slow
 def test_the_walkthrough_runs_and_prints_lines_like_those_on_the_page(tmp_path):
     page = (ROOT / "docs/walkthrough.md").read_text(encoding="utf-8")
     steps = re.findall(r"```python\n([^`]*?)```\n+((?:    [^\n]*\n)*)", page)
