@@ -175,9 +175,9 @@ def test_check_setup_tries_nccl_between_two_cards_and_a_cards_step_on_a_card(mon
 
     monkeypatch.setattr(doctor, "attempt", attempt)
     card = {"name": A6000.name, "capability": A6000.capability, "memory": A6000.memory}
-    for cards, backend, count in ((1, "gloo", 2), (2, "nccl", 2), (8, "nccl", 8)):
+    for number, backend, count in ((1, "gloo", 2), (2, "nccl", 2), (8, "nccl", 8)):
         asked.clear()
-        list(doctor.examine_trials([card] * cards, "a6000", False, {}))
+        list(doctor.examine_trials([card] * number, "a6000", False, {}))
         assert [(trial["backend"], trial["count"]) for trial in asked["all_reduce"]] == [(backend, count)]
         assert {trial["device"] for trial in asked["training_step"]} == {"cuda"}
 
