@@ -38,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     """Prepare the recipe's data and print where it lies."""
     client.bound_client()
     logging.getLogger("pretrain.recipe").setLevel(logging.WARNING)  # train.py's own notes on the recipe are enough
-    words = sys.argv[1:] if argv is None else argv
-    flags, extras = reading.read_flags(words, "Turn text into folders of token shards.", EXTRAS)
+    argv = sys.argv[1:] if argv is None else argv
+    flags, extras = reading.read_flags(argv, "Turn text into folders of token shards.", EXTRAS)
     anywhere = Path(__file__).parent / reading.RECIPE  # --verify needs none, and is asked for in any folder
     recipe = reading.load_recipe(Path(flags.pop("recipe", anywhere if "verify" in extras else reading.RECIPE)), flags)
     console.start(stream=sys.stdout if "follow" in extras else None)  # train.py reads it from there

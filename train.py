@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     argv = sys.argv[1:] if argv is None else argv
     client.bound_client()
-    recipe, modes, words = reading.parse_training(argv)
+    recipe, modes, reader_argv = reading.parse_training(argv)
     if recipe is None:  # works in any folder
         return publisher.push_pending(Path(modes["push_pending"]))
     if "extend_steps" in modes:
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
     items = read_items(recipe.evaluation)
 
-    with raise_on_lost_peer(), Corpus(recipe, words) as corpus:
+    with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
         if trains:
             refuse_prompts(recipe.evaluation, corpus.tokenizer)

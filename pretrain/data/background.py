@@ -36,7 +36,7 @@ class Preparation:
     def __init__(self, command: Sequence[str]):
         self.command = list(command)
         self.done = False
-        self._failures, self._wanted, self._not_before = 0, 0, 0.0
+        self._failures, self._target, self._not_before = 0, 0, 0.0
         self._process: subprocess.Popen[str] | None = None
         self._start()
 
@@ -73,11 +73,11 @@ class Preparation:
             log.warning(f"data     the reader was killed (signal {-status}); restart {self._failures} of {RESTARTS}")
             self._start()
 
-    def want(self, windows: int) -> None:
+    def prefetch(self, windows: int) -> None:
         """Send it how many windows will soon be needed."""
-        if windows > self._wanted:
-            self._wanted = windows
-            self._send_wanted()
+        if windows > self._target:
+            self._target = windows
+            self._send_target()
 
     def close(self) -> None:
         """End the process; what it has finished is kept."""
@@ -103,17 +103,17 @@ class Preparation:
         self._process, self._input = process, process.stdin
         self._relay = threading.Thread(target=self._log_lines, args=(process.stdout,), daemon=True)
         self._relay.start()
-        self._send_wanted()
+        self._send_target()
 
     def _log_lines(self, lines: IO[str]) -> None:
         with lines:
             for line in lines:
                 log.info(f"data     {line.rstrip()}")
 
-    def _send_wanted(self) -> None:
+    def _send_target(self) -> None:
         if self._process is not None:
             with contextlib.suppress(OSError):  # it has died: check() will find that
-                self._input.write(f"{self._wanted}\n")
+                self._input.write(f"{self._target}\n")
                 self._input.flush()
 
     def _close_input(self) -> None:
@@ -182,7 +182,7 @@ class DataWait:
         try:
             for reader, windows in zip(self.readers, needed, strict=True):
                 if reader:
-                    reader.want(windows)
+                    reader.prefetch(windows)
                     reader.check()
             # Reading the manifests costs a millisecond: not at every step while there is enough.
             if any(map(int.__lt__, have, needed)) or time.monotonic() - self._refreshed > REFRESH_SECONDS:

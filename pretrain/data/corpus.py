@@ -80,7 +80,7 @@ class Corpus:
     What is not prepared yet is prepared in the background; construction waits for the validation split.
 
     Args:
-        words: the command line of the run, for the processes that prepare.
+        argv: the command line of the run, for the processes that prepare.
 
     Attributes:
         sources: one, or those of a mixture.
@@ -89,7 +89,7 @@ class Corpus:
         data_wait: the background processes.
     """
 
-    def __init__(self, recipe: keys.Recipe, words: Sequence[str]):
+    def __init__(self, recipe: keys.Recipe, argv: Sequence[str]):
         self._recipe, self._consumed = recipe, recipe.data.stream_keep == "consumed"
         data, model = recipe.data, recipe.model
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -102,7 +102,7 @@ class Corpus:
             plan = make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
             most_windows = [_most_windows(source, model.sequence_length) for source in found]
             self.order(plan).refuse_second_epoch(recipe.schedule.max_steps, most_windows)
-        readers = [_start_reader(number, source, words) for number, source in enumerate(found)]
+        readers = [_start_reader(number, source, argv) for number, source in enumerate(found)]
         self.data_wait = DataWait(readers, self.refresh)
         streams = [source.folder / shards.MANIFEST for source in found if source]
         self.data_wait.until(
@@ -311,11 +311,11 @@ def _fingerprint_at(model: str) -> str | None:
         return None
 
 
-def _start_reader(number: int, source: FoundSource | None, words: Sequence[str]) -> Preparation | None:
+def _start_reader(number: int, source: FoundSource | None, argv: Sequence[str]) -> Preparation | None:
     """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
     if source is None or os.environ.get("LOCAL_RANK", "0") != "0" or shards.is_complete(source.folder):
         return None
-    return Preparation([sys.executable, str(PREPARE), *words, "--source", str(number), "--follow"])
+    return Preparation([sys.executable, str(PREPARE), *argv, "--source", str(number), "--follow"])
 
 
 def _most_windows(source: FoundSource | None, sequence_length: int) -> int | None:

@@ -22,14 +22,14 @@ class PrefetchTarget:
 
     def __init__(self, recipe: keys.Recipe):
         self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"
-        self._wanted, self._changed = 0, threading.Condition()
+        self._target, self._changed = 0, threading.Condition()
         os.nice(10)  # the trainer goes first where they share cores
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for line in sys.stdin:
             with self._changed:
-                self._wanted = int(line)
+                self._target = int(line)
                 self._changed.notify()
         os._exit(1)  # the trainer is gone; the next one resumes from the manifest
 
@@ -37,7 +37,7 @@ class PrefetchTarget:
         """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
         windows = [max(0, row["tokens"] - 1) // self.sequence_length for row in rows]
         with self._changed:
-            while self.bounded and rows and sum(windows) > self._wanted + AHEAD_SHARDS * max(windows):
+            while self.bounded and rows and sum(windows) > self._target + AHEAD_SHARDS * max(windows):
                 self._changed.wait()
 
 

@@ -33,7 +33,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     for checkpointing in (recipe.model.gradient_checkpointing, "full"):
         if size := estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how):
             break
-    if not size and count > 1:  # the model itself shared out, as zero3_x8.yaml does, which is not compiled
+    if not size and count > 1:  # the model itself is sharded, as zero3_x8.yaml does, which is not compiled
         how |= {"compiled": False, "shards": dict.fromkeys(SHARED, count)}
         size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if isinstance(asked := recipe.batch.per_device_train_batch_size, int):

@@ -119,7 +119,7 @@ def refuse_at_once(argv: Sequence[str]) -> None:
 def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], list[str]]:
     """Read the command line of train.py.
 
-    Returns: the recipe, None with push_pending, which needs none; the modes given; and the words by which another script
+    Returns: the recipe, None with push_pending, which needs none; the modes given; and the argv by which another script
     reads the same recipe. Raises BadInput with every fault found.
     """
     flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
@@ -127,17 +127,17 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
         if flags or len(modes) > 1:
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
         return None, modes, []
-    words = words_of(flags)
-    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), modes, words
+    reader_argv = argv_of(flags)
+    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), modes, reader_argv
 
 
-def words_of(flags: Mapping[str, str | list[str]]) -> list[str]:
-    """Return the words of a command line that gives these flags, whatever their values are."""
-    words = []
+def argv_of(flags: Mapping[str, str | list[str]]) -> list[str]:
+    """Return the argv that gives these flags, whatever their values are."""
+    argv = []
     for name, value in flags.items():
         texts = [value] if isinstance(value, str) else value
-        words += [f"--{name}={texts[0]}"] if len(texts) == 1 else [f"--{name}", *texts]
-    return words
+        argv += [f"--{name}={texts[0]}"] if len(texts) == 1 else [f"--{name}", *texts]
+    return argv
 
 
 def read_flags(
@@ -146,7 +146,7 @@ def read_flags(
     """Read ``--recipe FILE --key value ...``.
 
     Args:
-        argv: the words after the script's name.
+        argv: what stands after the script's name.
         description: first line of ``--help``.
         extras: flags that are not recipe keys: type (bool: no value follows) and help.
 

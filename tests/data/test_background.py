@@ -146,13 +146,13 @@ def test_a_killed_process_is_restarted_with_a_message_and_sent_what_is_wanted(st
     one = start(ECHO)
     pid = int(logged.next().split()[1])
     for windows in (0, 7, 8, 8, 5, 9):
-        one.want(windows)
+        one.prefetch(windows)
         one.check()
     assert [logged.next() for _ in range(4)] == [f"sent {windows}" for windows in (0, 7, 8, 9)]  # only more is news
     assert pid == one._process.pid and not one.done
     os.kill(pid, signal.SIGKILL)
     one._process.wait(timeout=SECONDS)
-    one.want(12)  # after its death, which is not known yet
+    one.prefetch(12)  # after its death, which is not known yet
     one.check()
     assert logged.next() == "the reader was killed (signal 9); restart 1 of 5"
     assert logged.next() not in ("", f"pid {pid}") and logged.next() == "sent 12" and not one.done
@@ -186,7 +186,7 @@ def test_while_another_process_prepares_the_folder_it_waits_and_tries_again_with
     for busy in range(1, 9):
         ended(one)
         one.check()
-        one.want(busy)
+        one.prefetch(busy)
         assert one._process is None and not one.done  # not yet
         clock.now += reading.BUSY_SECONDS
         one.check()
@@ -233,7 +233,7 @@ class Plain:
     def __init__(self):
         self.wanted, self.checks, self.closed, self.error = [], 0, False, None
 
-    def want(self, windows):
+    def prefetch(self, windows):
         self.wanted.append(windows)
 
     def check(self):

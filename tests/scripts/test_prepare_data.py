@@ -777,7 +777,7 @@ class Follower:
         self.pid, self.out, self.err = fork(ME, flags, {"STDIN": f"{reading},{self.writing}"})
         os.close(reading)
 
-    def want(self, windows: int) -> None:
+    def prefetch(self, windows: int) -> None:
         os.write(self.writing, f"{windows}\n".encode())
 
     def close(self) -> int:
@@ -824,10 +824,10 @@ def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trai
     follower.wait_for(3)
     second = run("prepare_data.py", *TINY, *flags, expect=75).stderr
     assert f"{folder} is being prepared by process {follower.pid}; wait for it" in second
-    follower.want(48)
-    follower.want(100)
+    follower.prefetch(48)
+    follower.prefetch(100)
     follower.wait_for(5)
-    follower.want(300)
+    follower.prefetch(300)
     follower.wait_for(9)
     assert follower.close() not in (0, 2, 75)
     assert ready() == 9 < total
