@@ -313,22 +313,6 @@ def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_s
     assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", large)[0]
 
 
-def test_checkpointing_costs_a_third_more_work_and_saves_memory(capsys, tmp_path):
-    def row(path: str) -> dict:
-        return json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", path)[0])
-
-    full = written(tmp_path / "full.yaml", gradient_checkpointing="full")
-    some = written(tmp_path / "mlp.yaml", gradient_checkpointing="mlp", per_device_train_batch_size=32)
-    plain, less, mlp = map(row, (RECIPE, full, some))
-    for name in ("tokens_per_second", "mfu"):
-        assert less[name] == pytest.approx(0.75 * plain[name]) and mlp[name] == plain[name]
-    kept = [found["memory_bytes"]["activations"] for found in (less, mlp, plain)]
-    assert kept == sorted(set(kept)) and kept[0] < kept[2] / 2
-    assert mlp["gradient_checkpointing"] == "mlp"
-    assert "fits with" not in called(capsys, "--card", "a6000", "--recipe", full)[0]  # nothing is proposed
-    assert ", mlp gradient checkpointing\nspeed" in called(capsys, "--card", "a6000", "--recipe", some)[0]
-
-
 def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_size(capsys, tmp_path):
     llama = {"architecture": "llama", "num_key_value_heads": 4, "intermediate_size": 2048, "rope_theta": 1e4}
     sizes = {"n_layer": 2, "n_head": 8, "n_embd": 64, "vocab_size": 512, "tie_word_embeddings": False} | llama

@@ -70,17 +70,6 @@ def test_each_precision_loads_in_a_pipeline_and_says_what_it_cost(place, dtype, 
     assert record()["after"]["bytes"] == record()["before"]["bytes"] * wanted.itemsize // 4
 
 
-def test_trimmed_vocabulary_is_the_tokenizers_and_its_logits_the_padded_ones(place):
-    out = export("--trim_vocab").stdout
-    tokenizer, trimmed = AutoTokenizer.from_pretrained("out"), AutoModelForCausalLM.from_pretrained("out")
-    padded, used = AutoModelForCausalLM.from_pretrained("runs/tiny/model"), len(tokenizer)
-    assert (padded.config.vocab_size, trimmed.config.vocab_size) == (64, used)
-    assert trimmed.generation_config.suppress_tokens is None
-    tokens = torch.tensor([tokenizer(TEXT)["input_ids"][:16]])
-    assert (padded(tokens).logits[..., :used] - trimmed(tokens).logits).abs().max().item() == 0.0
-    assert f"vocabulary {'64':>31} {used:>16}".split() in [line.split() for line in out.splitlines()]
-
-
 def test_pruning_is_stated_and_leaves_the_share_that_was_asked_for(place):
     out = export("--prune", "0.3", "--dtype", "bf16").stdout
     loaded, original = (AutoModelForCausalLM.from_pretrained(name, dtype="auto") for name in ("out", "runs/tiny/model"))

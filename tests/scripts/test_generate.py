@@ -48,18 +48,6 @@ def test_same_seed_same_text_and_several_samples_differ(model_dir):
     assert run("generate.py", *flags, "--seed", "4").stdout != first
 
 
-def test_prompt_longer_than_the_context_is_cropped_and_goes_on(model_dir):
-    prompt = "abcdefghij " * 8
-    out = run("generate.py", "--model", model_dir, "--prompt", prompt, "--max_new_tokens", "40").stdout
-    assert out.startswith(prompt)
-    assert len(out.rstrip("\n")) > len(prompt)
-
-
-def test_temperature_0_is_the_likeliest_whatever_the_seed(model_dir):
-    flags = ("--model", model_dir, "--prompt", "abc", "--temperature", "0")
-    assert run("generate.py", *flags, "--seed", "1").stdout == run("generate.py", *flags, "--seed", "2").stdout
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

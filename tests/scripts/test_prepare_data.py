@@ -231,24 +231,6 @@ def test_preparation_that_was_cut_off_is_done_again(workplace):
     assert contents(folder) == whole
 
 
-def test_trained_bpe_is_the_same_each_time(workplace):
-    flags = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
-    first = folder_of(*flags)
-    manifest = json.loads((first / shards.MANIFEST).read_text())
-    os.rename(first, "aside")
-    again = folder_of(*flags)
-    assert again == first
-    assert json.loads((again / shards.MANIFEST).read_text()) == manifest
-
-
-def test_end_of_text_in_the_text_is_ordinary_text(workplace):
-    Path("tricky.txt").write_text("a literal <|endoftext|> is text, CRLF \r\n too, and ESC \x1b. " * 50, newline="")
-    folder = folder_of("--data_files", "tricky.txt", "--tokenizer", "bpe", "--tokenizer_vocab_size", "300")
-    ((document,),) = decoded(folder, "train").values()
-    text = Path("tricky.txt").read_bytes()
-    assert document.encode() == text[: len(text) * 9 // 10]
-
-
 def test_a_folder_of_shards_is_nothing_to_prepare(workplace):
     assert "nothing to prepare" in run("prepare_data.py", *TINY, "--data_dir", "data", expect=2).stderr
 

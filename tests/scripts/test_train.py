@@ -115,14 +115,6 @@ def test_samples_are_drawn_as_the_recipe_says(workplace):
     assert likeliest == one != other
 
 
-def test_first_update_has_a_learning_rate_and_the_last_is_the_floor(workplace):
-    run("train.py", *TINY, "--run_name", "r", "--eval_steps", "0", "--sample_steps", "0")
-    rates = [row["train/lr"] for row in rows("r")]
-    assert rates[0] == pytest.approx(1e-3)
-    assert max(rates) == pytest.approx(3e-3)
-    assert rates[-1] == pytest.approx(3e-4)
-
-
 # Steps 1, 4, 8 and 12 of conftest's recipe on its text; fp32 on a CPU, torch 2.13.0. No dropout: its random numbers are
 # PyTorch's business. Another machine's kernels round otherwise, and Muon makes more of it.
 GOLDEN = {
@@ -416,14 +408,6 @@ def test_eval_only_scores_the_newest_checkpoint_and_writes_nothing(uninterrupted
     assert scored["eval/loss"] == last["eval/loss"]
     assert scored["eval/bits_per_byte"] == last["eval/bits_per_byte"]
     assert sorted((str(p), p.stat().st_mtime_ns) for p in Path("runs").rglob("*")) == before
-
-
-def test_starting_from_an_export_begins_at_its_loss(uninterrupted):
-    done = run("train.py", *TINY, "--run_name", "fresh", "--eval_only", "--init_from", "runs/whole/model")
-    last = [row for row in rows("whole") if "eval/loss" in row][-1]
-    assert json.loads(done.stdout.splitlines()[-1])["eval/loss"] == pytest.approx(last["eval/loss"], abs=1e-5)
-    wider = run("train.py", *TINY, "--eval_only", "--init_from", "runs/whole/model", "--n_embd", "64", expect=2)
-    assert "n_embd = 64, the model's is 32; leave n_embd out (--n_embd none)" in wider.stderr
 
 
 def test_evaluating_never_changes_training(workplace):

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from conftest import run
 
-from pretrain.run import trackers
-
 QUIET = ("--recipe", "tiny.yaml", "--run_name", "r", "--eval_steps", "6", "--sample_steps", "12", "--save_steps", "3")
 
 
@@ -32,19 +30,3 @@ def test_a_resumed_run_is_one_curve_without_lost_or_doubled_points(workplace):
     assert points(run_dir, "train/loss") == list(range(1, 13)) == [r["step"] for r in rows if "train/loss" in r]
     assert points(run_dir, "train/lr") == list(range(1, 13))
     assert sorted(set(points(run_dir, "eval/loss"))) == sorted(points(run_dir, "eval/loss"))
-
-
-def test_wandb_without_a_login_is_offline_said_once_and_ends_nothing(workplace, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is not installed")
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    done = run("train.py", *QUIET, "--report_to", "wandb", NETRC=str(workplace / "none"), HOME=str(workplace))
-    assert done.stderr.count("wandb: offline") == 1 and "wandb sync" in done.stderr
-    (state,) = Path("runs/r/checkpoints/step-00000012").glob("state.json")
-    assert json.loads(state.read_text())["trackers"]["wandb"]
-
-
-def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(workplace, monkeypatch):
-    monkeypatch.setattr(trackers, "get_available_trackers", lambda: ["wandb"])
-    done = run("train.py", *QUIET, "--report_to", "trackio", expect=2)
-    assert "pip install trackio==" in done.stderr and not Path("runs").exists()
