@@ -97,7 +97,6 @@ ERROR = re.compile(r"(\w+\.)*(error|\w+Error)\b.*: ")
 LEAST_SECONDS = 10  # with less left no program is begun
 ENOUGH = 0.7  # of a part's share; with less left the part is not begun
 SETTLED = 10  # updates before those whose speed counts
-HELLASWAG_TOKENS = (50, 28)  # of a context, of an ending: with four endings about the 164 tokens of a text of HellaSwag
 TRACE_BYTES = 15 * 2**20  # a larger trace is not kept
 
 
@@ -486,16 +485,13 @@ def exactness(part: Part) -> None:
 
 
 def evaluation(part: Part) -> None:
-    """HellaSwag items/s (HELLASWAG=FILE, else items made of the standard library) and validation seconds."""
+    """HellaSwag items/s and validation seconds; needs HELLASWAG=."""
+    items = part.asked.hellaswag
+    if items is None:
+        raise BadInput("part d: needs HellaSwag's items; give them: HELLASWAG=FILE bash benchmarks/first_card.sh d")
     recipe, folder = part.recipe("gpt2_124m"), part.fresh("looks")
     script = part.work / "timed_train.py"
     script.write_text(TIMED.format(root=str(ROOT)))
-    items, made = part.asked.hellaswag, "HellaSwag's own items"
-    if items is None:
-        tokenizer = part.carried() / "ids" / "tokenizer"
-        count, lengths = (8, (16, 8)) if part.tiny else (2000, HELLASWAG_TOKENS)
-        items = make_items(part.work, tokenizer, count, lengths)
-        made = "items made of the standard library, {} tokens and four times {}: scores mean nothing".format(*lengths)
     keys = {"max_steps": 2, "warmup_steps": 0, "eval_steps": 1, "eval_tokens": 0, "hellaswag_steps": 1}
     keys |= {} if part.tiny else {"tokens_per_step": 65536}
     wrote = part.train(
@@ -510,8 +506,7 @@ def evaluation(part: Part) -> None:
     scores = looks["score"][-1]
     part.note(
         f"in training: validation {last['count'] / last['seconds']:,.0f} tokens/s ({last['seconds']:.1f} s; the first time "
-        f"{first['seconds']:.1f} s), HellaSwag {scores['count'] / scores['seconds']:,.0f} items/s ({made})",
-        items=made,
+        f"{first['seconds']:.1f} s), HellaSwag {scores['count'] / scores['seconds']:,.0f} items/s",
         looks=looks,
     )
     command = [*part.launcher(), ROOT / "eval_hellaswag.py", "--model", folder / "model", "--data_files", items]
@@ -621,25 +616,6 @@ def some_text(work: Path) -> Path:
     written = work / "rehearsal.txt"
     modules = [Path(sysconfig.get_path("stdlib")) / f"{name}.py" for name in ("argparse", "inspect", "typing")]
     written.write_text("\n".join(path.read_text(encoding="utf-8") for path in modules))
-    return written
-
-
-def make_items(work: Path, tokenizer: Path, count: int, lengths: tuple[int, int]) -> Path:
-    """Write items of HellaSwag's form: successive words of the standard library, all of equal lengths in tokens."""
-    from transformers import AutoTokenizer
-
-    found = AutoTokenizer.from_pretrained(tokenizer)
-    ids = found(some_text(work).read_text())["input_ids"]
-    context, ending = lengths
-    written = work / "hellaswag_made.jsonl"
-    with open(written, "w", encoding="utf-8") as file:
-        for number in range(count):
-            place = number * 37 % (len(ids) - context - 4 * ending)
-            begin = place + context
-            endings = [found.decode(ids[begin + i * ending : begin + (i + 1) * ending]) for i in range(4)]
-            item = {"ind": number, "activity_label": "Code", "ctx_a": found.decode(ids[place:begin]), "ctx_b": ""}
-            item |= {"ctx": item["ctx_a"], "endings": endings, "label": str(number % 4), "split": "val"}
-            file.write(json.dumps(item | {"split_type": "made", "source_id": "python_stdlib"}) + "\n")
     return written
 
 

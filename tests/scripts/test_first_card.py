@@ -78,7 +78,11 @@ def test_a_report_without_a_card_ends_with_the_remedy_in_a_line_and_writes_nothi
 
 @pytest.mark.slow
 def test_parts_are_rehearsed_to_their_rows_without_a_card(tmp_path):
-    done = first_card_sh("carry", "a", "d", REHEARSE="1", WORK=str(tmp_path))
+    item = {"activity_label": "Code", "ctx_a": "import os", "ctx_b": "", "ctx": "import os", "label": 1}
+    item["endings"] = ["import sys", "class", "def main", "return"]
+    (tmp_path / "items.jsonl").write_text((json.dumps(item) + "\n") * 8)
+    more = {"WORK": str(tmp_path), "HELLASWAG": str(tmp_path / "items.jsonl")}
+    done = first_card_sh("carry", "a", "d", REHEARSE="1", **more)
     assert done.returncode == 0, done.stderr
     assert "found no time" not in done.stderr
     assert sorted(path.suffix for path in (tmp_path / "results").iterdir()) == [".gz", ".json", ".md", ".txt"]
