@@ -1,1 +1,1 @@
-"""What everything may use: bad input that ends with exit 2, atomic files, requests to stop, URLs without secrets."""
+"""Used by all rooms: bad input that ends with exit 2, atomic files, requests to stop, URLs without secrets."""

@@ -80,7 +80,7 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def machine_fault(error: BaseException) -> BadInput | None:
-    """Return what is wrong with the machine, or with a place on it, in a line; None: the error is none of that kind.
+    """Return a fault of the machine, or of a place on it, as one line; None: the error is of another kind.
 
     A place has a name; what is wrong with the machine may have none.
     """

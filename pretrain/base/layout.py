@@ -14,7 +14,7 @@ PARTIAL = re.compile(r"\.(.+)\.(tmp|old)-[0-9a-f]{8}")  # half-made; or moved as
 
 
 def step_name(step: int) -> str:
-    """Return what a checkpoint, a push and a tag of this step are called."""
+    """Return the name of this step's checkpoint, push and tag."""
     return f"step-{step:08d}"
 
 

@@ -1,4 +1,4 @@
-"""What a server's answer asks of its client, and what shows that it is not the answer to what was asked."""
+"""Servers' answers: the status and wait that they state, and signs of a wrong answer."""
 
 import contextlib
 import math

@@ -206,7 +206,7 @@ class Corpus:
                     path.unlink(missing_ok=True)
 
     def contents(self) -> list[dict]:
-        """Return what a resumed run must find again of each source."""
+        """Return the identity of each source, which a resumed run must find again."""
         return [{"weight": source.weight} | shards.contents(source.manifest) for source in self.sources]
 
     def refuse_other(self, where: Path, before: list[dict]) -> None:
@@ -304,7 +304,7 @@ def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrain
 
 
 def _fingerprint_at(model: str) -> str | None:
-    """Return what a model's own tokenizer is known by; None where it has none, and the recipe decides."""
+    """Return the fingerprint of a model's own tokenizer; None where it has none, and the recipe decides."""
     try:
         return tokenization.fingerprint(tokenization.load(model))
     except BadInput:

@@ -39,7 +39,7 @@ SPLITS = {  # by the regex of a tokenizer's Split, as tokenizer.json has it
 
 
 def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return what matches to the last place where a text may be cut for a tokenizer; None: only the whole is right."""
+    """Return the pattern that ends at the last place where a text may be cut for a tokenizer; None: it may not be."""
     definition = json.loads(tokenizer.to_str())
     split, added = definition["pre_tokenizer"] or {}, definition["added_tokens"]
     if definition["normalizer"] not in (None, {"type": "NFC"}):

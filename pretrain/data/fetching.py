@@ -66,7 +66,7 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
 
 
 def describe(source: FoundSource) -> str:
-    """Return what there is to fetch, as lines to read."""
+    """Return a summary of the files to fetch, in lines."""
     commit, listed = listing(source, None)
     sizes = {split: sum(file.size for file in found) for split, found in listed.items()}
     lines = [f"{split}: {len(found)} files, {sizes[split] / 1e9:.2f} GB" for split, found in listed.items()]

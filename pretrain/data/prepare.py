@@ -58,7 +58,7 @@ class Opened:
     job: Job
 
     def writer(self, split: str, part: int, first_number: int = 0, folder: Path | None = None) -> shards.ShardWriter:
-        """Return what writes the shards of a part, into the source's folder unless it is another."""
+        """Return the writer of a part's shards, into the source's folder unless another is given."""
         sizes, shard_tokens = self.encode.bytes_per_token, self.source.config.shard_tokens
         return shards.ShardWriter(folder or self.source.folder, split, part, first_number, sizes, shard_tokens)
 
@@ -321,7 +321,7 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
 
 
 def no_text(source: FoundSource) -> BadInput:
-    """Return what is said of a source without any text."""
+    """Return the error of a source without any text."""
     what, key = ("ids", "token_column") if source.config.token_column else ("text", "text_column")
     column = getattr(source.config, key)
     return BadInput(f"{source.name}: no row has {what} in {key} = {column}; give --{key} with one that has")

@@ -18,7 +18,7 @@ AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead o
 
 
 class PrefetchTarget:
-    """What train.py writes to standard input: how many windows it will soon need. It ends this process by closing it."""
+    """The windows that train.py will soon need, a number that it writes to standard input; closing that ends this process."""
 
     def __init__(self, recipe: keys.Recipe):
         self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"
@@ -42,7 +42,7 @@ class PrefetchTarget:
 
 
 class Progress:
-    """What the user sees: a bar on a terminal, a line now and then without one, a line a shard when train.py follows.
+    """The visible progress: a bar on a terminal, a line now and then without one, a line a shard when train.py follows.
 
     Args:
         manifest: where an earlier process has ended.

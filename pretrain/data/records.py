@@ -1,4 +1,4 @@
-"""What stands in a table: which column is read, what it holds, and who reads its format."""
+"""Tables: the column that is read, its type, and the reader of a format."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -83,12 +83,12 @@ def _listed(columns: Iterable[str]) -> str:
 
 
 def values_of(cells: Any, column: Column) -> Any:
-    """Return what Arrow's cells hold: texts, or arrays of ids."""
+    """Return the values of Arrow's cells: texts, or arrays of ids."""
     return cells.to_numpy(zero_copy_only=False) if column.holds == IDS else cells.to_pylist()
 
 
 def column_types(schema: Any) -> dict[str, str]:
-    """Return what each column of an Arrow schema holds, as ``refuse_column`` has it."""
+    """Return the type of each column of an Arrow schema, as ``refuse_column`` names it."""
     import pyarrow as pa  # which text does not need
 
     types = {}

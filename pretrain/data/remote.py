@@ -39,7 +39,7 @@ WATCHED: dict[Any, tuple[dict[str, str], str]] = {}
 
 
 async def _session(**options) -> ClientSession:
-    """Return what asks servers for files: every answer is checked before a byte of it is read."""
+    """Return the HTTP session that fetches files: it checks every answer before a byte of it is read."""
     trace = TraceConfig()
     trace.on_request_end.append(_check_answer)
     trace.on_response_chunk_received.append(_note_block)
@@ -176,12 +176,12 @@ def _as_asked(url: str) -> Any:
 
 
 def open_file(name: str) -> Any:
-    """Return what opens a file, as it is, in a ``with``."""
+    """Return a context that opens a file without decompressing it."""
     return fsspec.open(name, "rb", **STORAGE.get(name.split(":")[0], {}))
 
 
 def unpacked(name: str, raw: Any) -> Any:
-    """Return what a file holds, decompressed; the file itself where its name names no compression."""
+    """Return the file, decompressed where its name names a compression."""
     # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
     if Path(path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
         raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")
@@ -212,7 +212,7 @@ def retry_here() -> None:
 
 
 def retry(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
-    """Return what a call returns, tried again as ``RetryPolicy`` has it; ``files``: which an error may be of."""
+    """Return a call's result, retried as ``RetryPolicy`` has it; ``files``: those that an error may be about."""
     policy = RetryPolicy(what)
     while True:
         try:
@@ -223,7 +223,7 @@ def retry(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ())
 
 
 def behind(error: Exception, name: str) -> Exception:
-    """Return what really happened to a remote file: ``datasets`` takes a failed request for a missing file."""
+    """Return the real error of a remote file: ``datasets`` reports a failed request as a missing file."""
     known = any(
         isinstance(one, (BadInput, Unreadable)) or "Timeout" in type(one).__name__
         for one in causes(error, contexts=True)

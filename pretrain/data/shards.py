@@ -274,7 +274,7 @@ def fingerprint(rows: list[dict]) -> str:
 
 
 def contents(manifest: dict) -> dict:
-    """Return what a resumed run must find again of a train split that may still grow: what there is of it so far."""
+    """Return the identity of a train split so far, which a resumed run must find again; the split may still grow."""
     rows = manifest["splits"]["train"]
     found = {"shards": len(rows), "fingerprint": fingerprint(rows), "complete": manifest["complete"]}
     return found | {"revision": manifest.get("revision")}

@@ -1,4 +1,4 @@
-"""What a run reads: found by name, size and hash, split by a fixed rule, and read as documents in a fixed order.
+"""A run's sources: found by name, size and hash, split by a fixed rule, and read as documents in a fixed order.
 
 A source is either text (the user's files, or the running Python's own standard library: each file is one document,
 every byte kept) or tables (a data set of the Hub, Parquet, JSON lines, CSV: each row is one), which ``stream`` reads.
@@ -111,7 +111,7 @@ def find_source(config: Data) -> FoundSource:
 
 
 def _identity(config: Data, **own: Any) -> dict[str, Any]:
-    """Return what a source's shards are known by: what all kinds share, and ``own`` of its kind."""
+    """Return the identity of a source's shards: the part of all kinds, and ``own`` of its kind."""
     size = config.tokenizer_vocab_size if config.tokenizer == "bpe" else None
     column = {"token_column": config.token_column} if config.token_column else {}
     shared = {"format": FORMAT, "tokenizer": {"tokenizer": config.tokenizer, "size": size}} | column
@@ -133,7 +133,7 @@ def _repository(config: Data) -> FoundSource:
 
 
 def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
-    """Return what the files are, None for text, and their names by split."""
+    """Return the files' reader, None for text, and their names by split."""
     train = find_files("data_files", config.data_files or [])
     held_out = find_files("validation_files", config.validation_files or [])
     if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):

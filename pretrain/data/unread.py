@@ -27,7 +27,7 @@ CONTROL = re.compile(b"[\x00-\x08\x0e-\x1a\x7f]")
 
 
 def packing(head: bytes) -> str | None:
-    """Return what packed a file with these first bytes, as a key of UNPACK."""
+    """Return the archive or compression of a file with these first bytes, as a key of UNPACK."""
     if head[257:262] == b"ustar" and 0 in head:
         return ".tar"
     return next((suffix for magic, suffix in MAGIC.items() if head.startswith(magic)), None)
@@ -61,7 +61,7 @@ def command(packed: str, name: str) -> str:
 
 
 def not_text(path: Path, offset: int, byte: int) -> BadInput:
-    """Return what is said of a byte that no UTF-8 text has, or of a NUL, with a remedy where the file may be text."""
+    """Return the error of a byte that no UTF-8 text has, or of a NUL, with a remedy where the file may be text."""
     with path.open("rb") as file:
         head = file.read(4)
         file.seek(max(0, offset - 2048))

@@ -1,4 +1,4 @@
-"""What a run measures on the way: the loss of a split, tasks, samples; all processes share the work."""
+"""A run's evaluations: the loss of a split, tasks, samples; all processes share the work."""
 
 from collections.abc import Callable, Mapping
 

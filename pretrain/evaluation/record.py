@@ -1,4 +1,4 @@
-"""What a task is: a test of multiple choice that a run is scored on."""
+"""A task: a multiple-choice test that a run is scored on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

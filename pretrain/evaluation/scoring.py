@@ -36,7 +36,7 @@ def score(
 
 
 def rows(test: hellaswag.HellaSwag, likelihoods: list[np.ndarray]) -> list[dict]:
-    """Return what is known of each item: sums in nats, tokens and characters of each ending, predictions, label."""
+    """Return the results of each item: sums in nats, tokens and characters of each ending, predictions, label."""
     number, predictions = len(test.items), test.predictions(likelihoods)
     return [
         {

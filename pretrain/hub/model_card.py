@@ -50,7 +50,7 @@ MAIN_KEYS = (
 
 
 def published(recipe: Mapping) -> dict[str, dict[str, float]]:
-    """Return what others measured that a run of this recipe may be held against: metric -> whose -> value."""
+    """Return published figures that a run of this recipe may be compared with: metric -> model -> value."""
     found: dict[str, dict[str, float]] = {}
     known, _ = _known_loss(recipe)
     if known:

@@ -1,4 +1,4 @@
-"""What a run pushes to the Hub: checked before step 0, staged on disk, sent beside training.
+"""Pushes to the Hub: checked before step 0, staged on disk, sent beside training.
 
 Training never waits for the Hub. Pushes are sent oldest first, one commit and one tag each. What cannot be sent stays
 staged for the next push, the next start or ``push_pending``. Where an answer was lost, the next attempt finds the files

@@ -1,1 +1,1 @@
-"""What this machine is and can do: devices, cards, memory and time, the micro-batch that fits, the doctor."""
+"""The machine: devices, cards, memory and time, the micro-batch that fits, the doctor."""

@@ -1,4 +1,4 @@
-"""What is known of graphics cards, as plain values: their makers' data sheets, and what others measured on them.
+"""Graphics cards as plain values: their makers' data sheets, and speeds that others measured on them.
 
 The peak is the dense one of bf16 or fp16 tensor cores with fp32 accumulate, which training uses: the figures that
 NVIDIA prints large are twice that where they count sparsity, and twice that again on GeForce cards, which add up in

@@ -1,4 +1,4 @@
-"""What this machine is, has and lacks, gathered and tried: a verdict after the other, cheap ones first.
+"""The checks of check_setup.py: facts of this machine and trials on it, one verdict after the other, cheap ones first.
 
 torch is imported where it is examined, for it may be what is missing.
 """

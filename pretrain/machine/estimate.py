@@ -1,4 +1,4 @@
-"""What a run will take, before it is run: memory by part, tokens per second, hours, energy, cost. All estimated.
+"""Estimates of a run before it starts: memory by part, tokens per second, hours, energy, cost. All estimated.
 
 Plain values in, plain values out. Legend: L layers, d width, K width of all heads of the keys, F width within the MLP,
 V vocabulary, T context, B sequences of a micro-batch.

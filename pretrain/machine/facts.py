@@ -1,4 +1,4 @@
-"""What is known of a run when it starts, beside its recipe: its command, hardware, and the model's size."""
+"""Facts of a run at its start, beside its recipe: its command, hardware, and the model's size."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from pretrain.recipe import keys
 
 @dataclass(frozen=True)
 class Facts:
-    """What the log's head and the model card state of a run.
+    """The facts that the log's header and the model card state.
 
     Attributes:
         command: its words.

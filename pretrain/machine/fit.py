@@ -97,13 +97,13 @@ def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Acc
 
 
 def moment_bytes(recipe: keys.Recipe, accelerator: Accelerator) -> int:
-    """Return what the optimizer will keep on this process's device."""
+    """Return the bytes that the optimizer will keep on this process's device."""
     whole = estimate.moment_bytes(estimate.shape_of(recipe.model), recipe.optimizer.optimizer)
     return int(whole / (accelerator.num_processes if recipe.optimizer.shard_optimizer else 1))
 
 
 def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
-    """Return what ran out of memory, at a micro-batch of ``size`` sequences, and what to do."""
+    """Return the message of a lack of memory at a micro-batch of ``size`` sequences, with the remedy."""
     asked, length = recipe.batch.per_device_train_batch_size, recipe.model.sequence_length
     remedies = [f"--per_device_train_batch_size {size // 2}{' or auto' if asked != 'auto' else ''}"] if size > 1 else []
     remedies += [] if recipe.model.gradient_checkpointing == "full" else ["--gradient_checkpointing full"]

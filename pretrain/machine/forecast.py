@@ -1,4 +1,4 @@
-"""What a recipe will take on cards: estimates beside what was measured, by us and by others, as lines and as a table."""
+"""Estimates of a recipe on cards, beside measurements, ours and others', as lines and as a table."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ others measured (pretrain/machine/cards.py). Parameters and FLOPs are counted.""
 
 
 def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
-    """Return what a run takes on ``count`` of a card, as its preset would run it; ``fits`` is False where none does.
+    """Return the estimate of a run on ``count`` of a card, as its preset would run it; ``fits`` is False where none does.
 
     Args:
         price_per_hour: of all the cards, in any currency.
@@ -154,7 +154,7 @@ def products(card: cards.Card) -> str:
 
 
 def others(training: cards.Measured | None) -> str:
-    """Return what others measured of GPT-2 124M on a card."""
+    """Return others' measurements of GPT-2 124M on a card."""
     if not training:
         return "n/a, never measured"
     size = f"at micro-batch {training.micro_batch}, " if training.micro_batch else ""

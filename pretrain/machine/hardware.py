@@ -1,4 +1,4 @@
-"""What this machine is, has and can do.
+"""The devices of this machine and their abilities.
 
 A ``Device`` is plain values, so that any card can be pretended.
 """
@@ -26,7 +26,7 @@ AMPERE, COMPILED = (8, 0), (7, 0)  # the first compute capabilities with bf16 an
 
 @dataclass(frozen=True)
 class Device:
-    """What a process computes on.
+    """The device that a process computes on.
 
     Attributes:
         kind: cuda, mps or cpu.
@@ -65,7 +65,7 @@ class Device:
 
 
 def this_device() -> Device:
-    """Return what this process computes on, as ``accelerate`` would choose it too."""
+    """Return the device of this process, as ``accelerate`` would choose it too."""
     forced = os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
     # Blocks of varying size leave gaps in CUDA's memory; segments that grow do not (Linux only, and not under WSL). The
     # allocator reads this once, when the card is first asked for anything.

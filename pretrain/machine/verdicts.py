@@ -1,4 +1,4 @@
-"""What a machine's facts, which machine/doctor.py gathers, mean for training: plain values in, a verdict out."""
+"""Verdicts on the facts that machine/doctor.py gathers: plain values in, a verdict out."""
 
 import re
 from dataclasses import dataclass

@@ -156,12 +156,12 @@ class Architecture:
     memory_traffic_bytes: Callable[[Shape], int]
 
     def config(self, model: keys.Model) -> dict[str, Any]:
-        """Return what Transformers' config of a recipe's model states."""
+        """Return the values of Transformers' config for a recipe's model."""
         stated = {name: _to_config(key, getattr(model, key)) for key, name in self.config_names.items()}
         return {**self.config_more(model), **{name: value for name, value in stated.items() if value is not None}}
 
     def training_config(self, model: keys.Model) -> dict[str, Any]:
-        """Return what the config states while it trains, a model's to train on too."""
+        """Return the config's values during training, also for a model that is trained on."""
         stated = {name: getattr(model, key) for key, name in self.dropout_names.items()} | {"use_cache": False}
         return stated | ({self.activation.key: self.activation.training} if self.activation else {})
 

@@ -60,7 +60,7 @@ def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBas
 
 
 def describe(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return what ``write`` writes of a model of this config beside its weights, by file name."""
+    """Return the files that ``write`` adds to a model's weights, by name."""
     stock = _stock(config, tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         stock.config.save_pretrained(folder)

@@ -129,7 +129,7 @@ def _loading(what: str) -> Iterator[None]:
 
 
 def find(name: str, asked: str = "--model") -> str:
-    """Return what ``load`` takes: a run folder stands for its ``model/``, any other folder or Hub id for itself.
+    """Return the name that ``load`` takes: a run folder stands for its ``model/``, any other folder or Hub id for itself.
 
     Raises BadInput, which begins with ``asked``, where there is no such folder or the run has not written its model.
     """

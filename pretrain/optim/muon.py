@@ -1,4 +1,4 @@
-"""Muon: momentum whose every matrix is made orthogonal before it is applied; AdamW for what is not a hidden matrix.
+"""Muon: momentum whose every matrix is made orthogonal before it is applied; AdamW for all but hidden matrices.
 
 Source: K. Jordan et al., https://kellerjordan.github.io/posts/muon/; the step's size is that of AdamW by the rule of
 Liu et al., https://arxiv.org/abs/2502.16982. What each choice below brings stands in benchmarks/results/README.md.
@@ -104,7 +104,7 @@ class Muon(torch.optim.AdamW):
 
 
 def _product_dtype(device: torch.device) -> torch.dtype:
-    """Return what the products are computed in: half precision is enough, and a card's tensor cores are made for it.
+    """Return the type that products are computed in: half precision is enough, and a card's tensor cores are made for it.
 
     Cards before Ampere have no bf16 (torch would emulate it 20 times slower). On a CPU fp32 is both faster and closer.
     """

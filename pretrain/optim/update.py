@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True)
 class Update:
-    """What came of one attempted update, the same on all processes."""
+    """The result of one attempted update, the same on all processes."""
 
     loss: float  # nats per token, mean over the step and all processes
     grad_norm: float  # before clipping

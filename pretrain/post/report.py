@@ -1,4 +1,4 @@
-"""What post-training reports: a line and a row of metrics.jsonl where TRL logs, and reward.png."""
+"""Post-training's reports: a line and a row of metrics.jsonl where TRL logs, and reward.png."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What post-training is asked for: a YAML file and flags over it, each value checked before TRL takes it."""
+"""Post-training's settings: a YAML file and flags over it, each value checked before TRL takes it."""
 
 import argparse
 import dataclasses
@@ -19,7 +19,7 @@ from pretrain.recipe import reading, rules
 
 @dataclass
 class Task:
-    """What to improve, by which reward, on which prompts."""
+    """The model to improve, the reward, and the prompts."""
 
     model: str = field(metadata={"help": "a run folder, a model folder, or a Hub id"})
     reward: str = field(metadata={"help": "addition, brackets, python_compiles, or file.py:function of your own"})
@@ -78,7 +78,7 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
 
 
 def refusal(error: Exception, where: str = "") -> BadInput:
-    """Return what TRL raised of values that each are what they may be, or of their company."""
+    """Return TRL's own error about values that are each allowed, or about their combination."""
     return BadInput(f"{where}TRL refuses these settings: {type(error).__name__}: {error}")
 
 
@@ -87,7 +87,7 @@ def _options(hint: Any) -> tuple:
 
 
 def _broken_rule(name: str, value: Any, options: tuple) -> str:
-    """Return what a value must be, where it is not."""
+    """Return the rule that a value breaks; None where it breaks none."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     try:
         type_validator(name, 0.0 if number and float in options else value, typing.Union[options])  # noqa: UP007

@@ -68,7 +68,7 @@ llama = functools.partial(
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What is read, and in which order. `data_dir`, else `data_files`, else `sources` (a mixture), else `dataset_name`."""
+    """The data and their order: `data_dir`, else `data_files`, else `sources` (a mixture), else `dataset_name`."""
 
     dataset_name: str | None = data(None, "data set of the Hub, or python_stdlib (the running Python's own source)")
     dataset_config_name: str | None = data(None, "subset of the data set, for example sample-10BT of fineweb-edu")
@@ -149,7 +149,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What is made small, in training only; evaluation is the mean of -log p always."""
+    """The training loss; evaluation is always the mean of -log p."""
 
     document_mask: bool = science(False, "attention stays within a document; for many short documents a window")
     label_smoothing: float = science(0.0, "share of a target's probability, spread over the vocabulary", (0.0, 0.99))
@@ -168,7 +168,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What makes an update of gradients."""
+    """The optimizer of an update."""
 
     optimizer: str = science(
         "adamw",
@@ -207,7 +207,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is measured during training, every so many steps; 0 = never."""
+    """Evaluations during training, every so many steps; 0 = never."""
 
     logging_steps: int = run(10, "steps between rows of metrics.jsonl", (0, 10**9))
     eval_steps: int = run(250, "steps between validations", (0, 10**9))
@@ -250,7 +250,7 @@ class Saving:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the accelerate YAML has no key for. Nothing here changes what is learned."""
+    """Settings of the machine that the accelerate YAML has no key for. Nothing here changes the result."""
 
     tf32: bool | Auto = run("auto", "fp32 matrix products with 10 bits of mantissa, faster; auto = from Ampere on")
     deterministic: bool = run(False, "only kernels that repeat their bits: a card, too, resumes to the bit; slower")
@@ -278,7 +278,7 @@ class Tracking:
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """What is pushed to the Hugging Face Hub."""
+    """Pushes to the Hugging Face Hub."""
 
     push_to_hub: bool = run(False, "push the model to the Hugging Face Hub, in the background")
     hub_model_id: str | None = run(None, "repository: NAME, or OWNER/NAME; without it the run's name, yours")
@@ -364,7 +364,7 @@ def fixed(recipe: Recipe) -> dict[str, Any]:
 
 
 def sources(data: Data) -> list[Data]:
-    """Return what the run reads: one source, or those of a mixture, with the recipe's rules where they state none."""
+    """Return the run's sources: one, or those of a mixture, with the recipe's rules where they state none."""
     names = dict.fromkeys(SOURCE_NAMES)
     stated = [{name: value for name, value in given.items() if name != "weight"} for given in _mixture(data)]
     return [dataclasses.replace(data, **names | given) for given in stated] or [data]

@@ -205,7 +205,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Return what ``argv`` gives; ``--a-b`` is ``--a_b``.
+    """Return the parsed flags; ``--a-b`` is ``--a_b``.
 
     Raises BadInput for a flag that the parser does not know, naming the nearest one, and for one given twice.
     """

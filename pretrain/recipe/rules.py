@@ -1,4 +1,4 @@
-"""What a key's value may be, and which values go together; each fault is one line: key, value, rule, remedy."""
+"""The rules of keys' values and of their combinations; each fault is one line: key, value, rule, remedy."""
 
 import contextlib
 import difflib
@@ -34,7 +34,7 @@ TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
 
 
 def key_faults(name: str, value: Any) -> list[str]:
-    """Return what is wrong with the value of one key."""
+    """Return the faults of one key's value."""
     field, wanted = FIELDS[name].metadata, TYPES[name]
     if (value is None and name in OPTIONAL) or (value == "auto" and name in AUTO):
         return []
@@ -60,7 +60,7 @@ def key_faults(name: str, value: Any) -> list[str]:
 
 
 def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with values that are each what its key may be; ``path``: the file, whose name the run has."""
+    """Return the faults of values in combination; ``path``: the file, whose name the run has."""
     r, faults = SimpleNamespace(**values), []
     if r.tokens_per_step % r.sequence_length:
         near = max(1, round(r.tokens_per_step / r.sequence_length)) * r.sequence_length
@@ -116,7 +116,7 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
 
 
 def _architecture_faults(r: SimpleNamespace) -> list[str]:
-    """Return what of the model's keys the architecture lacks, or cannot do; init_from brings its own."""
+    """Return the faults of the model's keys for its architecture; init_from brings its own."""
     faults, needed = [], ARCHITECTURES.get(r.architecture, ())
     if r.init_from:
         return faults
@@ -135,7 +135,7 @@ def _architecture_faults(r: SimpleNamespace) -> list[str]:
 
 
 def _source_faults(sources: list[dict]) -> list[str]:
-    """Return what is wrong with the ``sources``; each is checked as the recipe's own keys are."""
+    """Return the faults of the ``sources``; each is checked as the recipe's own keys are."""
     faults, known = [], ("weight", *SOURCE_NAMES, *SOURCE_RULES)
     for number, source in enumerate(sources, 1):
         found = []

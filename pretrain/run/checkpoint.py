@@ -228,7 +228,7 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return what has a checkpoint's name, newest first, whether it verifies, is a folder at all, or not."""
+    """Return the paths with a checkpoint's name, newest first, verified or not."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if STEP.fullmatch(path.name)), reverse=True)
@@ -240,7 +240,7 @@ def step_of(path: Path) -> int:
 
 
 def find_fault(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, file first, or None when every byte is as it was written and can be read."""
+    """Return the fault of a checkpoint, file first, or None when every byte is as it was written and can be read."""
     name = MANIFEST
     try:
         if not path.is_dir():
@@ -327,7 +327,7 @@ def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
 
 
 def origin_of(path: Path) -> dict[str, str]:
-    """Return what a run that begins at this checkpoint keeps to know it by."""
+    """Return the marks by which a run knows the checkpoint that it began at."""
     return {"checkpoint": str(path), "manifest": files.sha256(path / MANIFEST)}
 
 

@@ -35,7 +35,7 @@ BATCH_TOKENS, FEW = 2048, 16  # tokens computed at once; tokens that show whethe
 
 
 class Text(NamedTuple):
-    """What the loss is measured on: windows of ids, and which of them."""
+    """The text that the loss is measured on, as windows of ids."""
 
     name: str
     opened: list[windows.Windows]
@@ -180,7 +180,7 @@ def data_folders(recipe: keys.Recipe) -> list[tuple[Path, float]]:
 def find_text(
     asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[Text | None, str]:
-    """Return what to measure on, or why there is nothing: --text, else the validation split of the run."""
+    """Return the text to measure on, or the reason why there is none: --text, else the run's validation split."""
     window = min(likelihood.context_length(model.config) or LONGEST, LONGEST)
     vocab_size = model.config.vocab_size
     if asked.text:
@@ -246,7 +246,7 @@ class LogitsLoss(nn.Module):
 
 
 def describe(model: PreTrainedModel) -> dict:
-    """Return what the table has of a model: precision, vocabulary, bytes, share of zeros."""
+    """Return a model's row of the table: precision, vocabulary, bytes, share of zeros."""
     return {
         "precision": PRECISIONS.get(model.dtype, str(model.dtype)),
         "vocabulary": model.config.vocab_size,
@@ -291,7 +291,7 @@ def write_record(folder: Path, asked: argparse.Namespace, text: Text | None, bef
 
 
 def table(asked: argparse.Namespace, before: dict, after: dict) -> str:
-    """Return what the export is beside what it was made from."""
+    """Return a table of the export beside its source."""
     both, ratio = (before, after), after["bytes"] / before["bytes"]
     precision = "int8, rest fp16" if asked.dtype == "int8" else after["precision"]
     rows = [

@@ -55,7 +55,7 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
 
 
 def diverged(recipe: keys.Recipe, step: int, reason: str, in_a_row: int) -> TrainingStopped:
-    """Return what ends a run whose updates are skipped: why, which checkpoint is kept, and what to do."""
+    """Return the error of a run whose updates are skipped: the reason, the checkpoint that is kept, and the remedy."""
     newest = next(iter(list_checkpoints(recipe.saving.checkpoints)), "none")
     return TrainingStopped(
         f"{in_a_row} updates in a row were skipped, the last at step {step}: {reason}. The weights are those "

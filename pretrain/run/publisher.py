@@ -1,4 +1,4 @@
-"""What a run pushes to the Hub: model, card, metrics and, as hub_strategy says, checkpoints; by the main process."""
+"""A run's pushes to the Hub: model, card, metrics and, as hub_strategy says, checkpoints; by the main process."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What a run reports: the terminal, metrics.jsonl, samples.txt, curves.png and the trackers.
+"""A run's reports: the terminal, metrics.jsonl, samples.txt, curves.png and the trackers.
 
 On a terminal there is a progress bar; in a file or a pipe there is one line every few seconds instead.
 """

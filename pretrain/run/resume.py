@@ -57,7 +57,7 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
 
 
 def read_state(path: Path) -> dict:
-    """Return what a run's checkpoint holds beside the tensors. Raises BadInput where it is none, or another program's."""
+    """Return the state of a run's checkpoint, without tensors. Raises BadInput where it is not one of ours."""
     saved = checkpoint.read_state(path)
     if lacks := [name for name in STATED if name not in saved]:
         raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is not a checkpoint of a run of train.py")

@@ -63,7 +63,7 @@ class RunState:
         return state
 
     def saved(self) -> dict[str, Any]:
-        """Return what ``state.json`` holds of it."""
+        """Return its values for ``state.json``."""
         values = dataclasses.asdict(self)
         planned = [values.pop("max_steps"), values.pop("warmup_steps")]
         return values | {"planned": planned if self.planned else None}
