@@ -82,7 +82,7 @@ def _show(line: str, stream: TextIO | None) -> None:
             raise
         if error.errno in (errno.EPIPE, errno.EIO):
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stderr.fileno())  # nor does it end what else writes there
+                os.dup2(nowhere.fileno(), sys.stderr.fileno())  # other writers to it survive, too
 
 
 def _terminals() -> list["_Terminal"]:

@@ -31,7 +31,7 @@ class TrainingStopped(RuntimeError):
         self.alone = alone
 
 
-# What the allocators of a card and of a CPU, cuBLAS, cuDNN and NCCL write; only the first has a class of its own.
+# Messages of a card's and a CPU's allocator, cuBLAS, cuDNN and NCCL; only the first has a class of its own.
 OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|can't allocate memory", re.IGNORECASE)
 
 

@@ -205,5 +205,7 @@ def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None
     found = (line.split()[1:3] for line in mounts.read_text(errors="replace").splitlines() if line.count(" ") > 2)
     # The kernel writes a space in a mount point as \\040. The longest mount point that holds the path is the one.
     over = [(point, kind) for point, kind in found if path.is_relative_to(point.replace("\\040", " "))]
-    kind = max(reversed(over), key=lambda entry: len(entry[0]), default=("", ""))[1]  # of two at one place the later
+    kind = max(reversed(over), key=lambda entry: len(entry[0]), default=("", ""))[
+        1
+    ]  # the later of two mounts at one place
     return kind if NETWORK_FILE_SYSTEMS.fullmatch(kind) else None

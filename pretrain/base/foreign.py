@@ -45,7 +45,7 @@ LOGIN = re.compile(
 )
 SECRET_NAMES = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|SERVER_URL)$")  # of variables of the environment
 SHORTEST_SECRET = 8  # characters; a shorter value, such as true, stands in many a sentence
-# What a terminal obeys and what turns the order of letters around: all but newline and tab.
+# Control characters and those that reverse the order of letters, but newline and tab.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 

@@ -51,7 +51,7 @@ def http_status_and_retry_after(error: BaseException | None, *, contexts: bool =
 def retry_after(headers: Mapping[str, str]) -> float:
     """Return the seconds that a server asks to wait, by a number or a date, however many; 0 for anything else."""
     asked, seconds = str(headers.get(ASKED) or headers.get("Retry-After", "")).strip(), 0.0
-    with contextlib.suppress(ValueError, TypeError, OverflowError):  # what no date has
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # it is not a date
         is_number = re.fullmatch("[0-9]+", asked)
         seconds = float(asked) if is_number else parsedate_to_datetime(asked).timestamp() - time.time()
     return max(0.0, seconds)

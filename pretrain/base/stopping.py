@@ -53,7 +53,7 @@ class StopRequest:
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if several else None
         for number in SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:

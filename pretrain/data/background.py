@@ -85,7 +85,7 @@ class Preparation:
         if self._process is not None:
             self._close_input()
             self._process.wait()
-            self._relay.join()  # its last lines stand before ours
+            self._relay.join()  # its last lines come before ours
 
     def _start(self) -> None:
         # The first process of a launch prints a fault for all; this one is always the first of its kind.
@@ -117,7 +117,7 @@ class Preparation:
                 self._input.flush()
 
     def _close_input(self) -> None:
-        with contextlib.suppress(OSError):  # what it has not read goes with it
+        with contextlib.suppress(OSError):  # unread input is dropped
             self._input.close()
 
 

@@ -298,7 +298,7 @@ def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple
         return None, source.parts
     from pretrain.data import stream  # imports datasets, which text does not need
 
-    assert source.tables is not None  # else it has parts
+    assert source.tables is not None  # a source without tables has parts
     return stream.open_tables(source.tables, pinned=pinned, versions=versions, kept_in=str(source.folder))
 
 
@@ -355,7 +355,7 @@ def dry_run(source: FoundSource) -> str:
     _, parts = open_parts(source, None, {})
     name, config = source.config.tokenizer, source.config
     if name in keys.TRAINED_TOKENIZERS:
-        size = config.tokenizer_vocab_size if name == "bpe" else 257  # bytes for characters
+        size = config.tokenizer_vocab_size if name == "bpe" else 257  # characters: at most all bytes
         tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size)
     else:
         tokenizer = tokenization.load(name)

@@ -18,7 +18,7 @@ AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead o
 
 
 class PrefetchTarget:
-    """The windows that train.py will soon need, a number that it writes to standard input; closing that ends this process."""
+    """The number of windows that train.py will soon need: it writes that to standard input, and ends this by closing it."""
 
     def __init__(self, recipe: keys.Recipe):
         self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"

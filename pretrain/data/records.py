@@ -12,7 +12,7 @@ from pretrain.base.network import Unreadable
 
 TEXT, IDS = "text", "lists of ids"
 SHOWN_COLUMNS = 20
-ROWS = 256  # of one step of reading
+ROWS = 256  # rows of a batch
 
 
 class Column(NamedTuple):
@@ -89,7 +89,7 @@ def values_of(cells: Any, column: Column) -> Any:
 
 def column_types(schema: Any) -> dict[str, str]:
     """Return the type of each column of an Arrow schema, as ``refuse_column`` names it."""
-    import pyarrow as pa  # which text does not need
+    import pyarrow as pa  # text does not need it
 
     types = {}
     for field in schema:

@@ -55,7 +55,7 @@ async def _check_answer(_client, _context, asked) -> None:
             return
         begin = await answer.content.read(BLOCK_BYTES)
         network.refuse_page(begin, answer.headers, str(answer.url))
-        with warnings.catch_warnings(action="ignore"):  # that reading on is wished for in another way
+        with warnings.catch_warnings(action="ignore"):  # unread_data is deprecated
             answer.content.unread_data(begin)
     _watch(answer.content, -network.SLOW_BYTES)
     size = answer.headers.get("Content-Length")
@@ -90,7 +90,7 @@ def _watch(content: StreamReader, before: int) -> None:
     """Let reading of an answer fail where it waits, and fewer than network.SLOW_BYTES have come in network.SLOW_SECONDS."""
     if content.is_eof() or content.exception():
         return
-    if content.total_bytes - before < network.SLOW_BYTES and not content._size:  # else what has come is not read yet
+    if content.total_bytes - before < network.SLOW_BYTES and not content._size:  # otherwise bytes wait to be read
         fault = f"fewer than {network.SLOW_BYTES:,} bytes came in {network.SLOW_SECONDS} seconds"
         content.set_exception(TimeoutError(fault))
         return
@@ -243,7 +243,7 @@ def whole(name: str) -> Iterator[Any]:
     """Open a file, decompressed. Raises TruncatedError at its end where bytes are left: an error can look like an end."""
     with open_file(name) as raw:
         buffered = BufferedReader(unpacked(name, raw), BLOCK_BYTES)
-        if packed := unread.packing(buffered.peek()):  # of which a record can be whole
+        if packed := unread.packing(buffered.peek()):  # a record of compressed bytes can look whole
             unpack = unread.command(packed, Path(path_of(name)).name)
             raise BadInput(f"{name}: is packed otherwise than its name says; give what this unpacks: {unpack}")
         yield buffered

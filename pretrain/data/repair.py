@@ -24,7 +24,7 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
     Raises BadInput where the source no longer gives what the manifest says.
     """
     folder, temporary = source.folder, source.folder / f".again{job.lock}"
-    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
     name = shards.MANIFEST if shards.is_complete(folder) else job.manifest
     manifest = shards.read_manifest(folder, name)
     if manifest is None:

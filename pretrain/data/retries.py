@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 TRIES = 10  # in a row without a new row; with the waits below about four minutes
 LONGEST_WAIT_SECONDS = 60
-RETRY_SECONDS = 300  # in which nothing comes, however many tries they have taken
+RETRY_SECONDS = 300  # without a byte, however many tries that takes
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
-# What may be over the next time, of a disk or of a share over the network.
+# Faults of a disk or network share that may pass.
 PASSING = {
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOMEM, errno.ENOBUFS),
     *(errno.EMFILE, errno.ENFILE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EHOSTDOWN),
     *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
 }
-# What parsers say of bytes that they were given.
+# Errors of parsers about their input.
 PARSERS = (
     *(ValueError, EOFError, RecursionError, MemoryError, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
     *(pa.ArrowException, datasets.exceptions.DatasetsError),
@@ -58,7 +58,7 @@ class RetryPolicy:
         error = next((one for one in behind if isinstance(one, Unreadable)), error)
         status, asked = http_status_and_retry_after(error, contexts=True)
         where = self.what if place is None else f"{self.what}: row {place}"
-        reason = redact(" ".join(next(filter(None, map(str, [error, *behind])), "").split()))  # some have no words
+        reason = redact(" ".join(next(filter(None, map(str, [error, *behind])), "").split()))  # some have no message
         if status is not None:
             reason = f"HTTP status {status}"
         elif not isinstance(error, Unreadable):

@@ -49,7 +49,7 @@ NAME_BYTES, SUFFIX_BYTES = 240, 200  # of a source in its folder's name; of a UR
 BLOCK_BYTES = 2**20  # a long text file is read in pieces of about this size: rows of one document
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
-FORMATS = {"csv": 3}  # where only one kind is
+FORMATS = {"csv": 3}  # formats of single kinds
 
 Row = tuple[Any, bool]  # a text (str), or its ids ((n,) uint32), or None; whether a document begins with it
 Part = tuple[str, Callable[[int], Iterator[Row]]]
@@ -79,8 +79,8 @@ class FoundSource:
     config: Data
     name: str
     identity: Mapping[str, Any]
-    parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # text: by split
-    tables: Tables | None = None  # else
+    parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
+    tables: Tables | None = None  # of tables
     most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
     repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
 
@@ -279,7 +279,7 @@ def _fetch(what: str, url: str, file: BinaryIO) -> None:
             file.write(block)
         if not file.tell():
             raise ValueError("is empty")
-        if not urlparse(url).path.lower().endswith((".html", ".htm")):  # asked for
+        if not urlparse(url).path.lower().endswith((".html", ".htm")):  # the user asked for a page
             file.seek(0)
             refuse_page(file.read(BLOCK_BYTES), answer.headers, str(answer.url))
 

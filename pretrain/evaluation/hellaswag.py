@@ -48,7 +48,7 @@ CITATIONS = (
 class Item:
     """A question as it was written: context and endings for the harness's scores, and as they stand."""
 
-    where: str  # for messages
+    where: str  # file and line, for messages
     context: str
     endings: tuple[str, ...]
     raw_context: str

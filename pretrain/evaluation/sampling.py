@@ -31,7 +31,7 @@ class Sampling:
 
 
 @torch.inference_mode()
-@sdpa_kernel(KERNELS)  # each new token is another shape
+@sdpa_kernel(KERNELS)  # the shape changes with each token
 def sample(
     model: PreTrainedModel,
     prompt_ids: list[int],
@@ -55,7 +55,7 @@ def sample(
     ends = end_ids(model, tokenizer)
     # Padding, and marks of a chat that no answer holds: a model that saw none may still draw them.
     never = {*range(len(tokenizer), model.config.vocab_size), *tokenizer.all_special_ids} - set(ends)
-    model.generation_config = GenerationConfig()  # theirs may ask for beams, stop strings, another kind of result
+    model.generation_config = GenerationConfig()  # the model's own may ask for beams or stop strings
     model.eval()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):

@@ -31,14 +31,14 @@ from pretrain.base.network import ASKED, Unreadable, http_status_and_retry_after
 TIMEOUT_SECONDS = {"connect": 10, "read": 60, "write": 60, "pool": 60}
 WAIT_SECONDS = (1, 2, 4, 8, 16, 32, 60)  # between attempts; the last one again and again
 DEADLINE_SECONDS = 15 * 60  # from the first failure on
-PASSING = {408, 409, 412, 423, 425, 429}  # statuses below 500 that another attempt may not meet
+PASSING = {408, 409, 412, 423, 425, 429}  # statuses below 500 that may pass
 LOCAL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 LISTING_PAGES, LISTING_SECONDS = 2000, 15 * 60  # a page of the Hub has a thousand names
 CLIENT_WAIT_SECONDS = 60  # of each of the client's own few retries, however long the server asks for
 COMMIT = re.compile("[0-9a-f]{40}")
 ABOUT = re.compile(r"/api/(?:models|datasets|spaces)/((?:[^/]+/)?(?!refs$|auth-check$)[^/]+?)(?:/revision/.+)?$")
 TREE = re.compile(r"/api/(?:models|datasets|spaces)/(.+?)/(?:tree|paths-info)/")
-KINDS = {"file": RepoFile, "directory": RepoFolder}  # of what a tree holds
+KINDS = {"file": RepoFile, "directory": RepoFolder}  # the kinds of a tree's entries
 
 _listing = threading.local()  # of this thread: ``state``, the pages of a listing so far, and when it began
 _refused: set[tuple[bytes, str]] = set()  # hosts and repositories of which they gave no commit
@@ -87,7 +87,7 @@ def _check(answer: Any) -> None:
         refuse_page(answer.read(), headers, str(url))
     if found:
         answer.read()
-        with contextlib.suppress(json.JSONDecodeError, RecursionError):  # that may be over the next time
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):  # faults that may pass
             _check_repository(url.netloc, name, answer.json(), is_tree=found.re is TREE)
     pages, begun = getattr(_listing, "state", (0, 0.0))
     _listing.state = (pages + 1, begun if pages else time.monotonic()) if "next" in answer.links else (0, 0.0)
@@ -151,7 +151,7 @@ def is_refusal(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """Return an error in one line, without a token."""
-    if isinstance(error, (LocalEntryNotFoundError, RuntimeError)):  # what happened is behind it
+    if isinstance(error, (LocalEntryNotFoundError, RuntimeError)):  # the cause is its context
         error = error.__cause__ or error
     status = http_status_and_retry_after(error)[0]
     name = type(error).__name__ if status is None else f"HTTP status {status}"

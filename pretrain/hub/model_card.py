@@ -91,11 +91,11 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
     rows = [row for row in rows if row.get("step", math.inf) <= step]
     newest = {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
     measured = {name: value for name, (value, when) in newest.items() if when == step}
-    planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # which plans another number
+    planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # the plan has another number
     start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
     prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
     name, prompt = (json.dumps(text, ensure_ascii=False) for text in (repo_id, prompt))
-    length = min(50, recipe["sequence_length"] // 2)  # which with the prompt must fit into the context
+    length = min(50, recipe["sequence_length"] // 2)  # prompt and completion must fit into the context
     code = [
         "from transformers import pipeline",
         "",

@@ -266,7 +266,7 @@ def _send(api: HfApi, folder: Path, push: dict, sums: dict[str, str]) -> str:
         operations = [CommitOperationDelete(name) for name in sorted(there - set(sums))]
     for name, digest in sums.items():
         operation = CommitOperationAdd(name, folder / "files" / name)
-        operation.upload_info.sha256 = bytes.fromhex(digest)  # spares the client reading all of it once more
+        operation.upload_info.sha256 = bytes.fromhex(digest)  # so the client does not read the file again
         operations.append(operation)
     # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
     # makes the Hub refuse one that comes while that attempt is still at work.

@@ -37,7 +37,7 @@ def push(model_id: str, scores: dict[str, float]) -> bool:
                 metric_value=round(100 * scores[name], 2),
                 overwrite=True,
             )
-    except Exception as error:  # the scores stand whatever the Hub says
+    except Exception as error:  # the scores are valid whatever the Hub answers
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         log.error(f"--push_to_hub {model_id}: {reason}. The scores are below; push again")
         return False

@@ -49,7 +49,7 @@ def make_accelerator(
         torch.utils.deterministic.fill_uninitialized_memory = False  # finds errors only, and costs a pass over memory
         torch._inductor.config.deterministic = True  # or timings choose between kernels that round differently
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1 and device.kind == "cpu":  # or Accelerate starts each one for itself
+    if processes > 1 and device.kind == "cpu":  # otherwise Accelerate starts each process alone
         os.environ["ACCELERATE_USE_CPU"] = "true"
     _rendezvous(device, machine.ddp_timeout)
     accelerator = Accelerator(

@@ -51,7 +51,7 @@ def examine(recipe: keys.Recipe, path: str, facts: dict, *, quick: bool) -> Gene
     yield Check("torch", verdicts.TRYING, "is imported")
     try:
         import torch  # noqa: F401
-    except Exception as error:  # a library of CUDA's that is not there, a wheel of another processor
+    except Exception as error:  # a missing CUDA library, or a wheel for another processor
         works = False
         if installed["torch"]:
             yield Check("torch", verdicts.ERROR, f"cannot be imported: {error}", "reinstall it: make clean environment")
@@ -155,7 +155,7 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 return {"problem": f"no answer in {seconds:.0f} s"}
             finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of it is left
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # all its processes have ended
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         with contextlib.suppress(ValueError):

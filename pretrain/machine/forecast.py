@@ -29,7 +29,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     how: dict[str, Any] = {"half": True, "compiled": compiles(card.name), "optimizer": recipe.optimizer.optimizer}
     if recipe.optimizer.shard_optimizer:
         how["shards"] = {"moments": count}
-    memory = 0.98 * card.memory_gib * 2**30  # what the driver leaves of it
+    memory = 0.98 * card.memory_gib * 2**30  # the driver takes the rest
     for checkpointing in (recipe.model.gradient_checkpointing, "full"):
         if size := estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how):
             break

@@ -47,7 +47,7 @@ def main() -> None:
         lines = str(error).strip().splitlines() or [""]
         found = {"problem": f"{type(error).__name__}: {lines[0]}"[:300]}
     os.write(answer, json.dumps(found).encode())
-    os._exit(0)  # a library that hangs as it is put away takes no answer back
+    os._exit(0)  # a library that hangs at exit cannot lose the answer
 
 
 def training_step(*, device: str, precision: str, compiled: bool = False) -> dict[str, float]:
@@ -64,7 +64,7 @@ def training_step(*, device: str, precision: str, compiled: bool = False) -> dic
 
 def tiny_model() -> nn.Module:
     """Build what the trials train: GPT-2's parts, 2 layers, 128 wide; (B, T) int64 inputs and targets to a loss."""
-    from pretrain.model.build import build  # Transformers with it, which the other trials do without
+    from pretrain.model.build import build  # it imports Transformers, which other trials do without
     from pretrain.model.loss import NextTokenLoss
 
     shape: dict[str, Any] = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128}

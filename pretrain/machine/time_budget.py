@@ -42,7 +42,7 @@ class TimeBudget:
         elapsed, seconds = reduce_mean(times).tolist()
         asked, hours = self._schedule, self._schedule.max_hours
         max_steps = min(asked.max_steps, step + max(0, int((3600 * hours - elapsed) / seconds)))
-        warmup_steps = min(asked.warmup_steps, max(max_steps // 4, step))  # what is done of it stays
+        warmup_steps = min(asked.warmup_steps, max(max_steps // 4, step))  # the updates so far stay
         log.info(
             f"max_hours = {hours:g}: at {1000 * seconds:,.0f} ms a step the run takes {max_steps:,} of the "
             f"{asked.max_steps:,} steps, {warmup_steps:,} of them warm-up"

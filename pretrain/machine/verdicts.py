@@ -12,7 +12,7 @@ TRYING = "..."  # no verdict yet: what is being tried
 WHEELS = "https://download.pytorch.org/whl"
 # A card may do without these; training says what is then missing.
 OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts and temperatures"}
-# What fails with a version between two that work; requirements.txt leaves it out.
+# Versions that fail between two that work; requirements.txt excludes them.
 BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
@@ -153,7 +153,7 @@ def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: s
     return Check("disk", level, text, remedy)
 
 
-# What a trial answered is judged below: its values, or {"problem": one line}.
+# The functions below judge a trial's answer: its values, or {"problem": one line}.
 
 
 def step(name: str, answer: dict[str, Any], device: str) -> Check:

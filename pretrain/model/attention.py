@@ -14,8 +14,8 @@ from transformers.masking_utils import sdpa_mask
 from pretrain.recipe import keys
 
 CAUSAL = "ursa_causal"
-KERNELS = ("cudnn", "flash", "efficient")  # of SDPA, beside math
-FLEX_WIDTH = 16  # of a head, at least: FlexAttention's kernel takes no narrower one
+KERNELS = ("cudnn", "flash", "efficient")  # SDPA's backends, beside math
+FLEX_WIDTH = 16  # the narrowest head that FlexAttention's kernel takes
 
 
 def register_causal_attention() -> None:

@@ -43,7 +43,7 @@ def as_stock(
     shapes = {name: tensor.shape for name, tensor in stock.state_dict().items()}
     weights = {}
     for name, tensor in model.state_dict().items():
-        if name not in stock.all_tied_weights_keys:  # those are one tensor with another
+        if name not in stock.all_tied_weights_keys:  # tied tensors are stored once
             weights[name] = _cast(name, tensor[: shapes[name][0]] if shapes[name] else tensor, dtype)
     loaded = stock.load_state_dict(weights, strict=False, assign=True)
     assert not loaded.unexpected_keys and {*loaded.missing_keys} <= {*stock.all_tied_weights_keys}, loaded
@@ -54,7 +54,7 @@ def as_stock(
 def save(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write weights, config, generation_config and tokenizer into a folder."""
     stock.save_pretrained(folder)
-    for path in folder.glob("*.safetensors"):  # which safetensors lets nobody else read
+    for path in folder.glob("*.safetensors"):  # safetensors makes it readable for its owner only
         path.chmod((folder / "config.json").stat().st_mode)
     _save_tokenizer(stock, folder, tokenizer)
 
@@ -79,7 +79,7 @@ def _stock(
     """Return Transformers' own model, without weights (on the meta device), configured to be used."""
     config = type(config).from_dict(config.to_dict())
     config.use_cache, config.dtype = True, dtype
-    if record := ARCHITECTURES.get(config.model_type):  # any other model is as it is already
+    if record := ARCHITECTURES.get(config.model_type):  # any other model is stock already
         activation = record.activation
         if activation and getattr(config, activation.key) == activation.training:
             setattr(config, activation.key, activation.stock)

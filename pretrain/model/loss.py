@@ -33,7 +33,7 @@ class NextTokenLoss(nn.Module):
         context: returns further arguments of the model for (B, T) int64 inputs, as ``attention.within_documents`` does.
     """
 
-    rows: int | None = None  # another size of the parts
+    rows: int | None = None  # overrides the size of the parts
 
     def __init__(
         self,

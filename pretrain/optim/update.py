@@ -57,7 +57,7 @@ def update(
         if applied:
             optimizer.step()
     else:
-        before = 0.0 if applied else scaler.get_scale()  # read from the device only where an overflow may be why
+        before = 0.0 if applied else scaler.get_scale()  # read from the device only where an overflow is possible
         if applied:
             scaler.step(optimizer)
         scaler.update()

@@ -77,7 +77,7 @@ def find(name: str) -> Reward:
         raise BadInput(f"reward = {shown(name)}: there is no file {shown(path)}")
     try:
         found = runpy.run_path(path).get(function)
-    except (Exception, SystemExit) as error:  # the latter of a script that is meant to be run
+    except (Exception, SystemExit) as error:  # SystemExit: a script that is meant to be run
         raise BadInput(f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}") from None
     if not callable(found):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
@@ -112,7 +112,7 @@ class CheckedReward:
             if not isinstance(value, str) and math.isfinite(number := float(value)):
                 return number
             fault = f"returned {value!r:.200}"
-        except (Exception, SystemExit, GeneratorExit) as error:  # what is left is Ctrl-C
+        except (Exception, SystemExit, GeneratorExit) as error:  # only Ctrl-C is left
             fault = f"raised {format_exception_only(error)[-1].strip()}"
         self.faults += 1
         if self.first_fault is None:

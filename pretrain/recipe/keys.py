@@ -316,7 +316,7 @@ class Recipe:
 
 SLICES = typing.get_type_hints(Recipe)
 FIELDS = {field.name: field for part in SLICES.values() for field in dataclasses.fields(part)}
-# Of each key its type, and whether none or auto stands beside it.
+# The type of each key, and whether it may also be none or auto.
 _HINTS = {name: hint for part in SLICES.values() for name, hint in typing.get_type_hints(part).items()}
 OPTIONAL = {name for name, hint in _HINTS.items() if type(None) in typing.get_args(hint)}
 AUTO = {name for name, hint in _HINTS.items() if Auto in typing.get_args(hint)}

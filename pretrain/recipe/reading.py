@@ -49,7 +49,9 @@ class _StrictLoader(yaml.SafeLoader):
     def __init__(self, text: str):
         super().__init__(text)
         self._depth = 0
-        self._extents: dict[object, tuple[int, int]] = {}  # of what is composed: values, depth; aliases written out
+        self._extents: dict[
+            object, tuple[int, int]
+        ] = {}  # of each composed node: its values and depth, aliases expanded
 
     def compose_node(self, parent, index):
         event = self.peek_event()
@@ -63,7 +65,7 @@ class _StrictLoader(yaml.SafeLoader):
             inner = node.value if isinstance(node, yaml.SequenceNode) else [each for pair in pairs for each in pair]
             below = [self._extents[each] for each in inner]
             self._extents[node] = 1 + sum(n for n, _ in below), 1 + max((depth for _, depth in below), default=0)
-        values, depth = self._extents.get(node, (0, DEEPEST + 1))  # not of an alias that stands within itself
+        values, depth = self._extents.get(node, (0, DEEPEST + 1))  # an alias within itself has none
         if self._depth + depth > DEEPEST or values > MOST_VALUES:
             self._refuse(event, f"stands for more than {MOST_VALUES:,} values, or nests more than {DEEPEST} deep")
         return node
@@ -71,7 +73,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node, deep=False):
         try:
             return super().construct_object(node, deep)
-        except (ValueError, OverflowError) as error:  # a date that is none, an integer of 5,000 digits
+        except (ValueError, OverflowError) as error:  # an impossible date, an integer of 5,000 digits
             self._refuse(node, f"{shown(node.value)}: {str(error).partition(';')[0]}")
 
     def _refuse(self, place, why: str) -> typing.NoReturn:
@@ -170,7 +172,7 @@ def read_flags(
     for title, part in SLICES.items():
         group = parser.add_argument_group(title, part.__doc__)
         for field in dataclasses.fields(part):
-            if field.name not in USUAL and TYPES[field.name] != list[dict]:  # too much for a flag
+            if field.name not in USUAL and TYPES[field.name] != list[dict]:  # mappings do not fit into a flag
                 _add_flag(group, field.name)
     given = vars(parse_flags(parser, argv))
     if "size" in given:
@@ -276,7 +278,9 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
     """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
-    younger = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}  # than the run
+    younger = {
+        name: field.default for name, field in FIELDS.items() if field.default is not ABSENT
+    }  # keys that are younger than the run
     then = {name: before.get(name, younger.get(name)) for name in fixed(recipe)}
     faults = [
         f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. Give another --run_name, "

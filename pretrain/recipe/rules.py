@@ -54,7 +54,7 @@ def key_faults(name: str, value: Any) -> list[str]:
     if name == "data_dir" and value.startswith("hf://") and not REPOSITORY.fullmatch(value):
         return [f"data_dir = {shown(value)}: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"]
     low, high = field["low"], field["high"]
-    if low is not None and not low <= value <= high:  # NaN lies between nothing
+    if low is not None and not low <= value <= high:  # NaN compares false with both
         return [f"{name} = {shown(value)}: must be between {low} and {high} ({field['help']})"]
     return []
 
@@ -88,7 +88,7 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
     if r.sample_steps and not r.sample_prompts:
         faults.append(f"sample_steps = {r.sample_steps} needs sample_prompts: at least one text")
     mixture = None if r.data_dir or r.data_files else r.sources
-    faults += _source_faults(r.sources or [])  # also where data_files replaces them: they are written down
+    faults += _source_faults(r.sources or [])  # also where data_files replaces them, for recipe.yaml holds them
     if mixture == []:
         faults.append("sources is empty: list at least one mapping with weight and dataset_name or data_files")
     elif mixture and r.tokenizer in TRAINED_TOKENIZERS:

@@ -379,7 +379,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: 
         moments = get_optimizer_state_dict(model, optimizer, options=options) | {"state": state}
         set_optimizer_state_dict(model, optimizer, moments, options=options)
         return
-    share = getattr(optimizer, "optim", optimizer)  # ZeRO: of this process
+    share = getattr(optimizer, "optim", optimizer)  # of ZeRO, this process's share
     # Not by load_state_dict, which casts moments to the type of their weight.
     for parameter in (p for group in share.param_groups for p in group["params"]):
         kinds = state.get(names[parameter], {})
@@ -405,5 +405,5 @@ def _read(file: Path, wanted: dict[str, torch.Tensor], *, may_be_empty: bool = F
 
 
 def _moment(tensor: torch.Tensor, device: torch.device) -> torch.Tensor | int:
-    count = tensor.dim() == 0 and not tensor.is_floating_point()  # was an int
+    count = tensor.dim() == 0 and not tensor.is_floating_point()  # it was saved from an int
     return tensor.item() if count else tensor.to(device)

@@ -22,7 +22,7 @@ from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
 
-PENDING = "hub"  # of the run folder: pushes that wait
+PENDING = "hub"  # in the run folder: pushes to send
 
 
 def push_seconds(stopped_by: signal.Signals | None) -> int:
@@ -88,7 +88,7 @@ class Publisher:
     def _try_to_stage(self, step: int, files: Mapping[str, Path | str]) -> None:
         try:
             self._stage(step, files)
-        except Exception as error:  # whatever it is, a push ends no run
+        except Exception as error:  # no error of a push ends a run
             log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
 
     def _stage(self, step: int, model_files: Mapping[str, Path | str]) -> None:

@@ -22,7 +22,7 @@ from pretrain.run.state import KINDS, RunState
 
 log = logging.getLogger(__name__)
 
-STATED = ("step", "science", "data", "scaler", "threads")  # by each state.json
+STATED = ("step", "science", "data", "scaler", "threads")  # each state.json has them
 
 
 def begins_at(saving: keys.Saving) -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any
 from pretrain.optim.update import Update
 from pretrain.recipe import keys
 
-# Of what type a value of state.json is.
+# The types of the values of state.json.
 KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "skipped_updates", "bad_in_a_row", "threads"), (int,)),
     **dict.fromkeys(("elapsed_seconds", "data_wait_seconds"), (int, float)),

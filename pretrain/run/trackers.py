@@ -64,9 +64,11 @@ class Trackers:
             held = dict(steps) if name in ("tensorboard", *known) else {}
             if started := self._try(name, _start, name, recipe, self.ids.get(name), first_step, held):
                 self._open[name] = started
-        if "mlflow" in self._open:  # it chooses the id
+        if "mlflow" in self._open:  # MLflow chooses the id
             self.ids["mlflow"] = self._open["mlflow"][0].tracker.info.run_id
-        files.write_json(path, self.ids | {"sent": steps})  # before any is: a run killed at once keeps its curves
+        files.write_json(
+            path, self.ids | {"sent": steps}
+        )  # before any row is sent, so that a run killed at once keeps its curves
         for row in rows:
             self.log(row["step"], row)
 
@@ -104,7 +106,9 @@ def _kind(row: dict) -> str:
 def _send(name: str, tracker: GeneralTracker, step: int, values: dict, held: dict[str, int]) -> None:
     if samples := values.get("samples"):
         texts = (html.escape(prompt + text) for prompt, text in samples)
-        page = "".join(f'<pre style="white-space: pre-wrap">{text}</pre>' for text in texts)  # is Markdown, too
+        page = "".join(
+            f'<pre style="white-space: pre-wrap">{text}</pre>' for text in texts
+        )  # trackio reads it as Markdown
         values = {"samples": page if name == "tensorboard" else import_module(name).Html(page)}
     if name == "wandb":  # its own count of steps is left alone: it drops what comes out of order
         tracker.log({"step": step} | values)

@@ -13,8 +13,8 @@ from pretrain.base.errors import BadInput
 from pretrain.base.network import TruncatedError, Unreadable
 from pretrain.data.records import TEXT, Column, Reader, refuse_column
 
-DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # as csv.reader has them
-OTHER = ("skiprows", "nrows", "skipfooter", "comment", "lineterminator", "dialect")  # it has not
+DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # options that csv.reader has
+OTHER = ("skiprows", "nrows", "skipfooter", "comment", "lineterminator", "dialect")  # options that it lacks
 
 csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
 

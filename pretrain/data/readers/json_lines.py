@@ -54,7 +54,7 @@ def refuse_no_text(name: str, column: Column, lines: list[tuple[int, bytes]]) ->
     """Raise BadInput where a file's first lines have fields, but none of them has text in this one."""
     types: dict[str, set[str]] = {}
     for number, line in lines:
-        with contextlib.suppress(Unreadable):  # it is found again, at its row
+        with contextlib.suppress(Unreadable):  # it is reported later, at its row
             for field, value in json_object(name, number, line).items():
                 types.setdefault(field, set()).add(_json_type(value))
     if types:
