@@ -7,13 +7,12 @@ a part: (name, read), where ``read(row)`` yields (text, begins) from that row on
 none, and whether it begins a document. All text files of a split are one part; a table's file is one.
 """
 
-import codecs
 import hashlib
 import json
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from glob import glob
 from itertools import islice
@@ -27,9 +26,9 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, is_url, redact_url
 from pretrain.base.network import moving, refuse_page
-from pretrain.data import cuts, unread
+from pretrain.data import unread
 from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
-from pretrain.data.readers import arrow, csv, json_lines, parquet
+from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.data.records import Reader
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
@@ -46,7 +45,6 @@ DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text 
 # What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
 ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 NAME_BYTES, SUFFIX_BYTES = 240, 200  # of a source in its folder's name; of a URL in its copy's: both have 255 in all
-BLOCK_BYTES = 2**20  # a long text file is read in pieces of about this size: rows of one document
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
 FORMATS = {"csv": 3}  # formats of single kinds
@@ -171,7 +169,7 @@ def _stdlib(config: Data) -> FoundSource:
         raise BadInput(NO_VALIDATION)
     paths = stdlib_files(config.validation_fraction)
     hashes = [[split, p.name, files.sha256(p)] for split, found in paths.items() for p in found]
-    parts = {split: [(STDLIB, _reading(_whole_files, found))] for split, found in paths.items()}
+    parts = {split: [(STDLIB, _reading(text.whole_files, found))] for split, found in paths.items()}
     most_tokens = _most_tokens(paths["train"])
     return FoundSource(config, STDLIB, _identity(config, files=hashes), parts, most_tokens=most_tokens)
 
@@ -281,7 +279,7 @@ def _fetch(what: str, url: str, file: BinaryIO) -> None:
             raise ValueError("is empty")
         if not urlparse(url).path.lower().endswith((".html", ".htm")):  # the user asked for a page
             file.seek(0)
-            refuse_page(file.read(BLOCK_BYTES), answer.headers, str(answer.url))
+            refuse_page(file.read(text.BLOCK_BYTES), answer.headers, str(answer.url))
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
@@ -308,72 +306,23 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
     return {split: paths for split, paths in splits.items() if paths}
 
 
-def text_pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
-    """Yield a UTF-8 file's text, every byte kept, in pieces whose ids, joined, are those of the whole for GPT-2's split.
-
-    For others ``cuts.pieces`` joins them. Raises BadInput with the offset of a byte that is NUL or not UTF-8.
-    """
-    decoder, text, offset = codecs.getincrementaldecoder("utf-8")(), "", 0
-    try:
-        with open(path, "rb") as file:
-            while True:
-                block = file.read(block_bytes)
-                if (nul := block.find(0)) >= 0:
-                    raise unread.not_text(path, offset + nul, 0)
-                begin, searched = offset - len(decoder.getstate()[0]), len(text)
-                text += decoder.decode(block, final=not block)
-                offset += len(block)
-                if not block:
-                    break
-                if found := cuts.GPT2.match(text, searched):
-                    yield text[: found.end()]
-                    text = text[found.end() :]
-                elif len(text) > cuts.WHOLE_CHARACTERS:
-                    raise BadInput(
-                        f"{path}: offset {offset}: no space and no line break in {cuts.WHOLE_CHARACTERS:,} characters "
-                        f"before it; break its lines, for example: fold -w 1000 {path} > new.txt"
-                    )
-        if text:
-            yield text
-    except UnicodeDecodeError as error:
-        raise unread.not_text(path, begin + error.start, error.object[error.start]) from None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-
-
 def _text_parts(paths: dict[str, list[Path]], validation_fraction: float) -> dict[str, list[Part]]:
     name = paths["train"][0].name
     if "validation" in paths:
-        return {split: [(name, _reading(text_rows, found))] for split, found in paths.items()}
+        return {split: [(name, _reading(text.rows, found))] for split, found in paths.items()}
 
     def rows(held_out: bool) -> Iterator[Row]:
-        lengths = (len(text) for path in paths["train"] for text in text_pieces(path))
+        lengths = (len(piece) for path in paths["train"] for piece in text.pieces(path))
         left, begun = int(sum(lengths) * (1 - validation_fraction)), False  # characters; nanoGPT's rule
-        for text, begins in text_rows(paths["train"]):
-            if piece := text[left:] if held_out else text[:left]:
+        for whole, begins in text.rows(paths["train"]):
+            if piece := whole[left:] if held_out else whole[:left]:
                 yield piece, begins or not begun
                 begun = True
-            left = max(0, left - len(text))
+            left = max(0, left - len(whole))
             if not left and not held_out:
                 return
 
     return {"train": [(name, _reading(rows, False))], "validation": [(name, _reading(rows, True))]}
-
-
-def text_rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of text files, and whether each begins its file."""
-    for path in paths:
-        for number, text in enumerate(text_pieces(path)):
-            yield text, number == 0
-
-
-def _whole_files(paths: list[Path]) -> Iterator[Row]:
-    """Yield small files whole; one that is not UTF-8 (the library has a few, for its own tests) is a row without text."""
-    for path in paths:
-        try:
-            yield path.read_bytes().decode("utf-8"), True
-        except UnicodeDecodeError:
-            yield None, True
 
 
 def _reading(rows: Callable[..., Iterator[Row]], *args) -> Callable[[int], Iterator[Row]]:

@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import cuts, shards, sources, tokenization, windows
+from pretrain.data.readers.text import rows as text_rows
 from pretrain.evaluation import likelihood, validation
 from pretrain.model import compression, export, pretrained
 from pretrain.model.build import build
@@ -207,7 +208,7 @@ def find_text(
 def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -> np.ndarray:
     """Return the ids of text files, each a document, up to ``most`` of them (0 = all) and one more to predict."""
     encode, parts = tokenization.Encoder(tokenizer), []
-    rows = sources.text_rows(map(Path, sources.find_files("--text", names)))
+    rows = text_rows(map(Path, sources.find_files("--text", names)))
     for _, piece, begins in cuts.pieces(((0, *row) for row in rows), cuts.place(tokenizer.backend_tokenizer)):
         parts += [np.array([tokenizer.eos_token_id], dtype=np.uint32)] if begins else []
         parts += encode([piece])

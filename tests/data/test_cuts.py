@@ -11,8 +11,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
-from pretrain.data import cuts, sources, tokenization
+from pretrain.data import cuts, tokenization
 from pretrain.data.documents import DocumentEncoder
+from pretrain.data.readers import text as text_reader
 from pretrain.run import conversion
 
 # As the tokenizer.json files on the Hub have them.
@@ -173,7 +174,7 @@ def assert_pieces_have_the_ids_of_the_whole(tokenizer, encode, draw, folder):
             assert ids(tokenizer, *parts) == whole and words(tokenizer, *parts) == words(tokenizer, content), parts
     path = folder / "a.txt"
     path.write_text(content, newline="")
-    rows = [(text, i == 0) for i, text in enumerate(sources.text_pieces(path, draw.choice([1, 3, 7, 16, 50])))]
+    rows = [(text, i == 0) for i, text in enumerate(text_reader.pieces(path, draw.choice([1, 3, 7, 16, 50])))]
     if encode:
         found = [document.ids for document in encode(iter(rows), 0)]
         assert np.concatenate(found).tolist() == [tokenizer.eos_token_id, *whole]
@@ -259,12 +260,12 @@ def test_a_long_text_is_held_a_few_rows_at_a_time_and_one_that_cannot_be_cut_is_
     with pytest.raises(
         BadInput, match=r"long.txt: offset \d+: no space and no line break in 1,000 characters .*fold -w"
     ):
-        list(sources.text_pieces(path, 100))
+        list(text_reader.pieces(path, 100))
 
 
 def test_a_text_that_is_measured_has_the_ids_of_the_whole(made, tmp_path, monkeypatch):
     """Where a block ends between a full stop and a line break, which are one word of Qwen's."""
-    monkeypatch.setattr(sources.text_pieces, "__defaults__", (28,))
+    monkeypatch.setattr(text_reader.pieces, "__defaults__", (28,))
     content = "wie es sein kann.\ncom der Text. " * 30
     (tmp_path / "a.txt").write_text(content)
     found = conversion.read_text([str(tmp_path / "a.txt")], made["qwen2"], 0)

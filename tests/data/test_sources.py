@@ -23,6 +23,7 @@ import pytest
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import retries, sources, tokenization
+from pretrain.data.readers import text as text_reader
 from pretrain.recipe import keys
 
 ODD = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
@@ -51,8 +52,8 @@ def offline(monkeypatch):
 @pytest.fixture
 def pieces_of(monkeypatch):
     """Call it with a number of bytes to make text files come in blocks of that size."""
-    real = sources.text_pieces
-    return lambda size: monkeypatch.setattr(sources, "text_pieces", functools.partial(real, block_bytes=size))
+    real = text_reader.pieces
+    return lambda size: monkeypatch.setattr(text_reader, "pieces", functools.partial(real, block_bytes=size))
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def random_text(seed, fragments=60):
 
 
 def pieces(path, block_bytes):
-    return list(sources.text_pieces(Path(path), block_bytes))
+    return list(text_reader.pieces(Path(path), block_bytes))
 
 
 def rows(source, split, start=0):
@@ -289,13 +290,13 @@ def test_train_and_validation_are_all_of_the_text_each_character_once(tmp_path, 
 
 
 def test_a_long_text_comes_in_pieces_of_about_a_block_and_only_the_first_begins_it(tmp_path):
-    words = "é and more words\n" * (3 * sources.BLOCK_BYTES // 18)
+    words = "é and more words\n" * (3 * text_reader.BLOCK_BYTES // 18)
     name = text(tmp_path, "long.txt", words)
     source = find(data_files=[name, text(tmp_path, "short.txt", "short")], validation_files=[text(tmp_path, "v", "v")])
     *long, short = rows(source, "train")
     assert len(long) >= 3 and [begins for _, begins in long] == [True] + [False] * (len(long) - 1)
     assert "".join(piece for piece, _ in long) == words and short == ("short", True)
-    assert all(0 < len(piece.encode()) <= sources.BLOCK_BYTES + 20 for piece, _ in long)
+    assert all(0 < len(piece.encode()) <= text_reader.BLOCK_BYTES + 20 for piece, _ in long)
     Path(name).unlink()
     with pytest.raises(BadInput, match="long.txt: cannot be read: No such file"):
         rows(source, "train")
@@ -432,7 +433,7 @@ def test_a_packed_text_behind_a_url_is_refused_with_the_copy_that_was_fetched(tm
     assert message == f"data_files: {server.url}/text.txt: is packed; give what this unpacks: tar -xf {copy}"
 
 
-@pytest.mark.parametrize("block_bytes", [1, 7, 64, sources.BLOCK_BYTES])
+@pytest.mark.parametrize("block_bytes", [1, 7, 64, text_reader.BLOCK_BYTES])
 def test_a_text_with_a_nul_byte_is_refused_with_its_name_and_the_offset_of_the_first(tmp_path, block_bytes):
     name = text(tmp_path, "my text.txt", "é 中 words".encode() + b"\0 and \0 more" * 9)
     with pytest.raises(

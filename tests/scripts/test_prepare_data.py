@@ -26,7 +26,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import pretrain.data.stream  # noqa: F401  (once, before the forks)
 from pretrain.base.errors import BadInput
-from pretrain.data import cuts, prepare, progress, shards, sources, tokenization
+from pretrain.data import cuts, prepare, progress, shards, tokenization
+from pretrain.data.readers import text as text_reader
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         name, value = setting.split("=")
         setattr(prepare, name, float(value))
     if size := os.environ.pop("PIECES", None):
-        sources.text_pieces.__defaults__ = (int(size),)
+        text_reader.pieces.__defaults__ = (int(size),)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     status = prepare_data.main(argv)
     if path := os.environ.pop("MEMORY", None):
@@ -237,7 +238,7 @@ def test_a_folder_of_shards_is_nothing_to_prepare(workplace):
 
 def test_each_text_file_is_a_document_and_none_is_lost_between_pieces(workplace, bpe):
     rows = [" ".join(texts(20_000)), *(" ".join(texts(20, seed)) for seed in (1, 2))]
-    assert len(rows[0]) > 2 * sources.BLOCK_BYTES
+    assert len(rows[0]) > 2 * text_reader.BLOCK_BYTES
     for i, text in enumerate(rows):
         Path(f"{i}.md").write_text(text)
     Path("held.md").write_text(TEXT)
@@ -337,7 +338,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
 
 def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe):
     long = " ".join(random.Random(1).choices(WORDS, k=600_000))
-    assert len(long) > 2 * sources.BLOCK_BYTES
+    assert len(long) > 2 * text_reader.BLOCK_BYTES
     rows = ["first " * 100, "", " \n\t", None, "NUL \0 in it", "half \ud83d", "a <|endoftext|> b", "\udc00\ud800"]
     rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]
     path = write_table(Path("odd.jsonl"), rows)

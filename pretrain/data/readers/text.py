@@ -1,0 +1,59 @@
+"""Text files: UTF-8, every byte kept, each one document; a long one comes in pieces."""
+
+import codecs
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pretrain.base.errors import BadInput
+from pretrain.data import cuts, unread
+
+BLOCK_BYTES = 2**20  # a long file is read in pieces of about this size: rows of one document
+
+
+def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
+    """Yield a UTF-8 file's text, every byte kept, in pieces whose ids, joined, are those of the whole for GPT-2's split.
+
+    For others ``cuts.pieces`` joins them. Raises BadInput with the offset of a byte that is NUL or not UTF-8.
+    """
+    decoder, text, offset = codecs.getincrementaldecoder("utf-8")(), "", 0
+    try:
+        with open(path, "rb") as file:
+            while True:
+                block = file.read(block_bytes)
+                if (nul := block.find(0)) >= 0:
+                    raise unread.not_text(path, offset + nul, 0)
+                begin, searched = offset - len(decoder.getstate()[0]), len(text)
+                text += decoder.decode(block, final=not block)
+                offset += len(block)
+                if not block:
+                    break
+                if found := cuts.GPT2.match(text, searched):
+                    yield text[: found.end()]
+                    text = text[found.end() :]
+                elif len(text) > cuts.WHOLE_CHARACTERS:
+                    raise BadInput(
+                        f"{path}: offset {offset}: no space and no line break in {cuts.WHOLE_CHARACTERS:,} characters "
+                        f"before it; break its lines, for example: fold -w 1000 {path} > new.txt"
+                    )
+        if text:
+            yield text
+    except UnicodeDecodeError as error:
+        raise unread.not_text(path, begin + error.start, error.object[error.start]) from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
+    """Yield the pieces of text files, and whether each begins its file."""
+    for path in paths:
+        for number, text in enumerate(pieces(path)):
+            yield text, number == 0
+
+
+def whole_files(paths: Iterable[Path]) -> Iterator[tuple[str | None, bool]]:
+    """Yield small files whole; one that is not UTF-8 (the library has a few, for its own tests) is a row without text."""
+    for path in paths:
+        try:
+            yield path.read_bytes().decode("utf-8"), True
+        except UnicodeDecodeError:
+            yield None, True
