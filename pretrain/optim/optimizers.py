@@ -84,7 +84,7 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
         raise BadInput(
             f"optimizer = {name} needs {package}: pip install {record.package}, or --optimizer adamw"
         ) from None
-    if sharded and name in keys.UNSHARDED:
+    if sharded and not keys.OPTIMIZERS[name]:
         raise BadInput(
             f"optimizer = {name}: updates no moments or weights in shards; use --shard_optimizer false and a YAML without "
             f"FSDP, or --optimizer adamw"

@@ -31,8 +31,8 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {"gpt2": (), "llama": LLAMA_KEYS}
 SIZES = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600)}
 SIZES |= dict(zip(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), SIZES.values(), strict=True))
 GPT3_SIZES = {"gpt3-125m": (12, 12, 768), "gpt3-6.7b": (32, 32, 4096), "gpt3-175b": (96, 96, 12288)}
-OPTIMIZERS = ("adamw", "adamw_8bit", "muon")  # records in optim/optimizers.py
-UNSHARDED = ("adamw_8bit",)  # those whose moments (ZeRO-1) and weights (FSDP2) may be in no shards
+# Names of the optimizers (records in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
+OPTIMIZERS = {"adamw": True, "adamw_8bit": False, "muon": True}
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 # What a source of a mixture may state: which one it is, and what else it has from the recipe.
@@ -173,7 +173,7 @@ class Optimizer:
     optimizer: str = science(
         "adamw",
         "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW; fewer tokens",
-        choices=OPTIMIZERS,
+        choices=tuple(OPTIMIZERS),
     )
     weight_decay: float = required("decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0))
     muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), only=("optimizer", ("muon",)))

@@ -15,13 +15,13 @@ from pretrain.recipe.keys import (
     ARCHITECTURES,
     AUTO,
     FIELDS,
+    OPTIMIZERS,
     OPTIONAL,
     REPOSITORY,
     SOURCE_NAMES,
     SOURCE_RULES,
     TRAINED_TOKENIZERS,
     TYPES,
-    UNSHARDED,
 )
 
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
@@ -72,7 +72,7 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
         near = min(divisors(r.n_embd), key=lambda n: abs(n - r.n_head))
         faults.append(f"n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; n_head {near} is")
     faults += _architecture_faults(r)
-    if r.shard_optimizer and r.optimizer in UNSHARDED:
+    if r.shard_optimizer and not OPTIMIZERS[r.optimizer]:
         faults.append(
             f"optimizer = {r.optimizer} with shard_optimizer = true: its moments cannot be sharded; use "
             f"--shard_optimizer false, or --optimizer adamw"
