@@ -287,7 +287,7 @@ def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrain
             raise BadInput(f"{folder}: its shards were made with another tokenizer than {name}")
         otherwise_named = made and wanted not in (made["name"], *keys.TRAINED_TOKENIZERS)
         if otherwise_named and tokenization.fingerprint(tokenization.load(wanted)) != fingerprint:
-            raise BadInput(f"tokenizer = {wanted}: the shards in {folder} were made with another one")
+            raise BadInput(f"tokenizer = {wanted}: the shards in {folder} were made with another tokenizer")
     begun_from = recipe.model.init_from
     if begun_from not in (None, name) and _fingerprint_at(begun_from) not in (None, fingerprint):
         raise BadInput(

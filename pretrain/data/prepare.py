@@ -124,7 +124,7 @@ def open_source(
     tokenizer = open_tokenizer(source, parts)
     identity = {"name": name, "fingerprint": tokenization.fingerprint(tokenizer), "size": len(tokenizer)}
     if manifest and manifest["tokenizer"] != identity:
-        raise BadInput(f"{folder / 'tokenizer'} is not what the shards beside it were made with; delete {folder}")
+        raise BadInput(f"{folder / 'tokenizer'} does not match the shards beside it; delete {folder}")
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
     encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)
     about = {"revision": revision, "versions": versions, "tokenizer": identity}  # versions fill while reading

@@ -148,9 +148,7 @@ class TrainOrder:
             raise BadInput(f"sources: weight = {bad[0]}: must be a number of at least 0")
         drawn = sum(weight > 0 for weight in self.weights)
         if not 1 <= drawn <= CYCLE:
-            raise BadInput(
-                f"sources: {drawn} have a weight above 0: must be 1 to {CYCLE}; leave some out, or join them"
-            )
+            raise BadInput(f"sources: {drawn} have a weight above 0: must be 1 to {CYCLE}; remove some, or join them")
 
     def number(self, micro_step: int, rank: int) -> int:
         """Return which micro-batch of its step this is: its sequences are the same for any number of processes."""

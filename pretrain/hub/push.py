@@ -89,7 +89,7 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
         found = api.model_info(repo_id)
     except RepositoryNotFoundError:
         if not _may_create(login, token, owner):
-            raise BadInput(f"{where}: {name} has no right to make it; give another owner, or {fine}") from None
+            raise BadInput(f"{where}: {name} may not create it; give another owner, or {fine}") from None
         return repo_id, notes
     try:
         api.auth_check(repo_id, write=True)

@@ -504,7 +504,7 @@ def test_each_text_of_a_csv_is_text(tmp_path):
     (tmp_path / "one.csv").write_text("text\nplain\n\nNone\r\n7", newline="")
     assert texts([tmp_path / "one.csv"]) == ["plain", "None", "7"]
     (tmp_path / "none.csv").write_text("\n\n")
-    with pytest.raises(BadInput, match="none.csv: has no line; give a CSV with a header"):
+    with pytest.raises(BadInput, match="none.csv: is empty; a CSV begins with a header"):
         texts([tmp_path / "none.csv"])
 
 

@@ -453,7 +453,7 @@ def test_check_refuses_a_token_that_the_hub_does_not_take_or_that_may_not_write(
 def test_check_refuses_an_owner_that_is_not_the_logins_and_a_repository_that_may_only_be_read(server):
     server.login["orgs"] = [{"name": "readers", "roleInOrg": "read"}, {"name": "writers", "roleInOrg": "write"}]
     for owner in ("them", "readers"):
-        with pytest.raises(BadInput, match=f"^hub_model_id = {owner}/run: me has no right to make it"):
+        with pytest.raises(BadInput, match=f"^hub_model_id = {owner}/run: me may not create it"):
             check(f"{owner}/run")
     assert check("writers/run")[0] == "writers/run"
     server.make("them/run", private=False)

@@ -522,7 +522,7 @@ def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace)
     named = json.loads((folder / "tokenizer" / "tokenizer.json").read_text())
     named["model"]["vocab"] = {text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()}
     (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(named))
-    assert "is not what the shards beside it were made with" in run("prepare_data.py", *TINY, *flags, expect=2).stderr
+    assert "does not match the shards beside it" in run("prepare_data.py", *TINY, *flags, expect=2).stderr
 
 
 # Jobs.

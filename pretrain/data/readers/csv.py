@@ -44,7 +44,7 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
                 held = [record[header.index(column.name)]]
     yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
     if not header:
-        raise BadInput(f"{name}: has no line; give a CSV with a header")
+        raise BadInput(f"{name}: is empty; a CSV begins with a header")
     if number + 1 < start:
         raise TruncatedError(f"ended after {number + 1} rows, before row {start}")
 
