@@ -199,12 +199,8 @@ class _Redacted(logging.Handler):
 def retry_here() -> None:
     """Leave retries and their messages to ``retry``."""
     # Its own waits (5, 20, 60 s, up to 20 times) would hide the fault from the retries below.
-    datasets.config.STREAMING_READ_MAX_RETRIES = 1
-    datasets.config.STREAMING_READ_RETRY_INTERVAL = 0
-    datasets.config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = 0
-    datasets.config.STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL = 0
-    datasets.config.STREAMING_OPEN_MAX_RETRIES = 1
-    datasets.config.STREAMING_OPEN_RETRY_INTERVAL = 0
+    for name in (name for name in vars(datasets.config) if name.startswith("STREAMING_")):
+        setattr(datasets.config, name, int(name.endswith("MAX_RETRIES")))
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
     client = logging.getLogger("huggingface_hub")
