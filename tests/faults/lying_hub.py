@@ -72,10 +72,10 @@ FINE = {"role": "fineGrained", "fineGrained": {"scoped": [{"entity": {"name": "y
 # What the start of a run that pushes is refused for: what is changed of the server, the flags, and a word of the line.
 REFUSED: dict[str, tuple[Callable[[HubServer], object], dict[str, str], str]] = {
     "a token that may only read": (lambda hub: hub.login["auth"]["accessToken"].update(role="read"), {}, "only read"),
-    "a token of another owner": (lambda hub: hub.login["auth"].update(accessToken=FINE), {}, "me has no right"),
+    "a token of another owner": (lambda hub: hub.login["auth"].update(accessToken=FINE), {}, "me may not create it"),
     "an unknown token": (lambda hub: setattr(hub, "tokens", {"x"}), {}, "does not take the token"),
-    "another's name": (lambda hub: None, {"--hub_model_id": "you/run"}, "me has no right"),
-    "an organisation's reader": (lambda hub: _join(hub, "read"), {"--hub_model_id": "org/run"}, "me has no right"),
+    "another's name": (lambda hub: None, {"--hub_model_id": "you/run"}, "me may not create it"),
+    "an organisation's reader": (lambda hub: _join(hub, "read"), {"--hub_model_id": "org/run"}, "me may not create it"),
     "a repository that is only read": (lambda hub: (hub.make(ID), hub.read_only.add(ID)), {}, "403"),
     "another run's repository": (lambda hub: hub.make(ID).tags.update({"step-00000003": ""}), {}, "step-00000003"),
     "no id": (lambda hub: None, {"--hub_model_id": "me//run"}, "OWNER/NAME"),
