@@ -183,13 +183,13 @@ def needs_hub(recipe: keys.Recipe) -> bool:
 
 
 def asks_hub(recipe: keys.Recipe) -> bool:
-    """Return whether the run may ask the Hub: for data, a tokenizer, a model, HellaSwag, a checkpoint, or to push."""
+    """Return whether the run may ask the Hub: for data, a tokenizer, a model, a task, a checkpoint, or to push."""
     names = {recipe.data.tokenizer, recipe.model.init_from} - {None, *keys.TRAINED_TOKENIZERS}
     addresses = [name for source in keys.sources(recipe.data) for name in source.data_files or ()]
     return (
         needs_hub(recipe)
         or recipe.hub.push_to_hub
-        or (recipe.evaluation.hellaswag_steps > 0 and not recipe.evaluation.hellaswag_files)
+        or (recipe.evaluation.task_steps > 0 and not all(map(recipe.evaluation.files_of, recipe.evaluation.tasks)))
         or any(not Path(str(name)).is_dir() for name in names)
         or any(name.startswith(("hf://", "hub://")) for name in [*addresses, recipe.saving.resume_from_checkpoint])
     )

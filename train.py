@@ -30,8 +30,9 @@ from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
 from pretrain.data.corpus import Corpus, TrainBatches
+from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.evaluator import encode_items, read_items, refuse_prompts
-from pretrain.evaluation.record import Encoded, Task
+from pretrain.evaluation.record import Task
 from pretrain.hub import client
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_missing_kernels, sync_gradients
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
     accelerator = make_accelerator(device, recipe.machine)
     if trains:
         optimizers.check(recipe.optimizer, accelerator.device, sharded=accelerator.is_fsdp2)
-    items = read_items(recipe.evaluation)
+    items = read_items(recipe.evaluation, accelerator) if recipe.evaluation.task_steps or not trains else {}
 
     with raise_on_lost_peer(), Corpus(recipe, reader_argv) as corpus:
         tests = encode_items(items, corpus.tokenizer, recipe.model.sequence_length)
@@ -140,8 +141,8 @@ def train(
             with clock.paused():  # neither evaluating nor saving counts as training time
                 if due(step, evaluation.eval_steps, last):
                     report.loss(step, "validation", evaluator.loss("validation", micro_batch))
-                if due(step, evaluation.hellaswag_steps, last):
-                    for task in tests:
+                if due(step, evaluation.task_steps, last):
+                    for task in evaluator.tasks:
                         report.scores(step, task, evaluator.score(task))
                 if due(step, evaluation.sample_steps, last):
                     report.samples(step, evaluator.samples(), show=last)

@@ -38,6 +38,7 @@ class DataServer(ThreadingHTTPServer):
         self.allowed: Callable[[str, Message], bool] = lambda path, headers: True  # else 403
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commit, self.model_commits = "c0ffee" + "0" * 34, 1
+        self.keeps_commits = False  # a commit that is asked for by name is one of its own, of the same files
         self.closing, self.outwaited = threading.Event(), 0  # silent answers that the client waited for to their end
 
     def __enter__(self):
@@ -125,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         return [("X-Repo-Commit", f"{self.server.model_commits:040x}")]
 
     def of_commit(self):
-        return [("X-Repo-Commit", self.server.commit)]
+        asked = re.search("[0-9a-f]{40}", self.path) if self.server.keeps_commits else None
+        return [("X-Repo-Commit", asked[0] if asked else self.server.commit)]
 
     def hub(self, name: str, rest: str, body: bool):
         root = self.server.folder / "datasets" / name
@@ -144,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send(404, b'{"error": "no"}', [("X-Error-Code", "RevisionNotFound")], body)
                 return
             siblings = [{"rfilename": str(path.relative_to(root))} for path in found if path.is_file()]
-            about = {"id": name, "sha": self.server.commit, "private": False, "tags": [], "siblings": siblings}
+            about = {"id": name, "sha": self.of_commit()[0][1], "private": False, "tags": [], "siblings": siblings}
             self.send(200, json.dumps(about | {"downloads": 0, "likes": 0}).encode(), self.of_commit(), body)
         else:
             self.send(404, b"{}", [], body)

@@ -1,32 +1,59 @@
 """A run's evaluations: the loss of a split, tasks, samples; all processes share the work."""
 
+import logging
 from collections.abc import Callable, Mapping
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
 from pretrain.data.tokenization import encode_prompt
-from pretrain.evaluation import hellaswag, likelihood, sampling, validation
-from pretrain.evaluation.record import Encoded, Task
+from pretrain.evaluation import items, likelihood, sampling, validation
+from pretrain.evaluation.encoding import Encoded
+from pretrain.evaluation.items import Items
+from pretrain.evaluation.record import Task
 from pretrain.machine.accelerator import autocast
 from pretrain.machine.sharding import WholeModel
 from pretrain.model.loss import loss_module
 from pretrain.recipe import keys
 
+log = logging.getLogger(__name__)
 
-def read_items(evaluation: keys.Evaluation) -> dict[Task, list]:
-    """Return the items of each task that the run scores itself on."""
-    scored = evaluation.hellaswag_steps or evaluation.hellaswag_files  # files alone are for eval_only
-    return {hellaswag.TASK: hellaswag.TASK.read(evaluation.hellaswag_files)} if scored else {}
+
+def read_items(
+    evaluation: keys.Evaluation, accelerator: Accelerator, commits: Mapping[str, str] | None = None
+) -> dict[Task, Items]:
+    """Return the items of each task that the run is scored on, the same on all processes.
+
+    A score is optional: a task whose data set cannot be had is left out, with a warning.
+
+    Args:
+        commits: of data sets, that an earlier process of the run has read.
+    """
+    found, faults, known = {}, [], commits or {}
+    with accelerator.local_main_process_first():  # the others find its files in the cache
+        for name in dict.fromkeys(evaluation.tasks):
+            task = items.records()[name]
+            try:
+                found[task] = items.read(task, evaluation.files_of(name), evaluation.task_limit, known.get(name))
+            except items.Missing as fault:
+                faults += fault.lines
+    read = [{task.name: rows.commit for task, rows in found.items()}]
+    everywhere = gather_object(read) if accelerator.num_processes > 1 else read
+    for line in faults:
+        log.warning(f"left out: {line}")
+    return {
+        task: rows for task, rows in found.items() if all(one.get(task.name, 0) == rows.commit for one in everywhere)
+    }
 
 
 def encode_items(
-    items: Mapping[Task, list], tokenizer: PreTrainedTokenizerFast, sequence_length: int
+    found: Mapping[Task, Items], tokenizer: PreTrainedTokenizerFast, sequence_length: int
 ) -> dict[Task, Encoded]:
     """Return each task's items, encoded. Raises BadInput where the context does not hold the longest ending."""
-    tests = {task: task.encode(of_task, tokenizer) for task, of_task in items.items()}
+    tests = {task: Encoded(task, of_task, tokenizer) for task, of_task in found.items()}
     for test in tests.values():
         test.longer_than(sequence_length)
     return tests
@@ -97,6 +124,11 @@ class Evaluator:
             )
         return None if found is None else test.result(found)
 
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks that are scored."""
+        return list(self._tests)
+
     def samples(self) -> list[tuple[str, str]]:
         """Return a text for each prompt, with it; the main process's (the others return none)."""
         evaluation, tokenizer = self._recipe.evaluation, self._corpus.tokenizer
@@ -124,5 +156,9 @@ def describe_loss(split: str, result: dict[str, float]) -> str:
 
 def describe_scores(task: Task, result: dict[str, float]) -> str:
     """Return a task's scores in one line, in per cent."""
-    each = (f"{score} {100 * result[score]:.2f}% ± {100 * result[f'{score}_stderr']:.2f}" for score in task.scores)
+    each = (
+        f"{score} {task.shown(score, result[score])}{'%' * (score in task.shares)} ± "
+        f"{task.shown(score, result[f'{score}_stderr'])}"
+        for score in task.scores
+    )
     return f"{task.label} {', '.join(each)}"

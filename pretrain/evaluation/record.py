@@ -1,46 +1,55 @@
-"""A task: a multiple-choice test that a run is scored on."""
+"""A task: questions of a data set that a model is scored on."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import numpy as np
+RULES = {
+    "acc": "the likeliest ending",
+    "acc_norm": "the likeliest ending per character",
+    "acc_token_norm": "the likeliest ending per token",
+}
+LAST_WORD = {"acc": "the last word is what greedy decoding gives", "perplexity": "of the last word"}
 
-from pretrain.evaluation.likelihood import Question
 
-
-class Encoded(Protocol):
-    """A task's items, encoded for a tokenizer.
+class Question(NamedTuple):
+    """A context and its endings.
 
     Attributes:
-        questions: what ``likelihood.log_likelihoods`` takes, with any number of endings each.
+        context: of all endings, or one for each; an empty one is the beginning of a text.
+        endings: what may follow it.
+        gold: which of them is right.
+        delimiter: what stands between context and ending.
+        apart: ids of context and ending are those of two texts; else of one, as lm-evaluation-harness has it.
     """
 
-    items: Sequence[Any]
-    questions: list[Question]
-
-    def longer_than(self, context_length: int | None) -> int:
-        """Return how many questions lose tokens to this context. Raises BadInput where one cannot be asked at all."""
-
-    def result(self, likelihoods: Sequence[np.ndarray]) -> dict[str, float]:
-        """Return each score as a share of 1, its ``_stderr``, and ``items``; of each question (endings,) nats."""
+    context: str | tuple[str, ...]
+    endings: tuple[str, ...]
+    gold: int
+    delimiter: str = " "
+    apart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """All that the loop, the header, metrics, curves, ``--eval_only`` and a model's card know of a test.
+    """All that scripts, loop, metrics, curves and a model's card know of a test.
 
     Attributes:
-        name: of its metrics, ``<name>/<score>``.
+        name: of its metrics, ``<name>/<score>``; lm-evaluation-harness's where it has the task.
         label: what people call it.
         scores: their names, and the rule of each.
-        chance: the share that guessing scores.
+        chance: the share that guessing scores; 0: none worth a line.
         size: how many items the whole test has; published figures are of these.
         dataset: of the Hub, and its split.
-        published: what others measured, in per cent, by model and in the order of ``scores``; None: not published.
+        files: the pattern of that split's files, and how many match it; of several files items are taken in turn.
+        revision: the commit, where one is known; else the newest when a run begins.
+        config: the data set's part; None: it has one.
+        license: as the data set's page states it; language: ISO 639-3.
+        citation: the paper.
+        fields: what a row must have.
+        questions: row -> what is asked: a question, or one for each of two texts; raises ValueError with the fault.
+        published: what others measured, by model and in the order of ``scores``, shares in per cent; None: not known.
         citations: ``MODEL, SIZE: source`` for each of these.
-        read: (files, or None for the Hub's) -> items.
-        encode: (items, tokenizer) -> the same, encoded.
     """
 
     name: str
@@ -49,11 +58,30 @@ class Task:
     chance: float
     size: int
     dataset: tuple[str, str]
-    published: Mapping[str, tuple[float | None, ...]]
-    citations: tuple[str, ...]
-    read: Callable[[Sequence[str] | None], list]
-    encode: Callable[..., Encoded]
+    files: tuple[str, int]
+    fields: tuple[str, ...]
+    questions: Callable[[Mapping[str, Any]], tuple[Question, ...]]
+    license: str
+    language: str
+    citation: str
+    revision: str | None = None
+    config: str | None = None
+    published: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    citations: tuple[str, ...] = ()
 
     def metric(self, score: str) -> str:
         """Return a score's name in metrics."""
         return f"{self.name}/{score}"
+
+    @property
+    def shares(self) -> list[str]:
+        """The scores that are shares of 1, and shown in per cent."""
+        return [score for score in self.scores if score != "perplexity"]
+
+    def shown(self, score: str, value: float) -> str:
+        """Return a value of a score, or its error, as text: a share in per cent."""
+        return f"{100 * value if score in self.shares else value:.2f}"
+
+    def value(self, score: str, published: float) -> float:
+        """Return a published figure as metrics have it."""
+        return published / 100 if score in self.shares else published

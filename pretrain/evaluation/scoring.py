@@ -1,31 +1,98 @@
-"""HellaSwag for people: scored with a bar, a table beside others' scores, what is known of each item."""
+"""Tasks for people, beside training: a model scored on them with a bar, and a table beside others' scores."""
 
+import logging
 import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from pretrain.evaluation import hellaswag, likelihood
+from pretrain.base.entry import catch_interrupts
+from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
+from pretrain.evaluation import items, likelihood, record
+from pretrain.evaluation.encoding import Encoded
+from pretrain.evaluation.likelihood import Answer
+from pretrain.machine import hardware
+from pretrain.machine.accelerator import make_accelerator
+from pretrain.model import pretrained
+
+log = logging.getLogger(__name__)
+
+METRICS = Path(__file__).parents[2] / "metrics"
+PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+COLUMNS = 79  # of a bar that no terminal shows
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A task's scores; ``line``: what is printed as JSON."""
+
+    test: Encoded
+    answers: list[Answer]
+    line: dict[str, Any]
+    limit: int | None
+    device: str
 
 
 def score(
-    test: hellaswag.HellaSwag,
-    model: PreTrainedModel,
-    limit: int | None,
-    batch_size: int | None,
-    accelerator: Accelerator,
-) -> list[np.ndarray]:
-    """Return the log-likelihoods of each question's endings, (4,), with a bar."""
-    mine = len(test.questions) // accelerator.num_processes
-    interval = 0.2 if sys.stderr.isatty() else 30  # seconds: a log file gets a line now and then
-    hidden = not accelerator.is_main_process
-    with (
-        tqdm(total=mine, unit="text", disable=hidden, mininterval=interval, dynamic_ncols=True) as bar,
-        accelerator.autocast(),
-    ):
-        return likelihood.log_likelihoods(
+    model_name: str, tasks: Sequence[str], data_files: Sequence[str] | None, limit: int, batch_size: int | None
+) -> Iterator[Scored]:
+    """Score a model on tasks, one after the other; yield on the main process only.
+
+    Args:
+        model_name: a run's folder, a model's, or a Hub id.
+        data_files: the items of the only task; None: each task's data set.
+        limit: only the first so many items of each; 0: all.
+        batch_size: questions at once; None: as many as suit the device.
+
+    Raises BadInput where a task cannot be scored, before any is, and when it is interrupted.
+    """
+    name = pretrained.find(model_name)
+    tokenizer = tokenization.load(name, of_model=True)
+    records = items.records()
+    tests = [Encoded(records[task], items.read(records[task], data_files, limit), tokenizer) for task in tasks]
+    # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
+    accelerator = make_accelerator(hardware.this_device(), precision="no")
+    model = pretrained.load(name).to(accelerator.device)
+    length, precision = likelihood.context_length(model.config), accelerator.mixed_precision
+    cuts = [test.longer_than(length) for test in tests]
+    catch_interrupts()
+    for test, cut in zip(tests, cuts, strict=True):
+        start = time.perf_counter()
+        try:
+            answers = _answers(test, model, length, batch_size, accelerator)
+        except KeyboardInterrupt:
+            raise BadInput("stopped before all items were scored; nothing was written", 130) from None
+        seconds = time.perf_counter() - start
+        if accelerator.is_main_process:
+            line = {
+                "model": model_name,
+                "dataset": ", ".join(data_files or [f"{test.task.dataset[0]}@{str(test.commit)[:7]}"]),
+                "items": len(test.items),
+                "cut": cut,
+                "precision": PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision,
+                **by_metrics(test, answers),
+                "seconds": round(seconds, 2),
+            }
+            yield Scored(test, answers, line, length, hardware.device_name(accelerator.device))
+
+
+def _answers(
+    test: Encoded, model: PreTrainedModel, limit: int | None, batch_size: int | None, accelerator: Accelerator
+) -> list[Answer]:
+    mine, shown = len(test.questions) // accelerator.num_processes, sys.stderr.isatty()
+    how: dict[str, Any] = {"unit": "text", "disable": not accelerator.is_main_process, "desc": test.task.name}
+    # A log file gets a line now and then.
+    how |= {"mininterval": 0.2, "dynamic_ncols": True} if shown else {"mininterval": 30, "ncols": COLUMNS}
+    with tqdm(total=mine, **how) as bar, accelerator.autocast():
+        found = likelihood.log_likelihoods(
             model,
             test.questions,
             context_length=limit,
@@ -33,43 +100,72 @@ def score(
             batch_size=batch_size,
             progress=lambda batch: bar.update(len(batch)),
         )
+    assert found is not None  # nothing stops it
+    return found
 
 
-def rows(test: hellaswag.HellaSwag, likelihoods: list[np.ndarray]) -> list[dict]:
-    """Return the results of each item: sums in nats, tokens and characters of each ending, predictions, label."""
-    number, predictions = len(test.items), test.predictions(likelihoods)
-    return [
-        {
-            "item": item.where,
-            "label": item.label,
-            "sum_logprob": likelihoods[i].tolist(),
-            "tokens": test.tokens[i].tolist(),
-            "characters": test.characters[i].tolist(),
-            "raw_sum_logprob": likelihoods[number + i].tolist(),
-            "raw_tokens": test.tokens[number + i].tolist(),
-            **{f"{name}_prediction": int(predictions[name][i]) for name in test.wanted},
-        }
-        for i, item in enumerate(test.items)
-    ]
+def by_metrics(test: Encoded, answers: Sequence[Answer]) -> dict[str, float]:
+    """Return a test's scores and their standard errors, as the metrics of the folder metrics/ compute them."""
+    if test.task.scores is record.LAST_WORD:
+        words = {"predictions": [float(sums[0]) for sums in test.sums(answers)]}
+        return _compute("last_word", **words, references=[int(answer.greedy) for answer in answers])
+    found: dict[str, float] = {}
+    for text, tokens in enumerate(test.tokens):
+        lengths = {"characters": [sizes.tolist() for sizes in test.characters], "tokens": [n.tolist() for n in tokens]}
+        sums = [values.tolist() for values in test.sums(answers, text)]
+        scores = _compute("multiple_choice", predictions=sums, references=test.gold.tolist(), **lengths)
+        own = [name for name in test.scores if (name == "acc_token_norm") == (text == len(test.tokens) - 1 > 0)]
+        found |= {name: value for name, value in scores.items() if name.removesuffix("_stderr") in own}
+    return found
 
 
-def table(line: dict, limit: int | None, device: str) -> str:
-    """Return the scores beside those of others."""
-    known = {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in hellaswag.PUBLISHED.items()}
-    ours = [f"{100 * line[name]:.2f} ± {100 * line[f'{name}_stderr']:.2f}" for name in hellaswag.SCORES]
-    body = {"": hellaswag.SCORES, line["model"][-40:]: ours, **known, "chance": ["25.00"] * len(ours)}
+def _compute(name: str, **values: list) -> dict[str, float]:
+    import evaluate
+
+    with tempfile.TemporaryDirectory(prefix="metrics-") as folder:  # the home folder may not be writable
+        evaluate.config.HF_MODULES_CACHE = folder
+        metric = evaluate.load(str(METRICS / name), keep_in_memory=True, cache_dir=folder)
+        return metric.compute(**values)
+
+
+def table(found: Sequence[Scored], model_name: str) -> str:
+    """Return the scores of several tasks beside GPT-2 124M's and chance, in 80 columns."""
+    lines, notes = [("", model_name[-26:], "GPT-2 124M", "chance")], []
+    for scored in found:
+        task, line = scored.test.task, scored.line
+        known = dict(zip(task.scores, task.published.get("GPT-2 124M", ()), strict=False))
+        for name in task.scores:
+            theirs = known.get(name)
+            ours = f"{task.shown(name, line[name])} ± {task.shown(name, line[f'{name}_stderr'])}"
+            chance = f"{100 * task.chance:.2f}" if task.chance and name in task.shares else "-"
+            lines.append((f"{task.name} {name}", ours, f"{theirs:.2f}" if theirs else "-", chance))
+        cut = f", {line['cut']:,} texts cut from the left to {scored.limit} tokens" if line["cut"] else ""
+        notes.append(f"{task.name}: {line['items']:,} of {task.size:,} items of {line['dataset']}{cut}")
+        notes += task.citations if any(known.values()) else ()
+    width = max(len(line[0]) for line in lines)
+    rows = [f"{what:{width}}  {ours:>26}  {theirs:>10}  {chance:>6}" for what, ours, theirs, chance in lines]
+    last = f"per cent ± standard error; {found[0].line['precision']} on {found[0].device}"
+    return "\n".join(["", *rows, "", last, *notes])
+
+
+def task_table(scored: Scored) -> str:
+    """Return a task's scores beside those of other models, a row a model."""
+    task, line = scored.test.task, scored.line
+    known = {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in task.published.items()}
+    ours = [f"{task.shown(name, line[name])} ± {task.shown(name, line[f'{name}_stderr'])}" for name in task.scores]
+    body = {"": task.scores, line["model"][-40:]: ours, **known, "chance": [f"{100 * task.chance:.2f}"] * len(ours)}
     width = max(map(len, body))
-    cut = f", {line['cut']:,} texts cut from the left to {limit} tokens" if line["cut"] else ""
+    cut = f", {line['cut']:,} texts cut from the left to {scored.limit} tokens" if line["cut"] else ""
     return "\n".join(
         [
             "",
-            f"HellaSwag, {line['items']:,} items of {line['dataset']}{cut}; {line['precision']} on {device}, "
+            f"{task.label}, {line['items']:,} items of {line['dataset']}{cut}; {line['precision']} on {scored.device}, "
             f"{line['items'] / line['seconds']:,.1f} items/s",
             "",
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",
             "per cent ± standard error",
-            "acc, acc_norm: lm-evaluation-harness's text and rule; acc_token_norm: build-nanogpt's and llm.c's",
-            *hellaswag.CITATIONS,
+            *(f"{name}: {rule}" for name, rule in task.scores.items()),
+            *task.citations,
         ]
     )

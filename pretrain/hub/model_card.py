@@ -8,6 +8,7 @@ import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeGuard
 
@@ -15,8 +16,8 @@ import yaml
 
 from pretrain.base import foreign
 from pretrain.base.layout import step_name
+from pretrain.evaluation.items import records
 from pretrain.evaluation.record import Task
-from pretrain.evaluation.tasks import TASKS
 from pretrain.machine.facts import Facts
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe.keys import REPOSITORY
@@ -37,8 +38,11 @@ LOSSES = {
     "test/loss": "test loss, nats per token",
     "test/bits_per_byte": "test, bits per byte",
 }
+TASKS = list(records().values())
 SCORES = {
-    task.metric(score): f"{task.label} {score} ({rule}), %" for task in TASKS for score, rule in task.scores.items()
+    task.metric(score): f"{task.label} {score} ({rule}){', %' * (score in task.shares)}"
+    for task in TASKS
+    for score, rule in task.scores.items()
 }
 TASK_OF = {task.metric(score): task for task in TASKS for score in task.scores}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -60,7 +64,7 @@ def published(recipe: Mapping) -> dict[str, dict[str, float]]:
     for task, (name, label) in itertools.product(TASKS, names.items()):
         for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
             if value is not None:
-                found.setdefault(task.metric(score), {})[label] = value / 100
+                found.setdefault(task.metric(score), {})[label] = task.value(score, value)
     return found
 
 
@@ -156,10 +160,10 @@ def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
         if name not in newest:
             continue
         value, when = newest[name]
-        number = (lambda value: f"{100 * value:.2f}") if name in SCORES else (lambda value: f"{value:.4f}")
+        task = TASK_OF.get(name)
+        number = partial(task.shown, name.partition("/")[2]) if task else "{:.4f}".format
         error = f" ± {number(newest[f'{name}_stderr'][0])}" if f"{name}_stderr" in newest else ""
         late = "" if when == step else f" (at step {when:,})"
-        task = TASK_OF.get(name)
         theirs = {} if task and items.get(task) != task.size else others.get(name, {})
         beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
         lines.append((text, f"{number(value)}{error}{late}", beside))
@@ -238,10 +242,10 @@ def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
     for metric, text in (LOSSES | SCORES).items():
         if metric in measured:
             split, _, kind = metric.partition("/")
-            value = round(100 * measured[metric], 2) if metric in SCORES else round(measured[metric], 4)
+            value = round(measured[metric], 4)
             data = loss | {"dataset_split": "test" if split == "test" else "validation"}
             if task := TASK_OF.get(metric):
-                data = _task_data(task, measured, recipe)
+                data, value = _task_data(task, measured, recipe), float(task.shown(kind, measured[metric]))
             about = {"metric_type": kind, "metric_name": text, "metric_value": value}
             results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **about))
     return results
@@ -250,8 +254,9 @@ def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
 def _task_data(task: Task, measured: Mapping[str, float], recipe: Mapping) -> dict[str, str | None]:
     items = f", {measured[task.metric('items')]:,.0f} items" if task.metric("items") in measured else ""
     data: dict[str, str | None] = {"dataset_type": task.name, "dataset_name": f"{task.label}{items}"}
-    if not recipe.get(f"{task.name}_files"):
+    if not any(file.startswith(f"{task.name}=") for file in recipe.get("task_files") or ()):
         data["dataset_type"], data["dataset_split"] = task.dataset
+        data["dataset_config"] = task.config
     return data
 
 

@@ -1,9 +1,9 @@
-"""HellaSwag's scores in the card of a model on the Hub."""
+"""A task's scores in the card of a model on the Hub."""
 
 import logging
 
 from pretrain.base.errors import BadInput
-from pretrain.evaluation import hellaswag
+from pretrain.evaluation.record import Task
 from pretrain.hub import client
 
 log = logging.getLogger(__name__)
@@ -17,24 +17,24 @@ def refuse_unknown(model_id: str) -> None:
         raise BadInput(f"--push_to_hub {model_id}: cannot be found: {client.describe(error)}") from None
 
 
-def push(model_id: str, scores: dict[str, float]) -> bool:
-    """Put the scores, in per cent, into the model card's metadata; return whether that worked."""
+def push(model_id: str, task: Task, scores: dict[str, float]) -> bool:
+    """Put a task's scores into the model card's metadata; return whether that worked."""
     import evaluate
 
     rules = {"acc": "accuracy", "acc_norm": "accuracy, per character", "acc_token_norm": "accuracy, per token"}
     try:
-        for name, rule in rules.items():
+        for name in task.scores:
             evaluate.push_to_hub(
                 model_id=model_id,
                 task_type="text-generation",
                 task_name="Text Generation",
-                dataset_type=hellaswag.DATASET,
-                dataset_name="HellaSwag",
-                dataset_split="validation",
-                dataset_revision=hellaswag.REVISION,
+                dataset_type=task.dataset[0],
+                dataset_name=task.label,
+                dataset_split=task.dataset[1],
+                dataset_revision=task.revision,
                 metric_type=name,
-                metric_name=rule,
-                metric_value=round(100 * scores[name], 2),
+                metric_name=rules.get(name, name),
+                metric_value=float(task.shown(name, scores[name])),
                 overwrite=True,
             )
     except Exception as error:  # the scores are valid whatever the Hub answers

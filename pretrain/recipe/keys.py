@@ -33,6 +33,23 @@ SIZES |= dict(zip(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), SIZES.values
 GPT3_SIZES = {"gpt3-125m": (12, 12, 768), "gpt3-6.7b": (32, 32, 4096), "gpt3-175b": (96, 96, 12288)}
 # Names of the optimizers (records in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
 OPTIMIZERS = {"adamw": True, "adamw_8bit": False, "muon": True}
+# MultiBLiMP's languages, ISO 639-3, and how many pairs each has (lm-evaluation-harness 0.4.13, multiblimp/README.md).
+_LANGUAGES = (
+    "abk 40, aln 677, amh 112, apu 28, aqz 14, arb 1215, azz 207, bel 2570, ben 21, bho 34, bor 241, "
+    "bre 260, bua 103, bul 2458, cat 2284, ces 4256, chu 4166, cym 1120, dan 50, deu 2298, egy 22, "
+    "ell 1096, eng 770, est 2575, eus 273, fao 232, fas 2553, fin 2570, fra 2548, frm 294, fro 1976, "
+    "gla 66, gle 28, glg 753, got 1579, grc 3695, guj 7, hbo 983, hbs 3286, heb 2330, hin 1447, hit 50, "
+    "hsb 186, hun 845, hye 1415, hyw 1153, isl 2801, ita 2999, kat 204, kaz 173, kir 185, kmr 544, koi 43, "
+    "kpv 320, krl 260, kxh 120, lat 3149, lav 3032, lij 254, lit 1180, mar 460, mdf 82, mkd 39, myv 464, "
+    "nds 1774, nhi 38, nld 2331, olo 190, orv 4615, ota 99, pcm 26, pol 3272, por 3048, quc 131, ron 2056, "
+    "rus 3832, sah 144, san 4442, slk 4145, slv 4483, sme 2536, sms 263, spa 2541, sqi 243, swe 201, "
+    "tam 382, tpn 9, ttc 69, tur 1742, uig 758, ukr 2744, urb 13, urd 550, uzb 50, vep 187, wbp 12, "
+    "wol 705, xcl 1623, xnr 86, xpg 50, yrl 720"
+)
+MULTIBLIMP = {code: int(pairs) for code, pairs in map(str.split, _LANGUAGES.split(", "))}
+# Tasks that a model can be scored on (records in evaluation/tasks/).
+TASKS: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag", "lambada_openai", "piqa", "winogrande")
+TASKS += tuple(f"multiblimp_{code}" for code in MULTIBLIMP)
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 # What a source of a mixture may state: which one it is, and what else it has from the recipe.
@@ -218,8 +235,14 @@ class Evaluation:
     sample_temperature: float = run(0.8, "sampling temperature; 0 = greedy", (0.0, 100.0))
     sample_top_k: int = run(200, "sample among this many likeliest tokens; 0 = all", (0, 10**6))
     sample_top_p: float = run(1.0, "sample among the likeliest that hold this probability; 1.0 = all", (1e-6, 1.0))
-    hellaswag_steps: int = run(0, "steps between HellaSwag scores; small models stay near chance", (0, 10**9))
-    hellaswag_files: list[str] | None = run(None, "HellaSwag's items, JSON lines or Parquet; else the Hub's")
+    tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", choices=TASKS)
+    task_steps: int = run(0, "steps between scores of the tasks; small models stay near chance", (0, 10**9))
+    task_limit: int = run(0, "items of each task, the first so many; 0 = all; fewer are faster and noisier", (0, 10**9))
+    task_files: list[str] | None = run(None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's")
+
+    def files_of(self, task: str) -> list[str] | None:
+        """Return the files of a task's items; None: the Hub's."""
+        return [file.partition("=")[2] for file in self.task_files or () if file.startswith(f"{task}=")] or None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
 # A value, where argparse before Python 3.14 takes -1e-3 for a flag.
 NEGATIVE = re.compile(r"-(\.?[0-9].*|inf(inity)?|nan)$", re.IGNORECASE)
 RECIPE = "recipes/gpt2_124m.yaml"  # where none is given
+RUN_RECIPE = "recipe.yaml"  # the name of a run folder's
 METAVARS = {int: "N", float: "X", bool: "true|false"}
 USUAL = (
     "data_files",
@@ -102,7 +103,7 @@ def _with_numbers(values: dict[Any, Any]) -> dict[Any, Any]:
 
 # Flags of train.py that are not recipe keys, as read_flags takes them.
 TRAIN_MODES = {
-    "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, HellaSwag; then stop"),
+    "eval_only": (bool, "score the newest checkpoint (or init_from): validation split, tasks; then stop"),
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
     "extend_steps": (int, "train a finished wsd run so many steps longer, from before its decay phase, as another run"),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
@@ -130,7 +131,10 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
         return None, modes, []
     reader_argv = argv_of(flags)
-    return load_recipe(Path(flags.pop("recipe", RECIPE)), flags), modes, reader_argv
+    recipe = load_recipe(Path(flags.pop("recipe", RECIPE)), flags)
+    if "tasks" in flags and not recipe.evaluation.task_steps and "eval_only" not in modes:
+        raise BadInput(f"--tasks {shown(flags['tasks'])}: has no effect with task_steps = 0; add --task_steps 250")
+    return recipe, modes, reader_argv
 
 
 def argv_of(flags: Mapping[str, str | list[str]]) -> list[str]:
@@ -200,7 +204,9 @@ def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tu
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, wanted = FIELDS[name], TYPES[name]
-    words = "|".join(field.metadata["choices"] or ()) or METAVARS.get(wanted, "TEXT") + "|auto" * (name in AUTO)
+    words = "|".join(list(field.metadata["choices"] or ())[: rules.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (
+        name in AUTO
+    )
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
     many: dict[str, Any] = {"nargs": "+"} if rules.is_list(wanted) else {}
     group.add_argument(f"--{name}", metavar=words, help=(field.metadata["help"] + default).replace("%", "%%"), **many)
@@ -243,6 +249,8 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     Raises BadInput with every fault found: file, key, value, rule, remedy.
     """
     values, wrong, faults = _with_numbers(read_file(path)), [], []
+    if path.name == RUN_RECIPE:
+        _rename(values)
     flags = flags or {}
     for name, text in flags.items():
         try:
@@ -252,7 +260,8 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     _begin_from_model(values)
     for name in [name for name in values if name not in FIELDS]:
         secret = "; secrets come from the environment or a login only" if SECRET.search(shown(name)) else ""
-        faults.append(f"{shown(name)}: no such key{secret or nearest(shown(name), FIELDS)}")
+        unknown = f"{shown(name)}: no such key{secret or nearest(shown(name), FIELDS)}"
+        faults.append(others.answer(str(name)) or unknown)
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
@@ -316,6 +325,14 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")
     return values
+
+
+def _rename(values: dict[str, Any]) -> None:
+    """Give a run folder's recipe today's names: HellaSwag had keys of its own."""
+    files = [f"hellaswag={file}" for file in values.pop("hellaswag_files", None) or ()]
+    if steps := values.pop("hellaswag_steps", 0) or files:
+        values |= {"tasks": ["hellaswag"], "task_steps": steps if isinstance(steps, int) else 0}
+        values |= {"task_files": files} if files else {}
 
 
 def _begin_from_model(values: dict[str, Any]) -> None:

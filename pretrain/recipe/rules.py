@@ -28,7 +28,7 @@ from pretrain.recipe.keys import (
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-LONG = 200  # characters of a value that a message shows
+LONG, MANY = 200, 9  # characters of a value, and values of a list, that a message shows
 TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
 
@@ -85,6 +85,11 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
     if r.save_total_limit == 1:
         least = "two checkpoints are the least that survive damage to the newest one"
         faults.append(f"save_total_limit = 1: {least}. Use 2 or more, or 0 for all")
+    if r.task_steps and not r.tasks:
+        faults.append(f"task_steps = {r.task_steps} needs tasks: at least one, for example --tasks hellaswag")
+    for file in r.task_files or ():
+        if not (file.partition("=")[0] in r.tasks and file.partition("=")[2]):
+            faults.append(f"task_files = {shown(file)}: must be NAME=FILE, with a NAME that is among tasks")
     if r.sample_steps and not r.sample_prompts:
         faults.append(f"sample_steps = {r.sample_steps} needs sample_prompts: at least one text")
     mixture = None if r.data_dir or r.data_files else r.sources
@@ -240,8 +245,10 @@ def nearest(word: str, names, prefix: str = "") -> str:
 
 
 def either(values: Sequence) -> str:
-    """Return values as "a, b or c"."""
+    """Return values as "a, b or c", of many the first."""
     texts = [str(value) for value in values]
+    if len(texts) > MANY:
+        return f"{', '.join(texts[:MANY])}, ... ({len(texts)} in all)"
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1]
 
 

@@ -1,17 +1,17 @@
 """Pictures from the rows of metrics.jsonl: curves.png of a run, and what pictures of several share."""
 
 import contextlib
-import functools
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from pretrain.base import files
+from pretrain.evaluation.items import records
 from pretrain.evaluation.record import Task
-from pretrain.evaluation.tasks import TASKS
 
 # Okabe and Ito's colours, which colour-blind people can distinguish; their yellow is too light for a line.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905
@@ -35,7 +35,7 @@ def draw_curves(rows: Sequence[Mapping], path: Path, title: str, *, published: P
         tuple[Callable[..., None], float, tuple[str, ...]], ...
     ] = (  # what draws it, its height in inches, what it shows
         (_draw_loss, 3.2, ("train/loss", "eval/loss")),
-        *((functools.partial(_draw_scores, task), 2.8, tuple(map(task.metric, task.scores))) for task in TASKS),
+        *((partial(_draw_scores, task), 2.8, tuple(map(task.metric, task.shares))) for task in records().values()),
         (_draw_rate, 1.6, ("train/lr", "train/grad_norm")),
         (_draw_speed, 1.6, ("tokens_per_second",)),
     )
@@ -96,7 +96,7 @@ def _draw_loss(axes, rows: Sequence[Mapping], published: Published) -> None:
 
 
 def _draw_scores(task: Task, axes, rows: Sequence[Mapping], published: Published) -> None:
-    for number, score in enumerate(task.scores):
+    for number, score in enumerate(task.shares):
         name, (color, marker) = task.metric(score), SCORES[score]
         tokens, values = series(rows, name)
         if not len(tokens):
@@ -109,7 +109,8 @@ def _draw_scores(task: Task, axes, rows: Sequence[Mapping], published: Published
         axes.plot(tokens, values, color=color, marker=marker, markersize=4, label=label)
         for whose, value in published.get(name, {}).items():
             level(axes, value, f"{whose}: {100 * value:.2f}", color, 0.01 + 0.24 * number)
-    level(axes, task.chance, "chance", BLACK, 0.99)
+    if task.chance:
+        level(axes, task.chance, "chance", BLACK, 0.99)
     items = series(rows, task.metric("items"))[1]
     axes.set(ylabel=f"{task.label} (% of {items[-1]:,.0f})" if len(items) else f"{task.label} (%)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")

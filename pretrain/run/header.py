@@ -6,7 +6,8 @@ import torch
 from accelerate import Accelerator
 
 from pretrain.data.corpus import Corpus
-from pretrain.evaluation.record import Encoded, Task
+from pretrain.evaluation.encoding import Encoded
+from pretrain.evaluation.record import Task
 from pretrain.machine.accelerator import compiler_of
 from pretrain.machine.estimate import shape_of
 from pretrain.machine.facts import Facts
@@ -46,10 +47,11 @@ def header(
             compiled=compiler_of(accelerator) != "no",
         )
         yield f"kernels  attention {kernel}; {versions()}"
-    for task, test in tests.items() if recipe.evaluation.hellaswag_steps else ():
+    for task, test in tests.items():
         number = test.longer_than(recipe.model.sequence_length)
         cut = f"; {number} texts lose their beginning to the context" if number else ""
-        yield f"score    {len(test.items):,} {task.label} items every {recipe.evaluation.hellaswag_steps} steps{cut}"
+        where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
+        yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
     yield (
         f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the first "
         f"steps"

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
-from pretrain.evaluation.evaluator import Evaluator
-from pretrain.evaluation.record import Encoded, Task
+from pretrain.evaluation.encoding import Encoded
+from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items
+from pretrain.evaluation.record import Task
 from pretrain.machine import cards
 from pretrain.machine.accelerator import prepare
 from pretrain.machine.facts import facts_of
@@ -81,6 +82,10 @@ def open_run(
     state, notes = resume(recipe, corpus, model, optimizer, accelerator)
     plan = fit_micro_batch(recipe, module, accelerator, stop, begin=state.micro_batch, moments_exist=state.step > 0)
     state.micro_batch = plan.per_device_train_batch_size
+    if any(test.commit and state.tasks.get(task.name, test.commit) != test.commit for task, test in tests.items()):
+        items = read_items(recipe.evaluation, accelerator, state.tasks)  # scores stay comparable: of the same items
+        tests = encode_items(items, tokenizer, recipe.model.sequence_length)
+    state.tasks |= {task.name: test.commit for task, test in tests.items() if test.commit}
 
     facts = facts_of(recipe, model, tokenizer, accelerator)
     for line in [*header(recipe, plan, corpus, tests, facts, accelerator), *notes]:

@@ -8,8 +8,9 @@ from transformers import PreTrainedModel
 
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
+from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.evaluator import Evaluator
-from pretrain.evaluation.record import Encoded, Task
+from pretrain.evaluation.record import Task
 from pretrain.machine import hardware
 from pretrain.machine.fit import propose_micro_batch
 from pretrain.machine.sharding import WholeModel

@@ -12,7 +12,7 @@ from pretrain.recipe import keys
 KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "skipped_updates", "bad_in_a_row", "threads"), (int,)),
     **dict.fromkeys(("elapsed_seconds", "data_wait_seconds"), (int, float)),
-    **dict.fromkeys(("trackers", "science"), (dict,)),
+    **dict.fromkeys(("trackers", "science", "tasks"), (dict,)),
     **dict.fromkeys(("origin", "scaler"), (dict, NoneType)),
     "micro_batch": (int, NoneType),
     "dropout_by": (str,),
@@ -34,6 +34,7 @@ class RunState:
         dropout_by: what draws the masks of a micro-batch beside seed and step: its number in the step, or, of runs from
             before this was named, its number in its process, and the rank.
         trackers: the run's ids there.
+        tasks: the commit of each task's data set that the run is scored on.
         origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path, its manifest's hash.
     """
 
@@ -48,6 +49,7 @@ class RunState:
     micro_batch: int | None = None
     dropout_by: str = "micro_batch"
     trackers: dict[str, str] = field(default_factory=dict)
+    tasks: dict[str, str] = field(default_factory=dict)
     origin: dict[str, str] | None = None
 
     @classmethod

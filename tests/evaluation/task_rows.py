@@ -7,16 +7,20 @@ jumelet/multiblimp as lm_eval/tasks/{arc,piqa,winogrande,lambada,blimp,multiblim
 import csv
 import json
 import random
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-WORDS = "the cat sat on a mat and saw two dogs run from water to fire because heat moves up I'll don't 12 3.5 °C".split()
+WORDS = re.findall(
+    r"\S+", "the cat sat on a mat and saw two dogs run from water to fire because it is hot I'll don't 3.5 °C"
+)
 WORDS += ["naïve", "Straße", "中文", "हिन्दी", "🙂", "(see", "below)", "[title]", "A.", "\u00a0", "e\u0301"]
-LONG = 90  # words: more than the context of the models under test holds
+LONG = 360  # words: more than the context of the models under test holds
 ROWS = 64
-BLIMP = ("adjunct_island", "passive_1", "wh_vs_that_with_gap")  # three of the 67 parts
+PARTS = tuple(f"part_{number}" for number in range(67))  # of BLiMP, a row each
 
 
 def _text(draw: random.Random, low: int, high: int) -> str:
@@ -76,13 +80,13 @@ def lambada(seed: int) -> list[dict]:
     return rows
 
 
-def blimp(seed: int) -> list[dict]:
-    """Pairs of whole sentences; the columns that the data set has beside them."""
-    draw, rows = random.Random(seed), []
-    for number in range(ROWS):
-        good = _text(draw, 2, LONG if number == 7 else 10) + "."
+def blimp(part: int) -> list[dict]:
+    """A pair of whole sentences; the columns that the data set has beside them."""
+    draw, rows = random.Random(part), []
+    for number in (part,):
+        good = _text(draw, 2, 30 if number == 7 else 10) + "."
         bad = " ".join(reversed(good.split(" "))) if number % 2 else good.replace(" ", " not ", 1)
-        about = {"field": "syntax", "linguistics_term": "made", "UID": f"made_{seed}", "simple_LM_method": True}
+        about = {"field": "syntax", "linguistics_term": "made", "UID": "made", "simple_LM_method": True}
         rows.append({"sentence_good": good, "sentence_bad": bad, **about, "pair_id": number})
     return rows
 
@@ -90,7 +94,7 @@ def blimp(seed: int) -> list[dict]:
 def multiblimp(seed: int) -> list[dict]:
     """Pairs in Hindi, as rows of a TSV file, one with a quotation mark within."""
     draw, rows = random.Random(seed), []
-    words = "लड़का लड़की जाता जाती है हैं घर को पानी ने खाया खायी किताब".split()
+    words = re.findall(r"\S+", "लड़का लड़की जाता जाती है हैं घर को पानी ने खाया खायी किताब")
     for number in range(ROWS):
         good = " ".join(draw.choice(words) for _ in range(draw.randint(2, 9)))
         good = f'उसने "{good}" कहा' if number == 5 else good
@@ -117,7 +121,6 @@ DATASETS = {
     "baber/piqa": {"piqa_validation.parquet": piqa(3)},
     "allenai/winogrande": {"winogrande_xl/validation-00000-of-00001.parquet": winogrande(4)},
     "EleutherAI/lambada_openai": {"data/lambada_test_en.jsonl": lambada(5)},
-    "nyu-mll/blimp": {f"{part}/train-00000-of-00001.parquet": blimp(10 + i) for i, part in enumerate(BLIMP)},
     "jumelet/multiblimp": {"hin/data.tsv": multiblimp(6)},
     "Rowan/hellaswag": {"data/validation-00000-of-00001.parquet": hellaswag(8)},
 }
@@ -129,13 +132,16 @@ CONFIGS = {  # of DATASETS' files: configuration and split
     "lambada_test_en": ("default", "test"),
     "hin/": ("hin", "train"),
     "data/validation": ("default", "validation"),
-    **{part: (part, "train") for part in BLIMP},
 }
 
 
-def lay_out(folder: Path) -> None:
-    """Write every data set under ``folder/datasets/OWNER/NAME``, with a README whose head names the configurations."""
-    for name, files in DATASETS.items():
+def lay_out(folder: Path, parts: Sequence[str] = PARTS) -> None:
+    """Write every data set under ``folder/datasets/OWNER/NAME``, with a README whose head names the configurations.
+
+    ``parts``: BLiMP's, by their names.
+    """
+    pairs = {f"{part}/train-00000-of-00001.parquet": blimp(number) for number, part in enumerate(parts)}
+    for name, files in (DATASETS | {"nyu-mll/blimp": pairs}).items():
         root, configs = folder / "datasets" / name, []
         for file, rows in files.items():
             path = root / file
@@ -149,6 +155,8 @@ def lay_out(folder: Path) -> None:
                     writer = csv.DictWriter(out, list(rows[0]), delimiter="\t")
                     writer.writeheader()
                     writer.writerows(rows)
-            config, split = next(found for begin, found in CONFIGS.items() if begin in file)
-            configs.append(f"- config_name: {config}\n  data_files:\n  - split: {split}\n    path: {file}\n")
+            configured = (found for begin, found in CONFIGS.items() if begin in file)
+            config, split = next(configured, (file.partition("/")[0], "train"))
+            splits = [f"  - split: {one}\n    path: {file}\n" for one in {split: 1, "train": 1, "validation": 1}]
+            configs.append(f"- config_name: {config}\n  data_files:\n" + "".join(splits))  # lm-eval opens them all
         (root / "README.md").write_text("---\nconfigs:\n" + "".join(configs) + "---\n", encoding="utf-8")

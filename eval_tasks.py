@@ -1,0 +1,70 @@
+"""Score a model on tasks: a run, a model folder, or any causal language model of the Hub.
+
+    python eval_tasks.py --model runs/gpt2_124m --tasks lambada_openai arc_easy
+    accelerate launch --multi_gpu eval_tasks.py --model openai-community/gpt2 --tasks blimp --output scores.jsonl
+
+The scores with their standard errors, beside GPT-2 124M's and chance; then a JSON line a task on standard output.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+from pretrain.base import console, files
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
+from pretrain.evaluation import flags
+from pretrain.recipe import keys, reading, rules
+
+log = logging.getLogger("pretrain.eval_tasks")
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Score, print the table and the JSON lines, write what was asked for."""
+    asked = parse(sys.argv[1:] if argv is None else argv)
+    console.start()
+    # Here, for they take seconds: a wrong flag is answered at once.
+    from transformers.utils.logging import disable_progress_bar
+
+    from pretrain.evaluation import scoring
+    from pretrain.hub import client
+
+    client.bound_client()
+    disable_progress_bar()  # Transformers' own bars, over loading one file
+    found = list(scoring.score(asked.model, asked.tasks, asked.data_files, asked.limit, asked.batch_size))
+    if not found:  # another process prints
+        return 0
+    log.info(scoring.table(found, asked.model))
+    if asked.output:
+        rows = ({"task": one.test.task.name} | row for one in found for row in one.test.rows(one.answers))
+        files.write_text(Path(asked.output), "".join(json.dumps(row) + "\n" for row in rows))
+        log.info(f"each item's sums and predictions: {asked.output}")
+    for one in found:
+        print(json.dumps({"task": one.test.task.name} | one.line), flush=True)
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the flags; raises BadInput for any that makes no sense."""
+    parser = argparse.ArgumentParser(description="Score a model on tasks.", allow_abbrev=False)
+    flags.add(parser, "items as JSON lines, Parquet or TSV, of a single task; else the Hub's")
+    tasks_help = f"tasks: {rules.either(keys.TASKS)}; multiblimp_LANGUAGE"
+    parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
+    asked = reading.parse_flags(parser, argv)
+    known, faults = keys.TASKS, flags.faults_of(asked)
+    for name in asked.tasks:
+        if name not in known:
+            faults.append(f"--tasks {name}: must be {rules.either(known)}{rules.nearest(name, known)}")
+    if asked.data_files and len(asked.tasks) > 1:
+        faults.append("--data_files: are the items of one task, and --tasks names several; score them one by one")
+    if faults:
+        raise BadInput(faults)
+    asked.tasks = list(dict.fromkeys(asked.tasks))
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""A task's items, encoded for a tokenizer, and what a model's answers score on them.
+
+Legend: N items, Q questions in ids (an item has one or more of each of its texts), E endings of an item.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from pretrain.base.errors import BadInput
+from pretrain.evaluation import likelihood, metrics, record
+from pretrain.evaluation.items import Item, Items
+from pretrain.evaluation.likelihood import Answer
+from pretrain.evaluation.record import Task
+
+
+class Encoded:
+    """Items, encoded for a tokenizer and some of the task's scores.
+
+    Attributes:
+        commit: of the data set; None for files.
+        questions: (context, endings) as ids, Q of them: those of a text in the items' order, then those of the next.
+        tokens: of each text the endings' tokens, N times (E,).
+        characters: of the first text the endings' characters, N times (E,).
+        gold: the right endings, (N,).
+
+    Raises BadInput where the tokenizer cannot write an item, or makes nothing of an ending.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        items: Sequence[Item],
+        tokenizer: PreTrainedTokenizerBase,
+        scores: Sequence[str] | None = None,
+    ):
+        self.task, self.items, self.scores = task, items, tuple(task.scores if scores is None else scores)
+        self.commit = items.commit if isinstance(items, Items) else None
+        self.gold = np.array([item.questions[0].gold for item in items])
+        self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in items]
+        self.questions: list[likelihood.Question] = []
+        self.tokens: list[list[np.ndarray]] = []
+        self._owners: list[list[slice]] = []  # of each text, each item's questions
+        # Only the per-token score is of an item's last text.
+        texts = {len(items[0].questions) - 1 if score == "acc_token_norm" else 0 for score in self.scores}
+        for text in sorted(texts):
+            asked = [item.questions[text] for item in items]
+            begin = len(self.questions)
+            self.questions += encode(asked, tokenizer)
+            sizes = [1 if isinstance(question.context, str) else len(question.context) for question in asked]
+            ends = begin + np.cumsum(sizes)
+            self._owners.append([slice(end - size, end) for end, size in zip(ends, sizes, strict=True)])
+            self.tokens.append(
+                [
+                    np.array([len(ids) for _, ids_of in self.questions[own] for ids in ids_of])
+                    for own in self._owners[-1]
+                ]
+            )
+            for item, own in zip(items, self._owners[-1], strict=True):
+                if not all(context and all(endings) for context, endings in self.questions[own]):
+                    raise BadInput(
+                        f"{item.where}: this tokenizer makes no token of its context or of one of its endings"
+                    )
+
+    def longer_than(self, context_length: int | None) -> int:
+        """Return how many questions a model's context does not hold whole: they lose tokens from the left.
+
+        Raises BadInput where the longest ending alone does not fit (its last token is predicted, not read).
+        """
+        if context_length is None:
+            return 0
+        longest = [max(map(len, endings)) for _, endings in self.questions]
+        if (most := max(longest)) > context_length:
+            raise BadInput(
+                f"{self.task.label} cannot be scored: the longest ending of these items has {most} tokens with this "
+                f"tokenizer, and the model's context is {context_length}; it needs at least {most} (in training: "
+                f"--sequence_length, or --tasks without {self.task.name})"
+            )
+        lengths = zip(self.questions, longest, strict=True)
+        return sum(len(context) + ending - 1 > context_length for (context, _), ending in lengths)
+
+    def sums(self, answers: Sequence[Answer], text: int = 0) -> list[np.ndarray]:
+        """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""
+        return [np.concatenate([answer.nats for answer in answers[own]]) for own in self._owners[text]]
+
+    def predictions(self, answers: Sequence[Answer]) -> dict[str, np.ndarray]:
+        """Return the ending chosen under each score, (N,) each; of equals the first, as in the harness."""
+        if self.task.scores is record.LAST_WORD:  # 0: the only ending; -1: another
+            return {"acc": np.array([answer.greedy - 1 for answer in answers])}
+        values = {"acc": (0, None), "acc_norm": (0, self.characters), "acc_token_norm": (-1, self.tokens[-1])}
+        return {
+            score: metrics.likeliest(self.sums(answers, text), lengths)
+            for score, (text, lengths) in values.items()
+            if score in self.scores
+        }
+
+    def result(self, answers: Sequence[Answer]) -> dict[str, float]:
+        """Return each score as metrics have it, its ``_stderr``, and ``items``."""
+        found = {}
+        for score, chosen in self.predictions(answers).items():
+            found |= metrics.accuracy(chosen == self.gold, score)
+        if "perplexity" in self.scores:
+            found |= metrics.perplexity(np.concatenate(self.sums(answers)))
+        return found | {"items": len(self.items)}
+
+    def rows(self, answers: Sequence[Answer]) -> Iterator[dict]:
+        """Yield what is known of each item: sums in nats, tokens and characters of its endings, predictions, gold."""
+        sums, raw, predictions = self.sums(answers), self.sums(answers, -1), self.predictions(answers)
+        for i, item in enumerate(self.items):
+            row = {"item": item.where, "label": int(self.gold[i]), "sum_logprob": sums[i].tolist()}
+            row |= {"tokens": self.tokens[0][i].tolist(), "characters": self.characters[i].tolist()}
+            if len(self.tokens) > 1:
+                row |= {"raw_sum_logprob": raw[i].tolist(), "raw_tokens": self.tokens[1][i].tolist()}
+            yield row | {f"{score}_prediction": int(chosen[i]) for score, chosen in predictions.items()}
+
+
+def encode(asked: Sequence[record.Question], tokenizer: PreTrainedTokenizerBase) -> list[likelihood.Question]:
+    """Return questions as ids, one for each context, as lm-evaluation-harness and build-nanogpt make them.
+
+    The harness encodes context and ending as one text and takes what follows the context's own ids; white space at a
+    context's end belongs to the ending. An empty context is the token that begins a text. A beginning-of-text token
+    that the tokenizer puts stands. Encoded apart (``Question.apart``), neither changes the other.
+    """
+    pairs = []
+    for question in asked:
+        endings, context = [question.delimiter + ending for ending in question.endings], question.context
+        alone = [(context, endings)] if isinstance(context, str) else zip(context, ([e] for e in endings), strict=True)
+        pairs += [(context, endings, question.apart) for context, endings in alone]
+    contexts = iter(_ids(tokenizer, [context if apart else context.rstrip() for context, _, apart in pairs]))
+    joined = [context + ending for context, endings, apart in pairs for ending in endings if context and not apart]
+    single = [ending for context, endings, apart in pairs for ending in endings if apart or not context]
+    wholes, bare = iter(_ids(tokenizer, joined)), iter(_ids(tokenizer, single, add_special_tokens=False))
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    found = []
+    for context, endings, apart in pairs:
+        ids = next(contexts)
+        if apart or context:
+            cut = 0 if apart else len(ids)
+            found.append((ids, [next(bare if apart else wholes)[cut:] for _ in endings]))
+        else:
+            whole = [next(bare) for _ in endings]
+            found.append(([first], [ids[ids[:1] == [first] :] for ids in whole]))  # it may begin with that token
+    return found
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+    if not texts:
+        return []
+    try:
+        encoded = tokenizer(
+            texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False, truncation=False
+        )
+    except Exception as error:  # tokenizers raises bare Exceptions
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BadInput(f"the tokenizer cannot write the items' text: {reason}") from None
+    return encoded["input_ids"]

@@ -1,0 +1,1 @@
+"""Tasks, a file each: which data set, how a row becomes a question, what others scored."""

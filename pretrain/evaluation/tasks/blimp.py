@@ -1,0 +1,62 @@
+"""BLiMP (Warstadt et al. 2020) and MultiBLiMP (Jumelet et al. 2025): which of two sentences is grammatical?
+
+Each sentence is scored whole, from the beginning of a text: no other task moves as early in training.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pretrain.evaluation.record import RULES, Question, Task
+from pretrain.recipe import keys
+
+PARTS = 67  # of 1,000 pairs each, so that the mean over items is the mean over parts
+
+
+def pair(row: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Return BLiMP's pair; lm-evaluation-harness puts a space before each sentence."""
+    return (Question("", (row["sentence_good"], row["sentence_bad"]), 0),)
+
+
+def pair_of_language(row: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Return MultiBLiMP's pair, with nothing before it."""
+    return (Question("", (row["sen"], row["wrong_sen"]), 0, delimiter=""),)
+
+
+BLIMP = Task(
+    name="blimp",
+    label="BLiMP",
+    scores={"acc": RULES["acc"]},
+    chance=0.5,
+    size=67_000,
+    dataset=("nyu-mll/blimp", "train"),
+    revision="877fba0801ffb7cbd8c39c1ff314a46f053f6036",
+    files=("*/train-00000-of-00001.parquet", PARTS),
+    fields=("sentence_good", "sentence_bad"),
+    questions=pair,
+    license="CC BY 4.0",
+    language="eng",
+    citation="Warstadt et al. 2020, BLiMP: The Benchmark of Linguistic Minimal Pairs for English, arXiv:1912.00582",
+)
+
+
+def _of_language(code: str, size: int) -> Task:
+    return replace(
+        BLIMP,
+        name=f"multiblimp_{code}",
+        label=f"MultiBLiMP {code}",
+        scores={name: RULES[name] for name in ("acc", "acc_norm")},
+        size=size,
+        dataset=("jumelet/multiblimp", "train"),
+        revision=None,
+        files=(f"{code}/data.tsv", 1),
+        config=code,
+        fields=("sen", "wrong_sen"),
+        questions=pair_of_language,
+        license="CC BY-SA 4.0",
+        language=code,
+        citation="Jumelet et al. 2025, MultiBLiMP 1.0: A Massively Multilingual Benchmark, arXiv:2504.02768",
+    )
+
+
+TASKS = (BLIMP, *(_of_language(code, size) for code, size in keys.MULTIBLIMP.items()))

@@ -1,0 +1,70 @@
+"""HellaSwag (Zellers et al. 2019): which of four endings does a model find likeliest after a context? In three scores.
+
+- ``acc``, ``acc_norm``: on lm-evaluation-harness's text (activity label, ctx_b capitalised, brackets cleaned away) the
+  likeliest ending, and the likeliest per character.
+- ``acc_token_norm``: build-nanogpt's and llm.c's: on ``ctx`` as it stands the likeliest ending per token.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.evaluation.record import Question, Task
+
+ENDINGS = 4
+HARNESS, OTHERS = "lm-evaluation-harness", "build-nanogpt, llm.c"
+
+
+def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Return the harness's question, and the same on the text as it stands."""
+    label, ctx_a, ctx_b, ctx, endings, answer = (row[name] for name in TASK.fields)
+    if not isinstance(endings, list) or len(endings) != ENDINGS:
+        raise ValueError(f"endings must be a list of {ENDINGS} texts")
+    if not all(isinstance(text, str) for text in (label, ctx_a, ctx_b, ctx, *endings)):
+        raise ValueError("activity_label, ctx_a, ctx_b, ctx and each of endings must be text")
+    for number, ending in enumerate(endings):
+        if not ending.strip():
+            raise ValueError(f"ending {number} is empty")
+    if not ctx.strip():
+        raise ValueError("ctx is empty")
+    if str(answer) not in map(str, range(ENDINGS)):
+        hint = "; the test split has none: take the validation split" if answer == "" else ""
+        raise ValueError(f"label = {answer!r}: must be 0, 1, 2 or 3{hint}")
+    context, gold = _clean(f"{label}: {ctx_a} {ctx_b.capitalize()}"), int(answer)
+    return Question(context, tuple(map(_clean, endings)), gold), Question(ctx, tuple(endings), gold, apart=True)
+
+
+def _clean(text: str) -> str:
+    """Clean a text as the harness does (lm_eval/tasks/hellaswag): WikiHow's headings left brackets behind."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ")
+
+
+TASK = Task(
+    name="hellaswag",
+    label="HellaSwag",
+    scores={"acc": HARNESS, "acc_norm": f"{HARNESS}: per character", "acc_token_norm": f"{OTHERS}: mean per token"},
+    chance=1 / ENDINGS,
+    size=10_042,
+    dataset=("Rowan/hellaswag", "validation"),
+    revision="218ec52e09a7e7462a5400043bb9a69a41d06b76",
+    files=("data/validation-00000-of-00001.parquet", 1),
+    fields=("activity_label", "ctx_a", "ctx_b", "ctx", "endings", "label"),
+    questions=questions,
+    license="MIT",
+    language="eng",
+    citation="Zellers et al. 2019, HellaSwag: Can a Machine Really Finish Your Sentence?, arXiv:1905.07830",
+    published={
+        "GPT-2 124M": (28.92, 31.14, 29.55),
+        "GPT-2 355M": (None, None, 37.52),
+        "GPT-2 774M": (None, None, 43.20),
+        "GPT-2 1558M": (40.04, 50.89, 48.93),
+        "GPT-3 124M": (None, None, 33.7),
+    },
+    citations=(
+        "GPT-2 124M, 1558M: build-nanogpt, hellaswag.py (its own and the harness's scores of OpenAI's weights)",
+        "GPT-2 355M, 774M: llm.c, dev/vislog.ipynb",
+        "GPT-3 124M: Brown et al. 2020, table H.1 (zero-shot, OpenAI's own text and rule)",
+    ),
+)
+TASKS = (TASK,)

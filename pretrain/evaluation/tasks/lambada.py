@@ -1,0 +1,35 @@
+"""LAMBADA (Paperno et al. 2016), as OpenAI prepared it for GPT-2: the last word of a passage."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.evaluation.record import LAST_WORD, Question, Task
+
+
+def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Return the passage without its last word, and that word."""
+    before, _, word = row["text"].rpartition(" ")
+    if not word.strip():
+        raise ValueError("text ends in white space, not in a word")
+    return (Question(before, (f" {word}",), 0, delimiter=""),)
+
+
+TASKS = (
+    Task(
+        name="lambada_openai",
+        label="LAMBADA",
+        scores=LAST_WORD,
+        chance=0.0,
+        size=5_153,
+        dataset=("EleutherAI/lambada_openai", "test"),
+        revision="900124bf3b8235c6daf21033af9948b3f07346c4",
+        files=("data/lambada_test_en.jsonl", 1),
+        fields=("text",),
+        questions=questions,
+        license="MIT",
+        language="eng",
+        citation="Paperno et al. 2016, The LAMBADA dataset, arXiv:1606.06031; Radford et al. 2019 (OpenAI's preparation)",
+        published={"GPT-2 124M": (32.56, 40.06)},
+        citations=("GPT-2 124M: EleutherAI/lm-evaluation-harness#2159 (its own run on openai-community/gpt2)",),
+    ),
+)

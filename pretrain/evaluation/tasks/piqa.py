@@ -1,0 +1,36 @@
+"""PIQA (Bisk et al. 2020): which of two ways reaches an everyday goal?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.evaluation.record import RULES, Question, Task
+
+
+def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Return the goal with its two solutions."""
+    if row["label"] not in (0, 1):
+        raise ValueError(
+            f"label = {row['label']!r}: must be 0 or 1; the test split has none: take the validation split"
+        )
+    return (Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), row["label"]),)
+
+
+TASKS = (
+    Task(
+        name="piqa",
+        label="PIQA",
+        scores={name: RULES[name] for name in ("acc", "acc_norm")},
+        chance=0.5,
+        size=1_838,
+        dataset=("baber/piqa", "validation"),
+        revision="142f6d7367fd9877f0fb3b5734ea6a545f54cdd1",
+        files=("piqa_validation.parquet", 1),
+        fields=("goal", "sol1", "sol2", "label"),
+        questions=questions,
+        license="not stated",
+        language="eng",
+        citation="Bisk et al. 2020, PIQA: Reasoning about Physical Commonsense in Natural Language, arXiv:1911.11641",
+        published={"GPT-2 124M": (None, 62.51)},
+        citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",),
+    ),
+)

@@ -1,0 +1,44 @@
+"""WinoGrande (Sakaguchi et al. 2019): which of two names fills the blank? By partial evaluation, as Trinh and Le 2018.
+
+The names stand in the context, and what follows the blank is the ending of both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.evaluation.record import RULES, Question, Task
+
+
+def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Return what follows the blank, once after each name."""
+    before, blank, after = row["sentence"].partition("_")
+    if not blank:
+        raise ValueError("sentence has no blank, _")
+    if row["answer"] not in ("1", "2"):
+        raise ValueError(
+            f"answer = {row['answer']!r}: must be 1 or 2; the test split has none: take the validation split"
+        )
+    contexts = (before + row["option1"], before + row["option2"])
+    return (Question(contexts, (after.strip(),) * 2, int(row["answer"]) - 1),)
+
+
+TASKS = (
+    Task(
+        name="winogrande",
+        label="WinoGrande",
+        scores={"acc": RULES["acc"]},
+        chance=0.5,
+        size=1_267,
+        dataset=("allenai/winogrande", "validation"),
+        revision="01e74176c63542e6b0bcb004dcdea22d94fb67b5",
+        files=("winogrande_xl/validation-00000-of-00001.parquet", 1),
+        config="winogrande_xl",
+        fields=("sentence", "option1", "option2", "answer"),
+        questions=questions,
+        license="CC BY",
+        language="eng",
+        citation="Sakaguchi et al. 2019, WinoGrande: An Adversarial Winograd Schema Challenge at Scale, arXiv:1907.10641",
+        published={"GPT-2 124M": (51.62,)},
+        citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it",),
+    ),
+)

@@ -1,0 +1,83 @@
+"""Scores the made rows of task_rows.py with lm-eval's own task files and with ours: ``MODEL TEXT`` (see test_tasks.py).
+
+Prints a JSON object: of each task the items compared, those whose choices differ, the largest difference of a
+log-likelihood in nats, and each score of both.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import lm_eval
+import numpy as np
+import torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from benchmarks.runs import gpt2_tokenizer
+from pretrain.data import tokenization
+from pretrain.evaluation import items, likelihood
+from pretrain.evaluation.encoding import Encoded
+
+TASKS = ("arc_easy", "arc_challenge", "piqa", "winogrande", "lambada_openai", "blimp", "multiblimp_hin", "hellaswag")
+
+
+def make(kind: str, text: str):
+    """A random GPT-2 under GPT-2's tokenizer, or one with a BPE of its own after 200 steps, and a context of 256."""
+    torch.manual_seed(1)
+    if kind == "random":
+        return gpt2_tokenizer(), GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=128, vocab_size=50304)).eval()
+    tokenizer = tokenization.train_bpe([text], 1024)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=96, vocab_size=1024, n_positions=256))
+    ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(200):
+        begin = step * 512 % (len(ids) - 512)
+        rows = ids[begin : begin + 512].view(8, 64)
+        model(rows, labels=rows).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return tokenizer, model.eval()
+
+
+def main() -> None:
+    """Compare every task."""
+    kind, path = sys.argv[1:]
+    tokenizer, model = make(kind, Path(path).read_text(encoding="utf-8"))
+    limit = likelihood.context_length(model.config)
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu", batch_size=2)
+    theirs = lm_eval.simple_evaluate(harness, tasks=list(TASKS), task_manager=TaskManager(), bootstrap_iters=1000)
+    found = {}
+    for name in TASKS:
+        task = items.records()[name]
+        test = Encoded(task, items.read(task), tokenizer)
+        answers = likelihood.log_likelihoods(model, test.questions, context_length=limit)
+        ours, chosen, sums = test.result(answers), test.predictions(answers), test.sums(answers)
+        if name == "blimp":  # ours come in turn from the parts in the order of their files
+            parts = sorted(part for part in theirs["samples"] if part.startswith("blimp_"))
+            order = sorted(parts, key=lambda part: part.removeprefix("blimp_"))
+            samples = [theirs["samples"][part][0] for part in order]
+        else:
+            samples = sorted(theirs["samples"][name], key=lambda sample: sample["doc_id"])
+        differs, worst = 0, 0.0
+        for i, sample in enumerate(samples):
+            likelihoods = np.array([nats for nats, _ in sample["filtered_resps"]])
+            worst = max(worst, float(np.abs(likelihoods - sums[i]).max()))
+            for score in set(chosen) & set(sample) - {"perplexity"}:
+                differs += bool(sample[score]) != (chosen[score][i] == test.gold[i])
+            if len(likelihoods) > 1:
+                differs += int(likelihoods.argmax() != chosen["acc"][i])
+        row = {"items": len(samples), "ours": len(test.items), "cut": test.longer_than(limit), "differs": int(differs)}
+        row["worst"] = worst
+        row["scores"] = {
+            score: [ours[score], theirs["results"][name][f"{score},none"]]
+            for score in ours
+            if isinstance(theirs["results"][name].get(f"{score},none"), float) and "perplexity_" not in score
+        }
+        found[name] = row
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
