@@ -92,7 +92,7 @@ timed(evaluator.Evaluator, "score", lambda found: found["items"])
 sys.exit(train.main())
 """
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 1024, "sequence_length": 64}
-QUIET = {"eval_steps": 0, "sample_steps": 0, "save_steps": 0, "hellaswag_steps": 0, "logging_steps": 1}
+QUIET = {"eval_steps": 0, "sample_steps": 0, "save_steps": 0, "task_steps": 0, "logging_steps": 1}
 ERROR = re.compile(r"(\w+\.)*(error|\w+Error)\b.*: ")
 LEAST_SECONDS = 10  # with less left no program is begun
 ENOUGH = 0.7  # of a part's share; with less left the part is not begun
@@ -492,10 +492,16 @@ def evaluation(part: Part) -> None:
     recipe, folder = part.recipe("gpt2_124m"), part.fresh("looks")
     script = part.work / "timed_train.py"
     script.write_text(TIMED.format(root=str(ROOT)))
-    keys = {"max_steps": 2, "warmup_steps": 0, "eval_steps": 1, "eval_tokens": 0, "hellaswag_steps": 1}
+    keys = {"max_steps": 2, "warmup_steps": 0, "eval_steps": 1, "eval_tokens": 0, "task_steps": 1}
     keys |= {} if part.tiny else {"tokens_per_step": 65536}
     wrote = part.train(
-        "validation and HellaSwag", recipe, folder.name, how=How(script=script), **keys, hellaswag_files=items
+        "validation and HellaSwag",
+        recipe,
+        folder.name,
+        how=How(script=script),
+        **keys,
+        tasks="hellaswag",
+        task_files=f"hellaswag={items}",
     )
     if wrote is None:
         return

@@ -29,12 +29,14 @@ import torch
 
 from benchmarks.runs import gpt2_tokenizer, write_json
 from pretrain.data import tokenization
-from pretrain.evaluation import hellaswag, likelihood
+from pretrain.evaluation import items, likelihood
+from pretrain.evaluation.encoding import Encoded
+from pretrain.evaluation.tasks import hellaswag
 from pretrain.machine import hardware
 from pretrain.model import pretrained
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TWO, THREE = ("acc", "acc_norm"), hellaswag.SCORES
+TWO, THREE = ("acc", "acc_norm"), tuple(hellaswag.TASK.scores)
 
 
 def make_model(folder: Path) -> None:
@@ -47,29 +49,29 @@ def make_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def ours(items, model, tokenizer, scores: tuple[str, ...], batch_size: int | None) -> np.ndarray:
+def ours(asked, model, tokenizer, scores: tuple[str, ...], batch_size: int | None) -> np.ndarray:
     """Encode and score as eval_hellaswag.py does; return the log-likelihoods under the harness's text."""
-    test = hellaswag.HellaSwag(items, tokenizer, scores)
+    test = Encoded(hellaswag.TASK, asked, tokenizer, scores)
     found = likelihood.log_likelihoods(
         model,
         test.questions,
         context_length=likelihood.context_length(model.config),
         batch_size=batch_size,
     )
-    return np.stack(found[: len(items)])
+    return np.stack(test.sums(found))
 
 
-def harness(items, model, tokenizer, batch_size: int) -> np.ndarray:
-    """Score with lm-evaluation-harness's own model class; the texts are equal (tests/evaluation/test_hellaswag.py)."""
+def harness(asked, model, tokenizer, batch_size: int) -> np.ndarray:
+    """Score with lm-evaluation-harness's own model class; tests/evaluation compares the texts."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
     logging.disable(logging.WARNING)
     scorer = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     requests = [
-        Instance("loglikelihood", {}, (item.context, f" {ending}"), i)
-        for i, item in enumerate(items)
-        for ending in item.endings
+        Instance("loglikelihood", {}, (item.questions[0].context, f" {ending}"), i)
+        for i, item in enumerate(asked)
+        for ending in item.questions[0].endings
     ]
     found = scorer.loglikelihood(requests, disable_tqdm=True)
     return np.array([nats for nats, _ in found]).reshape(-1, hellaswag.ENDINGS)
@@ -81,7 +83,7 @@ def measure(way: str, asked: argparse.Namespace) -> dict:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    items = hellaswag.read_items(asked.data_files, asked.items)
+    found = items.read(hellaswag.TASK, asked.data_files, asked.items)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = tokenization.load(asked.model)
     # The harness loads a model as it stands; ours turns its GELU into one kernel.
@@ -97,12 +99,12 @@ def measure(way: str, asked: argparse.Namespace) -> dict:
         scores = TWO if kind == "two" else THREE
         work = lambda some: ours(some, model, tokenizer, scores, batch_size)  # noqa: E731
     with torch.no_grad():
-        work(items[:2])  # what is made at first use
+        work(found[:2])  # what is made at first use
         before = forget_peak(device)
         start = time.perf_counter()
-        found = work(items)
+        nats = work(found)
         seconds = time.perf_counter() - start
-    return {"seconds": seconds, "bytes": peak(device) - before, "found": found.tolist()}
+    return {"seconds": seconds, "bytes": peak(device) - before, "found": nats.tolist()}
 
 
 def forget_peak(device: torch.device) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
-from pretrain.evaluation.tasks import TASKS
+from pretrain.evaluation.items import records
 from pretrain.run import curves
 
 RUNS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY, curves.BLACK)
@@ -84,7 +84,7 @@ def _compare(axes, runs: Mapping[str, Sequence[Mapping]], name: str, x: str) -> 
         marker = {} if name == "train/loss" and len(places) > 1 else {"marker": "o", "markersize": 3}
         axes.plot(places, values, dashes, color=color, linewidth=1.2, gid="run", **marker)
         drawn.append((places, values))
-    task = next((task for task in TASKS if name.startswith(f"{task.name}/")), None)
+    task = next((task for task in records().values() if name.startswith(f"{task.name}/")), None)
     if task:
         curves.level(axes, task.chance, "chance", curves.BLACK, 0.99)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")

@@ -33,7 +33,7 @@ from pretrain.recipe.plan import make_plan
 RECIPE = ROOT / "recipes" / "gpt2_124m.yaml"
 SIZES = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024}
 # Nothing beside training: no evaluation, no sample, no checkpoint.
-QUIET = {f"{name}_steps": "0" for name in ("eval", "hellaswag", "sample", "save")}
+QUIET = {f"{name}_steps": "0" for name in ("eval", "task", "sample", "save")}
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ADAMW = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}  # the recipe's
 WARM_UP = 2  # updates before the first turn: compiling, moments

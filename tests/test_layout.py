@@ -22,7 +22,7 @@ FILES = {
     for path in sorted((ROOT / "pretrain").rglob("*.py"))
     if path.stem != "__init__" and path.parent != ROOT / "pretrain"
 }
-FOLDERS = {"data/readers"}
+FOLDERS = {"data/readers", "evaluation/tasks"}
 SCRIPTS = {path.stem: path for path in sorted(ROOT.glob("*.py"))}
 PRODUCT = [*FILES.values(), *SCRIPTS.values(), *PACKAGES]
 DISTRIBUTIONS = {"yaml": "pyyaml", "tiktoken_ext": "tiktoken", "pynvml": "nvidia-ml-py"}

@@ -38,7 +38,9 @@ def read_items(
             task = items.records()[name]
             try:
                 found[task] = items.read(task, evaluation.files_of(name), evaluation.task_limit, known.get(name))
-            except items.Missing as fault:
+            except BadInput as fault:
+                if evaluation.files_of(name):
+                    raise
                 faults += fault.lines
     read = [{task.name: rows.commit for task, rows in found.items()}]
     everywhere = gather_object(read) if accelerator.num_processes > 1 else read

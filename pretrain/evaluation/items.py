@@ -13,18 +13,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import one_line
-from pretrain.evaluation import tasks
 from pretrain.evaluation.record import Question, Task
 
 log = logging.getLogger(__name__)
 
-FAULTS_SHOWN = 10
+FAULTS_SHOWN, TIMEOUT_SECONDS = 10, 30
 
 
 class Item(NamedTuple):
@@ -40,14 +40,11 @@ class Items(list[Item]):
     commit: str | None = None
 
 
-class Missing(BadInput):
-    """A task's data set cannot be had: it is neither in the cache nor to be fetched, or it is not what it was."""
-
-
 @cache
 def records() -> dict[str, Task]:
-    """Return every task by its name."""
-    modules = (import_module(f"{tasks.__name__}.{file.name}") for file in pkgutil.iter_modules(tasks.__path__))
+    """Return every task by its name: those of the files in tasks/."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent / "tasks")])
+    modules = (import_module(f"pretrain.evaluation.tasks.{file.name}") for file in found)
     return {task.name: task for module in modules for task in module.TASKS}
 
 
@@ -59,9 +56,8 @@ def read(task: Task, data_files: Sequence[str] | None = None, limit: int = 0, re
         limit: only the first so many; 0 = all.
         revision: the commit that is wanted; None: the task's own, else the newest.
 
-    Raises BadInput with file and line of each fault (the first ten); Missing where it is the Hub's.
+    Raises BadInput where the Hub's cannot be had, and with file and line of each fault (the first ten).
     """
-    refused = Missing if data_files is None else BadInput
     paths, items = ([Path(name) for name in data_files or ()]), Items()
     if data_files is None:
         paths, items.commit = fetch(task, revision)
@@ -77,33 +73,36 @@ def read(task: Task, data_files: Sequence[str] | None = None, limit: int = 0, re
             faults.append(f"{where}: {fault}")
     if faults:
         more = [f"and {len(faults) - FAULTS_SHOWN} more such items"] if len(faults) > FAULTS_SHOWN else []
-        raise refused([*faults[:FAULTS_SHOWN], *more])
+        raise BadInput([*faults[:FAULTS_SHOWN], *more])
     if not items:
-        raise refused(f"{', '.join(map(str, paths))}: holds no {task.label} item")
+        raise BadInput(f"{', '.join(map(str, paths))}: holds no {task.label} item")
     return items
 
 
 def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
-    """Return a data set's files in the cache, and their commit; what is not there is fetched. Raises Missing."""
-    pattern, number = task.files
-    wanted = revision or task.revision
+    """Return a data set's files in the cache, and their commit; what is not there is fetched."""
+    (name, split), (pattern, number), wanted = task.dataset, task.files, revision or task.revision
     disable_progress_bars()
-    get = partial(snapshot_download, task.dataset[0], repo_type="dataset", revision=wanted, allow_patterns=pattern)
-    fault = None
+    set_verbosity_error()  # of the client, whose own retries are as many lines
+    get = partial(snapshot_download, name, repo_type="dataset", revision=wanted, allow_patterns=pattern)
+
+    def found(**how) -> list[Path]:
+        paths = sorted(Path(get(**how)).glob(pattern))
+        return paths if len(paths) == number else []
+
+    paths, why = [], f"its {split} split is not {pattern}"
     for local in (True, False) if wanted else (False, True):  # a commit that is here needs no network
         try:
-            folder = Path(get(local_files_only=local))
+            if not local:
+                HfApi().dataset_info(name, revision=wanted, timeout=TIMEOUT_SECONDS)  # fails at once without a network
+            if paths := found(local_files_only=local):
+                return paths, paths[0].parents[pattern.count("/")].name
         except Exception as error:  # the Hub's client, the cache and the network each raise their own kinds
-            fault = fault if local else error
-            continue
-        if len(found := sorted(folder.glob(pattern))) == number:
-            return found, folder.name
-    name, split = task.dataset
-    what = f"--include '{pattern}'" if number > 1 else pattern
-    at = f" --revision {wanted}" if wanted else ""
-    why = one_line(fault)[:300] if fault else f"its {split} split is not {pattern} at {wanted or 'its newest commit'}"
-    raise Missing(
-        f"{task.name} ({name} of the Hub) cannot be loaded: {why}. It is fetched once, with a network: "
+            if not local:
+                why = f"{type(error).__name__}: {one_line(error)}"[:200]
+    what, at = f"--include '{pattern}'" if number > 1 else pattern, f" --revision {wanted}" if wanted else ""
+    raise BadInput(
+        f"{task.name} ({name} of the Hub) cannot be loaded: {why.rstrip('.')}. Fetch it once, with a network: "
         f"hf download {name} {what} --repo-type dataset{at}"
     )
 

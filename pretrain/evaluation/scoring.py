@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +120,17 @@ def by_metrics(test: Encoded, answers: Sequence[Answer]) -> dict[str, float]:
     return found
 
 
+@cache
+def _folder() -> tempfile.TemporaryDirectory:
+    """Return where evaluate puts its copies of our metrics, until this process ends: the home may not be writable."""
+    return tempfile.TemporaryDirectory(prefix="metrics-")
+
+
 def _compute(name: str, **values: list) -> dict[str, float]:
     import evaluate
 
-    with tempfile.TemporaryDirectory(prefix="metrics-") as folder:  # the home folder may not be writable
-        evaluate.config.HF_MODULES_CACHE = folder
-        metric = evaluate.load(str(METRICS / name), keep_in_memory=True, cache_dir=folder)
-        return metric.compute(**values)
+    evaluate.config.HF_MODULES_CACHE = folder = _folder().name
+    return evaluate.load(str(METRICS / name), keep_in_memory=True, cache_dir=folder).compute(**values)
 
 
 def table(found: Sequence[Scored], model_name: str) -> str:

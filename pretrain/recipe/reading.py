@@ -261,7 +261,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     for name in [name for name in values if name not in FIELDS]:
         secret = "; secrets come from the environment or a login only" if SECRET.search(shown(name)) else ""
         unknown = f"{shown(name)}: no such key{secret or nearest(shown(name), FIELDS)}"
-        faults.append(others.answer(str(name)) or unknown)
+        faults.append((not secret and others.answer(str(name))) or unknown)
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):

@@ -28,7 +28,7 @@ from pretrain.recipe.keys import (
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-LONG, MANY = 200, 9  # characters of a value, and values of a list, that a message shows
+LONG, MANY = 200, 12  # characters of a value, and values of a list, that a message shows
 TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
 

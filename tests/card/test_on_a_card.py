@@ -97,7 +97,17 @@ def whole_run(tmp_path_factory) -> Path:
     return folder
 
 
-WHOLE = (*TINY, "--hellaswag_steps", "6", "--hellaswag_files", "items.jsonl", "--data_device", "cpu")
+WHOLE = (
+    *TINY,
+    "--tasks",
+    "hellaswag",
+    "--task_steps",
+    "6",
+    "--task_files",
+    "hellaswag=items.jsonl",
+    "--data_device",
+    "cpu",
+)
 
 
 @pytest.fixture

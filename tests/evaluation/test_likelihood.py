@@ -105,8 +105,8 @@ def score(model, asked, reduce_sum=lambda part: part, limit=CONTEXT, rank=0, num
     reduce = lambda part, how: reduce_sum(part)  # noqa: E731
     accelerator = SimpleNamespace(process_index=rank, num_processes=num_processes, reduce=reduce)
     found = likelihood.log_likelihoods(model, asked, context_length=limit, accelerator=accelerator, **more)
-    same = found is not None and len({len(endings) for endings in found}) == 1
-    return np.stack(found) if same else found
+    sums = found and [answer.nats for answer in found]
+    return np.stack(sums) if sums and len({len(endings) for endings in sums}) == 1 else sums
 
 
 def over_processes(model, asked, number, **more):
@@ -290,8 +290,25 @@ def test_stop_here_or_of_another_process_abandons_the_work_and_still_joins_the_s
     noted = {"progress": lambda batch: seen.append(batch), "reduce_sum": lambda part: sums.append(part) or part}
     assert score(gpt2.train(), questions(9), batch_size=2, stop=lambda: len(seen) == 2, **noted) is None
     assert len(seen) == 2 and len(sums) == 1 and sums[0].dtype == torch.float64 and gpt2.training
-    other = torch.tensor([0.0] * 12 + [1.0], dtype=torch.float64)
+    other = torch.tensor([0.0] * 24 + [1.0], dtype=torch.float64)
     assert score(gpt2, questions(3), lambda part: part + other) is None
+
+
+def test_a_single_ending_is_greedy_where_each_of_its_tokens_is_the_likeliest(gpt2):
+    context, limit = [5, 9, 3], 24
+    best = []
+    for _ in range(3):
+        best.append(int(gpt2.eval()(torch.tensor([context + best])).logits[0, -1].argmax()))
+    other = [(best[0] + 1) % 64, *best[1:]]
+    asked = [
+        (context, [best]),
+        (context, [other]),
+        (context, [[*best[:2], (best[2] + 1) % 64]]),
+        (context, [best, other]),
+    ]
+    for size in (1, 4):
+        found = likelihood.log_likelihoods(gpt2, asked, context_length=limit, batch_size=size)
+        assert [answer.greedy for answer in found] == [True, False, False, False]
 
 
 # Memory
@@ -343,5 +360,5 @@ def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2, 
     for rank, room in enumerate((32, 5)):
         with memory_for(gpt2, lambda room=room: room):
             score(gpt2, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=2)
-    got = (parts[0] + parts[1])[:-1].reshape(64, 4).numpy()
+    got = (parts[0] + parts[1])[: 64 * 4].reshape(64, 4).numpy()
     assert np.abs(got - score(gpt2, asked)).max() < 1e-5

@@ -371,7 +371,15 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
         "sample_top_p",
     }
     may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
-    may_change |= {"resume_from_checkpoint", "stream_keep", "data_device", "hellaswag_steps", "hellaswag_files"}
+    may_change |= {
+        "resume_from_checkpoint",
+        "stream_keep",
+        "data_device",
+        "tasks",
+        "task_steps",
+        "task_limit",
+        "task_files",
+    }
     may_change |= {"tf32", "deterministic", "gradient_checkpointing", "compile_mode", "shard_optimizer", "ddp_timeout"}
     may_change |= {"report_to", "project_name", "tags", "push_to_hub", "hub_model_id", "hub_private_repo"}
     may_change |= {"hub_strategy", "license", "language"}

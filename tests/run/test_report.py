@@ -9,7 +9,7 @@ from conftest import ROOT
 
 from pretrain.base import console
 from pretrain.base.layout import read_metrics
-from pretrain.evaluation import hellaswag
+from pretrain.evaluation.tasks import hellaswag
 from pretrain.optim.update import Update
 from pretrain.recipe.keys import replace
 from pretrain.recipe.plan import Plan

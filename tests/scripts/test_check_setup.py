@@ -120,7 +120,7 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     asked.clear()
     assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["/"]
     asked.clear()
-    alone = {"tokenizer": "bpe", "hellaswag_steps": 0}
+    alone = {"tokenizer": "bpe", "task_steps": 0}
     assert levels("python_stdlib", **alone) == {"hub": "ok", "login": "ok"} and not asked, "nothing needs the Hub"
     for needed in ({"push_to_hub": True}, {"resume_from_checkpoint": "hub://a/b"}, {"data_files": ["hf://a/b/c"]}):
         asked.clear()

@@ -17,18 +17,20 @@ from safetensors.torch import load_file
 
 from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
-from pretrain.evaluation import hellaswag
+from pretrain.evaluation import items as task_items
 from pretrain.evaluation.evaluator import Evaluator
+from pretrain.evaluation.tasks.hellaswag import TASK
 from pretrain.hub import scores
 from pretrain.model import export
 from pretrain.model.build import build
 from pretrain.recipe import keys
 from pretrain.run import clock
 
-SCORES = [f"{score}{end}" for score in hellaswag.SCORES for end in ("", "_stderr")]
+SCORES = [f"{score}{end}" for score in TASK.scores for end in ("", "_stderr")]
 BPE = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")
 TRAIN = ("train.py", "--recipe", "tiny.yaml", *BPE)
-SCORED = ("--hellaswag_steps", "4", "--hellaswag_files", "items.jsonl")
+FILES = ("--tasks", "hellaswag", "--task_files", "hellaswag=items.jsonl")
+SCORED = (*FILES, "--task_steps", "4")
 
 
 def items(number: int = 40) -> list[dict]:
@@ -182,7 +184,7 @@ def test_the_score_in_training_is_that_of_the_script_for_any_number_of_processes
     done = run("eval_hellaswag.py", "--model", "runs/one", "--data_files", "items.jsonl")
     script = json.loads(done.stdout)
     assert [last[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
-    flags = ("--eval_only", "--hellaswag_files", "items.jsonl")
+    flags = ("--eval_only", *FILES)
     for start in ((), ("--init_from", "runs/one/model")):  # the newest checkpoint, or any folder: a baseline's column
         line = json.loads(run(*TRAIN, *flags, *start, "--run_name", "one", processes=1 + bool(start)).stdout)
         assert [line[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
@@ -205,13 +207,9 @@ def test_scoring_does_not_count_as_training_time(place, monkeypatch):
     assert rows and all(row["elapsed_seconds"] == 0 for row in rows)
 
 
-def test_items_that_cannot_be_had_are_said_before_step_0(place):
-    done = run(*TRAIN, "--hellaswag_steps", "4", "--run_name", "r3", expect=2, HF_HOME=str(place / "no_cache"))
-    assert "HellaSwag (Rowan/hellaswag of the Hub) cannot be loaded" in done.stderr
-    assert "hellaswag_files" in done.stderr and "hellaswag_steps 0" in done.stderr
-    assert not Path("runs/r3").exists() and "Traceback" not in done.stderr
+def test_a_tokenizer_that_cannot_write_the_items_is_refused_before_step_0(place):
     done = run(*TRAIN[:3], *SCORED, "--run_name", "r3", expect=2)  # its characters tokenizer knows no capital
-    assert "cannot write HellaSwag's text" in done.stderr and not Path("runs/r3").exists()
+    assert "cannot write the items' text" in done.stderr and not Path("runs/r3").exists()
 
 
 def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(place):
@@ -219,24 +217,24 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(pl
     folder = place / "hub"
     (folder / "datasets/Rowan/hellaswag/data").mkdir(parents=True)
     table = pa.Table.from_pylist([row | {"label": str(row["label"])} for row in items()])
-    pq.write_table(table, folder / "datasets" / hellaswag.DATASET / hellaswag.FILE)
+    pq.write_table(table, folder / "datasets" / TASK.dataset[0] / TASK.files[0])
     (folder / "models/me/model").mkdir(parents=True)
     card = folder / "models/me/model/README.md"
     card.write_text("---\nlicense: mit\n---\nMine.\n")
     environment = {"HF_HOME": str(place / "home"), "HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "0"}
     with DataServer(folder) as server:
-        server.commit = hellaswag.REVISION
+        server.commit = TASK.revision
         environment["HF_ENDPOINT"] = server.url
         done = run("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/model", **environment)
         asked = [line for line in server.log if "Rowan/hellaswag" in line]
-        assert asked and all(hellaswag.REVISION in line for line in asked if "/resolve/" in line)
+        assert asked and all(TASK.revision in line for line in asked if "/resolve/" in line)
         line = json.loads(done.stdout)
-        assert line["dataset"] == f"Rowan/hellaswag@{hellaswag.REVISION[:7]}" and line["items"] == 40
+        assert line["dataset"] == f"Rowan/hellaswag@{TASK.revision[:7]}" and line["items"] == 40
         local = score()
         assert [line[name] for name in SCORES] == [local[name] for name in SCORES]
         text = card.read_text()
         assert "license: mit" in text and "Mine." in text and "model-index" in text
-        for name in hellaswag.SCORES:
+        for name in TASK.scores:
             assert re.search(rf"type: {name}\n +value: {round(100 * line[name], 2)}\b", text), text
         assert "hf_secret" not in text + done.stdout + done.stderr
     assert "--push_to_hub me/none: cannot be found" in refused("--model", "runs/r", "--push_to_hub", "me/none")
@@ -247,8 +245,8 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(pl
 def test_scores_are_not_lost_when_the_card_cannot_be_written(place, monkeypatch):
     import evaluate
 
-    here = hellaswag.read_items(["items.jsonl"])
-    monkeypatch.setattr(hellaswag, "read_items", lambda data_files, limit: here)
+    here = task_items.read(TASK, ["items.jsonl"])
+    monkeypatch.setattr(task_items, "read", lambda *asked: here)
     monkeypatch.setattr(scores, "refuse_unknown", lambda model_id: None)
     monkeypatch.setattr(evaluate, "push_to_hub", lambda **_: (_ for _ in ()).throw(ConnectionError("gone")))
     flags = ("--model", "runs/r", "--push_to_hub", "me/model")

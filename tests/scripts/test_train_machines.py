@@ -287,7 +287,7 @@ class FakeAccelerator:
 
 
 def gpt2_124m(**changes):
-    values = {"per_device_train_batch_size": "auto", "data_files": ["x"], "dataset_name": None, "hellaswag_steps": 0}
+    values = {"per_device_train_batch_size": "auto", "data_files": ["x"], "dataset_name": None, "task_steps": 0}
     recipe = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml")
     return keys.replace(recipe, **values | changes)
 

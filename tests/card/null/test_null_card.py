@@ -227,7 +227,7 @@ def write_items(path: Path) -> None:
 
 def test_the_host_waits_once_an_update_and_nothing_is_compiled_again_after_evaluations(workplace):
     write_items(workplace / "items.jsonl")
-    often = {"eval_steps": 3, "hellaswag_steps": 3, "hellaswag_files": "items.jsonl"}
+    often = {"eval_steps": 3, "tasks": "hellaswag", "task_steps": 3, "task_files": "hellaswag=items.jsonl"}
     often |= {"tokenizer": "bpe", "tokenizer_vocab_size": 300, "vocab_size": 320}  # one that can write an item
     done = train(
         "h200", "h200", trace=workplace / "trace", environment={"TORCH_LOGS": "recompiles"}, max_steps=9, **often

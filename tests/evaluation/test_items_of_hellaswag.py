@@ -4,7 +4,6 @@ import json
 import os
 import random
 import statistics
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import gpt2_tokenizer
-from huggingface_hub import hf_hub_download
 from tokenizers import normalizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
-from pretrain.evaluation import hellaswag, likelihood
+from pretrain.evaluation import items as task_items
+from pretrain.evaluation import likelihood
+from pretrain.evaluation.encoding import Encoded
+from pretrain.evaluation.likelihood import Answer
+from pretrain.evaluation.tasks import hellaswag
 from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import keys
@@ -40,6 +42,14 @@ NASTY += ["\U0001f600", "...", "'s", "I'll", "12", "-", "<|endoftext|>"]
 SPACES = ["", " ", " ", " ", "  ", "   ", "\n", "\t", "\u00a0", " [title]", " [title] ", "[step] ", " [substeps]"]
 
 
+read = partial(task_items.read, hellaswag.TASK)
+
+
+def answers(sums):
+    """What a model answers, by its log-likelihoods."""
+    return [Answer(row, False) for row in sums]
+
+
 def write(path, *rows):
     """A file of JSON lines; what is text already stands as it is."""
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
@@ -47,13 +57,13 @@ def write(path, *rows):
 
 
 def items_of(folder, *rows):
-    return hellaswag.read_items([write(folder / "items.jsonl", *rows)])
+    return read([write(folder / "items.jsonl", *rows)])
 
 
 def refused(folder, *rows, limit=0):
     path = write(folder / "items.jsonl", *rows)
     with pytest.raises(BadInput) as caught:
-        hellaswag.read_items([path], limit)
+        read([path], limit)
     return path, caught.value.lines
 
 
@@ -109,9 +119,10 @@ def test_text_is_cleaned_by_the_harness_rules(tmp_path):
         "endings": ["  [step] it ", "a [title] b", "[x]", "Two  spaces [y] here."],
     }
     (item,) = items_of(tmp_path, row)
-    assert item.context == "Food: How to bake. Mix it. Now stir. The pan. heat"
-    assert item.endings == (" it", "a. b", "", "Two spaces here.")
-    assert item.raw_context == row["ctx"] and list(item.raw_endings) == row["endings"] and item.label == 2
+    cleaned, raw = item.questions
+    assert cleaned.context == "Food: How to bake. Mix it. Now stir. The pan. heat"
+    assert cleaned.endings == (" it", "a. b", "", "Two spaces here.")
+    assert raw.context == row["ctx"] and list(raw.endings) == row["endings"] and cleaned.gold == raw.gold == 2
 
 
 def test_text_is_cleaned_as_by_the_harness_itself(tmp_path):
@@ -121,7 +132,8 @@ def test_text_is_cleaned_as_by_the_harness_itself(tmp_path):
     rows = nasty_rows(500)
     wanted = process_docs(SimpleNamespace(map=lambda change: [change(row) for row in rows]))
     for item, other in zip(items_of(tmp_path, *rows), wanted, strict=True):
-        assert (item.context, list(item.endings), item.label) == (other["query"], other["choices"], other["gold"])
+        asked = item.questions[0]
+        assert (asked.context, list(asked.endings), asked.gold) == (other["query"], other["choices"], other["gold"])
 
 
 # Tokens
@@ -136,27 +148,27 @@ def test_harness_questions_have_the_ids_of_the_harness(tmp_path, name, request):
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=320))
     harness = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
     items = items_of(tmp_path, *nasty_rows(100))
-    test = hellaswag.HellaSwag(items, tokenizer, ("acc",))
+    test = Encoded(hellaswag.TASK, items, tokenizer, ("acc",))
     for item, (context, endings) in zip(items, test.questions, strict=True):
-        for ending, ids in zip(item.endings, endings, strict=True):
-            assert (context, ids) == harness._encode_pair(item.context, f" {ending}")
+        for ending, ids in zip(item.questions[0].endings, endings, strict=True):
+            assert (context, ids) == harness._encode_pair(item.questions[0].context, f" {ending}")
 
 
 @pytest.mark.parametrize("name", ["bpe", "beginning"])
 def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, name, request):
     tokenizer = request.getfixturevalue(name)
     rows = nasty_rows(20)
-    test = hellaswag.HellaSwag(items_of(tmp_path, *rows), tokenizer, ("acc_token_norm",))
+    test = Encoded(hellaswag.TASK, items_of(tmp_path, *rows), tokenizer, ("acc_token_norm",))
     for row, (context, endings) in zip(rows, test.questions, strict=True):
         assert context == tokenizer.encode(row["ctx"])
         assert endings == [tokenizer.encode(f" {text}", add_special_tokens=False) for text in row["endings"]]
 
 
 def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path, bpe):
-    with pytest.raises(BadInput, match="the tokenizer cannot write HellaSwag's text: "):
-        hellaswag.HellaSwag(items_of(tmp_path, ROW), tokenization.make_characters(["abc"]))
-    with pytest.raises(BadInput, match="the tokenizer cannot write HellaSwag's text: "):
-        hellaswag.HellaSwag(items_of(tmp_path, ROW | {"ctx_b": "half of a pair \ud800"}), bpe)
+    with pytest.raises(BadInput, match="the tokenizer cannot write the items' text: "):
+        Encoded(hellaswag.TASK, items_of(tmp_path, ROW), tokenization.make_characters(["abc"]))
+    with pytest.raises(BadInput, match="the tokenizer cannot write the items' text: "):
+        Encoded(hellaswag.TASK, items_of(tmp_path, ROW | {"ctx_b": "half of a pair \ud800"}), bpe)
 
 
 @pytest.mark.parametrize("score", ["acc", "acc_token_norm"])
@@ -167,19 +179,19 @@ def test_an_ending_or_context_that_becomes_no_token_is_refused_with_its_line(tmp
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([*swallow, normalizers.Strip()])
     items = items_of(tmp_path, ROW, ROW | change)
     with pytest.raises(BadInput, match="items.jsonl: line 2: this tokenizer makes no token of"):
-        hellaswag.HellaSwag(items, tokenizer, (score,))
+        Encoded(hellaswag.TASK, items, tokenizer, (score,))
 
 
 def test_questions_longer_than_the_context_are_counted_and_an_ending_that_is_longer_is_refused(tmp_path, characters):
     rows = [ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (10, 11, 12)]
-    test = hellaswag.HellaSwag(items_of(tmp_path, *rows), characters, ("acc_token_norm",))
-    assert test.tokens.max() == 4
+    test = Encoded(hellaswag.TASK, items_of(tmp_path, *rows), characters, ("acc_token_norm",))
+    assert max(tokens.max() for tokens in test.tokens[0]) == 4
     assert [test.longer_than(limit) for limit in (None, 15, 14, 13, 12, 4)] == [0, 0, 1, 2, 3, 3]
     with pytest.raises(BadInput) as caught:
         test.longer_than(3)
     assert str(caught.value) == (
         "HellaSwag cannot be scored: the longest ending of these items has 4 tokens with this tokenizer, and the model's "
-        "context is 3; it needs at least 4 (in training: --sequence_length, or --hellaswag_steps 0)"
+        "context is 3; it needs at least 4 (in training: --sequence_length, or --tasks without hellaswag)"
     )
 
 
@@ -191,7 +203,7 @@ def three(tmp_path, characters):
     """Three items of 2, 4, 8 and 1 characters once they are cleaned; raw, a character is a token, and a space more."""
     endings = ["aa", "a [b] éé", "aaaaaaaa", "a"]
     rows = [ROW | {"endings": endings, "label": label} for label in (2, 3, 0)]
-    return hellaswag.HellaSwag(items_of(tmp_path, *rows), characters)
+    return Encoded(hellaswag.TASK, items_of(tmp_path, *rows), characters)
 
 
 LIKELIHOODS = np.array(
@@ -207,8 +219,8 @@ LIKELIHOODS = np.array(
 
 
 def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of_equals_the_first(three):
-    assert three.characters[0].tolist() == [2, 4, 8, 1] and three.tokens[3].tolist() == [3, 9, 9, 2]
-    predictions = three.predictions(LIKELIHOODS)
+    assert three.characters[0].tolist() == [2, 4, 8, 1] and three.tokens[1][0].tolist() == [3, 9, 9, 2]
+    predictions = three.predictions(answers(LIKELIHOODS))
     assert {name: chosen.tolist() for name, chosen in predictions.items()} == {
         "acc": [3, 0, 0],
         "acc_norm": [2, 1, 0],
@@ -218,8 +230,9 @@ def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of
 
 def test_scores_are_the_share_that_is_right_and_its_standard_error(three):
     right = {"acc": [0, 0, 1], "acc_norm": [1, 0, 1], "acc_token_norm": [0, 0, 1]}  # the labels are 2, 3, 0
-    got = three.scores(three.predictions(LIKELIHOODS))
-    assert list(got) == ["acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "acc_token_norm", "acc_token_norm_stderr"]
+    got = three.result(answers(LIKELIHOODS))
+    names = ["acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "acc_token_norm", "acc_token_norm_stderr"]
+    assert list(got) == [*names, "items"] and got["items"] == 3
     for name, values in right.items():
         assert got[name] == pytest.approx(sum(values) / 3)
         assert got[f"{name}_stderr"] == pytest.approx(statistics.stdev(values) / 3**0.5)
@@ -227,18 +240,19 @@ def test_scores_are_the_share_that_is_right_and_its_standard_error(three):
 
 @pytest.mark.parametrize("wanted", [("acc",), ("acc_token_norm",), ("acc_token_norm", "acc")])
 def test_some_of_the_scores_are_what_they_are_among_all_and_encode_only_what_they_need(three, characters, wanted):
-    all_of_them = three.scores(three.predictions(LIKELIHOODS))
-    test = hellaswag.HellaSwag(three.items, characters, wanted)
+    all_of_them = three.result(answers(LIKELIHOODS))
+    test = Encoded(hellaswag.TASK, three.items, characters, wanted)
     parts = {("acc_token_norm",): slice(3, 6), ("acc_token_norm", "acc"): slice(6)}
     part = parts.get(wanted, slice(3))
     assert test.questions == three.questions[part]
-    got = test.scores(test.predictions(LIKELIHOODS[part]))
-    assert got == {name: all_of_them[name] for score in wanted for name in (score, f"{score}_stderr")}
+    names = ["items", *(name for score in wanted for name in (score, f"{score}_stderr"))]
+    assert test.result(answers(LIKELIHOODS[part])) == {name: all_of_them[name] for name in names}
 
 
 def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_path, bpe):
     items = items_of(tmp_path, ROW | {"endings": ["[a]", "b", "c [d]", "e"]})
-    chosen = hellaswag.HellaSwag(items, bpe, ("acc", "acc_norm")).predictions(np.array([[-0.5, -700, -800.0, -900]]))
+    chosen = Encoded(hellaswag.TASK, items, bpe, ("acc", "acc_norm"))
+    chosen = chosen.predictions(answers(np.array([[-0.5, -700, -800.0, -900]])))
     assert chosen["acc"].tolist() == [0] and chosen["acc_norm"].tolist() == [2]
 
 
@@ -277,8 +291,8 @@ def test_faults_are_listed_at_once_ten_of_them_and_how_many_more(tmp_path):
 
 def test_limit_reads_only_the_first_items_and_no_later_line(tmp_path):
     path = write(tmp_path / "items.jsonl", ROW, ROW | {"label": 1}, "{", ROW)
-    assert [item.label for item in hellaswag.read_items([path, "no_such_file"], limit=2)] == [2, 1]
-    assert len(hellaswag.read_items([write(path, ROW)], limit=5)) == 1
+    assert [item.questions[0].gold for item in read([path, "no_such_file"], limit=2)] == [2, 1]
+    assert len(read([write(path, ROW)], limit=5)) == 1
     _, lines = refused(tmp_path, ROW, "{", "{", limit=2)
     assert len(lines) == 1 and "line 2" in lines[0]
 
@@ -287,17 +301,17 @@ def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):
     rows = [ROW | {"label": str(n % 4), "ctx_a": f"Number {n}.", "ind": n} for n in range(5)]
     lines, table = write(tmp_path / "a.jsonl", *rows), tmp_path / "b.parquet"
     pq.write_table(pa.Table.from_pylist(rows), table)
-    both = hellaswag.read_items([str(lines), str(table)])
+    both = read([str(lines), str(table)])
     assert [item.where for item in both] == [f"{lines}: line {n}" for n in range(1, 6)] + [
         f"{table}: row {n}" for n in range(1, 6)
     ]
-    assert [replace(item, where="") for item in both[:5]] == [replace(item, where="") for item in both[5:]]
+    assert [item.questions for item in both[:5]] == [item.questions for item in both[5:]]
 
 
 def test_files_that_hold_no_items_are_refused(tmp_path):
     def wanted(words, *paths):
         with pytest.raises(BadInput, match=words):
-            hellaswag.read_items([*paths])
+            read([*paths])
 
     empty, table = write(tmp_path / "empty.jsonl", "", " "), tmp_path / "test.parquet"
     wanted("empty.jsonl, .*empty.jsonl: holds no HellaSwag item", empty, empty)
@@ -305,29 +319,6 @@ def test_files_that_hold_no_items_are_refused(tmp_path):
     wanted("none.jsonl: cannot be read: .*(?i:no such file)", tmp_path / "none.jsonl")
     pq.write_table(pa.Table.from_pylist([ROW | {"label": "1"}, ROW | {"label": ""}]), table)
     wanted("test.parquet: row 2: label = '': must .* take the validation split", table)
-
-
-# The Hub
-
-
-def test_without_files_the_validation_split_of_a_fixed_commit_is_fetched(tmp_path, monkeypatch):
-    path, asked = tmp_path / "validation.parquet", []
-    pq.write_table(pa.Table.from_pylist([ROW]), path)
-    monkeypatch.setattr(hellaswag, "hf_hub_download", lambda *args, **named: asked.append((args, named)) or str(path))
-    assert [item.label for item in hellaswag.read_items()] == [2]
-    (((name, file), named),) = asked
-    assert name == "Rowan/hellaswag" and "validation" in file and named["repo_type"] == "dataset"
-    assert len(named["revision"]) == 40
-
-
-def test_without_network_and_cache_the_message_has_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(hellaswag, "hf_hub_download", partial(hf_hub_download, cache_dir=tmp_path))
-    with pytest.raises(BadInput) as caught:
-        hellaswag.read_items()
-    (line,) = caught.value.lines
-    assert line.startswith("HellaSwag (Rowan/hellaswag of the Hub) cannot be loaded: ") and "\n" not in line
-    for remedy in ("network", "train.py --hellaswag_files", "eval_hellaswag.py --data_files", "--hellaswag_steps 0"):
-        assert remedy in line
 
 
 # Against the harness, item by item
@@ -389,12 +380,10 @@ def test_every_item_of_the_harness_is_predicted_alike(make, tmp_path, monkeypatc
     if not (path := SHARED / "hellaswag_val_1000.jsonl").exists():
         pytest.skip(f"{path} is not there")
     tokenizer, model = make(tmp_path / "model")
-    items = hellaswag.read_items([path])
-    test = hellaswag.HellaSwag(items, tokenizer, ("acc", "acc_norm"))
+    test = Encoded(hellaswag.TASK, read([path]), tokenizer, ("acc", "acc_norm"))
     limit = likelihood.context_length(model.config)
-    sums = likelihood.log_likelihoods(model, test.questions, context_length=limit)
-    predictions = test.predictions(sums)
-    scores = test.scores(predictions)
+    found = likelihood.log_likelihoods(model, test.questions, context_length=limit)
+    sums, predictions, scores = np.stack(test.sums(found)), test.predictions(found), test.result(found)
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     local = write(
@@ -418,6 +407,6 @@ def test_every_item_of_the_harness_is_predicted_alike(make, tmp_path, monkeypatc
     assert (theirs.argmax(1) == predictions["acc"]).all(), said
     assert ((theirs / characters).argmax(1) == predictions["acc_norm"]).all(), said
     for name in ("acc", "acc_norm"):
-        assert [sample[name] for sample in samples] == (predictions[name] == test.labels).tolist(), said
+        assert [sample[name] for sample in samples] == (predictions[name] == test.gold).tolist(), said
         assert found["results"]["hellaswag_local"][f"{name},none"] == pytest.approx(scores[name]), said
         assert found["results"]["hellaswag_local"][f"{name}_stderr,none"] == pytest.approx(scores[f"{name}_stderr"])

@@ -1,4 +1,6 @@
-"""Scores the made rows of task_rows.py with lm-eval's own task files and with ours: ``MODEL TEXT`` (see test_tasks.py).
+"""Scores the made rows of task_rows.py with lm-eval's own task files and with ours: ``MODEL TEXT``.
+
+evaluation/test_items.py runs it.
 
 Prints a JSON object: of each task the items compared, those whose choices differ, the largest difference of a
 log-likelihood in nats, and each score of both.

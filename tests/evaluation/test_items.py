@@ -1,0 +1,243 @@
+"""Every task asks what lm-evaluation-harness asks, item by item; without a network a task is left out."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import task_rows
+import torch
+import yaml
+from conftest import ROOT, run
+from data_server import DataServer
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from pretrain.base.errors import BadInput
+from pretrain.base.layout import read_metrics
+from pretrain.data import tokenization
+from pretrain.evaluation import items, likelihood, scoring
+from pretrain.evaluation.encoding import Encoded
+from pretrain.recipe import keys, reading
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A Hub on localhost with the made rows; the environment of a process that asks it."""
+    with DataServer(tmp_path / "hub") as server:
+        server.keeps_commits = True
+        yield server
+
+
+@pytest.fixture
+def place(prepared, tmp_path, monkeypatch):
+    """A folder with tiny.yaml, text.txt and their shards, as one's own."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def environment(server, home: Path) -> dict[str, str]:
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    hub = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    return os.environ | hub | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["random", "trained"])
+def test_every_item_of_every_task_is_scored_as_by_the_harness(kind, hub, tmp_path):
+    harness = pytest.importorskip("lm_eval")
+    group = Path(harness.__file__).parent / "tasks" / "blimp" / "_blimp.yaml"
+    parts = [name.removeprefix("blimp_") for name in yaml.safe_load(group.read_text())["task"]]
+    assert len(parts) == 67
+    task_rows.lay_out(tmp_path / "hub", parts)
+    text = tmp_path / "text.txt"
+    rows = [
+        row["text"] for row in task_rows.lambada(5) if len(row["text"]) < 200
+    ]  # short ones: some are learnt by heart
+    text.write_text("\n".join(rows * 40), encoding="utf-8")
+    command = [sys.executable, "tests/against_lm_eval.py", kind, str(text)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(hub, tmp_path / "home"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps(found, indent=1))
+    assert len(found) == 8
+    for name, row in found.items():
+        assert row["items"] == row["ours"] >= 60 and not row["differs"] and row["worst"] < 1e-4, (name, row)
+        assert row["scores"] and all(pytest.approx(b, 1e-6) == a for a, b in row["scores"].values()), (name, row)
+    if kind == "trained":
+        assert found["arc_easy"]["cut"] and 0 < found["lambada_openai"]["scores"]["acc"][0] < 1
+
+
+# Golden: what lm-eval 0.4.13 gave for the same rows, model and tokenizer (made with against_lm_eval.py's way)
+
+
+@pytest.fixture
+def laid_out(tmp_path, monkeypatch):
+    """The data sets' files under this folder, as if they had been fetched."""
+    task_rows.lay_out(tmp_path)
+
+    def fetched(name, *, revision, **_):
+        folder = tmp_path / "snapshots" / (revision or "c0ffee" + "0" * 34)
+        folder.parent.mkdir(exist_ok=True)
+        folder.unlink(missing_ok=True)
+        folder.symlink_to(tmp_path / "datasets" / name)
+        return str(folder)
+
+    monkeypatch.setattr(items, "snapshot_download", fetched)
+    monkeypatch.setattr(items.HfApi, "dataset_info", lambda *_, **__: None)
+
+
+def numbered():
+    """A tokenizer, and a GPT-2 whose weights no version of torch draws otherwise; its context cuts the longest rows."""
+    tokenizer = tokenization.train_bpe([" ".join(task_rows.WORDS) * 3], 300)
+    model, draw = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=300, n_positions=512)), None
+    draw = np.random.default_rng(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(draw.standard_normal(parameter.shape) * 0.3))
+    return tokenizer, model.eval()
+
+
+GOLDEN: dict[str, tuple[list[list[float]], dict[str, float]]] = {
+    "arc_easy": (
+        [[-24.2105, -168.714, -110.2754, -11.7128], [-23.2433, -79.8283, -71.5609, -120.9225, -194.366]],
+        {"acc": 0.265625, "acc_norm": 0.171875},
+    ),
+    "arc_challenge": (
+        [[-36.5429, -47.7695, -17.0617], [-186.4622, -47.0925, -12.6482, -84.3237, -247.9128]],
+        {"acc": 0.34375, "acc_norm": 0.265625},
+    ),
+    "piqa": ([[-276.389, -407.9774], [-166.2058, -473.2784]], {"acc": 0.578125, "acc_norm": 0.5}),
+    "winogrande": ([[-147.7585, -147.9082], [-108.685, -107.1477]], {"acc": 0.6875}),
+    "lambada_openai": ([[-11.4194], [-17.3505]], {"perplexity": 1654636541.1127343, "acc": 0.0}),
+    "blimp": ([[-236.5155, -260.7274], [-56.4365, -56.7746]], {"acc": 0.835821}),
+    "multiblimp_hin": ([[-117.9771, -180.8218], [-99.0753, -129.0264]], {"acc": 1.0, "acc_norm": 0.28125}),
+    "hellaswag": (
+        [[-232.0709, -167.8939, -116.4433, -179.3027], [-132.2263, -223.5782, -161.8672, -212.5296]],
+        {"acc": 0.21875, "acc_norm": 0.265625},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_tasks_items_are_scored_as_the_harness_scored_them(laid_out, name):
+    tokenizer, model = numbered()
+    test = Encoded(items.records()[name], items.read(items.records()[name]), tokenizer)
+    answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
+    sums, scores = GOLDEN[name]
+    for found, wanted in zip(test.sums(answers), sums, strict=False):
+        assert found == pytest.approx(wanted, abs=1e-3)
+    result = test.result(answers)
+    assert {score: result[score] for score in scores} == pytest.approx(scores, 1e-4)
+    by_evaluate = scoring.by_metrics(test, answers)  # the metrics of metrics/, through evaluate.load
+    assert by_evaluate == pytest.approx({score: value for score, value in result.items() if score != "items"})
+
+
+def test_every_name_of_the_recipe_has_a_record_and_no_other(tmp_path):
+    assert set(items.records()) == set(keys.TASKS)
+    for task in items.records().values():
+        assert task.citation and task.license and task.fields and task.size > 0
+        assert all(len(values) == len(task.scores) for values in task.published.values())
+        assert all(any(whose in line for line in task.citations) for whose in task.published if whose == "GPT-2 124M")
+
+
+WRONG = {
+    "arc_easy": (
+        {"question": "Q", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "B"},
+        "answerKey = 'B': must be one of A",
+    ),
+    "piqa": (
+        {"goal": "G", "sol1": "a", "sol2": "b", "label": -1},
+        "label = -1: must be 0 or 1; the test split has none",
+    ),
+    "winogrande": ({"sentence": "none", "option1": "a", "option2": "b", "answer": "1"}, "sentence has no blank, _"),
+    "lambada_openai": ({"text": "ends in space "}, "text ends in white space"),
+    "blimp": ({"sentence_good": "a"}, "has no sentence_bad; a BLiMP item has sentence_good, sentence_bad"),
+    "arc_challenge": ({"question": "Q", "choices": "AB", "answerKey": "B"}, "is not a ARC-Challenge item"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name):
+    row, words = WRONG[name]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(BadInput) as caught:
+        items.read(items.records()[name], [str(path)])
+    assert str(caught.value).startswith(f"{path}: line 1: ") and words in str(caught.value)
+
+
+def test_items_of_several_parts_are_taken_in_turn_so_that_the_first_ones_are_of_all(laid_out):
+    first = items.read(items.records()["blimp"], limit=10)
+    assert len({item.where.rpartition("/")[0] for item in first}) == 10
+
+
+def test_a_data_set_that_lacks_a_part_is_refused_with_the_command_that_fetches_it(laid_out, tmp_path):
+    next((tmp_path / "datasets/nyu-mll/blimp").glob("*/*.parquet")).unlink()
+    with pytest.raises(
+        BadInput, match=r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
+    ):
+        items.read(items.records()["blimp"])
+
+
+# In training
+
+
+def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(place):
+    flags = ("--tasks", "lambada_openai", "hellaswag", "--task_steps", "6", "--run_name", "offline")
+    done = run("train.py", "--recipe", "tiny.yaml", *flags, HF_HOME=str(place / "empty"))
+    lines = [line for line in done.stderr.splitlines() if "left out: " in line]
+    assert len(lines) == 2 and "hf download EleutherAI/lambada_openai data/lambada_test_en.jsonl" in lines[0]
+    assert "Retrying" not in done.stderr and not any("/acc" in name for row in rows("offline") for name in row)
+    done = run("eval_tasks.py", "--model", "runs/offline", "--tasks", "piqa", expect=2, HF_HOME=str(place / "empty"))
+    assert "hf download baber/piqa piqa_validation.parquet --repo-type dataset --revision 142f6d7" in done.stderr
+
+
+def rows(run_name):
+    return read_metrics(Path("runs") / run_name / "metrics.jsonl")
+
+
+def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_since(place, hub):
+    task_rows.lay_out(place / "hub")
+    hub.folder = place / "hub"
+    where = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(place / "home"), "HF_HUB_DISABLE_XET": "1"}
+    bpe = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320", "--sequence_length", "240")
+    bpe += ("--tokens_per_step", "240", "--shuffle_block_tokens", "960", "--max_steps", "4", "--warmup_steps", "1")
+    command = (
+        "train.py",
+        "--recipe",
+        "tiny.yaml",
+        *bpe,
+        "--tasks",
+        "multiblimp_hin",
+        "--task_steps",
+        "2",
+        "--task_limit",
+        "20",
+    )
+    done = run(*command, "--save_steps", "2", "--run_name", "hindi", **where)
+    assert f"20 MultiBLiMP hin items of jumelet/multiblimp at {hub.commit[:7]} every 2 steps" in done.stderr
+    assert [row["multiblimp_hin/items"] for row in rows("hindi") if "multiblimp_hin/acc" in row] == [20, 20, 20]
+    began, hub.commit = hub.commit, "beef" + "0" * 36
+    shutil.rmtree("runs/hindi/checkpoints/step-00000004")
+    done = run(*command, "--save_steps", "2", "--run_name", "hindi", **where)
+    assert f"jumelet/multiblimp at {began[:7]} every" in done.stderr
+    saved = json.loads(Path("runs/hindi/checkpoints/step-00000004/state.json").read_text())
+    assert saved["tasks"] == {"multiblimp_hin": began}
+
+
+def test_old_names_are_answered_with_the_new_ones_and_a_run_folder_that_has_them_loads(place):
+    done = run("train.py", "--recipe", "tiny.yaml", "--hellaswag_steps", "4", expect=2)
+    assert "--tasks hellaswag --task_steps" in done.stderr
+    text = Path("tiny.yaml").read_text()
+    Path("old.yaml").write_text(f"{text}hellaswag_steps: 4\n")
+    assert "--tasks hellaswag --task_steps" in run("train.py", "--recipe", "old.yaml", expect=2).stderr
+    Path("old").mkdir()
+    Path("old/recipe.yaml").write_text(f"{text}hellaswag_steps: 4\nhellaswag_files: [items.jsonl]\n")
+    found = reading.load_recipe(Path("old/recipe.yaml")).evaluation
+    assert found.tasks == ["hellaswag"] and found.task_steps == 4 and found.files_of("hellaswag") == ["items.jsonl"]
+    assert "add --task_steps 250" in run("train.py", "--recipe", "tiny.yaml", "--tasks", "piqa", expect=2).stderr
