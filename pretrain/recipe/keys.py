@@ -33,6 +33,8 @@ SIZES |= dict(zip(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), SIZES.values
 GPT3_SIZES = {"gpt3-125m": (12, 12, 768), "gpt3-6.7b": (32, 32, 4096), "gpt3-175b": (96, 96, 12288)}
 # Names of the optimizers (records in optim/optimizers.py), and whether moments (ZeRO-1) and weights (FSDP2) may be sharded.
 OPTIMIZERS = {"adamw": True, "adamw_8bit": False, "muon": True}
+# A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
+REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 # MultiBLiMP's languages, ISO 639-3, and how many pairs each has (lm-evaluation-harness 0.4.13, multiblimp/README.md).
 _LANGUAGES = (
     "abk 40, aln 677, amh 112, apu 28, aqz 14, arb 1215, azz 207, bel 2570, ben 21, bho 34, bor 241, "
@@ -48,10 +50,8 @@ _LANGUAGES = (
 )
 MULTIBLIMP = {code: int(pairs) for code, pairs in map(str.split, _LANGUAGES.split(", "))}
 # Tasks that a model can be scored on (records in evaluation/tasks/).
-TASKS: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag", "lambada_openai", "piqa", "winogrande")
-TASKS += tuple(f"multiblimp_{code}" for code in MULTIBLIMP)
-# A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
-REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
+TASKS: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag")
+TASKS += ("lambada_openai", "piqa", "winogrande", *(f"multiblimp_{code}" for code in MULTIBLIMP))
 # What a source of a mixture may state: which one it is, and what else it has from the recipe.
 SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
 SOURCE_RULES = (

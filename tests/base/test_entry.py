@@ -98,7 +98,12 @@ def test_each_script_refuses_an_optimised_python_and_such_a_variable_before_what
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_ctrl_c_during_the_imports_of_a_script_ends_it_without_a_word(tmp_path, script):
-    words = {"generate": ["--model", "x"], "eval_hellaswag": ["--model", "x"], "export_model": ["x", "--out", "y"]}
+    words = {
+        "generate": ["--model", "x"],
+        "eval_hellaswag": ["--model", "x"],
+        "eval_tasks": ["--model", "x", "--tasks", "piqa"],
+        "export_model": ["x", "--out", "y"],
+    }
     done = started(tmp_path, script, *words.get(Path(script).stem, ()), slow=INTERRUPTED)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 

@@ -32,11 +32,11 @@ def files(diff: str) -> list[str]:
 
 
 def test_every_addition_applies_to_this_tree_and_is_short(tmp_path):
-    assert [*ADDITIONS] == ["An optimizer", "An architecture", "A loss key", "A reader", "A tracker"]
+    assert [*ADDITIONS] == ["An optimizer", "An architecture", "A loss key", "A reader", "A tracker", "A task"]
     for title, (diff, _) in ADDITIONS.items():
         assert not git("apply", "--check", "-", at=ROOT, text=diff).stderr, title
         assert 0 < len(changed(diff)) <= 40, title
-    assert max(len(files(ADDITIONS[title][0])) for title in ("A reader", "A tracker", "An architecture")) == 2
+    assert max(len(files(ADDITIONS[title][0])) for title in ("A reader", "A tracker", "An architecture", "A task")) == 2
 
 
 @pytest.mark.slow
