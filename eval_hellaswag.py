@@ -21,6 +21,7 @@ from pretrain.recipe import reading
 log = logging.getLogger("pretrain.eval_hellaswag")
 
 TASK = "hellaswag"
+LEGEND = "acc, acc_norm: lm-evaluation-harness's text and rule; acc_token_norm: build-nanogpt's and llm.c's"
 
 
 @exit_on_bad_input
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     found = list(scoring.score(asked.model, [TASK], asked.data_files, asked.limit, asked.batch_size))
     if not found:  # another process prints
         return 0
-    log.info(scoring.task_table(found[0]))
+    log.info(scoring.task_table(found[0], LEGEND))
     if asked.output:
         rows = found[0].test.rows(found[0].answers)
         files.write_text(Path(asked.output), "".join(json.dumps(row) + "\n" for row in rows))

@@ -70,6 +70,11 @@ MEMORY = re.compile(
 RUST = re.compile(r"\(os error (\d+)\)")  # so safetensors and tokenizers name it
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its kind where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def errno_of(error: BaseException) -> int | None:
     """Return the number of a system call's answer behind an error, where it is one of ``PLACE`` or ``STATE``."""
     if isinstance(error, (BadInput, TrainingStopped)):

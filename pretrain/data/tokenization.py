@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, first_line
 
 SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
 END_OF_TEXT = "<|endoftext|>"
@@ -80,10 +80,9 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except Exception as error:  # the Hub client, the cache and the parsers each raise their own kinds
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         remedy = "a folder with tokenizer.json, a Hub id that this machine can reach"
         remedy += "" if of_model else ", or bpe or characters to make one from the text"
-        raise BadInput(f"{where}: cannot be loaded ({reason}). Give {remedy}") from None
+        raise BadInput(f"{where}: cannot be loaded ({first_line(error)}). Give {remedy}") from None
     if not getattr(tokenizer, "is_fast", False):
         raise BadInput(f"{where}: has no fast (tokenizers) form; choose one that has tokenizer.json")
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # Transformers made it of a model's config

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation import likelihood, metrics, record
 from pretrain.evaluation.items import Item, Items
 from pretrain.evaluation.likelihood import Answer
@@ -152,6 +152,5 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_token
             texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False, truncation=False
         )
     except Exception as error:  # tokenizers raises bare Exceptions
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BadInput(f"the tokenizer cannot write the items' text: {reason}") from None
+        raise BadInput(f"the tokenizer cannot write the items' text: {first_line(error)}") from None
     return encoded["input_ids"]

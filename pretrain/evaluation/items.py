@@ -18,7 +18,7 @@ from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils.logging import set_verbosity_error
 
 from pretrain.base import files
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, first_line
 from pretrain.base.foreign import one_line
 from pretrain.evaluation.record import Question, Task
 
@@ -62,9 +62,8 @@ def read(task: Task, data_files: Sequence[str] | None = None, limit: int = 0, re
     if data_files is None:
         paths, items.commit = fetch(task, revision)
     faults: list[str] = []
-    turns = itertools.zip_longest(*map(_rows, paths)) if len(paths) > 1 and data_files is None else ()
-    rows = filter(None, itertools.chain.from_iterable(turns or map(_rows, paths)))
-    for where, row in rows:
+    parts = map(_rows, paths) if data_files else itertools.zip_longest(*map(_rows, paths))
+    for where, row in filter(None, itertools.chain.from_iterable(parts)):
         if limit and len(items) + len(faults) == limit:
             break
         try:
@@ -137,8 +136,7 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, csv.Error) as error:  # pyarrow's: this is not a Parquet file
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BadInput(f"{path}: cannot be read: {reason}") from None
+        raise BadInput(f"{path}: cannot be read: {first_line(error)}") from None
 
 
 def _parsed(line: bytes) -> object:

@@ -80,7 +80,8 @@ class Task:
 
     def shown(self, score: str, value: float) -> str:
         """Return a value of a score, or its error, as text: a share in per cent."""
-        return f"{100 * value if score in self.shares else value:.2f}"
+        shown = 100 * value if score in self.shares else value
+        return f"{shown:.2f}" if shown < 1e5 else f"{shown:.2e}"
 
     def value(self, score: str, published: float) -> float:
         """Return a published figure as metrics have it."""

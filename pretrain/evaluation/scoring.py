@@ -146,15 +146,15 @@ def table(found: Sequence[Scored], model_name: str) -> str:
             lines.append((f"{task.name} {name}", ours, f"{theirs:.2f}" if theirs else "-", chance))
         cut = f", {line['cut']:,} texts cut from the left to {scored.limit} tokens" if line["cut"] else ""
         notes.append(f"{task.name}: {line['items']:,} of {task.size:,} items of {line['dataset']}{cut}")
-        notes += task.citations if any(known.values()) else ()
+        notes += [line for line in task.citations if line.startswith("GPT-2 124M")]
     width = max(len(line[0]) for line in lines)
     rows = [f"{what:{width}}  {ours:>26}  {theirs:>10}  {chance:>6}" for what, ours, theirs, chance in lines]
     last = f"per cent ± standard error; {found[0].line['precision']} on {found[0].device}"
     return "\n".join(["", *rows, "", last, *notes])
 
 
-def task_table(scored: Scored) -> str:
-    """Return a task's scores beside those of other models, a row a model."""
+def task_table(scored: Scored, legend: str) -> str:
+    """Return a task's scores beside those of other models, a row a model; ``legend``: what the scores are."""
     task, line = scored.test.task, scored.line
     known = {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in task.published.items()}
     ours = [f"{task.shown(name, line[name])} ± {task.shown(name, line[f'{name}_stderr'])}" for name in task.scores]
@@ -170,7 +170,7 @@ def task_table(scored: Scored) -> str:
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",
             "per cent ± standard error",
-            *(f"{name}: {rule}" for name, rule in task.scores.items()),
+            legend,
             *task.citations,
         ]
     )

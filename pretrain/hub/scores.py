@@ -2,7 +2,7 @@
 
 import logging
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation.record import Task
 from pretrain.hub import client
 
@@ -21,7 +21,6 @@ def push(model_id: str, task: Task, scores: dict[str, float]) -> bool:
     """Put a task's scores into the model card's metadata; return whether that worked."""
     import evaluate
 
-    rules = {"acc": "accuracy", "acc_norm": "accuracy, per character", "acc_token_norm": "accuracy, per token"}
     try:
         for name in task.scores:
             evaluate.push_to_hub(
@@ -33,13 +32,12 @@ def push(model_id: str, task: Task, scores: dict[str, float]) -> bool:
                 dataset_split=task.dataset[1],
                 dataset_revision=task.revision,
                 metric_type=name,
-                metric_name=rules.get(name, name),
+                metric_name=f"{name} ({task.scores[name]})",
                 metric_value=float(task.shown(name, scores[name])),
                 overwrite=True,
             )
     except Exception as error:  # the scores are valid whatever the Hub answers
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        log.error(f"--push_to_hub {model_id}: {reason}. The scores are below; push again")
+        log.error(f"--push_to_hub {model_id}: {first_line(error)}. The scores are below; push again")
         return False
     log.info(f"scores pushed into the card of {model_id}")
     return True

@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements.txt"
 STEP_SECONDS, COMPILE_SECONDS, EXCHANGE_SECONDS, SMI_SECONDS = 120, 300, 120, 60
 SLOW_DISK = 50e6  # bytes per second: a checkpoint of GPT-2 124M takes half a minute
-PYTHON_SOURCE_BYTES = 30e6  # python_stdlib's shards, generously
 
 
 def examine(recipe: keys.Recipe, path: str, facts: dict, *, quick: bool) -> Generator[Check, None, bool]:
@@ -46,7 +45,7 @@ def examine(recipe: keys.Recipe, path: str, facts: dict, *, quick: bool) -> Gene
     installed = {name: package_version(name) for name in ranges}
     facts |= {"python": platform.python_version(), "packages": installed}
     yield from verdicts.packages(ranges, installed)
-    yield verdicts.system(platform.system(), platform.release())
+    yield Check("system", verdicts.OK, f"{platform.system()} {platform.release()}")
     works = all(installed[name] for name in ("torch", "transformers", "accelerate"))
     yield Check("torch", verdicts.TRYING, "is imported")
     try:
@@ -237,9 +236,7 @@ def shard_bytes(recipe: keys.Recipe) -> float:
     """Return the bytes of the token shards that a run makes, at most: those of the tokens that it trains on."""
     sources = [source for source in keys.sources(recipe.data) if not keys.is_here(source)]
     tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * recipe.schedule.max_steps)
-    size = tokens * (2 if estimate.shape_of(recipe.model).vocab_size <= 65_536 else 4)
-    own = all(source.dataset_name == "python_stdlib" for source in sources)
-    return 0.0 if not sources else min(size, PYTHON_SOURCE_BYTES) if own else float(size)
+    return float(tokens * (2 if estimate.shape_of(recipe.model).vocab_size <= 65_536 else 4)) if sources else 0.0
 
 
 def package_version(name: str) -> str | None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
-from pretrain.base.errors import BadInput, TrainingStopped, is_out_of_memory
+from pretrain.base.errors import BadInput, TrainingStopped, first_line, is_out_of_memory
 from pretrain.base.stopping import StopRequest
 from pretrain.machine import estimate, hardware
 from pretrain.machine.accelerator import compiler_of, refuse_cuda_graphs, sync_gradients
@@ -162,7 +162,7 @@ def runs_out_of_memory(
         failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
         if not failed and isinstance(error, (TorchDynamoException, InductorError)):
             cause = getattr(error, "inner_exception", None) or error
-            reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)[:200]
+            reason = first_line(cause)[:200]
             raise BadInput(
                 f"torch.compile fails on this machine: {reason}. check_setup.py has more; without the "
                 f'compiler: dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no'

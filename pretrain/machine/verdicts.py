@@ -55,16 +55,6 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
     return [Check("packages", OK, text), *found]
 
 
-def system(name: str, release: str) -> Check:
-    """Describe the operating system: ``platform.system()`` and ``platform.release()``."""
-    text = f"{name} {release}"
-    if name == "Linux" and "microsoft" in release.lower():
-        text = "Linux under WSL; keep data/ and runs/ in its own file system, not under /mnt/c"
-    elif name == "Darwin":
-        text = "macOS: no CUDA; accelerate_configs/mps.yaml or cpu.yaml, both slow"
-    return Check("system", OK, text)
-
-
 def wheel_index(capability: Pair, driver: str | None = None) -> str | None:
     """Return the wheel index whose torch serves a card under a driver; None: no current one does.
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.activations import NewGELUActivation
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, first_line
 from pretrain.model.architectures import ARCHITECTURES, padded
 from pretrain.model.attention import CAUSAL
 from pretrain.recipe import keys
@@ -124,8 +124,7 @@ def _loading(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BadInput(f"{what}: cannot be loaded: {reason}") from None
+        raise BadInput(f"{what}: cannot be loaded: {first_line(error)}") from None
 
 
 def find(name: str, asked: str = "--model") -> str:

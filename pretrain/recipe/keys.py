@@ -36,19 +36,8 @@ OPTIMIZERS = {"adamw": True, "adamw_8bit": False, "muon": True}
 # A data_dir that is fetched from the Hub: id, revision (%2F stands for /) and folder.
 REPOSITORY = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+?))?/?")
 # MultiBLiMP's languages, ISO 639-3, and how many pairs each has (lm-evaluation-harness 0.4.13, multiblimp/README.md).
-_LANGUAGES = (
-    "abk 40, aln 677, amh 112, apu 28, aqz 14, arb 1215, azz 207, bel 2570, ben 21, bho 34, bor 241, "
-    "bre 260, bua 103, bul 2458, cat 2284, ces 4256, chu 4166, cym 1120, dan 50, deu 2298, egy 22, "
-    "ell 1096, eng 770, est 2575, eus 273, fao 232, fas 2553, fin 2570, fra 2548, frm 294, fro 1976, "
-    "gla 66, gle 28, glg 753, got 1579, grc 3695, guj 7, hbo 983, hbs 3286, heb 2330, hin 1447, hit 50, "
-    "hsb 186, hun 845, hye 1415, hyw 1153, isl 2801, ita 2999, kat 204, kaz 173, kir 185, kmr 544, koi 43, "
-    "kpv 320, krl 260, kxh 120, lat 3149, lav 3032, lij 254, lit 1180, mar 460, mdf 82, mkd 39, myv 464, "
-    "nds 1774, nhi 38, nld 2331, olo 190, orv 4615, ota 99, pcm 26, pol 3272, por 3048, quc 131, ron 2056, "
-    "rus 3832, sah 144, san 4442, slk 4145, slv 4483, sme 2536, sms 263, spa 2541, sqi 243, swe 201, "
-    "tam 382, tpn 9, ttc 69, tur 1742, uig 758, ukr 2744, urb 13, urd 550, uzb 50, vep 187, wbp 12, "
-    "wol 705, xcl 1623, xnr 86, xpg 50, yrl 720"
-)
-MULTIBLIMP = {code: int(pairs) for code, pairs in map(str.split, _LANGUAGES.split(", "))}
+_ROWS = Path(__file__).with_name("multiblimp.csv").read_text(encoding="utf-8").split()[1:]
+MULTIBLIMP = {language: int(pairs) for language, pairs in (row.split(",") for row in _ROWS)}
 # Tasks that a model can be scored on (records in evaluation/tasks/).
 TASKS: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag")
 TASKS += ("lambada_openai", "piqa", "winogrande", *(f"multiblimp_{code}" for code in MULTIBLIMP))

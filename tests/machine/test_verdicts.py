@@ -49,12 +49,6 @@ def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_
         assert "pip install" in check.remedy and f"!={version}" in check.remedy
 
 
-def test_systems():
-    assert verdicts.system("Linux", "6.8.0-generic") == verdicts.Check("system", "ok", "Linux 6.8.0-generic")
-    wsl, mac = verdicts.system("Linux", "5.15.90.1-microsoft-standard-WSL2"), verdicts.system("Darwin", "24.0")
-    assert wsl.level == mac.level == "ok" and "WSL" in wsl.text and "mps.yaml" in mac.text
-
-
 def test_the_drivers_list_is_read_and_noise_is_not(monkeypatch):
     text = "NVIDIA GeForce RTX 4090, 550.54.14, 24564 MiB, 8.9\nNVIDIA GB10, 580.95, [N/A], 12.1\n\nfailed\n"
     done = subprocess.CompletedProcess([], 0, text)
