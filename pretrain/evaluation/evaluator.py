@@ -32,7 +32,7 @@ def read_items(
     Args:
         commits: of data sets, that an earlier process of the run has read.
     """
-    found, faults, known = {}, [], commits or {}
+    found, known = {}, commits or {}
     with accelerator.local_main_process_first():  # the others find its files in the cache
         for name in dict.fromkeys(evaluation.tasks):
             task = items.records()[name]
@@ -41,11 +41,9 @@ def read_items(
             except BadInput as fault:
                 if evaluation.files_of(name):
                     raise
-                faults += fault.lines
-    read = [{task.name: rows.commit for task, rows in found.items()}]
-    everywhere = gather_object(read) if accelerator.num_processes > 1 else read
-    for line in faults:
-        log.warning(f"left out: {line}")
+                for line in fault.lines:
+                    log.warning(f"left out: {line}")
+    everywhere = gather_object([{task.name: rows.commit for task, rows in found.items()}])
     return {
         task: rows for task, rows in found.items() if all(one.get(task.name, 0) == rows.commit for one in everywhere)
     }

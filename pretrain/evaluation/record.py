@@ -82,7 +82,3 @@ class Task:
         """Return a value of a score, or its error, as text: a share in per cent."""
         shown = 100 * value if score in self.shares else value
         return f"{shown:.2f}" if shown < 1e5 else f"{shown:.2e}"
-
-    def value(self, score: str, published: float) -> float:
-        """Return a published figure as metrics have it."""
-        return published / 100 if score in self.shares else published

@@ -110,14 +110,18 @@ def by_metrics(test: Encoded, answers: Sequence[Answer]) -> dict[str, float]:
     if test.task.scores is record.LAST_WORD:
         words = {"predictions": [float(sums[0]) for sums in test.sums(answers)]}
         return _compute("last_word", **words, references=[int(answer.greedy) for answer in answers])
-    found: dict[str, float] = {}
-    for text, tokens in enumerate(test.tokens):
-        lengths = {"characters": [sizes.tolist() for sizes in test.characters], "tokens": [n.tolist() for n in tokens]}
-        sums = [values.tolist() for values in test.sums(answers, text)]
-        scores = _compute("multiple_choice", predictions=sums, references=test.gold.tolist(), **lengths)
-        own = [name for name in test.scores if (name == "acc_token_norm") == (text == len(test.tokens) - 1 > 0)]
-        found |= {name: value for name, value in scores.items() if name.removesuffix("_stderr") in own}
-    return found
+    of_texts = [
+        _compute(
+            "multiple_choice",
+            predictions=[values.tolist() for values in test.sums(answers, text)],
+            characters=[sizes.tolist() for sizes in test.characters],
+            tokens=[sizes.tolist() for sizes in tokens],
+            references=test.gold.tolist(),
+        )
+        for text, tokens in enumerate(test.tokens)
+    ]
+    names = (f"{score}{end}" for score in test.scores for end in ("", "_stderr"))
+    return {name: of_texts[-1 if name.startswith("acc_token_norm") else 0][name] for name in names}
 
 
 @cache

@@ -64,7 +64,7 @@ def published(recipe: Mapping) -> dict[str, dict[str, float]]:
     for task, (name, label) in itertools.product(TASKS, names.items()):
         for score, value in zip(task.scores, task.published.get(name, ()), strict=False):
             if value is not None:
-                found.setdefault(task.metric(score), {})[label] = task.value(score, value)
+                found.setdefault(task.metric(score), {})[label] = value / 100 if score in task.shares else value
     return found
 
 

@@ -329,10 +329,9 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def _rename(values: dict[str, Any]) -> None:
     """Give a run folder's recipe today's names: HellaSwag had keys of its own."""
-    files = [f"hellaswag={file}" for file in values.pop("hellaswag_files", None) or ()]
-    if steps := values.pop("hellaswag_steps", 0) or files:
-        values |= {"tasks": ["hellaswag"], "task_steps": steps if isinstance(steps, int) else 0}
-        values |= {"task_files": files} if files else {}
+    steps, files = values.pop("hellaswag_steps", 0), values.pop("hellaswag_files", None) or []
+    if steps or files:
+        values |= {"tasks": ["hellaswag"], "task_steps": steps, "task_files": [f"hellaswag={file}" for file in files]}
 
 
 def _begin_from_model(values: dict[str, Any]) -> None:
