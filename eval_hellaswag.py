@@ -8,17 +8,13 @@ Three scores with their standard errors, beside GPT-2's; then one JSON line on s
 
 import argparse
 import json
-import logging
 import sys
-from pathlib import Path
 
-from pretrain.base import console, files
+from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import flags
 from pretrain.recipe import reading
-
-log = logging.getLogger("pretrain.eval_hellaswag")
 
 TASK = "hellaswag"
 LEGEND = "acc, acc_norm: lm-evaluation-harness's text and rule; acc_token_norm: build-nanogpt's and llm.c's"
@@ -30,25 +26,16 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
     # Here, for they take seconds: a wrong flag is answered at once.
-    from transformers.utils.logging import disable_progress_bar
-
     from pretrain.evaluation import scoring
     from pretrain.hub import client, scores
 
     client.bound_client()
-    disable_progress_bar()  # Transformers' own bars, over loading one file
     if asked.push_to_hub:
         scores.refuse_unknown(asked.push_to_hub)
-    found = list(scoring.score(asked.model, [TASK], asked.data_files, asked.limit, asked.batch_size))
-    if not found:  # another process prints
-        return 0
-    log.info(scoring.task_table(found[0], LEGEND))
-    if asked.output:
-        rows = found[0].test.rows(found[0].answers)
-        files.write_text(Path(asked.output), "".join(json.dumps(row) + "\n" for row in rows))
-        log.info(f"each item's sums and predictions: {asked.output}")
-    pushed = scores.push(asked.push_to_hub, found[0].test.task, found[0].line) if asked.push_to_hub else True
-    print(json.dumps(found[0].line), flush=True)
+    pushed = True
+    for found in scoring.run(asked, [TASK], lambda found: scoring.task_table(found[0], LEGEND)):
+        pushed = not asked.push_to_hub or scores.push(asked.push_to_hub, found.test.task, found.line)
+        print(json.dumps(found.line), flush=True)
     return 0 if pushed else 1
 
 

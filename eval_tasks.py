@@ -8,17 +8,13 @@ The scores with their standard errors, beside GPT-2 124M's and chance; then a JS
 
 import argparse
 import json
-import logging
 import sys
-from pathlib import Path
 
-from pretrain.base import console, files
+from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import flags
 from pretrain.recipe import keys, reading, rules
-
-log = logging.getLogger("pretrain.eval_tasks")
 
 
 @exit_on_bad_input
@@ -27,22 +23,11 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
     # Here, for they take seconds: a wrong flag is answered at once.
-    from transformers.utils.logging import disable_progress_bar
-
     from pretrain.evaluation import scoring
     from pretrain.hub import client
 
     client.bound_client()
-    disable_progress_bar()  # Transformers' own bars, over loading one file
-    found = list(scoring.score(asked.model, asked.tasks, asked.data_files, asked.limit, asked.batch_size))
-    if not found:  # another process prints
-        return 0
-    log.info(scoring.table(found, asked.model))
-    if asked.output:
-        rows = ({"task": one.test.task.name} | row for one in found for row in one.test.rows(one.answers))
-        files.write_text(Path(asked.output), "".join(json.dumps(row) + "\n" for row in rows))
-        log.info(f"each item's sums and predictions: {asked.output}")
-    for one in found:
+    for one in scoring.run(asked, asked.tasks, scoring.table):
         print(json.dumps({"task": one.test.task.name} | one.line), flush=True)
     return 0
 

@@ -156,9 +156,5 @@ def describe_loss(split: str, result: dict[str, float]) -> str:
 
 def describe_scores(task: Task, result: dict[str, float]) -> str:
     """Return a task's scores in one line, in per cent."""
-    each = (
-        f"{score} {task.shown(score, result[score])}{'%' * (score in task.shares)} ± "
-        f"{task.shown(score, result[f'{score}_stderr'])}"
-        for score in task.scores
-    )
-    return f"{task.label} {', '.join(each)}"
+    each = zip(task.scores, task.with_errors(result, "%"), strict=True)
+    return f"{task.label} {', '.join(f'{name} {shown}' for name, shown in each)}"

@@ -5,7 +5,6 @@ Neither ``datasets`` nor a loading script is needed: the files are fetched at a 
 
 import csv
 import itertools
-import logging
 import pkgutil
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
@@ -21,8 +20,6 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput, first_line
 from pretrain.base.foreign import one_line
 from pretrain.evaluation.record import Question, Task
-
-log = logging.getLogger(__name__)
 
 FAULTS_SHOWN, TIMEOUT_SECONDS = 10, 30
 

@@ -82,3 +82,11 @@ class Task:
         """Return a value of a score, or its error, as text: a share in per cent."""
         shown = 100 * value if score in self.shares else value
         return f"{shown:.2f}" if shown < 1e5 else f"{shown:.2e}"
+
+    def with_errors(self, result: Mapping[str, float], unit: str = "") -> list[str]:
+        """Return each score of a result with its standard error, as text; ``unit``: behind a share."""
+        shares = dict.fromkeys(self.shares, unit)
+        return [
+            f"{self.shown(one, result[one])}{shares.get(one, '')} ± {self.shown(one, result[f'{one}_stderr'])}"
+            for one in self.scores
+        ]

@@ -1,10 +1,12 @@
 """Tasks for people, beside training: a model scored on them with a bar, and a table beside others' scores."""
 
+import argparse
+import json
 import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Any
 from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
+from pretrain.base import files
 from pretrain.base.entry import catch_interrupts
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
@@ -33,13 +37,27 @@ COLUMNS = 79  # of a bar that no terminal shows
 
 @dataclass(frozen=True)
 class Scored:
-    """A task's scores; ``line``: what is printed as JSON."""
+    """A task's scores; ``line``: what is printed as JSON; ``cut``: how many of its texts were too long, in words."""
 
     test: Encoded
     answers: list[Answer]
     line: dict[str, Any]
-    limit: int | None
+    cut: str
     device: str
+
+
+def run(asked: argparse.Namespace, tasks: Sequence[str], table: Callable[[list[Scored]], str]) -> list[Scored]:
+    """Score tasks as a script was asked to; log the table, write ``--output``. Empty but on the main process."""
+    disable_progress_bar()  # Transformers' own bars, over loading one file
+    if not (found := list(score(asked.model, tasks, asked.data_files, asked.limit, asked.batch_size))):
+        return found
+    log.info(table(found))
+    if asked.output:
+        rows = (({"task": one.test.task.name}, row) for one in found for row in one.test.rows(one.answers))
+        named = (name | row if "tasks" in asked else row for name, row in rows)
+        files.write_text(Path(asked.output), "".join(json.dumps(row) + "\n" for row in named))
+        log.info(f"each item's sums and predictions: {asked.output}")
+    return found
 
 
 def score(
@@ -82,7 +100,8 @@ def score(
                 **by_metrics(test, answers),
                 "seconds": round(seconds, 2),
             }
-            yield Scored(test, answers, line, length, hardware.device_name(accelerator.device))
+            left = f", {cut:,} texts cut from the left to {length} tokens" if cut else ""
+            yield Scored(test, answers, line, left, hardware.device_name(accelerator.device))
 
 
 def _answers(
@@ -137,19 +156,16 @@ def _compute(name: str, **values: list) -> dict[str, float]:
     return evaluate.load(str(METRICS / name), keep_in_memory=True, cache_dir=folder).compute(**values)
 
 
-def table(found: Sequence[Scored], model_name: str) -> str:
+def table(found: Sequence[Scored]) -> str:
     """Return the scores of several tasks beside GPT-2 124M's and chance, in 80 columns."""
-    lines, notes = [("", model_name[-26:], "GPT-2 124M", "chance")], []
+    lines, notes = [("", found[0].line["model"][-26:], "GPT-2 124M", "chance")], []
     for scored in found:
         task, line = scored.test.task, scored.line
-        known = dict(zip(task.scores, task.published.get("GPT-2 124M", ()), strict=False))
-        for name in task.scores:
-            theirs = known.get(name)
-            ours = f"{task.shown(name, line[name])} ± {task.shown(name, line[f'{name}_stderr'])}"
+        known = task.published.get("GPT-2 124M", [None] * len(task.scores))
+        for name, ours, theirs in zip(task.scores, task.with_errors(line), known, strict=True):
             chance = f"{100 * task.chance:.2f}" if task.chance and name in task.shares else "-"
             lines.append((f"{task.name} {name}", ours, f"{theirs:.2f}" if theirs else "-", chance))
-        cut = f", {line['cut']:,} texts cut from the left to {scored.limit} tokens" if line["cut"] else ""
-        notes.append(f"{task.name}: {line['items']:,} of {task.size:,} items of {line['dataset']}{cut}")
+        notes.append(f"{task.name}: {line['items']:,} of {task.size:,} items of {line['dataset']}{scored.cut}")
         notes += [line for line in task.citations if line.startswith("GPT-2 124M")]
     width = max(len(line[0]) for line in lines)
     rows = [f"{what:{width}}  {ours:>26}  {theirs:>10}  {chance:>6}" for what, ours, theirs, chance in lines]
@@ -161,15 +177,14 @@ def task_table(scored: Scored, legend: str) -> str:
     """Return a task's scores beside those of other models, a row a model; ``legend``: what the scores are."""
     task, line = scored.test.task, scored.line
     known = {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in task.published.items()}
-    ours = [f"{task.shown(name, line[name])} ± {task.shown(name, line[f'{name}_stderr'])}" for name in task.scores]
-    body = {"": task.scores, line["model"][-40:]: ours, **known, "chance": [f"{100 * task.chance:.2f}"] * len(ours)}
+    chance = [f"{100 * task.chance:.2f}"] * len(task.scores)
+    body = {"": task.scores, line["model"][-40:]: task.with_errors(line), **known, "chance": chance}
     width = max(map(len, body))
-    cut = f", {line['cut']:,} texts cut from the left to {scored.limit} tokens" if line["cut"] else ""
     return "\n".join(
         [
             "",
-            f"{task.label}, {line['items']:,} items of {line['dataset']}{cut}; {line['precision']} on {scored.device}, "
-            f"{line['items'] / line['seconds']:,.1f} items/s",
+            f"{task.label}, {line['items']:,} items of {line['dataset']}{scored.cut}; {line['precision']} on "
+            f"{scored.device}, {line['items'] / line['seconds']:,.1f} items/s",
             "",
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",
