@@ -19,7 +19,6 @@ from pretrain.data.sources import FoundSource, find_source
 from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan, make_plan
 
-
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
 PREPARE = Path(__file__).parents[2] / "prepare_data.py"
 
