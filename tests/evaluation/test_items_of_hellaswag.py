@@ -402,7 +402,7 @@ def test_every_item_of_the_harness_is_predicted_alike(make, tmp_path, monkeypatc
     said = f"lm_eval {lm_eval.__version__}, {make.__name__}: {test.longer_than(limit)} cut, largest difference "
     said += f"{np.abs(theirs - sums).max():.1e} nats of {np.abs(theirs).mean():.1f}; {scores}"
     print(said)
-    rounding = 2 * np.spacing(np.abs(theirs).astype(np.float32))  # they sum hundreds of nats in fp32
+    rounding = 4 * np.spacing(np.abs(theirs).astype(np.float32))  # they sum about 100 terms in fp32
     assert theirs.shape == (1000, 4) and (np.abs(theirs - sums) < np.maximum(1e-4, rounding)).all(), said
     assert (theirs.argmax(1) == predictions["acc"]).all(), said
     assert ((theirs / characters).argmax(1) == predictions["acc_norm"]).all(), said
