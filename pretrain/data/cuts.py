@@ -28,11 +28,13 @@ LINES = re.compile(
 )
 _SHORT, _END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-SPLITS = {  # by the regex of a tokenizer's Split, as tokenizer.json has it
-    # Qwen 2, 2.5 and 3; Llama 3 (and GPT-4's cl100k); Qwen 3.5; GPT-4o's o200k.
+QWEN35 = _SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _END
+SPLITS: dict[str | None, re.Pattern[str]] = {  # by ``word_regex``, as tokenizer.json has it
+    "gpt2": GPT2,
+    QWEN35: LINES,
+    # Qwen 2, 2.5 and 3; Llama 3 (and GPT-4's cl100k); GPT-4o's o200k.
     _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END: LINES,
     _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END: LINES,
-    _SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _END: LINES,
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SHORT}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END: LINES,
 }
@@ -42,22 +44,27 @@ def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Return the pattern that ends at the last place where a text may be cut for a tokenizer; None: it may not be."""
     definition = json.loads(tokenizer.to_str())
     split, added = definition["pre_tokenizer"] or {}, definition["added_tokens"]
+    if split.get("pattern") == {"Regex": r"[\s\S]"}:  # our characters: any place would do
+        return GPT2
     if definition["normalizer"] not in (None, {"type": "NFC"}):
         return None
     for token in (token for token in added if not token["special"]):  # these are searched for in the text
         strips = token["lstrip"] or token["rstrip"] or token["single_word"]
         if strips or not re.fullmatch(r"\S+|[ \t]+", token["content"]):
             return None
+    return SPLITS.get(word_regex(split))
+
+
+def word_regex(split: dict[str, Any]) -> str | None:
+    """Return the regex by which a byte-level tokenizer's split parts words, ``gpt2`` for its own; None: it does more."""
     match split.get("pretokenizers", [split]):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
-            return GPT2
-        case [{"type": "Split", "pattern": {"Regex": r"[\s\S]"}}]:  # our characters: any place would do
-            return GPT2
+            return "gpt2"
         case [
             {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": regex}},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
         ]:
-            return SPLITS.get(regex)
+            return regex
     return None
 
 

@@ -307,7 +307,8 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     path, config = source.folder / "tokenizer", source.config
     if not path.is_dir():
         if config.tokenizer == "bpe":
-            tokenizer = tokenization.train_bpe(first_texts(parts["train"]), config.tokenizer_vocab_size)
+            texts = first_texts(parts["train"])
+            tokenizer = tokenization.train_bpe(texts, config.tokenizer_vocab_size, config.tokenizer_split)
         elif config.tokenizer == "characters":
             every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
             tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
@@ -356,7 +357,7 @@ def dry_run(source: FoundSource) -> str:
     name, config = source.config.tokenizer, source.config
     if name in keys.TRAINED_TOKENIZERS:
         size = config.tokenizer_vocab_size if name == "bpe" else 257  # characters: at most all bytes
-        tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size)
+        tokenizer = tokenization.train_bpe(islice(first_texts(parts["train"]), 1000), size, config.tokenizer_split)
     else:
         tokenizer = tokenization.load(name)
     encode = DocumentEncoder(tokenizer, name)

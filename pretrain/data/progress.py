@@ -14,6 +14,7 @@ from pretrain.recipe import keys
 log = logging.getLogger(__name__)
 
 SHOW_SECONDS, SHOW_LINE_SECONDS = 0.5, 10.0  # between two updates of the bar; between two lines without one
+FEW_BYTES = 2.5  # a token: less than any language has under a tokenizer made for it
 AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead of the trainer
 
 
@@ -102,6 +103,12 @@ class Progress:
                 log.info(
                     f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {text_bytes / tokens:.2f} bytes per token; "
                     f"{counts.replace('_', ' ')}"
+                )
+            if split == "train" and manifest["tokenizer"]["name"] != "characters" and text_bytes < FEW_BYTES * tokens:
+                log.warning(
+                    f"{text_bytes / tokens:.2f} bytes per token: the tokenizer does not fit this text, and a model sees "
+                    f"less of it at a time. Make one from it: --tokenizer bpe --tokenizer_split qwen35, with more ids: "
+                    f"--tokenizer_vocab_size N"
                 )
         log.info(f"prepared in {time.perf_counter() - self._started:.1f} s")
 

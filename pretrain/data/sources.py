@@ -111,8 +111,9 @@ def find_source(config: Data) -> FoundSource:
 def _identity(config: Data, **own: Any) -> dict[str, Any]:
     """Return the identity of a source's shards: the part of all kinds, and ``own`` of its kind."""
     size = config.tokenizer_vocab_size if config.tokenizer == "bpe" else None
+    split = {"split": config.tokenizer_split} if size and config.tokenizer_split != "gpt2" else {}  # older: without
     column = {"token_column": config.token_column} if config.token_column else {}
-    shared = {"format": FORMAT, "tokenizer": {"tokenizer": config.tokenizer, "size": size}} | column
+    shared = {"format": FORMAT, "tokenizer": {"tokenizer": config.tokenizer, "size": size} | split} | column
     return shared | {"shard_tokens": config.shard_tokens, "limit_tokens": config.limit_tokens} | own
 
 

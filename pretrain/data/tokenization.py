@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pretrain.base.errors import BadInput, first_line
+from pretrain.data import cuts
 
 SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
 END_OF_TEXT = "<|endoftext|>"
@@ -40,14 +41,18 @@ HARD_TEXTS = [  # where two splitters or two merge loops could part
 ]
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE like GPT-2's (same split, no unknown token) of at most ``vocab_size`` ids.
+def train_bpe(texts: Iterable[str], vocab_size: int, split: str = "qwen35") -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE (no unknown token) of at most ``vocab_size`` ids.
+
+    ``split``, the regex that parts words: gpt2, or Qwen 3.5's, which keeps a letter and its marks together (GPT-2's ends
+    a word at each vowel sign of Hindi or Khmer).
 
     What the split leaves whole is learnt from in pieces of LONGEST_WORD bytes: no token is longer.
     """
     tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.FixedLength(LONGEST_WORD)])
+    words: list[Any] = [] if split == "gpt2" else [pre_tokenizers.Split(Regex(cuts.QWEN35), "isolated")]
+    words.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, pre_tokenizers.FixedLength(LONGEST_WORD)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -56,7 +61,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.pre_tokenizer = split
+    tokenizer.pre_tokenizer = words[0] if split == "gpt2" else pre_tokenizers.Sequence(words)
     return _wrap(tokenizer)
 
 
@@ -128,7 +133,7 @@ class Encoder:
 
 
 def make_encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
-    """Return the fastest encoder that gives the tokenizer's ids: tiktoken's when it is GPT-2's kind of BPE.
+    """Return the fastest encoder that gives the tokenizer's ids: tiktoken's when it is a BPE of a kind that both know.
 
     Its merge table is proved to mean the same, and both libraries encode every token in random company (harsher than
     natural text) and hard texts; any difference leaves the work to ``tokenizers``. Takes about a second for GPT-2.
@@ -210,15 +215,14 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     except ImportError:
         return None
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    model, split, added = definition["model"], definition["pre_tokenizer"] or {}, definition["added_tokens"]
+    model, added = definition["model"], definition["added_tokens"]
+    regex = cuts.word_regex(definition["pre_tokenizer"] or {})
     options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
     if (
         model["type"] != "BPE"
         or any(model[name] for name in (*options, "byte_fallback", "ignore_merges"))
         or definition["normalizer"] is not None
-        or split.get("type") != "ByteLevel"
-        or split["add_prefix_space"]
-        or not split["use_regex"]
+        or regex not in cuts.SPLITS
         or not all(token["special"] for token in added)  # any other is searched for in the text
         or tokenizer.eos_token_id is None
     ):
@@ -234,8 +238,8 @@ def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     if any([token.id for token in tokenize(text)] != [i] for text, i in vocabulary.items()):
         return None
     return tiktoken.Encoding(
-        "GPT-2's kind of BPE",
-        pat_str=r50k_pat_str,
+        "the tokenizer's BPE",
+        pat_str=r50k_pat_str if regex == "gpt2" else regex,
         mergeable_ranks={bytes(map(byte_of.__getitem__, text)): i for text, i in vocabulary.items()},
         special_tokens={tokenizer.eos_token: tokenizer.eos_token_id},  # never asked for; with none it is 3 times slower
     )

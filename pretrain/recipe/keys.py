@@ -99,6 +99,12 @@ class Data:
     sources: list[dict] | None = data(None, "a mixture, in the recipe file: mappings of a weight and the keys above")
     tokenizer: str = data(ABSENT, "bpe or characters (made from your text), a Hub id or a folder; else init_from's")
     tokenizer_vocab_size: int = data(4096, "size of a bpe made from your text; small for a small model", (257, 10**6))
+    tokenizer_split: str = data(
+        "qwen35",
+        "what a bpe's words are: qwen35: Qwen 3.5's, for every script; gpt2: GPT-2's, which breaks words at vowel signs",
+        choices=("qwen35", "gpt2"),
+        only=("tokenizer", ("bpe",)),
+    )
     limit_tokens: int = data(0, "prepare about this many train tokens and no more; 0 = all", (0, 2**50))
     shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
     stream_keep: str = run(

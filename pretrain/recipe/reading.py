@@ -1,6 +1,7 @@
 """A recipe file and flags become a Recipe, checked as a whole before anything is written. No torch: --help is instant."""
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import os
@@ -250,7 +251,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     """
     values, wrong, faults = _with_numbers(read_file(path)), [], []
     if path.name == RUN_RECIPE:
-        _rename(values)
+        _bring_up_to_date(values)
     flags = flags or {}
     for name, text in flags.items():
         try:
@@ -258,6 +259,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
         except ValueError:
             wrong.append(f"--{name} {shown(text)}: must be {rules.wanted_name(name)}")
     _begin_from_model(values)
+    split_is_stated = "tokenizer_split" in values
     for name in [name for name in values if name not in FIELDS]:
         secret = "; secrets come from the environment or a login only" if SECRET.search(shown(name)) else ""
         unknown = f"{shown(name)}: no such key{secret or nearest(shown(name), FIELDS)}"
@@ -282,7 +284,11 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     if faults or wrong:
         raise BadInput(wrong + [f"{path}: {fault}" for fault in faults])
     run_name = path.stem if values["run_name"] is None else values["run_name"]
-    return deal(values | {"run_name": run_name, "output_dir": values["output_dir"] or f"runs/{run_name}"})
+    run_dir = values["output_dir"] or f"runs/{run_name}"
+    if values["tokenizer"] == "bpe" and not split_is_stated:
+        with contextlib.suppress(BadInput):  # there is no run yet
+            values["tokenizer_split"] = load_recipe(Path(run_dir) / RUN_RECIPE).data.tokenizer_split  # its ids stay
+    return deal(values | {"run_name": run_name, "output_dir": run_dir})
 
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
@@ -327,8 +333,10 @@ def read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _rename(values: dict[str, Any]) -> None:
-    """Give a run folder's recipe today's names: HellaSwag had keys of its own."""
+def _bring_up_to_date(values: dict[str, Any]) -> None:
+    """Give a run folder's recipe today's names and values: HellaSwag had keys of its own, a bpe had GPT-2's split."""
+    if values.get("tokenizer") == "bpe":
+        values.setdefault("tokenizer_split", "gpt2")
     steps, files = values.pop("hellaswag_steps", 0), values.pop("hellaswag_files", None) or []
     if steps or files:
         values |= {"tasks": ["hellaswag"], "task_steps": steps, "task_files": [f"hellaswag={file}" for file in files]}

@@ -17,3 +17,15 @@ def test_rows_without_text_at_the_begin_are_shown_too(monkeypatch, caplog, expec
     shown.count(Document(1, NO_IDS, 9, {"documents": 1, "without_text": 0}))
     before, after = caplog.messages
     assert before == "0 documents, 0 tokens, 0.0 MB/s" and ("min left" in after) == bool(expected)
+
+
+CASES = [("bpe", 249, 1), ("a/b", 249, 1), ("bpe", 250, 0), ("characters", 100, 0)]
+
+
+@pytest.mark.parametrize("name, text_bytes, warned", CASES)
+def test_a_tokenizer_that_does_not_fit_the_text_is_warned_of(caplog, name, text_bytes, warned):
+    splits = {"validation": [{"tokens": 100, "text_bytes": 100}], "train": [{"tokens": 100, "text_bytes": text_bytes}]}
+    manifest = {"splits": splits, "counts": {"train": {}}, "tokenizer": {"name": name}}
+    progress.Progress(None, NOTHING, 0.0, 0).end(manifest)
+    found = [line for line in caplog.messages if "does not fit this text" in line]
+    assert len(found) == warned and all("2.49 bytes per token" in line and "--tokenizer bpe" in line for line in found)

@@ -111,7 +111,7 @@ def server():
 def bpe():
     """Encodes with a byte-level BPE that has merged much of what the fragments hold; nothing is special."""
     texts = [random_text(seed) for seed in range(40)] + [" ".join(FRAGMENTS) * 5]
-    return tokenization.Encoder(tokenization.train_bpe(texts, 900))
+    return tokenization.Encoder(tokenization.train_bpe(texts, 900, "gpt2"))
 
 
 def find(**changes):
@@ -503,7 +503,7 @@ def test_folders_that_were_prepared_before_are_found_again(tmp_path):
     here = text(tmp_path, "a.txt", "one text")
     for name, folders in names.items():
         asked = ({"data_files": [here]}, {"dataset_name": "owner/name"}, {"data_files": ["https://h/a.csv"]})
-        plain = {"tokenizer": name, "tokenizer_vocab_size": 300, "text_column": "text"}
+        plain = {"tokenizer": name, "tokenizer_vocab_size": 300, "tokenizer_split": "gpt2", "text_column": "text"}
         assert " ".join(find(**one, **plain).folder.name for one in asked) == folders
     ids = text(tmp_path, "c.jsonl", '{"ids": [1]}')
     os.utime(ids, ns=(10**18, 10**18))
@@ -529,7 +529,8 @@ def test_folder_changes_with_the_text_the_split_and_how_it_is_cut(tmp_path):
     assert same.name == "a" and same.folder.name.startswith("a-")
     changes = [{"validation_fraction": 0.2}, {"validation_files": [held_out]}, {"validation_files": [other]}]
     changes += [{"data_files": [other]}, {"data_files": [here, held_out]}, {"data_files": [held_out, here]}]
-    changes += [{"tokenizer": "bpe"}, {"tokenizer": "bpe", "tokenizer_vocab_size": 300}, *CUT]
+    bpe = {"tokenizer": "bpe"}
+    changes += [bpe, bpe | {"tokenizer_vocab_size": 300}, bpe | {"tokenizer_split": "gpt2"}, *CUT]
     assert len(folders(same, *(find(**{"data_files": [here]} | change) for change in changes))) == 1 + len(changes)
 
 

@@ -21,6 +21,7 @@ TEXT = (
 )
 MAKERS = {
     "bpe": lambda texts: tokenization.train_bpe(texts, 320),
+    "bpe of GPT-2's split": lambda texts: tokenization.train_bpe(texts, 320, "gpt2"),
     "characters": tokenization.make_characters,
 }
 
@@ -94,8 +95,9 @@ def test_fingerprint_changes_with_the_vocabulary_and_not_with_a_save_or_use(toke
     tokenizer.save_pretrained(tmp_path)
     assert tokenization.fingerprint(tokenization.load(str(tmp_path))) == tokenization.fingerprint(tokenizer) == before
     others = [MAKERS["bpe"]([TEXT]), MAKERS["bpe"]([TEXT]), tokenization.train_bpe([TEXT], 300)]
-    prints = [tokenization.fingerprint(other) for other in (*others, MAKERS["characters"](["abc"]))]
-    assert prints[0] == prints[1] and len(set(prints)) == 3  # training is the same each time
+    others += [tokenization.train_bpe([TEXT], 300, "gpt2"), MAKERS["characters"](["abc"])]
+    prints = [tokenization.fingerprint(other) for other in others]
+    assert prints[0] == prints[1] and len(set(prints)) == 4  # training is the same each time
 
 
 @pytest.mark.parametrize("content", [None, "{"])
@@ -149,17 +151,28 @@ def test_a_bpe_is_trained_on_a_text_without_a_break_and_no_token_is_longer_than_
     assert made.decode(ids_of(made, RUNS[kind][-5000:]).tolist()) == RUNS[kind][-5000:]
 
 
-def test_a_trained_bpe_never_changes_between_versions():
-    """As it was before words had a bound: a run that is resumed makes its tokenizer again."""
+@pytest.mark.parametrize(("split", "wanted"), [("gpt2", "a0c92df654fb"), ("qwen35", "c79832d980b3")])
+def test_a_trained_bpe_never_changes_between_versions(split, wanted):
+    """GPT-2's split as it was before words had a bound: a run that is resumed makes its tokenizer again."""
     texts = [text for kind, text in KINDS.items() if kind != "code"]
-    made = tokenization.train_bpe([*texts, "x" * 1000], 1000)
-    assert tokenization.fingerprint(made)[:12] == "a0c92df654fb"
+    made = tokenization.train_bpe([*texts, "x" * 1000], 1000, split)
+    assert tokenization.fingerprint(made)[:12] == wanted
+
+
+def test_a_letter_and_its_marks_stay_in_one_word_of_the_new_split_and_a_token_holds_them():
+    text = "हिन्दी में लिखा हुआ वाक्य और ភាសាខ្មែរ ในภาษาไทย தமிழ் மொழி "
+    sizes = []
+    for split in ("gpt2", "qwen35"):
+        made = tokenization.train_bpe([text * 40], 400, split)
+        sizes.append(len(text.encode()) / len(ids_of(made, text)))
+        assert made.decode(ids_of(made, text).tolist()) == text
+    assert sizes[1] > 1.5 * sizes[0], sizes
 
 
 def changed(edit):
     """A BPE of ours after a change of its definition."""
     definition = json.loads(
-        MAKERS["bpe"]([TEXT * 3, "def define defined other others another"]).backend_tokenizer.to_str()
+        MAKERS["bpe of GPT-2's split"]([TEXT * 3, "def define defined other others another"]).backend_tokenizer.to_str()
     )
     edit(definition)
     backend = Tokenizer.from_str(json.dumps(definition))
@@ -231,8 +244,9 @@ def test_gpt2_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
         assert got.tolist() == ids.tolist() and got.dtype == np.uint32
 
 
-def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
-    made = tokenization.train_bpe(KINDS.values(), 1000)
+@pytest.mark.parametrize("split", ["gpt2", "qwen35"])
+def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids(split):
+    made = tokenization.train_bpe(KINDS.values(), 1000, split)
     encoder = tokenization.make_encoder(made)
     assert encoder.tiktoken
     texts = [text.replace("<|endoftext|>", "") for text in (*KINDS.values(), *tokenization.HARD_TEXTS)]
@@ -253,7 +267,7 @@ def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_and_left_to_its_own_
 def test_tiktoken_with_another_split_is_found_out_and_not_used(monkeypatch):
     for pattern in (r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", r"'s| ?\S+|\s+"):
         monkeypatch.setattr(tiktoken_ext.openai_public, "r50k_pat_str", pattern)
-        assert tokenization.make_encoder(tokenization.train_bpe(KINDS.values(), 1000)).tiktoken is None
+        assert tokenization.make_encoder(tokenization.train_bpe(KINDS.values(), 1000, "gpt2")).tiktoken is None
 
 
 def test_without_tiktoken_or_with_another_merge_table_the_tokenizer_encodes(monkeypatch):

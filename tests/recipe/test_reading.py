@@ -383,7 +383,7 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
     may_change |= {"tf32", "deterministic", "gradient_checkpointing", "compile_mode", "shard_optimizer", "ddp_timeout"}
     may_change |= {"report_to", "project_name", "tags", "push_to_hub", "hub_model_id", "hub_private_repo"}
     may_change |= {"hub_strategy", "license", "language"}
-    data = {*keys.SOURCE_NAMES, *keys.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size"}
+    data = {*keys.SOURCE_NAMES, *keys.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size", "tokenizer_split"}
     assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == keys.FIELDS.keys()
     assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}
 
@@ -405,6 +405,27 @@ def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
         found = sorted(line.partition(": fixed for a run")[0] for line in caught.value.lines)
         assert found == [f"run: {fault}" for fault in sorted([*faults, "max_steps = none, asked for 10"])]
     reading.refuse_changed_science(Path("run"), before | {"max_steps": 10}, recipe(tmp_path, eval_steps=7))
+
+
+def test_a_new_bpe_has_the_new_split_and_a_run_that_exists_keeps_its_own(tmp_path):
+    path, run_dir = write(tmp_path), tmp_path / "run"
+    place = {"output_dir": str(run_dir)}
+
+    def split_of(recipe: Path, **flags: str) -> str:
+        return reading.load_recipe(recipe, place | flags).data.tokenizer_split
+
+    assert split_of(path) == "qwen35" and split_of(path, tokenizer_split="gpt2") == "gpt2"
+    run_dir.mkdir()
+    older = write(run_dir, name=reading.RUN_RECIPE)  # from before there was the key
+    assert split_of(path) == split_of(older) == "gpt2" and split_of(path, tokenizer_split="qwen35") == "qwen35"
+    older.write_text(keys.as_yaml(reading.load_recipe(path, place)))
+    assert "tokenizer_split: gpt2" in older.read_text() and split_of(path) == "gpt2"
+    older.write_text(keys.as_yaml(reading.load_recipe(path, place | {"tokenizer_split": "qwen35"})))
+    assert split_of(path) == split_of(older) == "qwen35"
+    write(run_dir, name=reading.RUN_RECIPE, tokenizer="characters")
+    assert split_of(path) == "qwen35"
+    older.write_text("tokenizer_split: 3\n")  # faulty: refused where the run folder is opened
+    assert split_of(path) == "qwen35"
 
 
 def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):

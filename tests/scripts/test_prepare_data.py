@@ -26,7 +26,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import pretrain.data.stream  # noqa: F401  (once, before the forks)
 from pretrain.base.errors import BadInput
-from pretrain.data import cuts, prepare, progress, shards, tokenization
+from pretrain.data import prepare, progress, shards, tokenization
 from pretrain.data.readers import text as text_reader
 
 TINY = ("--recipe", "tiny.yaml")
@@ -298,11 +298,9 @@ def test_every_file_of_a_glob_is_read_once_whatever_its_name(workplace, kind):
 
 
 def split_by_lines() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer that splits as Qwen 2 does: a full stop and the line break behind it are one word."""
+    """A byte-level tokenizer of the new split: a full stop and the line break behind it are one word."""
     made = json.loads(tokenization.train_bpe(texts(50), 400).backend_tokenizer.to_str())
-    regex, model = next(iter(cuts.SPLITS)), made["model"]
-    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-    made["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, made["pre_tokenizer"] | {"use_regex": False}]}
+    model = made["model"]
     model["vocab"][".\u010a"] = len(model["vocab"])
     model["merges"].append([".", "\u010a"])
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(made)), eos_token="<|endoftext|>")
