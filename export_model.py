@@ -26,11 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     console.start()
     # Here, for they take seconds: a wrong flag is answered at once.
     from pretrain.hub import client
-    from pretrain.post.chat import add_chat
+    from pretrain.post import chat
     from pretrain.run import conversion
 
     client.bound_client()
-    print(conversion.convert(asked, add_chat if asked.chat else None))
+    print(conversion.convert(asked, *((chat.refuse_chat, chat.add_chat) if asked.chat else ())))
     if asked.chat:
         print(
             "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat:\n"

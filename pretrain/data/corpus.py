@@ -20,6 +20,8 @@ from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan, make_plan
 
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
+MANY_EPOCHS = 4  # beyond these, reading again teaches much less than new text would (Muennighoff et al. 2023)
+PROMPTS, PROMPT_TOKENS = 3, 8  # of samples, where the recipe has none
 PREPARE = Path(__file__).parents[2] / "prepare_data.py"
 
 
@@ -244,11 +246,41 @@ class Corpus:
                     f"note     {train.dropped_tokens:,} of its tokens are in no window: ends of shards, and shards "
                     f"shorter than sequence_length"
                 )
+            if complete and tokens > MANY_EPOCHS * there:
+                yield (
+                    f"note     more than {MANY_EPOCHS} epochs: the model begins to learn this text by heart, and the "
+                    f"validation loss may rise. Give more text or fewer --max_steps, a smaller model, or dropout"
+                )
+            if unlike := _unlike_validation(manifest["splits"]):
+                remedy = ": --validation_files FILE..." if self._recipe.data.data_files else ""
+                yield f"note     {unlike}: they may be of other kinds. Validate on text like that of training{remedy}"
             if mount := files.network_mount(folder):
                 yield (
                     f"note     {folder} lies on {mount}, over the network: each window is fetched from there. Copy it to "
                     f"a local disk: cp -r {folder} /local/disk, then --data_dir /local/disk/{folder.name}"
                 )
+
+    def beginnings(self) -> list[str]:
+        """Return the beginnings of the first documents of the validation split, for samples to continue."""
+        validation, found = self.sources[0].validation, []
+        row_T1 = np.empty(self._recipe.model.sequence_length + 1, dtype=np.int64)
+        for window in range(min(validation.num_windows, 100)):
+            validation.read(window, row_T1)
+            for start in np.flatnonzero(row_T1[:-1] == self.tokenizer.eos_token_id):
+                ids = row_T1[start + 1 : start + 1 + PROMPT_TOKENS].tolist()
+                found.append(tokenization.decode(self.tokenizer, ids).splitlines()[0])
+        return [text for text in found if text.strip()][:PROMPTS] or [""]
+
+
+def _unlike_validation(splits: dict[str, list[dict]]) -> str | None:
+    """Return by how much the bytes per token of validation and train differ, where that is by a third or more."""
+    found = {}
+    for name in ("validation", "train"):
+        text_bytes = sum(row.get("text_bytes", 0) for row in splits[name])  # shards that others made do not say
+        found[name] = text_bytes / max(1, sum(row["tokens"] for row in splits[name]))
+    if 3 * max(found.values()) < 4 * min(found.values()) or not min(found.values()):
+        return None
+    return f"validation has {found['validation']:.2f} bytes per token, train {found['train']:.2f}"
 
 
 class TrainBatches:

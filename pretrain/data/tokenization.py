@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pretrain.base.errors import BadInput, first_line
@@ -23,6 +23,7 @@ from pretrain.data import cuts
 
 SPACE, BYTE = "▁", re.compile("<0x[0-9A-F]{2}>")  # as SentencePiece writes a space, and a lone byte
 END_OF_TEXT = "<|endoftext|>"
+CUT = "\ufffd"  # what bytes that make no character are decoded to
 LONGEST_WORD = 1024  # the time to learn from a word grows with its square; no language's and no code's comes near
 SAMPLE_TOKENS = 100_000  # at least so many must come out alike from tiktoken and tokenizers, each of them once or more
 HARD_TEXTS = [  # where two splitters or two merge loops could part
@@ -156,6 +157,11 @@ def make_encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Return a prompt's ids; an empty prompt is the beginning of a document, which is the end-of-text token."""
     return Encoder(tokenizer)([text])[0].tolist() or [tokenizer.eos_token_id]
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """Return the text of ids, without special tokens and without a character that is cut at its end."""
+    return tokenizer.decode(list(ids), skip_special_tokens=True).rstrip(CUT)
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:

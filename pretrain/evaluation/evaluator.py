@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pretrain.base.errors import BadInput
 from pretrain.data.corpus import Corpus
-from pretrain.data.tokenization import encode_prompt
+from pretrain.data.tokenization import decode, encode_prompt
 from pretrain.evaluation import items, likelihood, sampling, validation
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.items import Items
@@ -134,7 +134,8 @@ class Evaluator:
         evaluation, tokenizer = self._recipe.evaluation, self._corpus.tokenizer
         found = []
         with self._model() as model:
-            for number, prompt in enumerate(evaluation.sample_prompts if self._accelerator.is_main_process else ()):
+            prompts = evaluation.sample_prompts or self._corpus.beginnings()
+            for number, prompt in enumerate(prompts if self._accelerator.is_main_process else ()):
                 ids = encode_prompt(tokenizer, prompt)
                 how = sampling.Sampling(
                     max_new_tokens=evaluation.sample_tokens,
@@ -144,7 +145,7 @@ class Evaluator:
                     seed=self._recipe.model.seed + number,
                 )
                 new = sampling.sample(model, ids, tokenizer, how)
-                found.append((prompt, tokenizer.decode(new, skip_special_tokens=True)))
+                found.append((prompt, decode(tokenizer, new)))
         return found
 
 

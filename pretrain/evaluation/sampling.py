@@ -8,6 +8,7 @@ from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
+from pretrain.data.tokenization import CUT
 from pretrain.evaluation.likelihood import KERNELS, context_length
 
 GREEDY = 1e-4  # a temperature below which logits that are divided by it may be infinite
@@ -103,7 +104,7 @@ class Streamer(TextStreamer):
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Pass on what no later token changes."""
-        self.write(text + "\n" * stream_end)
+        self.write(text.rstrip(CUT) + "\n" if stream_end else text)
 
 
 class _NewOnly:

@@ -15,7 +15,7 @@ from pretrain.evaluation.likelihood import context_length
 
 log = logging.getLogger(__name__)
 
-BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
+TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
 # and the token that ends them, so that the model learns to stop.
 TEMPLATE = (
@@ -30,33 +30,41 @@ TEMPLATE = (
 )
 
 
-def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Give a base model, in place, a chat template and the tokens it needs; the model keeps its size.
-
-    The tokens' rows begin at the mean of all others (padding rows have learnt never to be). END stops generation beside
-    the end of text; padding is a token of its own: were it the end of text, a tuned model would not learn to stop, for
-    padding is left out of the loss (TRL #1623). Raises BadInput where there is a template, or no room.
-    """
+def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise BadInput where ``add_chat`` cannot be: there is a template, there is no room, or nothing writes its words."""
     if tokenizer.chat_template is not None:
         raise BadInput("--chat: the model has a chat template already; leave --chat out")
-    first, tokens = 1 + max(tokenizer.get_vocab().values()), (BEGIN, END, PAD)
-    if known := [token for token in tokens if token in tokenizer.get_vocab()]:
+    first = 1 + max(tokenizer.get_vocab().values())
+    if known := [token for token in TOKENS if token in tokenizer.get_vocab()]:
         raise BadInput(
             f"--chat: the tokenizer has {', '.join(known)} already, without a template; export another model"
         )
-    if (free := model.config.vocab_size - first) < len(tokens):
+    rows = model.config.vocab_size
+    if (free := rows - first) < len(TOKENS):
         raise BadInput(
-            f"--chat: needs {len(tokens)} rows of padding, and {max(free, 0)} of {model.config.vocab_size} are free; "
-            f"train with --vocab_size {first + len(tokens)} or more"
+            f"--chat: needs {len(TOKENS)} rows of padding, and {max(free, 0)} of {rows} are free; train with --vocab_size "
+            f"{-(-(first + len(TOKENS)) // 64) * 64}, or with a tokenizer of at most {rows - len(TOKENS)} ids "
+            f"(--tokenizer_vocab_size)"
         )
     try:
         tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])  # what the template writes beside the messages
     except BadInput as error:
         raise BadInput(f"--chat: {error}; a chat needs a tokenizer that can write user, assistant and system") from None
+
+
+def add_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Give a base model, in place, a chat template and the tokens it needs; the model keeps its size.
+
+    The tokens' rows begin at the mean of all others (padding rows have learnt never to be). END stops generation beside
+    the end of text; padding is a token of its own: were it the end of text, a tuned model would not learn to stop, for
+    padding is left out of the loss (TRL #1623). Raises BadInput where ``refuse_chat`` does.
+    """
+    refuse_chat(model, tokenizer)
+    first = 1 + max(tokenizer.get_vocab().values())
     tokenizer.add_special_tokens({"pad_token": PAD, "extra_special_tokens": [BEGIN, END]})
     tokenizer.chat_template = TEMPLATE
-    ids = tokenizer.convert_tokens_to_ids(list(tokens))
-    assert sorted(ids) == list(range(first, first + len(tokens))), ids
+    ids = tokenizer.convert_tokens_to_ids(list(TOKENS))
+    assert sorted(ids) == list(range(first, first + len(TOKENS))), ids
     with torch.no_grad():
         for part in (model.get_input_embeddings(), model.get_output_embeddings()):
             part.weight[ids] = part.weight[:first].mean(0)
@@ -99,7 +107,7 @@ def converse(
         length = min(how.max_new_tokens, context - len(ids)) if context else how.max_new_tokens
         this = dataclasses.replace(how, max_new_tokens=length, seed=how.seed + number)
         new = sampling.sample(model, ids, tokenizer, this, streamer)
-        said.append({"role": "assistant", "content": tokenizer.decode(new, skip_special_tokens=True)})
+        said.append({"role": "assistant", "content": tokenization.decode(tokenizer, new)})
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, said: list[dict[str, str]]) -> list[int]:

@@ -225,7 +225,7 @@ class Evaluation:
     eval_steps: int = run(250, "steps between validations", (0, 10**9))
     eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split; fewer are faster and noisier", (0, 2**40))
     sample_steps: int = run(0, "steps between samples", (0, 10**9))
-    sample_prompts: list[str] = run((), "texts that the samples continue")
+    sample_prompts: list[str] = run((), "texts that the samples continue; none: beginnings of validation documents")
     sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6))
     sample_temperature: float = run(0.8, "sampling temperature; 0 = greedy", (0.0, 100.0))
     sample_top_k: int = run(200, "sample among this many likeliest tokens; 0 = all", (0, 10**6))

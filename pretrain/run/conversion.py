@@ -33,6 +33,7 @@ DTYPES = {name: dtype for dtype, name in PRECISIONS.items()} | {"int8": torch.fl
 RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
 LONGEST = 2048  # tokens of a window, for models that read more
 BATCH_TOKENS, FEW = 2048, 16  # tokens computed at once; tokens that show whether a precision is too narrow
+Change = Callable[[PreTrainedModel, PreTrainedTokenizerFast], None]
 
 
 class Text(NamedTuple):
@@ -48,12 +49,11 @@ class Text(NamedTuple):
         return len(self.draws) * self.opened[0].sequence_length
 
 
-def convert(
-    asked: argparse.Namespace, adapt: Callable[[PreTrainedModel, PreTrainedTokenizerFast], None] | None = None
-) -> str:
+def convert(asked: argparse.Namespace, refuse: Change | None = None, adapt: Change | None = None) -> str:
     """Export as export_model.py's flags ask, read back, measure; return the table.
 
     Args:
+        refuse: raises BadInput, before any work, where ``adapt`` would.
         adapt: changes model and tokenizer in place, before the export and after the first measurement.
 
     Raises BadInput for what cannot be exported, or would not compute; nothing is written then.
@@ -64,6 +64,8 @@ def convert(
     out = Path(asked.out).resolve()
     refuse_taken(out, asked)
     model, tokenizer = open_model(asked.model)
+    if refuse:
+        refuse(model, tokenizer)
     text, why_not = find_text(asked, model, tokenizer)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     before = describe(model) | measure(model, text)

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from pretrain.base import files, foreign
 from pretrain.base.layout import METRICS, numbered_rows, read_metrics
+from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
 from pretrain.hub import model_card
@@ -31,6 +32,9 @@ from pretrain.run.trackers import Trackers
 log = logging.getLogger(__name__)
 
 HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
+# What samples.txt says once.
+NOISE = "At step 0 the weights are random, and so is the text.\n\n"
+BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 LINE_SECONDS = 5  # without a terminal a line at most so often
@@ -57,7 +61,10 @@ class Report:
         if odd := [number for number, row in lines[:-1] if row is None]:  # the last one may be torn, which is not news
             log.info(f"note     {self.metrics_path}: line {odd[0]} is not a row; {len(odd)} such lines are left out")
         files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
-        files.write_text(self._samples_path, _samples_before(self._samples_path, state.step))
+        kept = _samples_before(self._samples_path, state.step)
+        files.write_text(self._samples_path, kept)
+        notes = [BYTES] if recipe.model.init_from else [NOISE, BYTES]
+        self._notes = [note for note in notes if note not in kept]
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
         sent = [row for _, row in lines if row is not None]
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=rows, sent=sent)
@@ -113,9 +120,11 @@ class Report:
             return
         texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
         for prompt, text in texts:
-            _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            due = [note for note in self._notes if note is NOISE or CUT in text]
+            self._notes = [note for note in self._notes if note not in due]
+            _append(self._samples, f"{''.join(due)}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:
-                log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
+                log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}{f'{chr(10)}{BYTES}' if CUT in text else ''}")
         self._trackers.log(step, {"samples": texts})
 
     def draw(self, at_least: float = 0.0) -> None:

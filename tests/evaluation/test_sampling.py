@@ -5,7 +5,8 @@ import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from pretrain.evaluation.sampling import Sampling, sample
+from pretrain.data import tokenization
+from pretrain.evaluation.sampling import Sampling, Streamer, sample
 
 CONTEXT, USED, ROWS, END, MARK = 8, 12, 32, 11, 10
 
@@ -55,6 +56,19 @@ def go(model, prompt=(1, 2), n=6, **changes):
     known = {"max_new_tokens": n, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 5}
     streamer = changes.pop("streamer", None)
     return sample(model, list(prompt), Tokenizer(), Sampling(**(known | changes)), streamer)
+
+
+def test_a_character_that_is_cut_at_the_end_of_a_text_is_left_out():
+    made = tokenization.train_bpe(["a"], 300)
+    ids, shown = tokenization.Encoder(made)(["一 a\ufffd 二"])[0].tolist(), []
+    for missing in (1, 2):
+        assert tokenization.decode(made, ids[:-missing]) == "一 a\ufffd "
+    assert tokenization.decode(made, ids) == "一 a\ufffd 二" and tokenization.decode(made, [*ids, 0]) == "一 a\ufffd 二"
+    streamer = Streamer(made, shown.append)
+    for new in ids[:-1]:
+        streamer.put(torch.tensor([new]))
+    streamer.end()
+    assert "".join(shown) == "一 a\ufffd \n"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -124,7 +124,6 @@ REFUSED: list[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = [
     ),
     (("--n_embd", "33"), (("n_embd = 33 must be a multiple of n_head = 2", "n_head 1 is"),)),
     (("--save_total_limit", "1"), (("save_total_limit = 1: two",),)),
-    (("--sample_steps", "1"), (("sample_steps = 1 needs sample_prompts",),)),
     (("--token_column", "ids", "--tokenizer", "bpe"), (("token_column = ids: tokenizer = bpe is made from text",),)),
     (("--stream_keep", "consumed", "--data_dir", "d"), (("stream_keep = consumed deletes", "data_dir"),)),
     (("--report_to", "none", "wandb"), (("report_to = none wandb: none stands alone",),)),

@@ -66,7 +66,7 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
         (
             LETTERS,
             {"vocab_size": 31},
-            "needs 3 rows of padding, and 2 of 31 are free; train with --vocab_size 32 or more",
+            "needs 3 rows of padding, and 2 of 31 are free; train with --vocab_size 64, or with a tokenizer of at most 28",
         ),
         (LETTERS, {"vocab_size": 29}, "and 0 of 29 are free"),
     ],

@@ -682,7 +682,6 @@ def test_gpt2_refuses_what_only_llama_has(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sample_steps": 1}, "needs sample_prompts"),
         ({"optimizer": "adamw_8bit", "shard_optimizer": True}, "--shard_optimizer false, or --optimizer adamw"),
         ({"report_to": ["none", "wandb"]}, "none stands alone"),
         ({"project_name": "ursa minor"}, "project_name = ursa minor: letters, digits, _ . and - only"),

@@ -117,6 +117,20 @@ def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_
         assert not [odd for odd in ("\x1b", "\x9b", "\u202e", "secret") if odd in shown]
 
 
+def test_samples_txt_says_once_that_step_0_is_noise_and_what_a_cut_character_is(tmp_path):
+    made = make(tmp_path)
+    for step, text in ((0, "plain"), (4, "\ufffd"), (8, "\ufffd")):
+        made.samples(step, [("a", text)], show=False)
+    made.close()
+    whole = (tmp_path / "samples.txt").read_text()
+    assert whole.startswith(report.NOISE + "==== step 0") and whole.count(report.NOISE) == 1
+    assert report.BYTES + "==== step 4" in whole and whole.count(report.BYTES) == 1
+    again = make(tmp_path, first_step=8)
+    again.samples(8, [("a", "\ufffd")], show=False)
+    again.close()
+    assert (tmp_path / "samples.txt").read_text() == whole
+
+
 def test_resume_drops_samples_past_the_checkpoint_and_text_that_looks_like_a_heading_breaks_none(tmp_path):
     made = make(tmp_path)
     for step in (0, 4, 8):

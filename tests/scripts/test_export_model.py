@@ -259,8 +259,8 @@ def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(place):
     assert GPT2LMHeadModel.from_pretrained("trimmed").config.vocab_size == len(tokenizer)
 
 
-def test_chat_is_refused_where_the_tokenizer_cannot_write_the_template_and_nothing_is_written(place):
+def test_chat_is_refused_before_any_work_where_the_tokenizer_cannot_write_the_template(place):
     before = listing()
-    done = export("--chat", "--eval_tokens", "320", expect=2)
+    done = export("--chat", "--text", "missing.txt", expect=2)  # which the work begins with
     assert "error: --chat: the character tokenizer has no id for" in done.stderr and "Traceback" not in done.stderr
     assert listing() == before

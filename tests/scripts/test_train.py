@@ -115,6 +115,29 @@ def test_samples_are_drawn_as_the_recipe_says(workplace):
     assert likeliest == one != other
 
 
+def test_without_prompts_samples_continue_beginnings_of_validation_documents(workplace):
+    for name in ("one", "two"):
+        Path(f"{name}.txt").write_text(f"The text {name} of ours\n" + Path("text.txt").read_text()[:400])
+    given = ("--data_files", "text.txt", "--validation_files", "one.txt", "two.txt", "--sample_steps", "2")
+    Path("bare.yaml").write_text(re.sub("^sample_prompts.*\n", "", Path("tiny.yaml").read_text(), flags=re.M))
+    run("train.py", "--recipe", "bare.yaml", *given, "--max_steps", "2", "--save_steps", "0", "--run_name", "bare")
+    found = re.findall("^==== step 2 · prompt '(.*)' ====$", Path("runs/bare/samples.txt").read_text(), re.M)
+    assert found == ["The text", "The text"]
+
+
+def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_the_trains(workplace):
+    short = ("--max_steps", "2", "--eval_steps", "0", "--save_steps", "0", "--sample_steps", "0")
+    done = run("train.py", *TINY, *short, "--run_name", "few").stderr
+    assert "epochs: " not in done and "bytes per token, train" not in done
+    Path("held.txt").write_text("中文 " * 400)
+    Path("short.txt").write_text(Path("text.txt").read_text()[:600])
+    files = ("--data_files", "short.txt", "--validation_files", "held.txt", "--tokenizer", "bpe")
+    room = ("--tokenizer_vocab_size", "280", "--vocab_size", "320")
+    done = run("train.py", *TINY, *short, *files, *room, "--max_steps", "40", "--run_name", "many").stderr
+    assert "note     more than 4 epochs: " in done and "dropout" in done
+    assert re.search(r"note     validation has \d\.\d\d bytes per token, train .*--validation_files FILE", done)
+
+
 # Steps 1, 4, 8 and 12 of conftest's recipe on its text; fp32 on a CPU, torch 2.13.0. No dropout: its random numbers are
 # PyTorch's business. Another machine's kernels round otherwise, and Muon makes more of it.
 GOLDEN = {
