@@ -3,6 +3,7 @@
     python export_model.py runs/gpt2_124m --out exports/gpt2-bf16 --dtype bf16 --trim_vocab
     python export_model.py runs/gpt2_124m --out exports/gpt2-int8 --dtype int8 --prune 0.3
     python export_model.py runs/gpt2_124m --out exports/gpt2-chat --chat
+    python export_model.py runs/gpt2_124m --out exports/gpt2 --gguf f16
 
 The loss before and after is measured on the run's validation split, or on --text FILE.
 """
@@ -10,13 +11,15 @@ The loss before and after is measured on the run's validation split, or on --tex
 import argparse
 import difflib
 import sys
+from pathlib import Path
 
 from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.recipe import reading
+from pretrain.recipe import reading, rules
 
 DTYPES = ("fp32", "bf16", "fp16", "int8")
+GGUF = ("f32", "f16", "q8_0")
 
 
 @exit_on_bad_input
@@ -26,15 +29,23 @@ def main(argv: list[str] | None = None) -> int:
     console.start()
     # Here, for they take seconds: a wrong flag is answered at once.
     from pretrain.hub import client
+    from pretrain.model import llama_cpp
     from pretrain.post import chat
     from pretrain.run import conversion
 
     client.bound_client()
-    print(conversion.convert(asked, *((chat.refuse_chat, chat.add_chat) if asked.chat else ())))
+    refusals = [chat.refuse_chat] * asked.chat + [llama_cpp.refuse] * bool(asked.gguf)
+    print(conversion.convert(asked, refusals, chat.add_chat if asked.chat else None))
     if asked.chat:
         print(
             "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat:\n"
             f"trl sft --config recipes/post/sft_smoltalk.yaml --model_name_or_path {asked.out} (docs/post_training.md)"
+        )
+    if asked.gguf:
+        name = Path(asked.out).resolve().name.lower()
+        print(
+            f"\n{asked.out}: a GGUF file for llama.cpp, and a Modelfile; in Ollama (not run by us):\n"
+            f"cd {asked.out}\nollama create {name} -f Modelfile\nollama run {name}"
         )
     return 0
 
@@ -47,6 +58,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", default="fp32", help=f"{', '.join(DTYPES)} (default: %(default)s)")
     parser.add_argument("--trim_vocab", action="store_true", help="leave the padding of the vocabulary out")
     parser.add_argument("--chat", action="store_true", help="add a chat template and its tokens, to be tuned on chats")
+    gguf_help = f"also write a GGUF file for llama.cpp and Ollama, without padding: {rules.either(GGUF)}"
+    parser.add_argument("--gguf", metavar="PRECISION", help=gguf_help)
     parser.add_argument(
         "--prune", type=float, default=0.0, metavar="SHARE", help="set this share of the blocks' matrices to zero"
     )
@@ -65,12 +78,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if asked.dtype not in DTYPES:
         near = difflib.get_close_matches(asked.dtype, DTYPES, n=1, cutoff=0)[0]
         faults.append(f"--dtype {asked.dtype}: must be {', '.join(DTYPES)}; did you mean {near}?")
+    if asked.gguf not in (None, *GGUF):
+        faults.append(f"--gguf {asked.gguf}: must be {rules.either(GGUF)}{rules.nearest(asked.gguf, GGUF)}")
+    if asked.gguf and asked.dtype == "int8":
+        faults.append("--gguf, --dtype int8: llama.cpp has an int8 of its own; use --gguf q8_0 without --dtype")
     if not 0 <= asked.prune < 1:
         faults.append(f"--prune {asked.prune}: must be 0 or more and below 1: the share of weights to set to zero")
     if asked.eval_tokens < 0:
         faults.append(f"--eval_tokens {asked.eval_tokens}: must be 0 (all) or more")
     if faults:
         raise BadInput(faults)
+    asked.trim_vocab |= bool(asked.gguf)
     return asked
 
 

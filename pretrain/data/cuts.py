@@ -28,16 +28,13 @@ LINES = re.compile(
 )
 _SHORT, _END = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+# The regex of a tokenizer's Split, as tokenizer.json has it. Qwen 2's is Qwen 3's too, LLAMA3 GPT-4's cl100k.
+QWEN2 = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END
 QWEN35 = _SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _END
-SPLITS: dict[str | None, re.Pattern[str]] = {  # by ``word_regex``, as tokenizer.json has it
-    "gpt2": GPT2,
-    QWEN35: LINES,
-    # Qwen 2, 2.5 and 3; Llama 3 (and GPT-4's cl100k); GPT-4o's o200k.
-    _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END: LINES,
-    _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END: LINES,
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SHORT}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END: LINES,
-}
+LLAMA3 = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END
+O200K = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_SHORT}?"
+O200K += r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END
+SPLITS = {"gpt2": GPT2} | dict.fromkeys((QWEN2, QWEN35, LLAMA3, O200K), LINES)
 
 
 def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -52,7 +49,7 @@ def place(tokenizer: Tokenizer) -> re.Pattern[str] | None:
         strips = token["lstrip"] or token["rstrip"] or token["single_word"]
         if strips or not re.fullmatch(r"\S+|[ \t]+", token["content"]):
             return None
-    return SPLITS.get(word_regex(split))
+    return SPLITS.get(word_regex(split) or "")
 
 
 def word_regex(split: dict[str, Any]) -> str | None:

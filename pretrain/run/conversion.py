@@ -3,7 +3,7 @@
 import argparse
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from pretrain.base.errors import BadInput
 from pretrain.data import cuts, shards, sources, tokenization, windows
 from pretrain.data.readers.text import rows as text_rows
 from pretrain.evaluation import likelihood, validation
-from pretrain.model import compression, export, pretrained
+from pretrain.model import compression, export, llama_cpp, pretrained
 from pretrain.model.build import build
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
@@ -49,11 +49,11 @@ class Text(NamedTuple):
         return len(self.draws) * self.opened[0].sequence_length
 
 
-def convert(asked: argparse.Namespace, refuse: Change | None = None, adapt: Change | None = None) -> str:
+def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: Change | None = None) -> str:
     """Export as export_model.py's flags ask, read back, measure; return the table.
 
     Args:
-        refuse: raises BadInput, before any work, where ``adapt`` would.
+        refusals: each raises BadInput, before any work, where what is asked for cannot be.
         adapt: changes model and tokenizer in place, before the export and after the first measurement.
 
     Raises BadInput for what cannot be exported, or would not compute; nothing is written then.
@@ -64,7 +64,7 @@ def convert(asked: argparse.Namespace, refuse: Change | None = None, adapt: Chan
     out = Path(asked.out).resolve()
     refuse_taken(out, asked)
     model, tokenizer = open_model(asked.model)
-    if refuse:
+    for refuse in refusals:
         refuse(model, tokenizer)
     text, why_not = find_text(asked, model, tokenizer)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,6 +80,8 @@ def convert(asked: argparse.Namespace, refuse: Change | None = None, adapt: Chan
     try:
         with files.making(out, replace=True) as temporary:
             export.save(stock, temporary, tokenizer)
+            if asked.gguf:
+                llama_cpp.write(stock, tokenizer, temporary, out.name, asked.gguf)
             loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
             after = describe(loaded)
             computed = computes(loaded)

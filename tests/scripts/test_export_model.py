@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,9 @@ def test_the_model_folder_of_a_run_is_measured_on_the_runs_data(place):
         (["--eval_tokens", "-1"], "--eval_tokens -1: must be 0"),
         (["--trim_vocabulary"], "did you mean --trim_vocab?"),
         (["--text", "no.txt"], "--text: no.txt: no such file"),
+        (["--gguf", "f15"], "--gguf f15: must be f32, f16 or q8_0; did you mean f16?"),
+        (["--gguf", "q8_0", "--dtype", "int8"], "--gguf, --dtype int8: llama.cpp has an int8 of its own"),
+        (["--gguf", "f16", "--text", "no.txt"], "--gguf: llama.cpp has no name for how this tokenizer splits text"),
     ],
 )
 def test_bad_input_is_one_error_with_exit_2_and_nothing_is_written(place, flags, words):
@@ -257,6 +261,19 @@ def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(place):
     assert "--chat: the model has a chat template already; leave --chat out" in again.stderr
     export("--trim_vocab", source="out", out="trimmed")
     assert GPT2LMHeadModel.from_pretrained("trimmed").config.vocab_size == len(tokenizer)
+
+
+def test_gguf_writes_a_file_and_a_modelfile_beside_the_export_and_prints_the_commands(place, monkeypatch):
+    model_export.write(built(vocab_size=320), Path("spells"), tokenization.train_bpe(["abc abd"], 300))
+    done = export("--gguf", "q8_0", source="spells", out="exports/Mine")
+    assert "cd exports/Mine\nollama create mine -f Modelfile\nollama run mine\n" in done.stdout
+    names = {"Mine.gguf", "Modelfile", "model.safetensors"}
+    assert names < {*record("exports/Mine")["files"]} and Path("exports/Mine/Mine.gguf").read_bytes()[:4] == b"GGUF"
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert (
+        "--gguf: needs the gguf package: pip install gguf" in export("--gguf", "f16", source="spells", expect=2).stderr
+    )
+    assert not Path("out").exists()
 
 
 def test_chat_is_refused_before_any_work_where_the_tokenizer_cannot_write_the_template(place):

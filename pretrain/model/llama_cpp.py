@@ -1,0 +1,150 @@
+"""A model as a GGUF file, as llama.cpp and Ollama read it: weights, tokenizer and chat template in one."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pretrain.base import files
+from pretrain.base.errors import BadInput
+from pretrain.data import cuts
+
+PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+GELU = ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"]  # one function
+Q8_BLOCK = 32  # values that share a scale
+# llama.cpp's name of a split, and whether it looks whole words up before it merges. It has names for others (GPT-4o's),
+# which it splits by another regex than the tokenizer's own: the ids would differ.
+SPLITS = {"gpt2": ("gpt-2", False), cuts.QWEN35: ("qwen35", False), cuts.QWEN2: ("qwen2", False)}
+SPLITS |= {cuts.LLAMA3: ("llama-bpe", True)}
+# A message as ChatML has it, in the language of Ollama's templates.
+CHAT = """TEMPLATE \"\"\"{{ range .Messages }}<|im_start|>{{ .Role }}
+{{ .Content }}<|im_end|>
+{{ end }}<|im_start|>assistant
+\"\"\"
+PARAMETER stop <|im_end|>
+"""
+
+
+def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise BadInput where llama.cpp would compute or split otherwise, or the gguf package is missing."""
+    faults, config = [], model.config
+    if _split_name(json.loads(tokenizer.backend_tokenizer.to_str())) is None:
+        faults.append(
+            "--gguf: llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe"
+        )
+    if config.model_type not in ("gpt2", "llama"):
+        faults.append(f"--gguf: {config.model_type}: must be gpt2 or llama")
+    off = dict.fromkeys(("scale_attn_by_inverse_layer_idx", "attention_bias", "mlp_bias"), [False])
+    computed: dict[str, list[Any]] = {"activation_function": GELU, "hidden_act": ["silu"]} | off
+    for name, usual in computed.items():
+        if getattr(config, name, usual[0]) not in usual:
+            faults.append(
+                f"--gguf: the model's {name} = {getattr(config, name)}: llama.cpp computes with {usual[0]} only"
+            )
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        faults.append(
+            f"--gguf: the model's rotary positions are scaled ({rope['rope_type']}), which is not written here"
+        )
+    try:
+        import_module("gguf")
+    except ImportError:
+        faults.append("--gguf: needs the gguf package: pip install gguf")
+    if faults:
+        raise BadInput(faults)
+
+
+def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, name: str, precision: str) -> None:
+    """Write ``<name>.gguf`` and Ollama's ``Modelfile`` into a folder.
+
+    Args:
+        stock: Transformers' own model, without padding of the vocabulary (``export.as_stock``).
+        precision: f32, f16 or q8_0 (8 bits, a scale for 32 of them) for matrices; vectors and positions stay f32.
+    """
+    import gguf
+
+    config, path = stock.config, folder / f"{name}.gguf"
+    writer = gguf.GGUFWriter(path, config.model_type)
+    writer.add_name(name)
+    writer.add_file_type(getattr(gguf.LlamaFileType, PRECISIONS[precision]))
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    if config.model_type == "gpt2":
+        writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    _add_tokenizer(writer, stock, tokenizer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    for key, tensor in stock.state_dict().items():
+        if key in stock.all_tied_weights_keys:
+            continue
+        values = _as_llama_cpp_has_it(key, tensor.float(), config).numpy()
+        kind = gguf.GGMLQuantizationType.F32
+        if values.ndim == 2 and not key.endswith("wpe.weight") and precision != "f32":
+            whole = precision == "q8_0" and values.shape[1] % Q8_BLOCK == 0
+            kind = gguf.GGMLQuantizationType.Q8_0 if whole else gguf.GGMLQuantizationType.F16
+        written = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(written, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    template = CHAT if tokenizer.chat_template else 'TEMPLATE "{{ .Prompt }}"\n'
+    context = f"PARAMETER num_ctx {config.max_position_embeddings}\n"
+    files.write_text(folder / "Modelfile", f"FROM ./{name}.gguf\n{template}{context}")
+
+
+def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return a weight as llama.cpp has it: (out, in), and a head's rotated pairs side by side."""
+    if config.model_type == "gpt2":
+        return tensor.T.contiguous() if ".c_" in key and tensor.ndim == 2 else tensor  # Conv1D is (in, out)
+    for name, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+        if name in key:
+            return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+    return tensor
+
+
+def _split_name(tokenizer: dict[str, Any]) -> str | None:
+    """Return llama.cpp's name of how a byte-level BPE splits; None: it has none."""
+    name, whole_words = SPLITS.get(cuts.word_regex(tokenizer["pre_tokenizer"] or {}) or "", (None, False))
+    model, as_is = tokenizer["model"], tokenizer["normalizer"] in (None, {"type": "NFC"})
+    return name if as_is and model["type"] == "BPE" and model["ignore_merges"] == whole_words else None
+
+
+def _add_tokenizer(writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    import gguf
+
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    special = {token["id"]: token["special"] for token in definition["added_tokens"]}
+    texts = {i: text for text, i in tokenizer.get_vocab().items()}
+    ids, kinds = range(stock.config.vocab_size), gguf.TokenType
+    control = {True: kinds.CONTROL, False: kinds.USER_DEFINED, None: kinds.NORMAL}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_split_name(definition))
+    writer.add_token_list([texts.get(i, f"[unused {i}]") for i in ids])
+    writer.add_token_types([control[special.get(i)] if i in texts else kinds.UNUSED for i in ids])
+    writer.add_token_merges([" ".join(pair) for pair in definition["model"]["merges"]])
+    writer.add_add_bos_token(tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id)
+    for add, token in (
+        (writer.add_bos_token_id, tokenizer.bos_token_id),
+        (writer.add_eos_token_id, tokenizer.eos_token_id),
+        (writer.add_pad_token_id, tokenizer.pad_token_id),
+    ):
+        if token is not None:
+            add(token)
+    ends = stock.generation_config.eos_token_id
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+        if others := [i for i in (ends if isinstance(ends, list) else []) if i != tokenizer.eos_token_id]:
+            writer.add_eot_token_id(others[0])
