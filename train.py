@@ -136,20 +136,24 @@ def train(
         data_failure = None
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
-            step, last = state.step, state.step >= state.max_steps
+            step, last, is_best = state.step, state.step >= state.max_steps, False
 
             with clock.paused():  # neither evaluating nor saving counts as training time
                 if due(step, evaluation.eval_steps, last):
-                    report.loss(step, "validation", evaluator.loss("validation", micro_batch))
+                    result = evaluator.loss("validation", micro_batch)
+                    report.loss(step, "validation", result)
+                    is_best = result is not None and state.record_loss(result["loss"])
+                    if 0 < evaluation.early_stopping_patience <= state.since_best and not last:
+                        last = ends.early(state, report)
                 if due(step, evaluation.task_steps, last):
                     for task in evaluator.tasks:
                         report.scores(step, task, evaluator.score(task))
                 if due(step, evaluation.sample_steps, last):
                     report.samples(step, evaluator.samples(), show=last)
                 save = due(step, recipe.saving.save_steps, last) or step == checkpoints.keep_step(state)
-                if save and step > first_step:
+                if save and step > first_step or is_best and recipe.saving.load_best_model_at_end:
                     checkpoints.save(state)
-                    corpus.delete_consumed(batches.order, checkpoints.oldest_step())
+                    corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
             if last:
                 stopping = stop.agreed()
                 break
@@ -212,7 +216,7 @@ def train(
         else:
             ends.complete(run, recipe, corpus, accelerator, stop)
         checkpoints.saver.finish()
-        corpus.delete_consumed(batches.order, checkpoints.oldest_step())
+        corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
     return ends.close(run, accelerator, stop, stopped=stopping)
 
 

@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -82,19 +82,24 @@ def energy(rows: Sequence[Mapping]) -> tuple[float, float]:
     return joules, seconds
 
 
-def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping, facts: Facts) -> str:
+def model_card(
+    repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping, facts: Facts, best_step: int | None = None
+) -> str:
     """Return the README.md of the model after ``step`` updates; a figure without a row of this run is not in it.
 
     Args:
         repo_id: owner/name on the Hub.
         rows: of metrics.jsonl; those of later steps are left out.
         recipe: the run's keys and values, all of them.
+        best_step: where the weights are from, if not from ``step``: that of the lowest validation loss.
     """
     from huggingface_hub import ModelCard
 
     rows = [row for row in rows if row.get("step", math.inf) <= step]
-    newest = {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
-    measured = {name: value for name, (value, when) in newest.items() if when == step}
+    newest, of = _newest(rows), step if best_step is None else best_step
+    # The test split is scored once, with the weights that are here.
+    scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
+    measured = {name: value for name, (value, when) in scored.items() if when == of}
     planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # the plan has another number
     start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
     prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
@@ -118,7 +123,8 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
         _fenced("\n".join(code), "python"),
         "Without `revision` it is the newest step.",
         *(picture if {"train/loss", "eval/loss"} & newest.keys() else []),
-        *_results(newest, step, recipe),
+        *_results(scored, of, recipe),
+        *([_best(rows, of)] if best_step is not None else []),
         "## Recipe",
         "All numbers stand in [recipe.yaml](recipe.yaml); the main ones:",
         _fenced(yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "yaml"),
@@ -131,6 +137,16 @@ def model_card(repo_id: str, step: int, rows: Sequence[Mapping], recipe: Mapping
     ]
     head, body = metadata(recipe, repo_id, _eval_results(measured, recipe)), foreign.clean("\n\n".join(parts))
     return str(ModelCard(f"{head}\n{body}\n"))  # checks the metadata
+
+
+def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
+    """Return the last value of each metric, and its step."""
+    return {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
+
+
+def _best(rows: Sequence[Mapping], step: int) -> str:
+    number = len({row["step"] for row in rows if "eval/loss" in row})
+    return f"The weights are those of step {step:,}, whose validation loss is the lowest of {number} evaluations."
 
 
 def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:

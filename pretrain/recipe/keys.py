@@ -224,6 +224,9 @@ class Evaluation:
     logging_steps: int = run(10, "steps between rows of metrics.jsonl", (0, 10**9))
     eval_steps: int = run(250, "steps between validations", (0, 10**9))
     eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split; fewer are faster and noisier", (0, 2**40))
+    early_stopping_patience: int = run(
+        0, "end after so many validations in a row without a lower loss; 0 = no", (0, 10**6)
+    )
     sample_steps: int = run(0, "steps between samples", (0, 10**9))
     sample_prompts: list[str] = run((), "texts that the samples continue; none: beginnings of validation documents")
     sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6))
@@ -245,6 +248,9 @@ class Saving:
     """The run folder and its checkpoints."""
 
     save_steps: int = run(1000, "steps between checkpoints: what a crash can cost", (0, 10**9))
+    load_best_model_at_end: bool = run(
+        False, "model/ has the weights of the lowest validation loss, not the last; for many epochs of little text"
+    )
     save_total_limit: int = run(2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6))
     output_dir: str | None = run(None, "run folder; without it runs/<run_name>")
     run_name: str | None = run(None, "name of the run folder, and of the run in trackers; without it the recipe's")

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,14 +49,24 @@ class Saver:
         is_main: of all processes, which call together, the main one writes.
         keep: checkpoints to leave (0 = all); older ones go only after the new one was read back and verified.
         saved: called with each checkpoint once it is on disk, beside training; must not raise.
+        first_step: the step that this process begins at.
     """
 
-    def __init__(self, folder: Path, *, is_main: bool, keep: int, saved: Callable[[Path], None] = lambda path: None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        is_main: bool,
+        keep: int,
+        saved: Callable[[Path], None] = lambda path: None,
+        first_step: int | None = None,
+    ):
         self.folder, self.is_main, self.keep, self.saved = folder, is_main, keep, saved
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._preparing: Future | None = None
         self._writing: tuple[int, Future] | None = None
-        self._saved: int | None = None  # the last step that this process saved; others' are of a run that went back
+        # The last step that this process saved or resumed from; others' are of a run that went back.
+        self._saved = first_step
         self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -77,7 +87,7 @@ class Saver:
         state: dict,
         *,
         alone: bool = False,
-        keep_step: int | None = None,
+        keep_steps: Collection[int | None] = (),
     ) -> None:
         """Copy the state after ``step`` updates and begin to write it as ``folder/step-XXXXXXXX``.
 
@@ -85,7 +95,7 @@ class Saver:
             model: the bare Transformers model, not a wrapper of it.
             state: what else a resumed run needs, JSON.
             alone: this process saves and no other calls; possible where no tensor is sharded.
-            keep_step: the step of a checkpoint that stays, however old.
+            keep_steps: of checkpoints that stay, however old.
         """
         self.finish()
         self.ready()
@@ -95,7 +105,7 @@ class Saver:
             return
         self._saved = step
         weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
-        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep, keep_step))  # noqa: E731
+        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep, keep_steps))  # noqa: E731
         self._writing = step, self._writer.submit(write)
 
     def ready(self) -> None:
@@ -139,7 +149,7 @@ class Saver:
 
 
 def _write(
-    folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int, keep_step: int | None
+    folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int, keep_steps: Collection[int | None]
 ) -> Path:
     path = folder / step_name(step)
     folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +181,7 @@ def _write(
         clear_partial(folder)
         kept = [other for other in list_checkpoints(folder) if other.name <= path.name]
         for old in kept[keep:] if keep else ():
-            if step_of(old) != keep_step:
+            if step_of(old) not in keep_steps:
                 files.remove(old)
     except OSError as error:
         log.error(f"an older checkpoint cannot be removed: {error}. The run continues")

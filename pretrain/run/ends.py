@@ -1,6 +1,7 @@
 """How a run ends, and whether all processes know, a checkpoint is saved, and the model is exported.
 
 max_steps reached        all know    saved                  exported   exit status 0, or 1 where model/ cannot be written
+early_stopping_patience  all know    saved                  exported   the same
 asked to stop (signal)   all agree   saved                  no         128 + the signal's number
 data cannot come         all agree   saved                  no         1
 bad updates in a row     all know    saved                  no         1
@@ -15,11 +16,13 @@ from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
 from pretrain.recipe import keys
+from pretrain.recipe.rules import counted
 from pretrain.run import folder
 from pretrain.run.checkpoint import list_checkpoints
 from pretrain.run.opening import Run
 from pretrain.run.publisher import push_seconds
-from pretrain.run.report import duration
+from pretrain.run.report import Report, duration
+from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     """
     run_dir, is_main = recipe.saving.run_dir, accelerator.is_main_process
     with run.clock.paused():
+        run.publish.weights_step = step = run.checkpoints.load_best(run.state)
         if corpus.test:
             loss = run.evaluator.loss("test", run.plan.per_device_train_batch_size)
             run.report.loss(run.state.step, "test", loss)
@@ -38,9 +42,24 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
             fault = folder.write_model(whole, run_dir, corpus.tokenizer) if is_main else None
         if any(stop.any_of(fault is not None)):
             raise TrainingStopped(fault or "model/ could not be written")
+    if step == run.state.best_step:
+        log.info(f"model/ has the weights of step {step}: {best_of(run.state)}")
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
     for line in folder.describe(run_dir):
         log.info(line)
+
+
+def early(state: RunState, report: Report) -> bool:
+    """End the run at this step as if it had been planned so long: the validation loss has stopped falling."""
+    log.info(f"step {state.step}: the run ends here, {state.since_best} evaluations after its best: {best_of(state)}")
+    state.set_length(state.step, state.warmup_steps)
+    report.set_length(state.max_steps)
+    return True
+
+
+def best_of(state: RunState) -> str:
+    """Return a state's lowest validation loss in words."""
+    return f"validation loss {state.best_loss:.4f}, the lowest of {counted(state.evaluations, 'evaluation', 'evaluations')}"
 
 
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:

@@ -53,6 +53,7 @@ class Publisher:
     ):
         self._recipe, self._repo_id, self._state = recipe, repo_id, state
         self._facts, self._pushes = facts, 0
+        self.weights_step: int | None = None  # of model/, once the run has ended
         self._description = export.describe(model.config, tokenizer) if repo_id else {}
         self._run_dir = recipe.saving.run_dir
         self._pusher = push.Pusher(self._run_dir / PENDING) if repo_id else None
@@ -97,7 +98,8 @@ class Publisher:
         assert self._pusher and self._repo_id  # only a run that pushes comes here
         files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
         rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
-        files["README.md"] = model_card.model_card(self._repo_id, step, rows, keys.public(recipe), self._facts)
+        best = self.weights_step if self.weights_step != step else None
+        files["README.md"] = model_card.model_card(self._repo_id, step, rows, keys.public(recipe), self._facts, best)
         files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
         optional = [run_dir / "recipe.yaml", run_dir / "curves.png"]
         files |= {path.name: path for path in optional if path.is_file()}

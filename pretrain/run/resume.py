@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
 from pretrain.base.errors import BadInput
+from pretrain.base.layout import step_name
 from pretrain.data.corpus import Corpus
 from pretrain.hub import fetch
 from pretrain.optim.optimizers import OPTIMIZERS
@@ -141,6 +142,9 @@ def resume(
     state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
     if path == begins_at(recipe.saving):
         state.origin = checkpoint.origin_of(path)
+    folder = recipe.saving.checkpoints
+    if path.parent != folder or state.best_step is None or not (folder / step_name(state.best_step)).is_dir():
+        state.forget_best()
     notes.append(f"resumed from {path}")
     if state.step >= state.max_steps:
         notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
@@ -155,6 +159,7 @@ class Checkpoints:
     Args:
         model: the bare model of Transformers.
         saved: called with each checkpoint once it is on disk, beside training; must not raise.
+        first_step: where this process begins: if a checkpoint of it is there, it is the one that was resumed from.
     """
 
     def __init__(
@@ -165,12 +170,17 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         accelerator: Accelerator,
         saved: Callable[[Path], None],
+        first_step: int,
     ):
         self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
         self._tensors = model, optimizer
         self._folder = recipe.saving.checkpoints
         self.saver = checkpoint.Saver(
-            self._folder, is_main=accelerator.is_main_process, keep=recipe.saving.save_total_limit, saved=saved
+            self._folder,
+            is_main=accelerator.is_main_process,
+            keep=recipe.saving.save_total_limit,
+            saved=saved,
+            first_step=first_step,
         )
 
     def save_alone(self, state: RunState, first_step: int) -> None:
@@ -192,13 +202,32 @@ class Checkpoints:
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        self.saver.save(state.step, *self._tensors, beside, alone=alone, keep_step=self.keep_step(state))
+        best = state.best_step if recipe.saving.load_best_model_at_end else None
+        self.saver.save(state.step, *self._tensors, beside, alone=alone, keep_steps=(self.keep_step(state), best))
 
     def keep_step(self, state: RunState) -> int | None:
         """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
         return decay_begins(self._recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
 
-    def oldest_step(self) -> int:
-        """Return the step of the oldest checkpoint that is kept: no resumed run begins before it."""
-        kept = checkpoint.list_checkpoints(self._folder)
-        return checkpoint.step_of(kept[-1]) if kept else 0
+    def oldest_step(self, state: RunState) -> int:
+        """Return the step of the oldest checkpoint that a run resumes from; one that is kept as the best is not."""
+        kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self._folder)]
+        limit = self._recipe.saving.save_total_limit or len(kept)
+        return min(kept[:limit] + [step for step in kept[limit:] if step != state.best_step], default=0)
+
+    def load_best(self, state: RunState) -> int:
+        """Load the weights of the lowest validation loss, where that is asked for; return the step of the weights now.
+
+        Every process calls it. A checkpoint that does not verify leaves the last weights, with a line that says so.
+        """
+        if not self._recipe.saving.load_best_model_at_end or state.best_step in (None, state.step):
+            return state.step
+        self.saver.finish()
+        path = self._folder / step_name(state.best_step)
+        fault = [checkpoint.find_fault(path) if self._accelerator.is_main_process else None]
+        broadcast_object_list(fault)
+        if fault[0]:
+            log.error(f"{path}, of the lowest validation loss: {fault[0]}. The last weights are kept")
+            return state.step
+        checkpoint.load_weights(path, self._tensors[0])
+        return state.best_step

@@ -1,6 +1,7 @@
 """How far a run is: what a checkpoint keeps beside tensors, and the loop goes by."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
@@ -11,10 +12,12 @@ from pretrain.recipe import keys
 # The types of the values of state.json.
 KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("step", "skipped_updates", "bad_in_a_row", "threads"), (int,)),
+    **dict.fromkeys(("evaluations", "evaluated_step", "since_best"), (int,)),
     **dict.fromkeys(("elapsed_seconds", "data_wait_seconds"), (int, float)),
     **dict.fromkeys(("trackers", "science", "tasks"), (dict,)),
     **dict.fromkeys(("origin", "scaler"), (dict, NoneType)),
-    "micro_batch": (int, NoneType),
+    **dict.fromkeys(("micro_batch", "best_step"), (int, NoneType)),
+    "best_loss": (float, NoneType),
     "dropout_by": (str,),
     "planned": (list, NoneType),
     "data": (list,),
@@ -35,6 +38,8 @@ class RunState:
             before this was named, its number in its process, and the rank.
         trackers: the run's ids there.
         tasks: the commit of each task's data set that the run is scored on.
+        evaluations, evaluated_step: how many validations there were, and at which step the last one.
+        best_loss, best_step, since_best: the lowest validation loss, its step, and how many have followed.
         origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path, its manifest's hash.
     """
 
@@ -50,6 +55,11 @@ class RunState:
     dropout_by: str = "micro_batch"
     trackers: dict[str, str] = field(default_factory=dict)
     tasks: dict[str, str] = field(default_factory=dict)
+    evaluations: int = 0
+    evaluated_step: int = -1
+    best_loss: float | None = None
+    best_step: int | None = None
+    since_best: int = 0
     origin: dict[str, str] | None = None
 
     @classmethod
@@ -73,6 +83,23 @@ class RunState:
     def set_length(self, max_steps: int, warmup_steps: int) -> None:
         """Give the schedule another length."""
         self.max_steps, self.warmup_steps, self.planned = max_steps, warmup_steps, True
+
+    def record_loss(self, loss: float) -> bool:
+        """Record the validation loss at this step; return whether it is the lowest.
+
+        A resumed run evaluates its first step again, which counts once.
+        """
+        if self.step <= self.evaluated_step:
+            return False
+        self.evaluated_step, self.evaluations = self.step, self.evaluations + 1
+        if is_best := math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss):
+            self.best_loss, self.best_step = loss, self.step
+        self.since_best = 0 if is_best else self.since_best + 1
+        return is_best
+
+    def forget_best(self) -> None:
+        """Begin to look for the lowest loss anew, at this step: the checkpoint of the one until now is not here."""
+        self.evaluations, self.evaluated_step, self.best_loss, self.best_step, self.since_best = 0, -1, None, None, 0
 
     def record(self, update: Update, elapsed_seconds: float, data_wait_seconds: float) -> None:
         """Record an attempted update."""
