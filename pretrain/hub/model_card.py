@@ -99,7 +99,7 @@ def model_card(
     newest, of = _newest(rows), step if best_step is None else best_step
     # The test split is scored once, with the weights that are here.
     scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
-    measured = {name: value for name, (value, when) in scored.items() if when == of}
+    measured = {name: value for name, (value, when) in scored.items() if when in (of, step)}
     planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # the plan has another number
     start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
     prompt = next(iter(recipe.get("sample_prompts") or ()), "The")

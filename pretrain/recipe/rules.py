@@ -85,9 +85,6 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
     if r.save_total_limit == 1:
         least = "two checkpoints are the least that survive damage to the newest one"
         faults.append(f"save_total_limit = 1: {least}. Use 2 or more, or 0 for all")
-    for name in ("load_best_model_at_end", "early_stopping_patience"):
-        if getattr(r, name) and not r.eval_steps:
-            faults.append(f"{name} = {shown(getattr(r, name))} needs validations: --eval_steps 250")
     if r.task_steps and not r.tasks:
         faults.append(f"task_steps = {r.task_steps} needs tasks: at least one, for example --tasks hellaswag")
     for file in r.task_files or ():
@@ -176,6 +173,9 @@ def idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> list[str]:
                 f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}, or use "
                 f"--{other} {either(among)}"
             )
+    for name in ("load_best_model_at_end", "early_stopping_patience"):
+        if name in flags and values[name] and not values["eval_steps"]:
+            faults.append(f"{name}: has no effect with eval_steps = 0; add --eval_steps 250")
     return faults
 
 

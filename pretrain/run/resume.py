@@ -142,8 +142,8 @@ def resume(
     state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
     if path == begins_at(recipe.saving):
         state.origin = checkpoint.origin_of(path)
-    folder = recipe.saving.checkpoints
-    if path.parent != folder or state.best_step is None or not (folder / step_name(state.best_step)).is_dir():
+    best = recipe.saving.checkpoints / step_name(state.best_step or 0)
+    if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
         state.forget_best()
     notes.append(f"resumed from {path}")
     if state.step >= state.max_steps:

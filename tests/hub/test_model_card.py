@@ -55,7 +55,8 @@ def make(rows=(*UPDATES, VALIDATED, SCORED), recipe=RECIPE, **other) -> str:
     where = {"repo_id": "me/a_run", "step": 100} | {
         name: other.pop(name) for name in ("repo_id", "step") if name in other
     }
-    return model_card.model_card(**where, rows=rows, recipe=recipe, facts=Facts(**facts | other))
+    best_step = other.pop("best_step", None)
+    return model_card.model_card(**where, rows=rows, recipe=recipe, facts=Facts(**facts | other), best_step=best_step)
 
 
 def index(text: str) -> dict[str, float]:
@@ -103,6 +104,14 @@ def test_model_index_has_exactly_what_was_measured_at_this_step():
     assert index(make([*UPDATES, VALIDATED | {"eval/loss": float("nan")}])) == {
         f"{text}/validation/bits_per_byte": 1.0877
     }
+
+
+def test_the_figures_of_a_best_model_are_those_of_its_step_and_the_test_splits():
+    text, best = "HuggingFaceFW/fineweb-edu, kept from training", VALIDATED | {"step": 60, "eval/loss": 2.5}
+    card = make([*UPDATES, best, VALIDATED, SCORED, {"step": 100, "test/loss": 2.75}], best_step=60)
+    assert "The weights are those of step 60, whose validation loss is the lowest of 2 evaluations." in card
+    assert index(card)[f"{text}/validation/loss"] == 2.5 and index(card)[f"{text}/test/loss"] == 2.75
+    assert "Results at step 60" in card and "HellaSwag" not in card and 'revision="step-00000100"' in card
 
 
 def test_rows_of_later_steps_are_not_used_and_what_was_measured_earlier_says_when():

@@ -223,6 +223,112 @@ def test_killed_at_random_steps_and_resumed_equals_uninterrupted(uninterrupted):
     assert Path("runs/k/samples.txt").read_text() == Path("runs/whole/samples.txt").read_text()
 
 
+# Validated on text that is unlike the train's: the loss falls, then rises.
+RISES = (
+    "--data_files",
+    "text.txt",
+    "--validation_files",
+    "held.txt",
+    "--validation_fraction",
+    "0",
+    "--learning_rate",
+    "2e-2",
+)
+RISES += ("--eval_steps", "2", "--save_steps", "3", "--sample_steps", "0", "--load_best_model_at_end", "true")
+
+
+def best_of(run_name: str) -> tuple[int, dict[int, float]]:
+    """The step of the lowest validation loss, and the loss by step."""
+    found = losses(run_name, "eval/loss")
+    return min(found, key=found.__getitem__), found
+
+
+def weights(path: Path) -> dict[str, list]:
+    return {
+        name: tensor.tolist()
+        for name, tensor in load_file(path / "model.safetensors").items()
+        if name != "lm_head.weight"
+    }
+
+
+@pytest.fixture
+def rises(workplace):
+    Path("held.txt").write_text("".join(sorted(Path("text.txt").read_text()[:600])))
+
+
+def test_model_has_the_weights_of_the_lowest_validation_loss_whose_checkpoint_is_kept_after_kills_too(rises):
+    run(CHILD, *TINY, *RISES, "--run_name", "whole", LEDGER="whole.ledger")
+    (best, found), kept = best_of("whole"), Path("runs/whole/checkpoints")
+    assert 0 < best < 9 and [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(kept)] == [12, 9, best]
+    assert weights(Path("runs/whole/model")) == weights(kept / f"step-{best:08d}") != weights(kept / "step-00000012")
+    log = Path("runs/whole/run.log").read_text()
+    assert (
+        f"model/ has the weights of step {best}: validation loss {found[best]:.4f}, the lowest of 7 evaluations" in log
+    )
+    for stage in ("model", "manifest", "rename", "rotate"):
+        for number in (1, 2):
+            run(
+                CHILD,
+                *TINY,
+                *RISES,
+                "--run_name",
+                "k",
+                expect=None,
+                LEDGER="k.ledger",
+                KILL_AT=f"save:{stage}:{number}",
+            )
+    for updates in (1, 2, 3):
+        run(CHILD, *TINY, *RISES, "--run_name", "k", expect=None, LEDGER="k.ledger", KILL_AT=f"step:{updates}")
+    run(CHILD, *TINY, *RISES, "--run_name", "k", LEDGER="k.ledger")
+    assert final_state("k") == final_state("whole") and weights(Path("runs/k/model")) == weights(
+        Path("runs/whole/model")
+    )
+    assert (Path("runs/k/checkpoints") / f"step-{best:08d}").is_dir()
+
+
+def test_a_best_checkpoint_that_is_damaged_leaves_the_last_weights_and_is_named(rises):
+    run("train.py", *TINY, *RISES, "--run_name", "r")
+    best, kept = best_of("r")[0], Path("runs/r/checkpoints")
+    (kept / f"step-{best:08d}" / "model.safetensors").write_bytes(b"")
+    done = run("train.py", *TINY, *RISES, "--run_name", "r")
+    assert "of the lowest validation loss: model.safetensors has 0 bytes" in done.stderr
+    assert "The last weights are kept" in done.stderr and "the lowest of" not in done.stderr
+    assert weights(Path("runs/r/model")) == weights(kept / "step-00000012")
+
+
+def test_a_run_that_begins_elsewhere_or_lost_its_best_checkpoint_looks_for_the_best_anew(rises):
+    run("train.py", *TINY, *RISES, "--run_name", "r")
+    begin = ("--resume_from_checkpoint", "runs/r/checkpoints/step-00000009")
+    run("train.py", *TINY, *RISES, *begin, "--run_name", "other")
+    best, found = best_of("other")
+    assert list(found) == [10, 12]
+    assert weights(Path("runs/other/model")) == weights(Path(f"runs/other/checkpoints/step-{best:08d}"))
+    state = json.loads(Path("runs/other/checkpoints/step-00000012/state.json").read_text())
+    assert state["evaluations"] == 2 and state["best_step"] == best
+    for path in checkpoint.list_checkpoints(Path("runs/r/checkpoints"))[:1] + [
+        Path(f"runs/r/checkpoints/step-{best_of('r')[0]:08d}")
+    ]:
+        shutil.rmtree(path)
+    done = run("train.py", *TINY, *RISES, "--run_name", "r")
+    assert (
+        "resumed from runs/r/checkpoints/step-00000009" in done.stderr and "the lowest of 2 evaluations" in done.stderr
+    )
+
+
+def test_early_stopping_ends_a_run_as_a_planned_end_does(rises):
+    asked = (*TINY, *RISES, "--early_stopping_patience", "2", "--max_steps", "40")
+    done = run("train.py", *asked, "--run_name", "r")
+    best, found = best_of("r")
+    end = best + 4
+    assert max(found) == end < 40 and f"step {end}: the run ends here, 2 evaluations after its best" in done.stderr
+    assert weights(Path("runs/r/model")) == weights(Path(f"runs/r/checkpoints/step-{best:08d}"))
+    again = run("train.py", *asked, "--run_name", "r")
+    assert "nothing is left to train" in again.stderr and best_of("r") == (best, found)
+    done = run("train.py", *asked, "--run_name", "s", "--eval_steps", "0", expect=2)
+    for name in ("load_best_model_at_end", "early_stopping_patience"):
+        assert f"{name}: has no effect with eval_steps = 0; add --eval_steps 250" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(uninterrupted, seed):
