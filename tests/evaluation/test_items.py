@@ -93,7 +93,7 @@ def laid_out(tmp_path, monkeypatch):
 
 def numbered():
     """A tokenizer, and a GPT-2 whose weights no version of torch draws otherwise; its context cuts the longest rows."""
-    tokenizer = tokenization.train_bpe([" ".join(task_rows.WORDS) * 3], 300)
+    tokenizer = tokenization.train_bpe([" ".join(task_rows.WORDS) * 3], 300, "gpt2")
     model, draw = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=300, n_positions=512)), None
     draw = np.random.default_rng(7)
     with torch.no_grad():

@@ -90,6 +90,38 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
     assert b"model-index" in last["README.md"] and b"me/named" in last["README.md"]
 
 
+def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(workplace):
+    Path("held.txt").write_text("".join(sorted(Path("text.txt").read_text()[:600])))  # whose loss falls, then rises
+    given = (
+        "--recipe",
+        "tiny.yaml",
+        "--run_name",
+        "p",
+        "--sample_steps",
+        "0",
+        "--save_steps",
+        "3",
+        "--eval_steps",
+        "2",
+    )
+    given += ("--validation_files", "held.txt", "--validation_fraction", "0", "--learning_rate", "2e-2")
+    given += ("--load_best_model_at_end", "true")
+    run("train.py", *given)
+    before = weights("runs/p")
+    with HubServer() as server:
+        train(server, *given, "--push_to_hub", "true", "--license", "mit", "--language", "hi")
+        files = server.files("me/p")
+        assert len(server.titles("me/p")) == 1 and list(server.tags("me/p")) == ["step-00000012"]
+    assert files["model.safetensors"] == Path("runs/p/model/model.safetensors").read_bytes()
+    assert all(torch.equal(tensor, weights("runs/p")[name]) for name, tensor in before.items())
+    card, losses = files["README.md"].decode(), [json.loads(line) for line in files["metrics.jsonl"].splitlines()]
+    found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
+    best = min(found, key=found.__getitem__)
+    assert 0 < best < 12 and "license: mit" in card and "- hi\n" in card
+    assert f"The weights are those of step {best}, whose validation loss is the lowest of 7 evaluations." in card
+    assert "| validation loss" in card and f"{found[best]:.4f}" in card and f"{found[12]:.4f}" not in card
+
+
 def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workplace):
     with HubServer() as server:
         server.faults.append(Fault("POST .*/commit/", times=float("inf"), status=403))
