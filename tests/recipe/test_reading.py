@@ -428,6 +428,11 @@ def test_a_new_bpe_has_the_new_split_and_a_run_that_exists_keeps_its_own(tmp_pat
     assert split_of(path) == "qwen35"
 
 
+def test_every_recipe_with_a_tokenizer_of_its_own_text_leaves_room_for_the_tokens_of_a_chat():
+    made = [values for path in RECIPES if (values := yaml.safe_load(path.read_text())).get("tokenizer") == "bpe"]
+    assert len(made) >= 4 and all(one["vocab_size"] - one["tokenizer_vocab_size"] >= 3 for one in made)
+
+
 def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
     assert recipe(tmp_path, per_device_train_batch_size="auto", tf32=True).machine.tf32 is True
     path = write(tmp_path)
