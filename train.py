@@ -144,7 +144,8 @@ def train(
                     report.loss(step, "validation", result)
                     is_best = result is not None and state.record_loss(result["loss"])
                     if 0 < evaluation.early_stopping_patience <= state.since_best and not last:
-                        last = ends.early(state, report)
+                        ends.early(state, report)
+                        last = True
                 if due(step, evaluation.task_steps, last):
                     for task in evaluator.tasks:
                         report.scores(step, task, evaluator.score(task))

@@ -262,13 +262,14 @@ class Corpus:
 
     def beginnings(self) -> list[str]:
         """Return the beginnings of the first documents of the validation split, for samples to continue."""
-        validation, found = self.sources[0].validation, []
+        validation, end, found = self.sources[0].validation, self.tokenizer.eos_token_id, []
         row_T1 = np.empty(self._recipe.model.sequence_length + 1, dtype=np.int64)
         for window in range(min(validation.num_windows, 100)):
             validation.read(window, row_T1)
-            for start in np.flatnonzero(row_T1[:-1] == self.tokenizer.eos_token_id):
-                ids = row_T1[start + 1 : start + 1 + PROMPT_TOKENS].tolist()
-                found.append(tokenization.decode(self.tokenizer, ids).splitlines()[0])
+            for start in np.flatnonzero(row_T1[:-1] == end):
+                ids = row_T1[start + 1 : start + 1 + PROMPT_TOKENS]
+                text = tokenization.decode(self.tokenizer, ids[np.cumsum(ids == end) == 0].tolist())  # of this document
+                found.append(text.partition("\n")[0])
         return [text for text in found if text.strip()][:PROMPTS] or [""]
 
 

@@ -134,8 +134,9 @@ class Evaluator:
         evaluation, tokenizer = self._recipe.evaluation, self._corpus.tokenizer
         found = []
         with self._model() as model:
-            prompts = evaluation.sample_prompts or self._corpus.beginnings()
-            for number, prompt in enumerate(prompts if self._accelerator.is_main_process else ()):
+            is_main = self._accelerator.is_main_process
+            prompts = (evaluation.sample_prompts or self._corpus.beginnings()) if is_main else ()
+            for number, prompt in enumerate(prompts):
                 ids = encode_prompt(tokenizer, prompt)
                 how = sampling.Sampling(
                     max_new_tokens=evaluation.sample_tokens,

@@ -37,7 +37,7 @@ COLUMNS = 79  # of a bar that no terminal shows
 
 @dataclass(frozen=True)
 class Scored:
-    """A task's scores; ``line``: what is printed as JSON; ``cut``: how many of its texts were too long, in words."""
+    """A task's scores; ``line``: what is printed as JSON; ``cut``: a note on texts that were too long."""
 
     test: Encoded
     answers: list[Answer]
@@ -53,9 +53,9 @@ def run(asked: argparse.Namespace, tasks: Sequence[str], table: Callable[[list[S
         return found
     log.info(table(found))
     if asked.output:
-        rows = (({"task": one.test.task.name}, row) for one in found for row in one.test.rows(one.answers))
-        named = (name | row if "tasks" in asked else row for name, row in rows)
-        files.write_text(Path(asked.output), "".join(json.dumps(row) + "\n" for row in named))
+        names = [{"task": one.test.task.name} if "tasks" in asked else {} for one in found]  # of several tasks
+        rows = (name | row for name, one in zip(names, found, strict=True) for row in one.test.rows(one.answers))
+        files.write_text(Path(asked.output), "".join(json.dumps(row) + "\n" for row in rows))
         log.info(f"each item's sums and predictions: {asked.output}")
     return found
 

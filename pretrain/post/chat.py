@@ -31,7 +31,7 @@ TEMPLATE = (
 
 
 def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raise BadInput where ``add_chat`` cannot be: there is a template, there is no room, or nothing writes its words."""
+    """Raise BadInput for a model with a template, without free rows, or whose tokenizer cannot write the template."""
     if tokenizer.chat_template is not None:
         raise BadInput("--chat: the model has a chat template already; leave --chat out")
     first = 1 + max(tokenizer.get_vocab().values())

@@ -286,7 +286,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     run_name = path.stem if values["run_name"] is None else values["run_name"]
     run_dir = values["output_dir"] or f"runs/{run_name}"
     if values["tokenizer"] == "bpe" and not split_is_stated:
-        with contextlib.suppress(BadInput):  # there is no run yet
+        with contextlib.suppress(BadInput):  # the run does not exist yet
             values["tokenizer_split"] = load_recipe(Path(run_dir) / RUN_RECIPE).data.tokenizer_split  # its ids stay
     return deal(values | {"run_name": run_name, "output_dir": run_dir})
 

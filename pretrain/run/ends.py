@@ -42,23 +42,22 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
             fault = folder.write_model(whole, run_dir, corpus.tokenizer) if is_main else None
         if any(stop.any_of(fault is not None)):
             raise TrainingStopped(fault or "model/ could not be written")
-    if step == run.state.best_step:
+    if recipe.saving.load_best_model_at_end and step == run.state.best_step:
         log.info(f"model/ has the weights of step {step}: {best_of(run.state)}")
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
     for line in folder.describe(run_dir):
         log.info(line)
 
 
-def early(state: RunState, report: Report) -> bool:
+def early(state: RunState, report: Report) -> None:
     """End the run at this step as if it had been planned so long: the validation loss has stopped falling."""
     log.info(f"step {state.step}: the run ends here, {state.since_best} evaluations after its best: {best_of(state)}")
     state.set_length(state.step, state.warmup_steps)
     report.set_length(state.max_steps)
-    return True
 
 
 def best_of(state: RunState) -> str:
-    """Return a state's lowest validation loss in words."""
+    """Describe the lowest validation loss of a state."""
     return f"validation loss {state.best_loss:.4f}, the lowest of {counted(state.evaluations, 'evaluation', 'evaluations')}"
 
 

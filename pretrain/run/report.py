@@ -124,7 +124,9 @@ class Report:
             self._notes = [note for note in self._notes if note not in due]
             _append(self._samples, f"{''.join(due)}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:
-                log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}{f'{chr(10)}{BYTES}' if CUT in text else ''}")
+                log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
+                if CUT in text:
+                    log.info(BYTES.rstrip())
         self._trackers.log(step, {"samples": texts})
 
     def draw(self, at_least: float = 0.0) -> None:

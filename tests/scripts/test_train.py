@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
+from pretrain.data.corpus import Corpus
 from pretrain.machine.time_budget import TimeBudget
 from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import reading
@@ -123,6 +125,20 @@ def test_without_prompts_samples_continue_beginnings_of_validation_documents(wor
     run("train.py", "--recipe", "bare.yaml", *given, "--max_steps", "2", "--save_steps", "0", "--run_name", "bare")
     found = re.findall("^==== step 2 · prompt '(.*)' ====$", Path("runs/bare/samples.txt").read_text(), re.M)
     assert found == ["The text", "The text"]
+
+
+def test_a_beginning_ends_with_its_document_and_one_without_a_whole_character_is_passed_over():
+    tokenizer = tokenization.train_bpe(["a"], 257)  # an id a byte
+    end, face = tokenizer.eos_token_id, tokenization.Encoder(tokenizer)(["\U0001f600"])[0].tolist()
+    text = tokenization.Encoder(tokenizer)(["ab\ncde\nfg"])[0].tolist()
+    windows = [
+        [end, *text[:4], end, *text[4:6], end, face[0]],  # the last document goes on in the next window
+        [*face[1:], end, end, *text[6:8], end, text[8], end],
+    ]
+    validation = SimpleNamespace(num_windows=2, read=lambda window, row: np.copyto(row, windows[window]))
+    recipe = SimpleNamespace(model=SimpleNamespace(sequence_length=9))
+    fake = SimpleNamespace(sources=[SimpleNamespace(validation=validation)], tokenizer=tokenizer, _recipe=recipe)
+    assert Corpus.beginnings(fake) == ["ab", "de", "g"]
 
 
 def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_the_trains(workplace):
