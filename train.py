@@ -190,7 +190,8 @@ def train(
             clock.count(recipe.batch.tokens_per_step)
             state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
             checkpoints.saver.prepare(run.model, optimizer)
-            profile.step()
+            with clock.paused():  # a profile is written for seconds
+                profile.step()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows

@@ -382,7 +382,7 @@ def launch(yaml: str, *flags: str) -> str:
 @pytest.mark.parametrize("yaml", ["zero2_x8.yaml", "zero3_x8.yaml", "conservative.yaml", "h100.yaml"])
 def test_a_card_learns_what_a_cpu_learns(workplace, yaml):
     still = [word for kind in ("resid", "embd", "attn") for word in (f"--{kind}_pdrop", "0")]
-    run("train.py", *TINY, *QUIET, *still, "--run_name", "cpu")
+    launch("cpu.yaml", *QUIET, *still, "--run_name", "cpu")
     said = launch(yaml, *QUIET, *still, "--run_name", "card")
     assert ("FSDP2" in said) == yaml.startswith("zero")
     assert losses("card") == pytest.approx(losses("cpu"), rel=0.02)
