@@ -515,6 +515,9 @@ def evaluation(part: Part) -> None:
         f"{first['seconds']:.1f} s), HellaSwag {scores['count'] / scores['seconds']:,.0f} items/s",
         looks=looks,
     )
+    if importlib.util.find_spec("evaluate") is None:
+        part.note("eval_hellaswag.py is not run: evaluate is not installed")
+        return
     command = [*part.launcher(), ROOT / "eval_hellaswag.py", "--model", folder / "model", "--data_files", items]
     if wrote := part.run("eval_hellaswag.py", command, part.work):
         line = json.loads(next(line for line in reversed(wrote.splitlines()) if line.startswith("{")))

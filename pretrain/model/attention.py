@@ -115,7 +115,7 @@ def kernel_taken(
     )
     ids = torch.zeros(batch_size, model.sequence_length, dtype=torch.int64, device=device)
     mask = within_documents(ids, separator=0)["attention_mask"] if document_mask else None
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:  # else torch 2.11 warns
         _causal_attention(torch.nn.Module(), query, key, value, mask, model.attn_pdrop)
     names = " ".join(event.key for event in seen.key_averages())
     return next((name for name in KERNELS if f"dot_product_{name}_attention" in names), "math")

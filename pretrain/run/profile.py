@@ -45,7 +45,7 @@ class Profile:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_card else [])]
             write = functools.partial(self._write, folder)
             plan = schedule(wait=SKIPPED, warmup=WARM_UP, active=RECORDED, repeat=1)
-            self._profile = profile(activities=activities, schedule=plan, on_trace_ready=write)
+            self._profile = profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True)
             self._profile.start()
 
     def step(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, fork, run, torchrun_environments
+from conftest import ROOT, fork, free_port, run, torchrun_environments
 from runs import final_state, ledger, losses, rows, sign
 
 import train
@@ -370,7 +370,7 @@ def launch(yaml: str, *flags: str) -> str:
         "--config_file",
         str(ROOT / "accelerate_configs" / yaml),
     ]
-    command += ["--num_processes", "1", str(ROOT / "train.py"), *TINY, *flags]
+    command += ["--num_processes", "1", "--main_process_port", str(free_port()), str(ROOT / "train.py"), *TINY, *flags]
     environment = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
     done = subprocess.run(command, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
