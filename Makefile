@@ -14,7 +14,7 @@ endif
 # nvidia-smi without a driver says so on its standard output: only a success counts.
 CARD := $(shell names=$$($(NVIDIA_SMI) --query-gpu=name --format=csv,noheader 2>/dev/null) && echo "$$names" | head -n 1)
 # The YAML for a number of these cards, the CPU's where there is none.
-preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from pretrain.machine import cards; \
+preset = accelerate_configs/$(shell $(PYTHON) -c 'import sys; from pretrain.base import cards; \
 	print(cards.preset(sys.argv[1], int(sys.argv[2])))' $(call quoted,$(CARD)) $(call quoted,$(1))).yaml
 ACCELERATE_CONFIG ?= $(call preset,1)
 # What `make ddp-train` takes: all cards of this machine; two processes where there is none.

@@ -14,16 +14,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pretrain.base import foreign
+from pretrain.base import cards, foreign
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.machine import cards
 
 try:
     from pretrain.data import shards, sources
     from pretrain.machine import doctor, forecast, verdicts
     from pretrain.machine.verdicts import Check
-    from pretrain.recipe import keys, reading, rules
+    from pretrain.recipe import keys, reading
 except ModuleNotFoundError as missing:  # before the packages are installed this is the first remedy
     sys.exit(f"error    packages: {missing.name} is not installed. Remedy: make environment, or "
              "pip install -r requirements.txt")  # fmt: skip
@@ -81,10 +80,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "price_per_machine_hour": (0 <= asked.price_per_machine_hour < float("inf"), "0 or more"),
     }
     faults = [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in limits.items() if not ok]
-    asked.card = asked.card and asked.card.lower()
-    if asked.card and cards.named(asked.card) is None:
-        near = rules.nearest(asked.card, [card.name for card in cards.CARDS])
-        faults.append(f"--card {asked.card}: no such card{near or f'; use one of {CARD_NAMES}'}")
+    if asked.card and cards.find(asked.card) is None:
+        faults.append(f"--card {asked.card}: not a known card; use one of {', '.join(cards.of_its_kind(asked.card))}")
     prices = asked.price_per_card_hour, asked.price_per_machine_hour
     if asked.card and asked.all_cards:
         faults.append("--card and --all_cards: give one of them")
@@ -210,7 +207,7 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=1) if asked.json else forecast.table(recipe, rows))
         return 0
     found = doctor.nvidia_smi() if not asked.card else []
-    card = cards.named(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
+    card = cards.find(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
     if card is None:
         here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
         raise BadInput(f"no card to estimate for: {here}; give --card, one of {CARD_NAMES}, or --all_cards")

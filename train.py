@@ -126,7 +126,8 @@ def train(
     first_step, waited_before, micro_batch = state.step, state.data_wait_seconds, plan.per_device_train_batch_size
     batches = TrainBatches(corpus, plan, device, rank)
     budget = TimeBudget(recipe.schedule, planned=state.planned)
-    profile = Profile(recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None, device)
+    to_profile = recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
+    profile = Profile(to_profile, device, clock)
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean; every process calls it."""
@@ -190,8 +191,7 @@ def train(
             clock.count(recipe.batch.tokens_per_step)
             state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
             checkpoints.saver.prepare(run.model, optimizer)
-            with clock.paused():  # a profile is written for seconds
-                profile.step()
+            profile.step()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows

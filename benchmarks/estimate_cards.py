@@ -22,7 +22,8 @@ import statistics
 import numpy as np
 
 from benchmarks.runs import ROOT, write_json
-from pretrain.machine import cards, estimate, forecast
+from pretrain.base import cards
+from pretrain.machine import estimate, forecast
 from pretrain.recipe import reading
 
 FITTED = [card for card in cards.CARDS if card.training and card.training.source == cards.SCRIPT]
@@ -86,7 +87,7 @@ def report() -> dict:
     error = {name: statistics.fmean(abs(left_out(card, **how) - 1) for card in FITTED) for name, how in ways.items()}
     print(f"within 10%    {near} of {len(FITTED)}, left out {near_left_out}")
     print("mean error    left out: " + ", ".join(f"{name} {100 * value:.1f}%" for name, value in error.items()))
-    with_flash = {name: dataclasses.replace(cards.named(name), capability=(8, 0)) for name in LANGUINI}
+    with_flash = {name: dataclasses.replace(cards.find(name), capability=(8, 0)) for name in LANGUINI}
     flash = {name: value / speed(with_flash[name], LANGUINI_SMALL) for name, value in LANGUINI.items()}
     print("no flash      languini's GPT small, measured / estimated with it: "
           + ", ".join(f"{name} {value:.2f}" for name, value in flash.items()))  # fmt: skip
@@ -166,7 +167,7 @@ def page(text: str) -> str:
         begin, cells = rf"^(\| [^|]+ \| `{card.name}\.yaml`: [^|]+ \|).*$", last_cells(card)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
         text = re.sub(rf"^\| {card.name} \|.*$", row_of_shares(card), text, flags=re.MULTILINE)
-    recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.named("a6000")
+    recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.find("a6000")
     before, begin, example = text.partition("## Before it costs")
     for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 4, 4 * 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
@@ -178,7 +179,7 @@ def arithmetic(text: str) -> str:
     """Return scripts/run_gpt2_124m.sh with the speeds and hours of its head as the code gives them."""
 
     def line(found: re.Match) -> str:
-        row = estimated(cards.named(found[2]), int(found[1]))
+        row = estimated(cards.find(found[2]), int(found[1]))
         return f"#   {found[1]}x {found[2]:9} {two_digits(row['tokens_per_second']):>11} {row['hours']:7.1f}"
 
     return re.sub(r"^#   (\d)x (\w+) +[\d,]+ +[\d.]+$", line, text, flags=re.MULTILINE)
@@ -189,7 +190,7 @@ def pages() -> dict[Path, str]:
     found = {}
     for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")):
         name, _, count = path.stem.partition("_x")
-        if card := cards.named(name):
+        if card := cards.find(name):
             found[path] = head(path.read_text(encoding="utf-8"), card, int(count or 1))
     for name in ("README.md", "docs/cards.md", "docs/figures.md"):
         found[ROOT / name] = page((ROOT / name).read_text(encoding="utf-8"))

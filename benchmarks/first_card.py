@@ -47,10 +47,11 @@ from importlib.metadata import PackageNotFoundError, version
 import yaml
 
 from benchmarks.runs import ROOT, commit, flag_words, gpt2_tokenizer, write_json
+from pretrain.base import cards
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
-from pretrain.machine import cards, doctor
+from pretrain.machine import doctor
 
 STARTED = time.monotonic()  # asking the card takes some of the time, too
 PACKAGES = ("torch", "transformers", "accelerate", "triton", "tokenizers", "numpy")

@@ -27,9 +27,10 @@ from importlib.metadata import version
 import torch
 
 from benchmarks.runs import ROOT, commit, write_json
+from pretrain.base import cards
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, is_out_of_memory
-from pretrain.machine import cards, estimate, hardware
+from pretrain.machine import estimate, hardware
 from pretrain.machine.accelerator import make_accelerator, prepare, sync_gradients
 from pretrain.model.build import build
 from pretrain.model.loss import loss_module

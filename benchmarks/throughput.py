@@ -63,9 +63,10 @@ from benchmarks.side_by_side import (
     summary,
     write_ids,
 )
+from pretrain.base import cards
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.machine import cards, estimate, hardware
+from pretrain.machine import estimate, hardware
 
 # The variants.
 

@@ -122,7 +122,7 @@ def test_what_is_asked_before_training_needs_no_torch():
 
 
 def test_cards_need_the_standard_library_only():
-    assert needed("machine/cards") <= sys.stdlib_module_names
+    assert needed("base/cards") <= sys.stdlib_module_names
 
 
 def test_training_needs_neither_evaluate_nor_datasets():

@@ -22,8 +22,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from pretrain.base import files
-from pretrain.machine import cards, estimate, forecast, verdicts
+from pretrain.base import cards, files
+from pretrain.machine import estimate, forecast, verdicts
 from pretrain.machine.verdicts import Check
 from pretrain.recipe import keys
 
@@ -80,7 +80,7 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
         size, known = card["memory_bytes"], cards.find(card["name"])
         text = card["name"] + (f", {size / 2**30:.1f} GiB" if size else "")
         text += ", compute capability {}.{}".format(*card["capability"]) if card["capability"] else ""
-        remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/machine/cards.py"
+        remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/base/cards.py"
         unknown = Check("card", verdicts.WARNING, f"{text}: not in our table, so MFU will be n/a", remedy)
         yield Check("card", verdicts.OK, text) if known else unknown
     works = bool(mine) or hidden or not driver

@@ -7,7 +7,7 @@ V vocabulary, T context, B sequences of a micro-batch.
 import dataclasses
 from collections.abc import Mapping
 
-from pretrain.machine.cards import Card
+from pretrain.base.cards import Card
 from pretrain.model.architectures import Shape
 from pretrain.optim.optimizers import OPTIMIZERS
 from pretrain.recipe import keys

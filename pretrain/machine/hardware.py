@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.utils._triton import has_triton_package
 
-from pretrain.machine import cards
+from pretrain.base import cards
 
 # Of a micro-batch. Others measured 2% from twice as many on an H100, 4% on an RTX 5090 (one GPT-2 124M script on 20
 # cards, RunPod, PyTorch 2.8).

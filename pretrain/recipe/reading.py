@@ -6,6 +6,8 @@ import dataclasses
 import logging
 import os
 import re
+import shlex
+import sys
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ import yaml
 
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.recipe import others, rules
+from pretrain.recipe import rules, translate
 from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
 from pretrain.recipe.rules import either, nearest, shown, type_name
 
@@ -108,6 +110,10 @@ TRAIN_MODES = {
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
     "extend_steps": (int, "train a finished wsd run so many steps longer, from before its decay phase, as another run"),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
+    "translate": (
+        str,
+        "print another trainer's command in our words, then each word that has no counterpart; then stop",
+    ),
 }
 
 
@@ -126,7 +132,12 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     Returns: the recipe, None with push_pending, which needs none; the modes given; and the argv by which another script
     reads the same recipe. Raises BadInput with every fault found.
     """
+    if argv[:1] == ["--translate"] and len(argv) > 1:
+        show_translation(argv[1] if len(argv) == 2 else shlex.join(argv[1:]))
+        raise SystemExit(0)
     flags, modes = read_flags(argv, "Pre-train GPT-2 from a recipe.", TRAIN_MODES)
+    if "translate" in modes:
+        raise BadInput("--translate: stands alone, before the whole command between quotes")
     if "push_pending" in modes:
         if flags or len(modes) > 1:
             raise BadInput(f"--push_pending {modes['push_pending']}: stands alone; leave the other flags out")
@@ -136,6 +147,21 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
     if "tasks" in flags and not recipe.evaluation.task_steps and "eval_only" not in modes:
         raise BadInput(f"--tasks {shown(flags['tasks'])}: has no effect with task_steps = 0; add --task_steps 250")
     return recipe, modes, reader_argv
+
+
+def show_translation(text: str) -> None:
+    """Write another program's command in our words, and a line for each word that has no counterpart.
+
+    Raises BadInput where nothing of it is known.
+    """
+    from pretrain.base import console  # here, for a refusal at the start needs no package
+
+    command, notes = translate.translate(sys.stdin.read() if text == "-" else text)
+    try:
+        parse_training(shlex.split(command.partition(" train.py ")[2]))
+    except BadInput as error:
+        notes += [f"it is refused: {line}" for line in error.lines]
+    console.write("\n".join([command, *notes, ""]))
 
 
 def argv_of(flags: Mapping[str, str | list[str]]) -> list[str]:
@@ -232,16 +258,27 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
         return read(action, words)
 
     parser._get_values = read_once  # type: ignore[method-assign, assignment]  # called each time that a flag is given
+    _refuse_foreign_help(parser.prog, argv)
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
-        faults = []
+        faults, foreign = [], False
         for word, value in zip(unknown, [*unknown[1:], ""], strict=True):
             flag = word.split("=")[0]  # its value may be a secret
             if word.startswith("-"):
-                unsaid = f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}"
-                faults.append(others.answer(flag, word.partition("=")[2] or value) or unsaid)
+                answer = translate.answer(flag, word.partition("=")[2] or value)
+                foreign |= answer is not None
+                faults.append(answer or f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}")
+        if foreign and (command := translate.command_of(parser.prog, argv)):
+            faults.append(f"the whole command here: {command}")
         raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
     return known
+
+
+def _refuse_foreign_help(script: str, argv: Sequence[str]) -> None:
+    """Raise BadInput for llm.c's ``-h 1``, HellaSwag, which would print the help instead."""
+    if re.search(r"\0-h\0[01]\0", "\0".join(["", *argv, ""])):
+        command = translate.command_of(script, argv)
+        raise BadInput([translate.answer("-h") or "", f"the whole command here: {command}"])
 
 
 def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
@@ -263,7 +300,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
     for name in [name for name in values if name not in FIELDS]:
         secret = "; secrets come from the environment or a login only" if SECRET.search(shown(name)) else ""
         unknown = f"{shown(name)}: no such key{secret or nearest(shown(name), FIELDS)}"
-        faults.append((not secret and others.answer(str(name))) or unknown)
+        faults.append((not secret and translate.answer(str(name))) or unknown)
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):

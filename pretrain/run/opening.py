@@ -9,12 +9,12 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel
 
+from pretrain.base import cards
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items
 from pretrain.evaluation.record import Task
-from pretrain.machine import cards
 from pretrain.machine.accelerator import prepare
 from pretrain.machine.facts import facts_of
 from pretrain.machine.fit import fit_micro_batch

@@ -12,6 +12,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from pretrain.base import files
+from pretrain.run.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,11 @@ class Profile:
     """Records a few updates of this process into ``folder``; without one it does nothing.
 
     Writes ``trace.json.gz`` (for https://ui.perfetto.dev) and ``table.txt``, and logs where they lie, or why there are
-    none.
+    none. The training's ``clock`` stands still meanwhile, for writing takes seconds.
     """
 
-    def __init__(self, folder: Path | None, device: torch.device):
-        self.on_card = device.type == "cuda"
+    def __init__(self, folder: Path | None, device: torch.device, clock: Clock):
+        self.on_card, self._clock = device.type == "cuda", clock
         self._profile, self._written = None, False
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,8 @@ class Profile:
     def step(self) -> None:
         """An update is done."""
         if self._profile is not None:
-            self._profile.step()
+            with self._clock.paused():
+                self._profile.step()
 
     def close(self) -> None:
         """End; a run shorter than the recording has none."""

@@ -13,9 +13,10 @@ from conftest import ROOT
 from pretend_cuda import A6000, CARDS, CUDA, RTX_3060, T4, on
 from torch.nn.attention.flex_attention import BlockMask
 
+from pretrain.base import cards
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import likelihood, sampling
-from pretrain.machine import cards, doctor, fit, hardware, probes
+from pretrain.machine import doctor, fit, hardware, probes
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
 from pretrain.model.attention import kernel_taken, within_documents
 from pretrain.model.build import build

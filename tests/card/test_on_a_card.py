@@ -15,8 +15,9 @@ import torch
 from conftest import RECIPE, ROOT, WORDS, Done, run
 from pretend_cuda import A6000, H200, T4, Card, on
 
+from pretrain.base import cards
 from pretrain.base.layout import read_metrics
-from pretrain.machine import cards, estimate, probes
+from pretrain.machine import estimate, probes
 from pretrain.recipe import reading
 from pretrain.run import checkpoint
 

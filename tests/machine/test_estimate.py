@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import estimate_cards, memory_card
-from pretrain.machine import cards, estimate
+from pretrain.base import cards
+from pretrain.machine import estimate
 from pretrain.model import build
 from pretrain.model.loss import CARD_ROWS
 from pretrain.recipe import keys
@@ -99,9 +100,9 @@ def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
         "| a card | `h200.yaml`: bf16, compiled | 64, 500,000, 43% | 128, 498,141 (a) |\n"
     )
     head = "# One H200: micro-batch 1 of GPT-2\n# 9 tokens/s, 1% MFU: estimated, not measured.\nnum_processes: 1\n"
-    written = estimate_cards.head(head, cards.named("h200"), 1)
+    written = estimate_cards.head(head, cards.find("h200"), 1)
     assert written.splitlines()[2].startswith("# Measured by others: 498,141 tokens/s, micro-batch 128 (plain PyTorch")
-    assert estimate_cards.head(written, cards.named("h200"), 1) == written
+    assert estimate_cards.head(written, cards.find("h200"), 1) == written
     assert "# 500,000 tokens/s, 43% MFU: est" in written and "micro-batch 64 of" in written
 
 
@@ -117,7 +118,7 @@ def test_no_card_is_estimated_faster_than_its_peak(card):
 
 def test_llm_c_s_published_speeds_lie_within_a_tenth():
     for name, measured in (("h100", 468_000), ("a100", 218_000)):
-        assert estimate_cards.speed(cards.named(name)) == pytest.approx(measured, rel=0.1)
+        assert estimate_cards.speed(cards.find(name)) == pytest.approx(measured, rel=0.1)
 
 
 def test_the_estimate_is_the_fit_to_all_cards_of_one_script_and_within_a_tenth_for_fourteen_of_twenty(capsys):
@@ -141,7 +142,7 @@ def test_the_estimate_is_the_fit_to_all_cards_of_one_script_and_within_a_tenth_f
 
 
 def test_a_card_without_flash_attention_is_slower_and_computing_again_costs_its_work():
-    old = cards.named("v100")
+    old = cards.find("v100")
     newer = dataclasses.replace(old, capability=(8, 0))
     with_it, without = (estimate.seconds_per_token(GPT2, card) for card in (newer, old))
     assert without == with_it / estimate.WITHOUT_FLASH
@@ -190,7 +191,7 @@ def test_memory_knows_what_muon_and_8_bits_save():
 
 def test_more_cards_take_less_time_but_not_less_energy():
     about = {"tokens": 10**10, "tokens_per_step": 2**19}
-    one, eight = (estimate.run(GPT2, cards.named("a6000"), **about, count=count) for count in (1, 8))
+    one, eight = (estimate.run(GPT2, cards.find("a6000"), **about, count=count) for count in (1, 8))
     assert one["hours"] / 8 < eight["hours"] < one["hours"]
     assert eight["kilowatt_hours"] > one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
 

@@ -5,7 +5,8 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-from pretrain.machine import cards, doctor, verdicts
+from pretrain.base import cards
+from pretrain.machine import doctor, verdicts
 
 # What the wheels hold (torch.cuda.get_arch_list()), as far as these tests need it.
 CU126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()  # noqa: SIM905

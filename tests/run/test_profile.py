@@ -7,11 +7,12 @@ import torch
 from torch.autograd import DeviceType
 
 from pretrain.run import profile as profiling
+from pretrain.run.clock import Clock
 
 
 def test_a_run_too_short_for_a_profile_logs_so_beside_an_earlier_one(tmp_path, caplog):
     (tmp_path / "table.txt").write_text("of the attempt before")
-    profile = profiling.Profile(tmp_path, torch.device("cpu"))
+    profile = profiling.Profile(tmp_path, torch.device("cpu"), Clock(1, None))
     profile.step()
     profile.close()
     (line,) = caplog.messages
@@ -23,7 +24,7 @@ def test_a_profile_counts_each_operation_once_by_its_kind_and_an_optimizers_prod
     optimizer = torch.optim.Muon([weight])
     took = []
     for products in (True, False):
-        profile = profiling.Profile(tmp_path / str(products), torch.device("cpu"))
+        profile = profiling.Profile(tmp_path / str(products), torch.device("cpu"), Clock(1, None))
         for _ in range(profiling.SKIPPED + profiling.WARM_UP + profiling.RECORDED):
             weight.grad = other @ other if products else torch.ones_like(weight)
             optimizer.step()

@@ -21,7 +21,8 @@ from conftest import ROOT, fork
 
 import check_setup
 from benchmarks.runs import once
-from pretrain.machine import cards, doctor, forecast, verdicts
+from pretrain.base import cards
+from pretrain.machine import doctor, forecast, verdicts
 from pretrain.model.build import build
 from pretrain.recipe import keys, reading
 
@@ -223,7 +224,7 @@ def test_without_packages_the_first_thing_said_is_how_to_install_them():
 def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "nvidia_smi", list)
     for flags, words in (
-        (["--estimate", "--card", "a600"], "--card a600: no such card; did you mean a6000?"),
+        (["--estimate", "--card", "a600"], "--card a600: not a known card; use one of a6000, "),
         (["--estimate", "--card", "zzz"], "use one of t4, v100"),
         (["--estimte"], "--estimte: no such flag; did you mean --estimate?"),
         (["--card", "t4", "--count", "0"], "--count 0: must be 1 or more"),

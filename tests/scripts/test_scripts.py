@@ -17,7 +17,8 @@ from conftest import ROOT
 from huggingface_hub import JobHardware
 from huggingface_hub.cli.hf import app
 
-from pretrain.machine import cards, estimate
+from pretrain.base import cards
+from pretrain.machine import estimate
 from pretrain.recipe import reading
 
 RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm_2x8.sh"
@@ -213,7 +214,7 @@ def test_the_heads_speeds_and_hours_are_the_formulas():
     rows = re.findall(r"^#   (\d)x (\w+) +([\d,]+) +([\d.]+)$", RUN.read_text(), re.MULTILINE)
     assert len(rows) == 7
     for count, name, speed, hours in rows:
-        card = cards.named(name)
+        card = cards.find(name)
         done = estimate.run(GPT2, card, tokens=19073 * 2**19, tokens_per_step=2**19, count=int(count))
         assert float(speed.replace(",", "")) == float(f"{done['tokens_per_second']:.2g}")
         assert float(hours) == round(done["hours"], 1)

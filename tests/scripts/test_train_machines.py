@@ -17,9 +17,9 @@ from conftest import ROOT, fork, free_port, run, torchrun_environments
 from runs import final_state, ledger, losses, rows, sign
 
 import train
-from pretrain.base import files
+from pretrain.base import cards, files
 from pretrain.base.errors import BadInput
-from pretrain.machine import cards, estimate, hardware
+from pretrain.machine import estimate, hardware
 from pretrain.machine.accelerator import refuse_missing_kernels
 from pretrain.machine.fit import propose_micro_batch
 from pretrain.recipe import keys, reading

@@ -3,7 +3,7 @@
 import pytest
 from described_cards import CARDS, PROCESSORS
 
-from pretrain.machine import cards
+from pretrain.base import cards
 
 
 @pytest.mark.parametrize("name", sorted(set(CARDS) - {"unknown"}))

@@ -7,11 +7,11 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from conftest import ROOT
 
-from pretrain.machine import cards
+from pretrain.base import cards
 
 # What is left is for any card: cpu, mps, conservative, sharded, several machines.
 CARD_PRESETS = [
-    path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")) if cards.named(path.stem.partition("_x")[0])
+    path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")) if cards.find(path.stem.partition("_x")[0])
 ]
 
 
@@ -33,7 +33,7 @@ CARD_PRESETS = [
     ],
 )
 def test_a_card_is_found_by_the_drivers_name(driver, name):
-    assert cards.find(driver).name == name == cards.named(name).name
+    assert cards.find(driver).name == name == cards.find(name).name
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_card_never_measured_in_products_is_taken_at_the_share_that_its_kind_r
 
 def test_bf16_tf32_and_flash_come_with_ampere():
     assert [card.name for card in cards.CARDS if not card.modern] == ["t4", "v100"]
-    assert {card.precision for card in cards.CARDS if card.modern} == {"bf16"} != {cards.named("t4").precision}
+    assert {card.precision for card in cards.CARDS if card.modern} == {"bf16"} != {cards.find("t4").precision}
 
 
 def test_the_peak_is_the_named_cards_with_tensor_cores_only():
@@ -84,7 +84,7 @@ def test_the_peak_is_the_named_cards_with_tensor_cores_only():
 @pytest.mark.parametrize("card", CARD_PRESETS, ids=lambda path: path.stem)
 def test_a_preset_asks_for_what_its_card_can(card):
     name, _, count = card.stem.partition("_x")
-    known, text = cards.named(name), card.read_text()
+    known, text = cards.find(name), card.read_text()
     loaded = load_config_from_file(str(card))
     assert loaded.mixed_precision == known.precision and loaded.num_processes == int(count or 1)
     assert loaded.distributed_type.value == ("MULTI_GPU" if count else "NO")

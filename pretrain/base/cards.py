@@ -5,6 +5,7 @@ NVIDIA prints large are twice that where they count sparsity, and twice that aga
 fp32 at half the rate. MFU stands against it; estimates take the rate that matrix products reached.
 """
 
+import difflib
 import re
 import statistics
 from dataclasses import dataclass
@@ -176,14 +177,39 @@ def reached_share(geforce: bool) -> float:
     )
 
 
-def find(driver_name: str) -> Card | None:
-    """Return the card that the driver calls by this whole name, or None: a Ti, a laptop's, a slice is another."""
-    return next((card for card in CARDS if re.fullmatch(card.pattern, driver_name)), None)
+def find(name: str) -> Card | None:
+    """Return the card of this name, or None: a Ti, a laptop's, a slice is another.
+
+    Args:
+        name: the driver's whole one (NVIDIA A100-SXM4-40GB), ours (a100_40gb), or as people write it (rtx_a6000, 4090).
+    """
+    wholes = (name, f"NVIDIA {name}", f"NVIDIA GeForce {name}")
+    for card in CARDS:
+        if any(re.fullmatch(card.pattern, whole, re.IGNORECASE) for whole in wholes):
+            return card
+    bare = _bare(name)
+    return next((card for card in CARDS if bare in (_bare(card.name), f"{_bare(card.name)}{card.memory_gib}gb")), None)
 
 
-def named(name: str) -> Card | None:
-    """Return the card of this short name (``a6000``)."""
-    return next((card for card in CARDS if card.name == name), None)
+def of_its_kind(name: str) -> list[str]:
+    """Return the known cards that are nearest to an unknown one, of its series only; all where none is of its series."""
+    bare = _bare(name)
+    series = {
+        _bare(card.name): card.name for card in CARDS if _series(bare) and _series(_bare(card.name)) == _series(bare)
+    }
+    if not series:
+        return [card.name for card in CARDS]
+    return [series[near] for near in difflib.get_close_matches(bare, series, n=4, cutoff=0.0)]
+
+
+def _bare(name: str) -> str:
+    return re.sub("^(nvidia|geforce|quadro|tesla|rtx)*", "", re.sub(r"[^a-z0-9]", "", name.lower()))
+
+
+def _series(bare: str) -> tuple[str, str] | None:
+    """Return the letters before the number, and where there are none the generation; ``ada`` is one of its own."""
+    found = re.match(r"([a-z]*)(\d+)(.*)", bare)
+    return found and (found[1], "ada" if found[3] == "ada" else "" if found[1] else found[2][:2])
 
 
 def peak_flops(driver_name: str, precision: str) -> float | None:

@@ -1,0 +1,422 @@
+"""The commands of other trainers in our words, by the rules of translations.yaml beside this file."""
+
+import ast
+import contextlib
+import dataclasses
+import fnmatch
+import functools
+import operator
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.base import cards
+from pretrain.base.errors import BadInput
+from pretrain.recipe import rules
+from pretrain.recipe.keys import FIELDS, SIZES
+from pretrain.recipe.rules import shown
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = {path.name for path in ROOT.glob("*.py")}
+LAUNCHERS = ("mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed")
+LAUNCHERS += ("torch.distributed.run", "torch.distributed.launch")  # python -m
+# What a launcher's flags state, under the names of accelerate launch; its others say nothing of a run.
+LAUNCH_FLAGS = {
+    **dict.fromkeys(("np", "n", "nproc_per_node", "num_processes", "num_gpus"), "processes"),
+    **dict.fromkeys(("nnodes", "num_machines"), "num_machines"),
+    **dict.fromkeys(("node_rank", "machine_rank"), "machine_rank"),
+    **dict.fromkeys(("master_addr", "main_process_ip"), "main_process_ip"),
+    **dict.fromkeys(("master_port", "main_process_port"), "main_process_port"),
+    **{name: name for name in ("config_file", "mixed_precision", "dynamo_backend")},
+}
+MACHINES = ("num_machines", "machine_rank", "main_process_ip", "main_process_port")
+BARE = ("standalone", "multi_gpu", "cpu", "no_python", "oversubscribe", "allow-run-as-root")  # no word follows these
+SETTING = re.compile(r"""["']?(\w+)["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^,}\n#]+)""")  # of a pasted dict or file
+OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Gt: operator.gt, ast.Eq: operator.eq}
+MODES = ("eval_only", "profile")  # flags of train.py that take no value
+
+
+@dataclasses.dataclass
+class Command:
+    """A command as it was typed.
+
+    Attributes:
+        environment: words as ``CUDA_VISIBLE_DEVICES=0`` before it.
+        launch: what its launcher was told, by the names of accelerate launch.
+        first: the first word behind the program, where it is not a flag.
+        flags: with their dashes, and their values; of a list the values are lines, "" is none.
+    """
+
+    environment: list[str] = dataclasses.field(default_factory=list)
+    launch: dict[str, str] = dataclasses.field(default_factory=dict)
+    program: str = ""
+    first: str = ""
+    flags: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+
+@functools.cache
+def book() -> dict[str, Any]:
+    """Return translations.yaml, with a row for each name of a flag: trainer -> name -> rule."""
+    found = yaml.safe_load(Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8"))
+    for trainer, rows in found["trainers"].items():
+        found["trainers"][trainer] = {name: rule for names, rule in rows.items() for name in str(names).split(", ")}
+    return found
+
+
+def answer(flag: str, value: str = "") -> str | None:
+    """Return whose ``flag`` (as typed, with its dashes) is and what stands for it here; None: nobody's that is known.
+
+    Args:
+        value: the word behind it; only a card's name, which leads to its YAML, is used.
+    """
+    trainer, rule = _rule_of(flag)
+    if rule is None:
+        return None
+    if rule == "launch.card":
+        known = cards.find(value)
+        file = f"{known.name if known else 'CARD'}.yaml"
+        here = f"not needed: accelerate launch --config_file accelerate_configs/{file} train.py; plain python train.py "
+        here += "chooses precision, compiler and micro-batch by itself"
+    else:
+        here = _in_words(rule, value)
+    return f"{flag}: a flag of {trainer}; here {here}"
+
+
+def command_of(script: str, argv: Sequence[str]) -> str | None:
+    """Return the command that started this process in our words, None where it has none.
+
+    Its launcher is what the parent process was started with, where the system shows that.
+    """
+    words = ["python", script]
+    parent = Path(f"/proc/{os.getppid()}/cmdline")
+    if parent.is_file():
+        launched = parent.read_bytes().decode(errors="replace").split("\0")
+        names = [Path(word).name for word in launched]
+        words = [*launched[: names.index(script)], script] if script in names else words
+    try:
+        return translate(shlex.join([*words, *argv]))[0]
+    except BadInput:
+        return None
+
+
+def translate(text: str) -> tuple[str, list[str]]:
+    """Return our command for another program's, and a line for each word of it that has no counterpart.
+
+    Args:
+        text: the whole command, with its launcher; or a block of settings, as ``"batch_size": 8, "max_length": 768``.
+
+    Raises BadInput where neither its program nor any of its flags is known.
+    """
+    typed = _parse(text)
+    program = _program_of(typed)
+    ours = Path(typed.program).name
+    script = ours if ours in SCRIPTS and not program else program.get("script", "train.py")
+    trainer = program.get("trainer") or _likeliest(typed)
+    scripted = ours in SCRIPTS or ours.endswith(".py") or not ours  # a block of settings has no program
+    if not program and not (scripted and any(_rule_of(flag)[1] is not None for flag, _ in typed.flags)):
+        raise BadInput(f"{shown(text)[:200]}: neither this program nor any of its flags is known here")
+    values, notes = _values(typed, trainer, program, script)
+    recipe = _recipe_of(values, program)
+    values = _computed(values, notes, yaml.safe_load(_read(recipe)) or {})
+    return _composed(typed, program, script, recipe, values, notes), list(notes.values())
+
+
+# A command's parts.
+
+
+def _parse(text: str) -> Command:
+    text = re.sub(r"\\\r?\n", " ", text.strip()).removeprefix("$ ")
+    if re.match(r"""[{"']|\w+\s*[:=]\s""", text):
+        return Command(flags=[(f"--{name}", value.strip().strip("\"'")) for name, value in SETTING.findall(text)])
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError as error:
+        raise BadInput(f"{shown(text)[:200]}: {error}: put the whole command between two quotes of one kind") from None
+    ends = [number for number, word in enumerate(words) if re.fullmatch(r"[;&|<>]+", word)]
+    if ends and words[ends[0]] in (";", "&&") and ends[0] + 1 < len(words):  # as behind `cd folder &&`
+        return _parse(shlex.join(words[ends[0] + 1 :]))
+    words = words[: ends[0]] if ends else words
+    found, launched = Command(), False
+    while words and not found.program:
+        word, name = words[0], Path(words[0]).name
+        flag, equals, value = words.pop(0).partition("=")
+        flag = flag.lstrip("-").replace("-", "_")
+        if word.startswith("-"):
+            if launched and flag not in BARE and word != "-m":
+                value = value if equals else words.pop(0) if words else ""
+                found.launch |= {LAUNCH_FLAGS[flag]: value} if flag in LAUNCH_FLAGS else {}
+        elif equals:
+            found.environment.append(word)
+        elif name in LAUNCHERS:
+            launched = True
+        elif name == "make":
+            found.program = " ".join([name, *words[:1]])
+            words = words[1:]
+        elif name not in ("uv", "run", "launch", "nohup", "time") and not re.fullmatch(r"python[\d.]*", name):
+            found.program = word.removeprefix("./")
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        if equals and found.program.startswith("make "):
+            flag = f"--{flag}"
+        if not flag.startswith("-"):
+            found.first = found.first or flag
+            continue
+        while not equals and words and not re.match(r"-+[A-Za-z]", words[0]):
+            value = f"{value}\n{words.pop(0)}".strip()
+        settings = SETTING.findall(value.replace(",", "\n")) if _name(flag) == "config_overrides" else []
+        found.flags += [(f"--{name}", setting.strip()) for name, setting in settings] or [(flag, value)]
+    return found
+
+
+def _program_of(typed: Command) -> dict[str, Any]:
+    """Return the program's row, an empty one where it has none."""
+    for row in book()["programs"]:
+        for pattern in (row["program"], f"*/{row['program']}"):
+            fits = fnmatch.fnmatchcase(typed.program, pattern)
+            if fits or fnmatch.fnmatchcase(f"{typed.program} {typed.first}", pattern):
+                return row
+    return {}
+
+
+def _likeliest(typed: Command) -> str:
+    """Return the trainer that knows most of the flags."""
+    return max(book()["trainers"], key=lambda trainer: sum(_row(trainer, flag) is not None for flag, _ in typed.flags))
+
+
+# Its flags.
+
+
+def _name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _row(trainer: str, flag: str) -> Any:
+    """Return a trainer's rule for a flag, or None; only llm.c's have one dash. A key of a recipe has none."""
+    if flag.startswith("-") and flag.startswith("--") == (trainer == "llm.c"):
+        return None
+    rows = book()["trainers"][trainer]
+    return next((rule for name, rule in rows.items() if fnmatch.fnmatchcase(_name(flag), name)), None)
+
+
+def _rule_of(flag: str, first: str | None = None) -> tuple[str, Any]:
+    """Return whose flag it is, of trainer ``first`` before the others, and its rule; None where it is nobody's."""
+    for trainer in filter(None, (first, *book()["trainers"])):
+        if (rule := _row(trainer, flag)) is not None:
+            return trainer, rule
+    return "", None
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _number(value: Any) -> Any:
+    """Return the number that a text is, all else as text."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(_text(value))
+    return _text(value)
+
+
+def _in_words(rule: Any, value: str) -> str:
+    """Return what a rule gives for a value, or for each that there is, for the answer to a single flag."""
+
+    def target(name: str) -> str:
+        return f"YAML {name.removeprefix('launch.')}".replace("YAML yaml", "YAML") if "launch." in name else name
+
+    if isinstance(rule, str):
+        return "it is: " + ", ".join(map(target, rule.split()))
+    if "none" in rule:
+        return f"not needed: {rule['none']}"
+    given = {key: value for key, value in rule.items() if key not in ("when", "note")}
+    said = [target(key) + f" = {formula}" * (formula != "value") for key, formula in given.items()]
+    cases = {_text(case): put for case, put in rule.get("when", {}).items()}
+    for case, put in cases.items() if value.lower() not in cases else [(value.lower(), cases[value.lower()])]:
+        here = ", ".join(f"{target(key)} {_text(literal).replace('= value', 'VALUE')}" for key, literal in put.items())
+        said.append(here if case == "*" else f"{case}: {here or 'as it is'}")
+    return f"it is: {'; '.join(said)}" + (f" ({rule['note']})" if "note" in rule else "")
+
+
+def _values(
+    typed: Command, trainer: str, program: Mapping[str, Any], script: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return values by our keys, a (formula, names) where one is to be computed; and notes by flag."""
+    dash = "-" if trainer == "llm.c" else "--"
+    stated = {_name(flag) for flag, _ in typed.flags}
+    defaults = [(f"{dash}{k}", _text(v)) for k, v in program.get("defaults", {}).items() if k not in stated]
+    names = {_name(flag): _number(value) for flag, value in [*defaults, *typed.flags]}
+    values: dict[str, Any] = {f"launch.{key}": value for key, value in typed.launch.items()}
+    notes: dict[str, str] = {}
+    for given in (defaults, typed.flags):
+        plain: dict[str, Any] = {}  # goes before a formula that gives the same key
+        for flag, value in given:
+            owner, rule = _rule_of(flag, trainer)
+            known = _name(flag) in FIELDS or _name(flag) in ("recipe", "size", *MODES) or script != "train.py"
+            for key, put in _puts(_name(flag) if known and owner != trainer else rule, value):
+                if key == "none":
+                    notes[flag] = f"{' '.join([flag, *value.splitlines()])}: {put}"
+                elif isinstance(put, tuple):
+                    values[key] = (*put, names | {"value": value})
+                else:
+                    plain[key] = put
+        values |= plain
+    return values, notes
+
+
+def _puts(rule: Any, value: str) -> Iterator[tuple[str, Any]]:
+    """Yield our keys and values for one flag; a tuple holds a formula, ``none`` stands before a reason."""
+    if rule is None:
+        yield "none", "not known here; left out"
+    elif isinstance(rule, str):
+        yield from ((key, value or "true") for key in rule.split())
+    elif "none" in rule:
+        yield "none", rule["none"]
+    elif "when" in rule:
+        cases = {_text(case): put for case, put in rule["when"].items()}
+        put = cases.get((value or "true").lower(), cases.get("*"))
+        if put is None:
+            yield (
+                "none",
+                "; ".join([f"must be {rules.either(list(cases))}", *([rule["note"]] if "note" in rule else [])]),
+            )
+        for key, literal in (put or {}).items():
+            yield key, (literal[1:].strip(),) if str(literal).startswith("=") else _text(literal)
+    else:
+        yield from ((key, (formula,)) for key, formula in rule.items() if key != "note")
+
+
+def _recipe_of(values: dict[str, Any], program: Mapping[str, Any]) -> str:
+    """Return the path of the recipe that was given, or that fits the values, or the program's."""
+    if "recipe" in values:
+        return values.pop("recipe")
+    row = program if "recipe" in program else book()["default"]
+    for words, recipe in row.get("fits", {}).items():
+        key, *value = words.split()
+        if key in values and value in ([], [values[key]]):
+            return f"recipes/{recipe}.yaml"
+    return f"recipes/{row['recipe']}.yaml"
+
+
+def _read(recipe: str) -> str:
+    path = Path(recipe) if Path(recipe).is_file() else ROOT / recipe
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _computed(values: Mapping[str, Any], notes: dict[str, str], base: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values as text, formulas computed, without those that the recipe ``base`` has, too.
+
+    A formula whose numbers are not all given becomes a note.
+    """
+    given = (
+        dict(base) | {"processes": 1} | {k.removeprefix("launch."): v for k, v in values.items() if not isinstance(v, tuple)}
+    )
+    numbers = {name: _number(value) for name, value in given.items()}
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, tuple):
+            formula, theirs = value
+            names = {name: n for name, n in (numbers | theirs).items() if isinstance(n, (int, float))}
+            names |= {name: text for name, text in theirs.items() if not isinstance(text, (int, float))}
+            try:
+                result = _evaluate(ast.parse(formula, mode="eval").body, names)
+            except KeyError as error:
+                notes[key] = f"{key} = {formula}: {error.args[0]} is not given; the recipe's value stays"
+                continue
+            numbers[key] = result
+            value = (
+                f"{result:.6g}"
+                if isinstance(result, float) and result % 1
+                else _text(result if isinstance(result, str) else int(result))
+            )
+        found[key] = value
+
+    def same(key: str) -> bool:
+        if key == "size":
+            return SIZES.get(found[key]) == tuple(base.get(name) for name in ("n_layer", "n_head", "n_embd"))
+        stated = base.get(key, FIELDS[key].default) if key in FIELDS else None
+        return _number(found[key]) == _number(stated[0] if isinstance(stated, list) and len(stated) == 1 else stated)
+
+    return {key: value for key, value in found.items() if not same(key)}
+
+
+def _evaluate(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """Return the value of a formula: arithmetic, comparisons, ``a if b else c``; raises KeyError for an unknown name."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return names[node.id]
+        case ast.BinOp():
+            return OPERATORS[type(node.op)](_evaluate(node.left, names), _evaluate(node.right, names))
+        case ast.Compare(ops=[op], comparators=[right]):
+            return OPERATORS[type(op)](_evaluate(node.left, names), _evaluate(right, names))
+        case ast.UnaryOp(op=ast.USub()):
+            return -_evaluate(node.operand, names)
+        case ast.IfExp():
+            return _evaluate(node.body if _evaluate(node.test, names) else node.orelse, names)
+        case ast.Call(func=ast.Name(id="folder"), args=[path]):
+            return os.path.dirname(_evaluate(path, names))  # noqa: PTH120
+    raise AssertionError(f"translations.yaml: {ast.unparse(node)}")
+
+
+# Ours.
+
+
+def _composed(
+    typed: Command, program: Mapping[str, Any], script: str, recipe: str, values: dict[str, str], notes: dict[str, str]
+) -> str:
+    """Return the whole command of ours."""
+    launch = {key.removeprefix("launch."): values.pop(key) for key in list(values) if key.startswith("launch.")}
+    words = [*typed.environment, "python", script]
+    if script == "train.py":
+        words = [*typed.environment, *_launcher(launch, program, notes), script]
+    if script in ("train.py", "prepare_data.py"):
+        words += ["--recipe", recipe]
+    elif script == "check_setup.py" and (card := launch.get("card")):
+        words += ["--card", card]
+    elif script in ("eval_hellaswag.py", "generate.py") and "model" not in values:
+        words += ["--model", "openai-community/gpt2"]
+    for key, value in values.items():
+        words += [f"--{key}"] if key in MODES or not value else [f"--{key}", *value.splitlines()]
+    return shlex.join(words)
+
+
+def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict[str, str]) -> list[str]:
+    """Return the words before train.py."""
+
+    def count(key: str) -> int:
+        return int(launch.get(key, "1")) if launch.get(key, "1").isdecimal() else 1
+
+    machines, processes = count("num_machines"), count("processes")
+    asked = launch.get("card", program.get("card", "auto"))
+    card = cards.find(asked)
+    if card is None and asked != "auto":
+        notes["card"] = f"{asked}: not a known card; of its kind are known: {', '.join(cards.of_its_kind(asked))}"
+    stem = launch.get("yaml") or (cards.preset(asked, processes) if card else "")
+    file = launch.get("config_file") or (f"accelerate_configs/{stem}.yaml" if stem else "")
+    chosen = {key: launch[key] for key in ("mixed_precision", "dynamo_backend") if key in launch}
+    if not file and not {"fp16", "no"} & set(chosen.values()):
+        chosen = {}  # as plain python train.py chooses by itself
+    if not file and chosen:
+        file, stem = "accelerate_configs/conservative.yaml", "conservative"
+    if not file and processes * machines == 1:
+        return ["python"]
+    where = [word for key in MACHINES if key in launch for word in (f"--{key}", launch[key])]
+    if not file:
+        notes["card"] = "no card is named; with its YAML the command begins: accelerate launch --config_file "
+        notes["card"] += f"accelerate_configs/CARD.yaml --multi_gpu --num_processes {processes * machines} train.py"
+        names = dict(zip(MACHINES, ("nnodes", "node_rank", "master_addr", "master_port"), strict=True))
+        there = [word for key in MACHINES if key in launch for word in (f"--{names[key]}", launch[key])]
+        return ["torchrun", *(there or ["--standalone"]), "--nproc_per_node", str(processes)]
+    several = ["--multi_gpu"] * ("_x" not in file)
+    more = [*several, "--num_processes", str(processes * machines)] if processes * machines > 1 else []
+    more += [word for key, value in chosen.items() for word in (f"--{key}", value)]
+    return ["accelerate", "launch", "--config_file", file, *more, *where]
