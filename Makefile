@@ -40,7 +40,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 2, 16))')
 
 .DEFAULT_GOAL := help
-.PHONY: help environment venv check-setup gpu-status card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean test-null-card
+.PHONY: help environment venv check-setup gpu-status presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean test-null-card
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ gpu-status: ## each card's use, memory, watts and temperature
 		--format=csv,noheader 2>/dev/null) && echo "$$table" | awk -F ', ' \
 		'BEGIN {row = "%-4s %-32s %6s %12s %12s %10s %5s\n"; printf row, "card", "name", "use", "memory", "of", "power", "°C"} \
 		{printf row, $$1, $$2, $$3, $$4, $$5, $$6, $$7}' || echo "no NVIDIA driver answers here"
+
+presets: $(VENV)/.installed ## write accelerate_configs/ and the tables of cards anew from pretrain/base/cards.py
+	$(BIN)/python benchmarks/estimate_cards.py --write >/dev/null
 
 card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak of GPT-2 124M, and the row to send us
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report

@@ -6,7 +6,7 @@
 Seconds a token are C (1 / M + 1 / R) + B / (b W): C FLOPs computed, M the rate of matrix products that others measured
 on the card (where nobody did, a share of its peak), B bytes moved, W the bandwidth. R and b have the least sum of
 relative errors over the twenty cards of one script, none left out and none with a coefficient of its own. A coefficient
-before M would not be told: from 0.9 to 1.2 all fit alike. No card was measured by us.
+before M would not be told: from 0.9 to 1.2 all fit alike. Our own figure of an H100 is no part of the fit.
 """
 
 import sys
@@ -118,42 +118,73 @@ def two_digits(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def by_others(card: cards.Card) -> str:
-    """Return what others measured, in the words of a YAML's head."""
-    if not card.training:
-        return "n/a, never measured."
-    size = f", micro-batch {card.training.micro_batch}" if card.training.micro_batch else ""
-    return f"{card.training.figure:,} tokens/s{size} ({card.training.source})."
+def speed_in_words(known: cards.Measured, card: cards.Card) -> str:
+    """Return a measured speed of one card, as a YAML's head gives it."""
+    size = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
+    mfu = known.figure * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e12
+    return f"{size}{known.figure:,} tokens/s, {mfu:.0%} MFU ({known.source})"
 
 
-def head(text: str, card: cards.Card, count: int) -> str:
-    """Return a YAML with the figures of its head as the code gives them; those of others stand on single cards."""
-    row = estimated(card, count)
-    text = re.sub(r"(?<=micro-batch )\d+(?= of GPT-2)", str(row["per_device_train_batch_size"]), text, count=1)
-    figures = f"# {two_digits(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
-    text = re.sub(r"^# [\d,]+ tokens/s, \d+% MFU", figures, text, count=1, flags=re.MULTILINE)
-    text = re.sub(r"^# Measured by others: .*\n", "", text, flags=re.MULTILINE)
+def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
+    """Return a card's YAML; of ``text``, the one that there is, the card's name in the first line stays."""
+    row, (name, precision) = estimated(card, count), (re.match("# .*", text)[0].partition("):")[0], card.precision)
+    compiled = forecast.compiles(card.name)
+    lines = [f"{name}): {precision}, {'compiled' if compiled else 'not compiled'}."]
+    lines.append(
+        f"#   accelerate launch --config_file accelerate_configs/{stem}.yaml train.py --recipe recipes/gpt2_124m.yaml"
+    )
+    link = f", over {'NVLink' if card.link_gigabytes_per_second > 100 else 'PCIe'}" * (count > 1)
+    figures = f"micro-batch {row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])} tokens/s"
+    lines.append(
+        f"# estimated: {figures}, {100 * row['mfu']:.0f}% MFU{link}: GPT-2 124M (pretrain/machine/estimate.py)"
+    )
     if count == 1:
-        estimate_line = r"(?<=not measured\.\n)"
-        text = re.sub(estimate_line, f"# Measured by others: {by_others(card)}\n", text, count=1)
-    return text
+        good, excellent = forecast.good_mfus(card)
+        others = speed_in_words(card.training, card) if card.training else "n/a, never measured"
+        lines += [f"# by others: {others}"]
+        lines += [f"# by us: {speed_in_words(card.ours, card)}" if card.ours else "# by us: not measured"]
+        lines += [f"# MFU: good from {good:.0%}, excellent {excellent:.0%}"]
+    if card.advised:
+        lines.append(f"# often advised: micro-batch {card.advised}")
+    lines += [line for line in text.splitlines() if "pip install" in line or line.startswith("# claimed: ")]
+    several = count > 1
+    lines += ["compute_environment: LOCAL_MACHINE # not a cloud service"]
+    lines += [
+        "distributed_type: MULTI_GPU        # DDP: a process a card, gradients averaged"
+        if several
+        else 'distributed_type: "NO"             # one process'
+    ]
+    lines += [f"num_processes: {count}                   # cards" if several else "num_processes: 1"]
+    why = "fp32 weights, bf16 matrix products" if precision == "bf16" else "no bf16 before Ampere; gradients are scaled"
+    lines += [f"mixed_precision: {precision}              # {why}"]
+    if compiled:
+        lines += ["dynamo_config:"]
+        lines += ["  dynamo_backend: INDUCTOR         # torch.compile; the first step takes a minute or two longer"]
+    return "\n".join([*lines, ""])
 
 
-def last_cells(card: cards.Card) -> str:
-    """Return the last two cells of a card's row of docs/cards.md: estimated, measured by others."""
-    row, known = estimated(card), card.training
-    said = f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"
-    if not known:
-        return f"{said} | n/a, never measured"
-    return f"{said} | {known.micro_batch or 'n/a'}, {known.figure:,} ({letter(known.source)})"
+def last_cells(card: cards.Card, *, all_of_them: bool) -> str:
+    """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, and what is advised."""
+    row, known, mine = estimated(card), card.training, card.ours
+    cells = [f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"]
+    cells.append(f"{known.micro_batch or 'n/a'}, {known.figure:,} ({letter(known.source)})" if known else "n/a")
+    if all_of_them:
+        cells += [f"{mine.micro_batch}, {mine.figure:,}" if mine else "-", card.advised or "-"]
+    return " | ".join(cells)
 
 
 def row_of_shares(card: cards.Card) -> str:
-    """Return a card's row of docs/figures.md: its peak, the MFU estimated, the MFU that others reached."""
-    known = card.training
-    reached = known.figure * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e10 if known else 0.0
-    by_others = f"{reached:.0f}% ({letter(known.source)})" if known else "n/a, never measured"
-    return f"| {card.name} | {card.teraflops:g} | {100 * estimated(card)['mfu']:.0f}% | {by_others} |"
+    """Return a card's row of docs/figures.md: its peak, the MFU estimated, that others reached, and a good one."""
+
+    def reached(known: cards.Measured | None, source: str = "") -> str:
+        if known is None:
+            return "n/a"
+        return f"{known.figure * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e10:.0f}%{source}"
+
+    good, excellent = forecast.good_mfus(card)
+    others = reached(card.training, f" ({letter(card.training.source)})" if card.training else "")
+    cells = [card.name, f"{card.teraflops:g}", f"{100 * estimated(card)['mfu']:.0f}%", others, reached(card.ours)]
+    return f"| {' | '.join([*cells, f'{good:.0%}', f'{excellent:.0%}'])} |"
 
 
 def letter(source: str) -> str:
@@ -161,10 +192,11 @@ def letter(source: str) -> str:
     return "abcdefgh"[cards.TRAINING_SOURCES.index(source)]
 
 
-def page(text: str) -> str:
+def page(text: str, *, all_of_them: bool = True) -> str:
     """Return a page with its rows of cards, and its example for four A6000s, as the code gives them."""
     for card in cards.CARDS:
-        begin, cells = rf"^(\| [^|]+ \| `{card.name}\.yaml`: [^|]+ \|).*$", last_cells(card)
+        begin = rf"^(\| [^|]+ \| `{card.name}\.yaml`: [^|]+ \|).*$"
+        cells = last_cells(card, all_of_them=all_of_them)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
         text = re.sub(rf"^\| {card.name} \|.*$", row_of_shares(card), text, flags=re.MULTILINE)
     recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.find("a6000")
@@ -191,9 +223,9 @@ def pages() -> dict[Path, str]:
     for path in sorted((ROOT / "accelerate_configs").glob("*.yaml")):
         name, _, count = path.stem.partition("_x")
         if card := cards.find(name):
-            found[path] = head(path.read_text(encoding="utf-8"), card, int(count or 1))
+            found[path] = preset(path.read_text(encoding="utf-8"), card, int(count or 1), path.stem)
     for name in ("README.md", "docs/cards.md", "docs/figures.md"):
-        found[ROOT / name] = page((ROOT / name).read_text(encoding="utf-8"))
+        found[ROOT / name] = page((ROOT / name).read_text(encoding="utf-8"), all_of_them=name != "README.md")
     script = ROOT / "scripts" / "run_gpt2_124m.sh"
     found[script] = arithmetic(script.read_text(encoding="utf-8"))
     return found

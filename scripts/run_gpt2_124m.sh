@@ -1,6 +1,6 @@
 #!/bin/bash
 # GPT-2 124M on a rented machine, from nothing to a model on the Hub:
-#   git clone REPOSITORY ursa-minor && cd ursa-minor && make environment && source .venv/bin/activate
+#   git clone URL-OF-THIS-REPOSITORY ursa-minor && cd ursa-minor && make environment && source .venv/bin/activate
 #   DRY_RUN=1 bash scripts/run_gpt2_124m.sh                                  # prints the commands, runs none
 #   HF_TOKEN=... PUSH=1 bash scripts/run_gpt2_124m.sh                        # pushes while it trains; without PUSH nothing
 #   RECIPE=recipes/gpt2_350m.yaml bash scripts/run_gpt2_124m.sh              # another recipe: its run folder, its repository

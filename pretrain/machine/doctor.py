@@ -81,8 +81,8 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
         text = card["name"] + (f", {size / 2**30:.1f} GiB" if size else "")
         text += ", compute capability {}.{}".format(*card["capability"]) if card["capability"] else ""
         remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/base/cards.py"
-        unknown = Check("card", verdicts.WARNING, f"{text}: not in our table, so MFU will be n/a", remedy)
-        yield Check("card", verdicts.OK, text) if known else unknown
+        unknown = Check("card", verdicts.WARNING, f"{text}: not in our table, so the mfu will not be shown", remedy)
+        yield Check("card", verdicts.OK, f"{text}. {forecast.expectation(known)}") if known else unknown
     works = bool(mine) or hidden or not driver
     if torch.version.cuda:  # torch for AMD cards names its kernels otherwise
         for card in {card["name"]: card for card in mine}.values():

@@ -1,9 +1,6 @@
 """Estimates of a recipe on cards, beside measurements, ours and others', as lines and as a table."""
 
-import contextlib
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,7 +10,6 @@ from pretrain.machine import estimate
 from pretrain.recipe import keys
 from pretrain.recipe.plan import make_plan
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SHARED = ("weights", "gradients", "moments", "half copies")
 SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/machine/estimate.py, fitted to 20 cards
 on which others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.py). Rates of matrix products are those that
@@ -74,10 +70,10 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
         "gradient_checkpointing": checkpointing,
         "memory_bytes": {name: round(part) for name, part in taken.items()},
         **run,
-        "measured_tokens_per_second": measured(recipe, card, count),
     }
     if count == 1 and is_gpt2_124m(shape):
         row["measured_by_others"] = card.training and dataclasses.asdict(card.training)
+        row["measured_by_us"] = card.ours and dataclasses.asdict(card.ours)
     if price_per_hour:
         row["cost"] = run["hours"] * price_per_hour
     return row
@@ -89,18 +85,26 @@ def is_gpt2_124m(shape: estimate.Shape) -> bool:
     return all(getattr(shape, name) == getattr(estimate.GPT2_124M, name) for name in names)
 
 
-def measured(recipe: keys.Recipe, card: cards.Card, count: int) -> float | None:
-    """Return the tokens per second that benchmarks/results holds for this recipe and machine, or None.
+def speeds(card: cards.Card) -> dict[str, float]:
+    """Return the tokens per second of GPT-2 124M on one card: estimated, and as others and we measured them."""
+    known = {"others": card.training, "ours": card.ours}
+    found = {name: float(one.figure) for name, one in known.items() if one}
+    return {"estimated": 1 / estimate.seconds_per_token(estimate.GPT2_124M, card)} | found
 
-    A result counts that is a JSON object with recipe (its name), card (short name), count and tokens_per_second.
-    """
-    for path in sorted(RESULTS.glob("*.json"), reverse=True):
-        with contextlib.suppress(ValueError, OSError):
-            result = json.loads(path.read_text(encoding="utf-8"))
-            wanted = {"recipe": recipe.saving.name, "card": card.name, "count": count}
-            if isinstance(result, dict) and wanted.items() <= result.items():
-                return result["tokens_per_second"]
-    return None
+
+def good_mfus(card: cards.Card) -> tuple[float, float]:
+    """Return a good MFU of GPT-2 124M, 0.9 of the least that is known of the card, and an excellent one, the highest."""
+    shares = [speed * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e12 for speed in speeds(card).values()]
+    return 0.9 * min(shares), max(shares)
+
+
+def expectation(card: cards.Card) -> str:
+    """Return what to expect of one card with GPT-2 124M, in a line."""
+    known, (good, excellent) = speeds(card), good_mfus(card)
+    words = {"estimated": "estimated", "others": "by others", "ours": "by us"}
+    said = ", ".join(f"{words[name]} {rounded(speed)}" for name, speed in known.items())
+    advice = f"; often advised: micro-batch {card.advised}" if card.advised else ""
+    return f"GPT-2 124M on one: tokens/s {said}; mfu good from {good:.0%}, excellent {excellent:.0%}{advice}"
 
 
 def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
@@ -135,14 +139,14 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
         f"{', gathering shared weights not counted' if row['shared_out'] else ''}",
         *([f"others       {others(card.training)}"] if "measured_by_others" in row else []),
+        *([f"ours         {ours(card.ours)}"] if row.get("measured_by_us") else []),
         f"time         {rounded(hours)} h{days}, evaluating and saving not counted",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]
     if "cost" in row:
         lines.append(f"cost         {rounded(row['cost'])}")
-    speed = row["measured_tokens_per_second"]
-    known = f"Measured: {speed:,.0f} tokens/s (benchmarks/results)." if speed else "Nothing of it is measured by us."
-    return "\n".join([*lines, "", known, SOURCES])
+    known = [] if row.get("measured_by_us") else ["Nothing of it is measured by us."]
+    return "\n".join([*lines, "", *known, SOURCES])
 
 
 def products(card: cards.Card) -> str:
@@ -160,6 +164,11 @@ def others(training: cards.Measured | None) -> str:
         return "n/a, never measured"
     size = f"at micro-batch {training.micro_batch}, " if training.micro_batch else ""
     return f"{training.figure:,} tokens/s, {size}measured by others ({training.source})"
+
+
+def ours(known: cards.Measured) -> str:
+    """Return our measurement of GPT-2 124M on a card."""
+    return f"{known.figure:,.0f} tokens/s, at micro-batch {known.micro_batch}, measured by us ({known.source})"
 
 
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:
@@ -194,9 +203,9 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     lines.append("")
     if any(row.get("gradient_checkpointing") == "full" for row in rows):
         lines.append("* with --gradient_checkpointing full")
-    speeds = {row["card"]: row.get("measured_tokens_per_second") for row in rows}
-    known = ", ".join(f"{name} {speed:,.0f} tokens/s" for name, speed in speeds.items() if speed)
-    lines.append(f"Measured: {known}." if known else "Nothing of it is measured by us.")
+    mine = {row["card"]: row["measured_by_us"]["figure"] for row in rows if row.get("measured_by_us")}
+    known = ", ".join(f"{name} {figure:,} tokens/s" for name, figure in mine.items())
+    lines.append(f"Measured by us: {known}; nothing else." if known else "Nothing of it is measured by us.")
     if compared:
         lines.append("By others: sources in pretrain/base/cards.py; not all with a step as good as that estimated.")
     if guessed:

@@ -23,7 +23,7 @@ from pretrain.recipe.rules import shown
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.name for path in ROOT.glob("*.py")}
-LAUNCHERS = ("mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed")
+LAUNCHERS: tuple[str, ...] = ("mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed")
 LAUNCHERS += ("torch.distributed.run", "torch.distributed.launch")  # python -m
 # What a launcher's flags state, under the names of accelerate launch; its others say nothing of a run.
 LAUNCH_FLAGS = {
@@ -316,7 +316,9 @@ def _computed(values: Mapping[str, Any], notes: dict[str, str], base: Mapping[st
     A formula whose numbers are not all given becomes a note.
     """
     given = (
-        dict(base) | {"processes": 1} | {k.removeprefix("launch."): v for k, v in values.items() if not isinstance(v, tuple)}
+        dict(base)
+        | {"processes": 1}
+        | {k.removeprefix("launch."): v for k, v in values.items() if not isinstance(v, tuple)}
     )
     numbers = {name: _number(value) for name, value in given.items()}
     found = {}

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from accelerate import Accelerator
 
+from pretrain.base import cards
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.record import Task
+from pretrain.machine import forecast
 from pretrain.machine.accelerator import compiler_of
 from pretrain.machine.estimate import shape_of
 from pretrain.machine.facts import Facts
@@ -47,6 +49,8 @@ def header(
             compiled=compiler_of(accelerator) != "no",
         )
         yield f"kernels  attention {kernel}; {versions()}"
+        if card := cards.find(facts.hardware):
+            yield f"card     {forecast.expectation(card)}"
     for task, test in tests.items():
         number = test.longer_than(recipe.model.sequence_length)
         cut = f"; {number} texts lose their beginning to the context" if number else ""

@@ -175,8 +175,8 @@ class Report:
             if not self._expected:
                 self._expected = True
                 log.info(f"expected training time {duration((self._max_steps - self._first_step) * per_step)}")
-        mfu = f"{100 * row['mfu']:.1f}%" if "mfu" in row else "n/a"
-        shown = {"loss": f"{row['train/loss']:.3f}", "tok/s": f"{row['tokens_per_second']:,.0f}", "MFU": mfu}
+        shown = {"loss": f"{row['train/loss']:.3f}", "tok/s": f"{row['tokens_per_second']:,.0f}"}
+        shown |= {"mfu": f"{row['mfu']:.1%}"} if "mfu" in row else {}  # of a known card
         shown["ms"] = f"{row['ms_per_step']:,.0f}"
         if "gpu/memory" in row:
             shown["memory"] = f"{row['gpu/memory']:.0%}"

@@ -25,6 +25,14 @@ YAML = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "INDUCT
 
 
 @pytest.fixture(autouse=True)
+def precision_of_products():
+    """An accelerator for a card sets it for the whole process; other tests of this worker have their own."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(autouse=True)
 def not_launched(monkeypatch):
     for name in ("MIXED_PRECISION", "USE_CPU", "GRADIENT_ACCUMULATION_STEPS", "DYNAMO_BACKEND", "DYNAMO_MODE"):
         monkeypatch.delenv(f"ACCELERATE_{name}", raising=False)
