@@ -28,24 +28,40 @@ DDP_RECIPE = $(if $(CARD),$(if $(filter file,$(origin RECIPE)),recipes/gpt2_124m
 NULL_CARD_VENV := .venv-null-card
 # A Python with the CUDA build of torch, requirements-dev.txt and tests/card/null/requirements.txt, if there is one.
 NULL_CARD_PYTHON ?=
+SECONDS ?= 60
 # Words of the shell: FLAGS='--run_name "a b"'.
 FLAGS ?=
 # The folder of one run for `make stop`, as it is: make would read the $ in a name.
 unexport RUN
 export STOP_RUN := $(value RUN)
 # uv is used where it is installed.
-UV := $(shell command -v uv)
+UV := $(shell command -v uv || ls $(BIN)/uv 2>/dev/null)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 # Of the tests: two more than cores, for some tests wait; each takes a gigabyte.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 2, 16))')
 
 .DEFAULT_GOAL := help
-.PHONY: help environment venv check-setup gpu-status presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean test-null-card
+.PHONY: help environment venv locked uv notebook lock uvlock check-setup gpu-status gpu-hot presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean test-null-card
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
 
-environment venv: $(VENV)/.installed ## make .venv and install requirements.txt
+environment venv: $(if $(LOCKED),locked,$(VENV)/.installed) ## make .venv and install requirements.txt (LOCKED=1: uv.lock's versions and hashes, by uv)
+
+locked:
+	$(if $(UV),,$(error uv is not installed: https://docs.astral.sh/uv/))
+	$(UV) sync --locked --no-config
+	touch $(VENV)/.installed
+
+uv: $(VENV)/.installed ## install uv into .venv, which the other targets then use
+	$(INSTALL) uv
+
+notebook: $(VENV)/.installed-notebook ## open notebooks/ in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+lock uvlock: ## write uv.lock anew, with hashes, from the public index only
+	$(if $(UV),,$(error uv is not installed; make uv))
+	env -u UV_INDEX -u UV_DEFAULT_INDEX -u UV_INDEX_URL -u UV_FIND_LINKS $(UV) lock --no-config --default-index https://pypi.org/simple
 
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
 	$(BIN)/accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
@@ -62,7 +78,7 @@ else
 	$(BIN)/accelerate launch --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(call quoted,$(DDP_RECIPE)) $(FLAGS)
 endif
 
-stop kill-gpu: ## end this folder's runs, each after its checkpoint (RUN=runs/name: only that one)
+stop kill-gpu: ## end this folder's runs, each after its checkpoint (RUN=runs/name: only that one); no other program on a card is touched
 	@$(PYTHON) scripts/stop.py $${STOP_RUN:+"$$STOP_RUN"}
 
 check-setup: $(VENV)/.installed ## what this machine is and lacks (FLAGS="--estimate --all_cards": what a run takes)
@@ -73,6 +89,9 @@ gpu-status: ## each card's use, memory, watts and temperature
 		--format=csv,noheader 2>/dev/null) && echo "$$table" | awk -F ', ' \
 		'BEGIN {row = "%-4s %-32s %6s %12s %12s %10s %5s\n"; printf row, "card", "name", "use", "memory", "of", "power", "°C"} \
 		{printf row, $$1, $$2, $$3, $$4, $$5, $$6, $$7}' || echo "no NVIDIA driver answers here"
+
+gpu-hot: $(VENV)/.installed ## multiply on every card, to warm it up or to test it (SECONDS=60; 0: until Ctrl-C; GPUS=0,1)
+	@$(BIN)/python scripts/gpu_hot.py $(call quoted,$(SECONDS))
 
 presets: $(VENV)/.installed ## write accelerate_configs/ and the tables of cards anew from pretrain/base/cards.py
 	$(BIN)/python benchmarks/estimate_cards.py --write >/dev/null

@@ -140,17 +140,17 @@ def train(
             step, last, is_best = state.step, state.step >= state.max_steps, False
 
             with clock.paused():  # neither evaluating nor saving counts as training time
-                if due(step, evaluation.eval_steps, last):
+                if due(step, evaluation.eval_steps, last, evaluation.eval_on_start):
                     result = evaluator.loss("validation", micro_batch)
                     report.loss(step, "validation", result)
                     is_best = result is not None and state.record_loss(result["loss"])
                     if 0 < evaluation.early_stopping_patience <= state.since_best and not last:
                         ends.early(state, report)
                         last = True
-                if due(step, evaluation.task_steps, last):
+                if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
                     for task in evaluator.tasks:
                         report.scores(step, task, evaluator.score(task))
-                if due(step, evaluation.sample_steps, last):
+                if due(step, evaluation.sample_steps, last, evaluation.eval_on_start):
                     report.samples(step, evaluator.samples(), show=last)
                 save = due(step, recipe.saving.save_steps, last) or step == checkpoints.keep_step(state)
                 if save and step > first_step or is_best and recipe.saving.load_best_model_at_end:

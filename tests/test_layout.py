@@ -213,6 +213,17 @@ def test_the_version_is_the_changelogs():
     assert f"\n## {version}, " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_the_lock_holds_the_versions_that_make_installs_from_the_public_index_with_hashes():
+    text = (ROOT / "uv.lock").read_text(encoding="utf-8")
+    assert not re.search(r'file:|(path|directory|editable) = |"/', text)
+    urls = re.findall(r'url = "([^"]+)"(, hash = "sha256:)?', text)
+    assert urls and all(url.startswith("https://files.pythonhosted.org/") and hashed for url, hashed in urls)
+    assert set(re.findall(r'registry = "([^"]+)"', text)) == {"https://pypi.org/simple"}
+    locked = set(re.findall(r'^name = "([^"]+)"\nversion = "([^"]+)"', text, re.MULTILINE))
+    wanted = re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(wanted) > 15 and not {(name.lower().replace("_", "-"), version) for name, version in wanted} - locked
+
+
 def test_every_package_that_is_imported_is_declared():
     declared = {name.lower() for text in ("", "-trackers", "-post") for name in packages(f"requirements{text}.txt")}
     for path in PRODUCT:

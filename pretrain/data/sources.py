@@ -39,7 +39,7 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_module
 # A format is a file of its own, and its name here.
 READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
 TABLES = {suffix: reader.name for reader in READERS for suffix in reader.suffixes}
-DOWNLOADS = Path("data/downloads")
+DOWNLOADS = "downloads"  # texts behind URLs, within prepared_data_dir
 DOWNLOAD_TIMEOUT_SECONDS = 60
 DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text comes in tables, which are streamed
 # What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
@@ -84,9 +84,10 @@ class FoundSource:
 
     @property
     def folder(self) -> Path:
-        """``data/<name>-<fingerprint>``: another text, split or tokenizer is another folder."""
+        """``<prepared_data_dir>/<name>-<fingerprint>``: another text, split or tokenizer is another folder."""
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
-        return Path("data") / f"{self.name.encode()[:NAME_BYTES].decode(errors='ignore')}-{digest[:12]}"
+        name = self.name.encode()[:NAME_BYTES].decode(errors="ignore")
+        return Path(self.config.prepared_data_dir) / f"{name}-{digest[:12]}"
 
 
 def find_source(config: Data) -> FoundSource:
@@ -133,8 +134,9 @@ def _repository(config: Data) -> FoundSource:
 
 def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
     """Return the files' reader, None for text, and their names by split."""
-    train = find_files("data_files", config.data_files or [])
-    held_out = find_files("validation_files", config.validation_files or [])
+    kept = Path(config.prepared_data_dir)
+    train = find_files("data_files", config.data_files or [], kept)
+    held_out = find_files("validation_files", config.validation_files or [], kept)
     if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
         raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
     kinds = {_kind(name): name for name in [*train, *held_out]}
@@ -187,11 +189,11 @@ def _folder_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
-def find_files(key: str, patterns: list[str]) -> list[str]:
+def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list[str]:
     """Return the files behind paths, globs and URLs, sorted within each pattern, each once.
 
     A name that exists is that file, also where it looks like a glob. A text behind a URL is
-    fetched, a table behind one is left there to be streamed.
+    fetched into ``kept``, a table behind one is left there to be streamed.
     """
     found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
     for pattern in patterns:
@@ -202,7 +204,7 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
                     f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
-            name = pattern if _kind(pattern) else _fetched_text(key, pattern)
+            name = pattern if _kind(pattern) else _fetched_text(key, pattern, kept / DOWNLOADS)
             found.setdefault(_resolved(name), name)
             continue
         matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
@@ -223,14 +225,14 @@ def find_files(key: str, patterns: list[str]) -> list[str]:
     return list(found.values())
 
 
-def _fetched_text(key: str, url: str) -> str:
+def _fetched_text(key: str, url: str, folder: Path) -> str:
     unread.refuse_packed(f"{key}: {url}", path_of(url))
     if url.startswith("hf://"):
         raise BadInput(
             f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
             f"https://.../resolve/main/NAME"
         )
-    path = download(key, url, DOWNLOADS)
+    path = download(key, url, folder)
     unread.refuse_packed(f"{key}: {url}", path_of(url), path)
     return str(path)
 

@@ -169,13 +169,16 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
 def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[Check]:
     """Yield verdicts on the folder that the run will be written to; ``quick``: without its speed."""
     saving, shards = recipe.saving, shard_bytes(recipe)
-    wanted = saving.run_dir.absolute()
-    folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
+    folder, data = _standing(saving.run_dir), _standing(Path(recipe.data.prepared_data_dir))
     size = 12.0 * estimate.shape_of(recipe.model).parameters
     kept = saving.save_total_limit or (recipe.schedule.max_steps // saving.save_steps if saving.save_steps else 0)
     free = shutil.disk_usage(folder).free
     facts["disk"] = {"folder": str(folder), "free_bytes": free, "checkpoint_bytes": size, "shard_bytes": shards}
-    yield verdicts.disk(free, size * (kept + 1), shards, str(folder), saving.name)
+    if folder.stat().st_dev == data.stat().st_dev:
+        yield verdicts.disk(free, size * (kept + 1), shards, str(folder), saving.name)
+    else:
+        yield verdicts.disk(free, size * (kept + 1), 0, str(folder), saving.name)
+        yield verdicts.disk(shutil.disk_usage(data).free, 0, shards, str(data), saving.name)
     if kind := files.network_mount(folder):
         remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
         yield Check("mount", verdicts.WARNING, f"{folder} lies on a network file system ({kind})", remedy)
@@ -193,6 +196,11 @@ def examine_disk(recipe: keys.Recipe, facts: dict, *, quick: bool) -> Iterator[C
     text = f"{speed / 1e6:,.0f} MB/s to write and fsync: {size / speed:.1f} s a checkpoint"
     slow = "a faster disk for output_dir, or a larger save_steps" if speed < SLOW_DISK else ""
     yield Check("disk speed", verdicts.WARNING if slow else verdicts.OK, text, slow)
+
+
+def _standing(wanted: Path) -> Path:
+    """Return the folder, or the nearest above it that exists."""
+    return next(path for path in (wanted.absolute(), *wanted.absolute().parents) if path.is_dir())
 
 
 def write_speed(folder: Path, megabytes: int = 256) -> float:

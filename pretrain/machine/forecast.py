@@ -139,7 +139,7 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
         f"{', gathering shared weights not counted' if row['shared_out'] else ''}",
         *([f"others       {others(card.training)}"] if "measured_by_others" in row else []),
-        *([f"ours         {ours(card.ours)}"] if row.get("measured_by_us") else []),
+        *([f"ours         {ours(card.ours)}"] if card.ours and "measured_by_us" in row else []),
         f"time         {rounded(hours)} h{days}, evaluating and saving not counted",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]

@@ -112,6 +112,7 @@ class Data:
         "consumed: delete train shards that no kept checkpoint needs, for a small disk (one epoch)",
         choices=("all", "consumed"),
     )
+    prepared_data_dir: str = run("data", "where prepared shards are kept: a folder of the largest or the fastest disk")
     data_device: str = run(
         "auto",
         "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
@@ -223,6 +224,7 @@ class Evaluation:
 
     logging_steps: int = run(10, "steps between rows of metrics.jsonl", (0, 10**9))
     eval_steps: int = run(250, "steps between validations", (0, 10**9))
+    eval_on_start: bool = run(True, "also validate, score and sample before the first update; false saves that time")
     eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split; fewer are faster and noisier", (0, 2**40))
     early_stopping_patience: int = run(
         0, "end after so many validations in a row without a lower loss; 0 = no", (0, 10**6)

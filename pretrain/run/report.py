@@ -222,9 +222,13 @@ def duration(seconds: float) -> str:
     return f"{seconds // 86400} d {seconds % 86400 // 3600:02d} h"
 
 
-def due(step: int, interval: int, last: bool = False) -> bool:
-    """Whether something that happens every ``interval`` steps (0 = never) happens at this step; also at the last."""
-    return interval > 0 and (last or step % interval == 0)
+def due(step: int, interval: int, last: bool = False, at_start: bool = True) -> bool:
+    """Whether something that happens every ``interval`` steps (0 = never) happens at this step; also at the last.
+
+    Args:
+        at_start: and before the first update.
+    """
+    return interval > 0 and (last or step % interval == 0 and (step > 0 or at_start))
 
 
 def _is_past(row: dict, first_step: int) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import types
 from unittest import mock
 
 import numpy
@@ -181,6 +182,21 @@ def test_check_setup_tries_nccl_between_two_cards_and_a_cards_step_on_a_card(mon
         list(doctor.examine_trials([card] * number, "a6000", False, {}))
         assert [(trial["backend"], trial["count"]) for trial in asked["all_reduce"]] == [(backend, count)]
         assert {trial["device"] for trial in asked["training_step"]} == {"cuda"}
+
+
+@pytest.mark.parametrize("card, kind", [(A6000, "bfloat16"), (T4, "float16")])
+def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(monkeypatch, capfd, card, kind):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import gpu_hot
+
+    def work(machine):
+        times = iter([0.0, 1.0, 3.0, 4.0])
+        gpu_hot.SIZE, gpu_hot.ROUND, gpu_hot.time = 8, 5, types.SimpleNamespace(perf_counter=lambda: next(times))
+        assert gpu_hot.main(["2"]) == 0
+        assert {what: count for (what, _), count in machine.products.items()} == {kind: 5}
+
+    on(card, work)
+    assert capfd.readouterr().out.startswith("1 card, 2 s\ncuda:0 ")
 
 
 def test_the_trial_of_tf32_multiplies_without_it_and_with_it():

@@ -364,6 +364,8 @@ def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(t
         "per_device_train_batch_size",
         "logging_steps",
         "eval_steps",
+        "eval_on_start",
+        "prepared_data_dir",
         "eval_tokens",
         "sample_steps",
         "sample_temperature",

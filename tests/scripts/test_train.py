@@ -565,6 +565,17 @@ def test_evaluating_never_changes_training(workplace):
     assert looks == blind
 
 
+def test_a_run_without_evaluations_at_its_start_and_with_shards_elsewhere_learns_the_same(workplace, uninterrupted):
+    before = sorted(Path("data").iterdir())
+    run("train.py", *TINY, "--run_name", "late", "--eval_on_start", "false", "--prepared_data_dir", "else/where")
+    assert losses("late") == losses("whole") and sorted(Path("data").iterdir()) == before
+    (folder,) = Path("else/where").iterdir()
+    assert (Path("data") / folder.name / "manifest.json").is_file()
+    assert [row["step"] for row in rows("late") if "eval/loss" in row] == [4, 8, 12]
+    assert "==== step 0" not in Path("runs/late/samples.txt").read_text()
+    run("train.py", *TINY, "--run_name", "late")  # shards of the same contents serve, wherever they lie
+
+
 def test_sequence_length_sets_the_context(workplace):
     text = Path("text.txt").read_text()
     Path("long.txt").write_text(text * 3)
