@@ -64,18 +64,18 @@ lock uvlock: ## write uv.lock anew, with hashes, from the public index only
 	env -u UV_INDEX -u UV_DEFAULT_INDEX -u UV_INDEX_URL -u UV_FIND_LINKS $(UV) lock --no-config --default-index https://pypi.org/simple
 
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
-	$(BIN)/accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
+	$(BIN)/accelerate launch --quiet --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 
 post-train: $(VENV)/.installed-post ## pre-train a small GPT-2 on addition, then improve it by a checked reward (FLAGS: post_train.py's)
 	$(BIN)/python scripts/addition.py
-	$(BIN)/accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe recipes/addition.yaml
+	$(BIN)/accelerate launch --quiet --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe recipes/addition.yaml
 	$(BIN)/python post_train.py --config recipes/post/addition.yaml $(FLAGS)
 
 ddp-train: $(VENV)/.installed ## train gpt2_124m_openwebtext on all cards (GPUS=0,1: on these); without a card, the quickstart on 2 CPU processes
 ifeq ($(strip $(CARD)),)
 	ACCELERATE_USE_CPU=true $(BIN)/torchrun --nproc_per_node $(call quoted,$(NGPUS)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 else
-	$(BIN)/accelerate launch --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(call quoted,$(DDP_RECIPE)) $(FLAGS)
+	$(BIN)/accelerate launch --quiet --config_file $(DDP_CONFIG) $(call MULTI_GPU,$(DDP_CONFIG)) train.py --recipe $(call quoted,$(DDP_RECIPE)) $(FLAGS)
 endif
 
 stop kill-gpu: ## end this folder's runs, each after its checkpoint (RUN=runs/name: only that one); no other program on a card is touched

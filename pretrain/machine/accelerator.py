@@ -162,7 +162,7 @@ def refuse_impossible(
          "accelerate YAML"),
         (no_card,
          f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is torch a "
-         f"CPU build? run check_setup.py). Without a GPU: --config_file accelerate_configs/cpu.yaml"),
+         f"CPU build? run check_setup.py). Without a GPU: make train, or --config_file accelerate_configs/cpu.yaml"),
         (wanted == "fp16" and not card and not no_card,
          'mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML'),
         (wanted == "bf16" and card and device.precision != "bf16",
