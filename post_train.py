@@ -73,7 +73,7 @@ def post_train(task, settings) -> None:
         raise BadInput(
             f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give a checkpoint-N of output_dir"
         )
-    reward = rewards.CheckedReward(task.reward, rewards.find(task.reward), task.stop)
+    reward = rewards.checked(task.reward, task.stop)
     prompts, held_out = problems.read("prompts", task.prompts), problems.read("held_out", task.held_out)
     name = pretrained.find(task.model, "model =")
     tokenizer, model = tokenization.load(name, of_model=True), pretrained.load(name).float()

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from traceback import format_exception_only
 
+import torch
+
 from pretrain.base.errors import BadInput
 from pretrain.recipe.rules import shown
 
@@ -72,7 +74,8 @@ def find(name: str) -> Reward:
         return REWARDS[name]
     path, colon, function = name.rpartition(":")
     if not colon or not path.endswith(".py"):
-        raise BadInput(f"reward = {name}: must be {', '.join(REWARDS)}, or a function of your own as file.py:function")
+        kinds = f"{', '.join(REWARDS)}, the folder of a reward model, or a function of your own as file.py:function"
+        raise BadInput(f"reward = {name}: must be {kinds}")
     if not os.path.isfile(path):  # noqa: PTH113  (of a name that is too long Path's own raises)
         raise BadInput(f"reward = {shown(name)}: there is no file {shown(path)}")
     try:
@@ -119,6 +122,52 @@ class CheckedReward:
             self.first_fault = f"{fault} for prompt {prompt!r}, completion {completion!r}"
             log.warning(f"reward {self.__name__} {self.first_fault}; this counts 0")
         return 0.0
+
+
+class ModelReward(CheckedReward):
+    """What a reward model, as ``trl reward`` leaves it in a folder, says of prompts and their completions.
+
+    Raises BadInput where the folder holds another kind of model.
+    """
+
+    def __init__(self, folder: str, stop: str | None):
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer  # here, for they take seconds
+
+        super().__init__(folder, lambda prompt, completion: 0.0, stop)
+        try:
+            self.model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).eval()
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise BadInput(f"reward = {folder}: cannot be loaded: {format_exception_only(error)[-1].strip()}") from None
+        if "ForSequenceClassification" not in str(kind := self.model.config.architectures):
+            raise BadInput(f"reward = {folder}: is no reward model but {kind}; train one: trl reward")
+        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token  # as RewardTrainer does
+        if torch.cuda.is_available():
+            self.model.to("cuda")
+
+    def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: object) -> list[float]:
+        """Return each completion's reward; texts are ended as TRL's RewardTrainer ends them."""
+        self.calls += len(prompts)
+        texts = []
+        for prompt, completion in zip(prompts, map(plain, completions), strict=True):
+            answer = completion.partition(self.stop)[0] if self.stop else completion
+            if isinstance(prompt, str):
+                texts.append(prompt + answer + self.tokenizer.eos_token)
+            else:
+                chat = [*prompt, {"role": "assistant", "content": answer}]
+                texts.append(self.tokenizer.apply_chat_template(chat, tokenize=False))
+        most = self.model.config.max_position_embeddings
+        cut = {"padding_side": "right", "truncation": True, "max_length": most, "add_special_tokens": False}
+        with torch.inference_mode():
+            rows = self.tokenizer(texts, padding=True, return_tensors="pt", **cut).to(self.model.device)
+            return self.model(rows["input_ids"], attention_mask=rows["attention_mask"]).logits[:, 0].tolist()
+
+
+def checked(name: str, stop: str | None) -> CheckedReward:
+    """Return the reward of a name: one of ours, a user's own, or a reward model's folder."""
+    if os.path.isfile(f"{name}/config.json"):  # noqa: PTH113
+        return ModelReward(name, stop)
+    return CheckedReward(name, find(name), stop)
 
 
 def plain(text: Text) -> str:

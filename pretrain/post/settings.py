@@ -22,7 +22,9 @@ class Task:
     """The model to improve, the reward, and the prompts."""
 
     model: str = field(metadata={"help": "a run folder, a model folder, or a Hub id"})
-    reward: str = field(metadata={"help": "addition, brackets, python_compiles, or file.py:function of your own"})
+    reward: str = field(
+        metadata={"help": "addition, brackets, python_compiles, a reward model's folder, or file.py:function"}
+    )
     prompts: str = field(metadata={"help": "a file of rows with a column prompt (.jsonl, .parquet, .csv), or a glob"})
     held_out: str = field(metadata={"help": "another one, which the model is scored on before, meanwhile and after"})
     held_out_steps: int = field(default=20, metadata={"help": "score it every so many steps"})

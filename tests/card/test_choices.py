@@ -13,9 +13,11 @@ import torch
 from conftest import ROOT
 from pretend_cuda import A6000, CARDS, CUDA, RTX_3060, T4, on
 from torch.nn.attention.flex_attention import BlockMask
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from pretrain.base import cards
 from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
 from pretrain.evaluation import likelihood, sampling
 from pretrain.machine import doctor, fit, hardware, probes
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
@@ -23,6 +25,7 @@ from pretrain.model.attention import kernel_taken, within_documents
 from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
 from pretrain.optim.muon import orthogonalize
+from pretrain.post import rewards
 from pretrain.recipe import keys, reading
 
 MIB = 2**20
@@ -182,6 +185,21 @@ def test_check_setup_tries_nccl_between_two_cards_and_a_cards_step_on_a_card(mon
         list(doctor.examine_trials([card] * number, "a6000", False, {}))
         assert [(trial["backend"], trial["count"]) for trial in asked["all_reduce"]] == [(backend, count)]
         assert {trial["device"] for trial in asked["training_step"]} == {"cuda"}
+
+
+def test_a_reward_model_judges_on_the_card(tmp_path):
+    characters = tokenization.make_characters(["ab"])
+    shape = {"vocab_size": len(characters), "n_positions": 8, "n_layer": 1, "n_head": 1, "n_embd": 8}
+    GPT2ForSequenceClassification(
+        GPT2Config(**shape, num_labels=1, pad_token_id=characters.eos_token_id)
+    ).save_pretrained(tmp_path)
+    characters.save_pretrained(tmp_path)
+
+    def work(machine):
+        assert len(rewards.ModelReward(str(tmp_path), None)(["a", "b"], ["b", "ab"])) == 2
+        assert machine.products  # of this process nothing else multiplies
+
+    on(A6000, work)
 
 
 @pytest.mark.parametrize("card, kind", [(A6000, "bfloat16"), (T4, "float16")])

@@ -5,8 +5,11 @@ import math
 import sys
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from pretrain.base.errors import BadInput
+from pretrain.data import tokenization
 from pretrain.post import rewards
 
 
@@ -52,10 +55,30 @@ def test_ones_own_reward_is_a_function_of_a_file(tmp_path):
     assert rewards.find("brackets") is rewards.brackets
 
 
+def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp_path):
+    characters = tokenization.make_characters(["abc"])
+    torch.manual_seed(1)
+    shape = {"vocab_size": len(characters), "n_positions": 12, "n_layer": 1, "n_head": 1, "n_embd": 8, "num_labels": 1}
+    model = GPT2ForSequenceClassification(GPT2Config(**shape, pad_token_id=characters.eos_token_id)).eval()
+    model.save_pretrained(tmp_path / "judge")
+    characters.save_pretrained(tmp_path / "judge")
+    reward = rewards.checked(str(tmp_path / "judge"), "c")
+    ids = [[*characters(text)["input_ids"], characters.eos_token_id] for text in ("ab", "abb", "a" * 40)]
+    wanted = [float(model(torch.tensor([row[:12]])).logits) for row in ids]
+    assert reward(["a", "a", "a" * 40], ["bca", "bb", ""]) == pytest.approx(wanted, abs=1e-6) and reward.calls == 3
+    GPT2LMHeadModel(model.config).save_pretrained(tmp_path / "writer")
+    characters.save_pretrained(tmp_path / "writer")
+    with pytest.raises(BadInput, match="is no reward model but .'GPT2LMHeadModel'.; train one: trl reward"):
+        rewards.checked(str(tmp_path / "writer"), None)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("adition", "must be addition, brackets, python_compiles, or a function of your own as file.py:function"),
+        (
+            "adition",
+            "must be addition, brackets, python_compiles, the folder of a reward model, or a function of your own",
+        ),
         ("nowhere.py:short", "there is no file nowhere.py"),
         ("mine.py:long", "mine.py has no function long"),
         ("broken.py:short", "broken.py cannot be run: ZeroDivisionError"),
