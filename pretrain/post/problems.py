@@ -15,7 +15,7 @@ from pretrain.data.names import URL
 from pretrain.data.sources import TABLES, find_files
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
-from pretrain.post.rewards import CheckedReward, Text, plain
+from pretrain.post.rewards import CheckedReward, ModelReward, Text, plain
 
 ROWS = 256  # completed at once
 
@@ -102,7 +102,7 @@ def score(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[Text],
-    reward: CheckedReward,
+    reward: CheckedReward | ModelReward,
     longest: int,
 ) -> float:
     """Return the mean reward of greedy completions of at most ``longest`` tokens; of rewards 0 and 1, the share solved.

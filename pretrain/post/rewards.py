@@ -124,16 +124,17 @@ class CheckedReward:
         return 0.0
 
 
-class ModelReward(CheckedReward):
+class ModelReward:
     """What a reward model, as ``trl reward`` leaves it in a folder, says of prompts and their completions.
 
-    Raises BadInput where the folder holds another kind of model.
+    Has CheckedReward's attributes; no call fails. Raises BadInput where the folder holds another kind of model.
     """
 
     def __init__(self, folder: str, stop: str | None):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer  # here, for they take seconds
 
-        super().__init__(folder, lambda prompt, completion: 0.0, stop)
+        self.__name__, self.stop = folder, stop
+        self.calls, self.faults, self.first_fault = 0, 0, None
         try:
             self.model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).eval()
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -163,7 +164,7 @@ class ModelReward(CheckedReward):
             return self.model(rows["input_ids"], attention_mask=rows["attention_mask"]).logits[:, 0].tolist()
 
 
-def checked(name: str, stop: str | None) -> CheckedReward:
+def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:
     """Return the reward of a name: one of ours, a user's own, or a reward model's folder."""
     if os.path.isfile(f"{name}/config.json"):  # noqa: PTH113
         return ModelReward(name, stop)
