@@ -39,8 +39,8 @@ class Profile:
     """
 
     def __init__(self, folder: Path | None, device: torch.device, clock: Clock):
-        self.on_card, self._clock = device.type == "cuda", clock
-        self._profile, self._written = None, False
+        self.on_card = device.type == "cuda"
+        self._profile, self._written, self._clock = None, False, clock
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_card else [])]
