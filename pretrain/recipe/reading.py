@@ -262,10 +262,10 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         faults, foreign = [], False
-        for word, value in zip(unknown, [*unknown[1:], ""], strict=True):
+        for word in unknown:
             flag = word.split("=")[0]  # its value may be a secret
             if word.startswith("-"):
-                answer = translate.answer(flag, word.partition("=")[2] or value)
+                answer = translate.answer(flag)
                 foreign |= answer is not None
                 faults.append(answer or f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}")
         if foreign and (command := translate.command_of(parser.prog, argv)):

@@ -1,6 +1,5 @@
 """The commands of other trainers in our words, by the rules of translations.yaml beside this file."""
 
-import ast
 import contextlib
 import dataclasses
 import fnmatch
@@ -9,7 +8,7 @@ import operator
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,8 @@ from pretrain.recipe.rules import shown
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.name for path in ROOT.glob("*.py")}
-LAUNCHERS: tuple[str, ...] = ("mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed")
-LAUNCHERS += ("torch.distributed.run", "torch.distributed.launch")  # python -m
-# What a launcher's flags state, under the names of accelerate launch; its others say nothing of a run.
-LAUNCH_FLAGS = {
-    **dict.fromkeys(("np", "n", "nproc_per_node", "num_processes", "num_gpus"), "processes"),
-    **dict.fromkeys(("nnodes", "num_machines"), "num_machines"),
-    **dict.fromkeys(("node_rank", "machine_rank"), "machine_rank"),
-    **dict.fromkeys(("master_addr", "main_process_ip"), "main_process_ip"),
-    **dict.fromkeys(("master_port", "main_process_port"), "main_process_port"),
-    **{name: name for name in ("config_file", "mixed_precision", "dynamo_backend")},
-}
-MACHINES = ("num_machines", "machine_rank", "main_process_ip", "main_process_port")
-BARE = ("standalone", "multi_gpu", "cpu", "no_python", "oversubscribe", "allow-run-as-root")  # no word follows these
 SETTING = re.compile(r"""["']?(\w+)["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^,}\n#]+)""")  # of a pasted dict or file
-OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Gt: operator.gt, ast.Eq: operator.eq}
+OPERATORS = {"*": operator.mul, "/": operator.truediv, "//": operator.floordiv}
 MODES = ("eval_only", "profile")  # flags of train.py that take no value
 
 
@@ -64,28 +49,25 @@ class Command:
 def book() -> dict[str, Any]:
     """Return translations.yaml, with a row for each name of a flag: trainer -> name -> rule."""
     found = yaml.safe_load(Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8"))
-    for trainer, rows in found["trainers"].items():
-        found["trainers"][trainer] = {name: rule for names, rule in rows.items() for name in str(names).split(", ")}
+    for name, rows in [*found["trainers"].items(), ("flags", found["launch"]["flags"])]:
+        book = found["launch"] if name == "flags" else found["trainers"]
+        book[name] = {one: rule for names, rule in rows.items() for one in str(names).split(", ")}
     return found
 
 
-def answer(flag: str, value: str = "") -> str | None:
-    """Return whose ``flag`` (as typed, with its dashes) is and what stands for it here; None: nobody's that is known.
-
-    Args:
-        value: the word behind it; only a card's name, which leads to its YAML, is used.
-    """
+def answer(flag: str) -> str | None:
+    """Return whose ``flag`` (as typed, with its dashes) is and what stands for it here; None: nobody's that is known."""
     trainer, rule = _rule_of(flag)
     if rule is None:
         return None
-    if rule == "launch.card":
-        known = cards.find(value)
-        file = f"{known.name if known else 'CARD'}.yaml"
-        here = f"not needed: accelerate launch --config_file accelerate_configs/{file} train.py; plain python train.py "
-        here += "chooses precision, compiler and micro-batch by itself"
-    else:
-        here = _in_words(rule, value)
-    return f"{flag}: a flag of {trainer}; here {here}"
+    rule = {"is": rule} if isinstance(rule, str) else rule
+    if "none" in rule:
+        return f"{flag}: a flag of {trainer}; here not needed: {rule['none']}"
+    keys = [key for put in (rule, *rule.get("when", {}).values()) for key in put if key not in ("is", "when", "note")]
+    named = ", ".join(dict.fromkeys([*rule.get("is", "").split(), *keys])).replace("launch.", "YAML ")
+    formulas = [f"{key} {put}" for key, put in rule.items() if str(put).startswith("= ")]
+    said = "; ".join([*(formulas or [named]), *([rule["note"]] if "note" in rule else [])])
+    return f"{flag}: a flag of {trainer}; here it is: {said}"
 
 
 def command_of(script: str, argv: Sequence[str]) -> str | None:
@@ -123,7 +105,8 @@ def translate(text: str) -> tuple[str, list[str]]:
         raise BadInput(f"{shown(text)[:200]}: neither this program nor any of its flags is known here")
     values, notes = _values(typed, trainer, program, script)
     recipe = _recipe_of(values, program)
-    values = _computed(values, notes, yaml.safe_load(_read(recipe)) or {})
+    path = next((path for path in (Path(recipe), ROOT / recipe) if path.is_file()), Path(os.devnull))
+    values = _computed(values, notes, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     return _composed(typed, program, script, recipe, values, notes), list(notes.values())
 
 
@@ -144,18 +127,18 @@ def _parse(text: str) -> Command:
     if ends and words[ends[0]] in (";", "&&") and ends[0] + 1 < len(words):  # as behind `cd folder &&`
         return _parse(shlex.join(words[ends[0] + 1 :]))
     words = words[: ends[0]] if ends else words
-    found, launched = Command(), False
+    found, launched, launch = Command(), False, book()["launch"]
     while words and not found.program:
         word, name = words[0], Path(words[0]).name
         flag, equals, value = words.pop(0).partition("=")
         flag = flag.lstrip("-").replace("-", "_")
         if word.startswith("-"):
-            if launched and flag not in BARE and word != "-m":
+            if launched and flag not in launch["bare"] and word != "-m":
                 value = value if equals else words.pop(0) if words else ""
-                found.launch |= {LAUNCH_FLAGS[flag]: value} if flag in LAUNCH_FLAGS else {}
+                found.launch |= {launch["flags"][flag]: value} if flag in launch["flags"] else {}
         elif equals:
             found.environment.append(word)
-        elif name in LAUNCHERS:
+        elif name in launch["names"]:
             launched = True
         elif name == "make":
             found.program = " ".join([name, *words[:1]])
@@ -226,25 +209,6 @@ def _number(value: Any) -> Any:
     return _text(value)
 
 
-def _in_words(rule: Any, value: str) -> str:
-    """Return what a rule gives for a value, or for each that there is, for the answer to a single flag."""
-
-    def target(name: str) -> str:
-        return f"YAML {name.removeprefix('launch.')}".replace("YAML yaml", "YAML") if "launch." in name else name
-
-    if isinstance(rule, str):
-        return "it is: " + ", ".join(map(target, rule.split()))
-    if "none" in rule:
-        return f"not needed: {rule['none']}"
-    given = {key: value for key, value in rule.items() if key not in ("when", "note")}
-    said = [target(key) + f" = {formula}" * (formula != "value") for key, formula in given.items()]
-    cases = {_text(case): put for case, put in rule.get("when", {}).items()}
-    for case, put in cases.items() if value.lower() not in cases else [(value.lower(), cases[value.lower()])]:
-        here = ", ".join(f"{target(key)} {_text(literal).replace('= value', 'VALUE')}" for key, literal in put.items())
-        said.append(here if case == "*" else f"{case}: {here or 'as it is'}")
-    return f"it is: {'; '.join(said)}" + (f" ({rule['note']})" if "note" in rule else "")
-
-
 def _values(
     typed: Command, trainer: str, program: Mapping[str, Any], script: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -260,37 +224,33 @@ def _values(
         for flag, value in given:
             owner, rule = _rule_of(flag, trainer)
             known = _name(flag) in FIELDS or _name(flag) in ("recipe", "size", *MODES) or script != "train.py"
-            for key, put in _puts(_name(flag) if known and owner != trainer else rule, value):
+            for key, put in _puts(_name(flag) if known and owner != trainer else rule, value).items():
                 if key == "none":
                     notes[flag] = f"{' '.join([flag, *value.splitlines()])}: {put}"
                 elif isinstance(put, tuple):
-                    values[key] = (*put, names | {"value": value})
+                    values[key] = (*put, names | {"value": _number(value)})
                 else:
                     plain[key] = put
         values |= plain
     return values, notes
 
 
-def _puts(rule: Any, value: str) -> Iterator[tuple[str, Any]]:
-    """Yield our keys and values for one flag; a tuple holds a formula, ``none`` stands before a reason."""
+def _puts(rule: Any, value: str) -> dict[str, Any]:
+    """Return our keys and values for one flag; a tuple holds a formula, ``none`` the reason why there is nothing."""
     if rule is None:
-        yield "none", "not known here; left out"
-    elif isinstance(rule, str):
-        yield from ((key, value or "true") for key in rule.split())
-    elif "none" in rule:
-        yield "none", rule["none"]
-    elif "when" in rule:
-        cases = {_text(case): put for case, put in rule["when"].items()}
-        put = cases.get((value or "true").lower(), cases.get("*"))
-        if put is None:
-            yield (
-                "none",
-                "; ".join([f"must be {rules.either(list(cases))}", *([rule["note"]] if "note" in rule else [])]),
-            )
-        for key, literal in (put or {}).items():
-            yield key, (literal[1:].strip(),) if str(literal).startswith("=") else _text(literal)
-    else:
-        yield from ((key, (formula,)) for key, formula in rule.items() if key != "note")
+        return {"none": "not known here; left out"}
+    if isinstance(rule, str):
+        return dict.fromkeys(rule.split(), value or "true")
+    cases = {_text(case): put for case, put in rule.get("when", {}).items()}
+    chosen = cases.get((value or "true").lower(), cases.get("*"))
+    if cases and chosen is None:
+        return {
+            "none": "; ".join([f"must be {rules.either(list(cases))}", *([rule["note"]] if "note" in rule else [])])
+        }
+    found = {key: _text(put) for key, put in (rule | (chosen or {})).items() if key not in ("when", "note")}
+    filled = {"{value}": value or "true", "{folder}": os.path.dirname(value)}  # noqa: PTH120
+    return {key: (put[2:],) if put.startswith("= ") else filled.get(put, put.replace("{value}", value))
+            for key, put in found.items()}  # fmt: skip
 
 
 def _recipe_of(values: dict[str, Any], program: Mapping[str, Any]) -> str:
@@ -305,39 +265,24 @@ def _recipe_of(values: dict[str, Any], program: Mapping[str, Any]) -> str:
     return f"recipes/{row['recipe']}.yaml"
 
 
-def _read(recipe: str) -> str:
-    path = Path(recipe) if Path(recipe).is_file() else ROOT / recipe
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
 def _computed(values: Mapping[str, Any], notes: dict[str, str], base: Mapping[str, Any]) -> dict[str, str]:
     """Return the values as text, formulas computed, without those that the recipe ``base`` has, too.
 
     A formula whose numbers are not all given becomes a note.
     """
-    given = (
-        dict(base)
-        | {"processes": 1}
-        | {k.removeprefix("launch."): v for k, v in values.items() if not isinstance(v, tuple)}
-    )
-    numbers = {name: _number(value) for name, value in given.items()}
+    plain = {key.removeprefix("launch."): value for key, value in values.items() if not isinstance(value, tuple)}
+    given = {name: _number(value) for name, value in (dict(base) | {"processes": 1} | plain).items()}
     found = {}
     for key, value in values.items():
         if isinstance(value, tuple):
             formula, theirs = value
-            names = {name: n for name, n in (numbers | theirs).items() if isinstance(n, (int, float))}
-            names |= {name: text for name, text in theirs.items() if not isinstance(text, (int, float))}
+            names = {name: n for name, n in (given | theirs).items() if isinstance(n, (int, float))}
             try:
-                result = _evaluate(ast.parse(formula, mode="eval").body, names)
+                given[key] = result = _evaluate(formula.split(), names)
             except KeyError as error:
                 notes[key] = f"{key} = {formula}: {error.args[0]} is not given; the recipe's value stays"
                 continue
-            numbers[key] = result
-            value = (
-                f"{result:.6g}"
-                if isinstance(result, float) and result % 1
-                else _text(result if isinstance(result, str) else int(result))
-            )
+            value = f"{result:.6g}" if result % 1 else str(int(result))
         found[key] = value
 
     def same(key: str) -> bool:
@@ -349,24 +294,12 @@ def _computed(values: Mapping[str, Any], notes: dict[str, str], base: Mapping[st
     return {key: value for key, value in found.items() if not same(key)}
 
 
-def _evaluate(node: ast.AST, names: Mapping[str, Any]) -> Any:
-    """Return the value of a formula: arithmetic, comparisons, ``a if b else c``; raises KeyError for an unknown name."""
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name():
-            return names[node.id]
-        case ast.BinOp():
-            return OPERATORS[type(node.op)](_evaluate(node.left, names), _evaluate(node.right, names))
-        case ast.Compare(ops=[op], comparators=[right]):
-            return OPERATORS[type(op)](_evaluate(node.left, names), _evaluate(right, names))
-        case ast.UnaryOp(op=ast.USub()):
-            return -_evaluate(node.operand, names)
-        case ast.IfExp():
-            return _evaluate(node.body if _evaluate(node.test, names) else node.orelse, names)
-        case ast.Call(func=ast.Name(id="folder"), args=[path]):
-            return os.path.dirname(_evaluate(path, names))  # noqa: PTH120
-    raise AssertionError(f"translations.yaml: {ast.unparse(node)}")
+def _evaluate(words: Sequence[str], names: Mapping[str, float]) -> float:
+    """Return the value of ``a * b / 100``, from left to right; raises KeyError with a name that is no number."""
+    first, *more = (_number(word) if word[0].isdigit() else names[word] for word in words[::2])
+    return functools.reduce(
+        lambda left, pair: OPERATORS[pair[0]](left, pair[1]), zip(words[1::2], more, strict=True), first
+    )
 
 
 # Ours.
@@ -408,15 +341,15 @@ def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict
     if not file and not {"fp16", "no"} & set(chosen.values()):
         chosen = {}  # as plain python train.py chooses by itself
     if not file and chosen:
-        file, stem = "accelerate_configs/conservative.yaml", "conservative"
+        file = "accelerate_configs/conservative.yaml"
     if not file and processes * machines == 1:
         return ["python"]
-    where = [word for key in MACHINES if key in launch for word in (f"--{key}", launch[key])]
+    names = book()["launch"]["torchrun"]
+    where = [word for key in names if key in launch for word in (f"--{key}", launch[key])]
     if not file:
         notes["card"] = "no card is named; with its YAML the command begins: accelerate launch --config_file "
         notes["card"] += f"accelerate_configs/CARD.yaml --multi_gpu --num_processes {processes * machines} train.py"
-        names = dict(zip(MACHINES, ("nnodes", "node_rank", "master_addr", "master_port"), strict=True))
-        there = [word for key in MACHINES if key in launch for word in (f"--{names[key]}", launch[key])]
+        there = [word for key, name in names.items() if key in launch for word in (f"--{name}", launch[key])]
         return ["torchrun", *(there or ["--standalone"]), "--nproc_per_node", str(processes)]
     several = ["--multi_gpu"] * ("_x" not in file)
     more = [*several, "--num_processes", str(processes * machines)] if processes * machines > 1 else []
