@@ -131,37 +131,30 @@ class ModelReward:
     """
 
     def __init__(self, folder: str, stop: str | None):
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer  # here, for they take seconds
+        from transformers import AutoConfig, pipeline  # here, for they take seconds
 
         self.__name__, self.stop = folder, stop
         self.calls, self.faults, self.first_fault = 0, 0, None
-        try:
-            self.model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).eval()
-            self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise BadInput(f"reward = {folder}: cannot be loaded: {format_exception_only(error)[-1].strip()}") from None
-        if "ForSequenceClassification" not in str(kind := self.model.config.architectures):
+        if "ForSequenceClassification" not in str(kind := AutoConfig.from_pretrained(folder).architectures):
             raise BadInput(f"reward = {folder}: is no reward model but {kind}; train one: trl reward")
-        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token  # as RewardTrainer does
-        if torch.cuda.is_available():
-            self.model.to("cuda")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.judge = pipeline("text-classification", folder, function_to_apply="none", device=device)
+        tokenizer = self.tokenizer = self.judge.tokenizer
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as RewardTrainer does
 
     def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: object) -> list[float]:
         """Return each completion's reward; texts are ended as TRL's RewardTrainer ends them."""
         self.calls += len(prompts)
-        texts = []
-        for prompt, completion in zip(prompts, map(plain, completions), strict=True):
-            answer = completion.partition(self.stop)[0] if self.stop else completion
-            if isinstance(prompt, str):
-                texts.append(prompt + answer + self.tokenizer.eos_token)
-            else:
-                chat = [*prompt, {"role": "assistant", "content": answer}]
-                texts.append(self.tokenizer.apply_chat_template(chat, tokenize=False))
-        most = self.model.config.max_position_embeddings
-        cut = {"padding_side": "right", "truncation": True, "max_length": most, "add_special_tokens": False}
-        with torch.inference_mode():
-            rows = self.tokenizer(texts, padding=True, return_tensors="pt", **cut).to(self.model.device)
-            return self.model(rows["input_ids"], attention_mask=rows["attention_mask"]).logits[:, 0].tolist()
+        answers = [plain(each).partition(self.stop)[0] if self.stop else plain(each) for each in completions]
+        texts = [
+            prompt + answer + self.tokenizer.eos_token
+            if isinstance(prompt, str)
+            else self.tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": answer}], tokenize=False)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        cut = {"truncation": True, "max_length": self.judge.model.config.max_position_embeddings}
+        found = self.judge(texts, batch_size=len(texts), padding=True, add_special_tokens=False, **cut)
+        return [row["score"] for row in found]
 
 
 def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:

@@ -210,11 +210,11 @@ def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(monk
     def work(machine):
         times = iter([0.0, 1.0, 3.0, 4.0])
         gpu_hot.SIZE, gpu_hot.ROUND, gpu_hot.time = 8, 5, types.SimpleNamespace(perf_counter=lambda: next(times))
-        assert gpu_hot.main(["2"]) == 0
+        assert gpu_hot.main(2) == 0
         assert {what: count for (what, _), count in machine.products.items()} == {kind: 5}
 
     on(card, work)
-    assert capfd.readouterr().out.startswith("1 card, 2 s\ncuda:0 ")
+    assert capfd.readouterr().out.startswith(f"cuda:0 {card.name}  ")
 
 
 def test_the_trial_of_tf32_multiplies_without_it_and_with_it():

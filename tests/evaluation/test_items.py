@@ -232,10 +232,10 @@ def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_s
 
 def test_old_names_are_answered_with_the_new_ones_and_a_run_folder_that_has_them_loads(place):
     done = run("train.py", "--recipe", "tiny.yaml", "--hellaswag_steps", "4", expect=2)
-    assert "tasks hellaswag, task_steps VALUE" in done.stderr and "--task_steps 4 --tasks hellaswag" in done.stderr
+    assert "here it is: tasks, task_steps" in done.stderr and "--tasks hellaswag --task_steps 4" in done.stderr
     text = Path("tiny.yaml").read_text()
     Path("old.yaml").write_text(f"{text}hellaswag_steps: 4\n")
-    assert "tasks hellaswag, task_steps VALUE" in run("train.py", "--recipe", "old.yaml", expect=2).stderr
+    assert "here it is: tasks, task_steps" in run("train.py", "--recipe", "old.yaml", expect=2).stderr
     Path("old").mkdir()
     Path("old/recipe.yaml").write_text(f"{text}hellaswag_steps: 4\nhellaswag_files: [items.jsonl]\n")
     found = reading.load_recipe(Path("old/recipe.yaml")).evaluation
