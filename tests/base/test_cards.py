@@ -7,6 +7,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from conftest import ROOT
 
+from benchmarks.estimate_cards import TRAINING_SOURCES
 from pretrain.base import cards
 
 # What is left is for any card: cpu, mps, conservative, sharded, several machines.
@@ -74,7 +75,7 @@ def test_each_card_has_one_name_and_each_of_its_figures_a_source():
     assert all(card.source and card.teraflops > 0 and card.watts > 0 for card in cards.CARDS)
     assert all(card.products.source and card.products.figure > 0 for card in cards.CARDS if card.products)
     training = [card.training for card in cards.CARDS if card.training]
-    assert all(known.source in cards.TRAINING_SOURCES and known.figure > 0 for known in training)
+    assert all(known.source in TRAINING_SOURCES and known.figure > 0 for known in training)
     assert all(known.micro_batch for known in training if known.source == cards.SCRIPT)
 
 
