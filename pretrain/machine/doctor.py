@@ -80,7 +80,7 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
         size, known = card["memory_bytes"], cards.find(card["name"])
         text = card["name"] + (f", {size / 2**30:.1f} GiB" if size else "")
         text += ", compute capability {}.{}".format(*card["capability"]) if card["capability"] else ""
-        remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/base/cards.py"
+        remedy = "none needed to train; for MFU and estimates add its data sheet's peak to pretrain/base/cards.csv"
         unknown = Check("card", verdicts.WARNING, f"{text}: not in our table, so the mfu will not be shown", remedy)
         yield Check("card", verdicts.OK, f"{text}. {forecast.expectation(known)}") if known else unknown
     works = bool(mine) or hidden or not driver

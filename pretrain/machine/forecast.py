@@ -13,7 +13,7 @@ from pretrain.recipe.plan import make_plan
 SHARED = ("weights", "gradients", "moments", "half copies")
 SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/machine/estimate.py, fitted to 20 cards
 on which others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.py). Rates of matrix products are those that
-others measured (pretrain/base/cards.py). Parameters and FLOPs are counted."""
+others measured (pretrain/base/cards.csv). Parameters and FLOPs are counted."""
 
 
 def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
@@ -80,7 +80,7 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
 
 
 def is_gpt2_124m(shape: estimate.Shape) -> bool:
-    """Whether this is the model that others trained on the cards of pretrain/base/cards.py."""
+    """Whether this is the model that others trained on the cards of pretrain/base/cards.csv."""
     names = ("architecture", "n_layer", "n_embd", "parameters", "sequence_length")
     return all(getattr(shape, name) == getattr(estimate.GPT2_124M, name) for name in names)
 
@@ -207,7 +207,7 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     known = ", ".join(f"{name} {figure:,} tokens/s" for name, figure in mine.items())
     lines.append(f"Measured by us: {known}; nothing else." if known else "Nothing of it is measured by us.")
     if compared:
-        lines.append("By others: sources in pretrain/base/cards.py; not all with a step as good as that estimated.")
+        lines.append("By others: sources in pretrain/base/cards.csv; not all with a step as good as that estimated.")
     if guessed:
         lines.append(f"Matrix products never measured, taken as a share of the peak: {', '.join(guessed)}.")
     return "\n".join([*lines, SOURCES])
