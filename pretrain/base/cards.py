@@ -133,7 +133,9 @@ def find(name: str) -> Card | None:
         if any(re.fullmatch(card.pattern, whole, re.IGNORECASE) for whole in wholes):
             return card
     bare = _bare(name)
-    return next((card for card in CARDS if bare in (_bare(card.name), f"{_bare(card.name)}{card.memory_gib:g}gb")), None)
+    return next(
+        (card for card in CARDS if bare in (_bare(card.name), f"{_bare(card.name)}{card.memory_gib:g}gb")), None
+    )
 
 
 def of_its_kind(name: str) -> list[str]:

@@ -17,14 +17,14 @@ import pytest
 import torch
 from conftest import ROOT, free_port, in_fork, needs_trl, run
 from small_models import built, randomize, stock_of
-from transformers import AutoModelForCausalLM, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification, pipeline
 
 import post_train as post_train_script
 from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
 from pretrain.model import export
 from pretrain.model.attention import CAUSAL
-from pretrain.post import chat
+from pretrain.post import chat, rewards
 
 POST = ROOT / "recipes" / "post"
 TRL = Path(sys.executable).with_name("trl")
@@ -260,6 +260,22 @@ def test_sft_by_trls_command_line_makes_a_model_that_answers_and_stops(chatty):
     quick += ("--max_length", "64", "--max_steps", "3", "--gradient_accumulation_steps", "1", "--logging_steps", "1")
     done = trl("dpo", "--config", str(POST / "dpo.yaml"), *quick)
     assert "rewards/margins" in done.stdout and Path("runs/dpo/model.safetensors").is_file()
+    quick = (*quick[:5], "runs/judge", *quick[6:])
+    assert "accuracy" in trl("reward", "--config", str(POST / "reward_model.yaml"), *quick).stdout
+    judge = rewards.checked("runs/judge", None)
+    assert judge([CHATS[0][:1]] * 2, [CHATS[0][1:], CHATS[1][1:]])[0] != 0 and judge.calls == 2
+
+
+@pytest.mark.post
+@needs_trl
+def test_grpo_takes_a_reward_model(place):
+    writer = AutoModelForCausalLM.from_pretrained("runs/addition/model")
+    judge = GPT2ForSequenceClassification(GPT2Config(**writer.config.to_dict() | {"num_labels": 1, "pad_token_id": 0}))
+    judge.save_pretrained("judge")
+    AutoTokenizer.from_pretrained("runs/addition/model").save_pretrained("judge")
+    done = post_train("--output_dir", "runs/judged", "--reward", "judge")
+    assert "judge: runs/addition" not in done.stdout and "40 held-out prompts: " in done.stderr
+    assert Path("runs/judged/model/model.safetensors").is_file()
 
 
 @pytest.mark.post
@@ -324,7 +340,7 @@ def test_losses_with_the_training_attention_equal_those_of_stock_gpt2(method, tm
 @needs_trl
 def test_the_pages_commands_are_understood_by_trl(monkeypatch):
     import yaml
-    from trl.scripts import dpo, sft
+    from trl.scripts import dpo, reward, sft
 
     monkeypatch.chdir(ROOT)
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes/post").glob("*.yaml")]
@@ -335,11 +351,13 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
     ]
     assert len(found) >= 6
     for line in found:
-        words = shlex.split(line.partition(", after")[0].replace(" --bf16 true", ""))  # Trainer asks the machine for it
+        words = shlex.split(
+            line.partition(", after")[0].replace(" --bf16 true", ""), comments=True
+        )  # Trainer asks the machine for it
         if words[0] != "trl":
             post_train_script.parse(words[words.index("--config") :])
             continue
-        parser = {"sft": sft, "dpo": dpo}[words[1]].make_parser(prog="trl")
+        parser = {"sft": sft, "dpo": dpo, "reward": reward}[words[1]].make_parser(prog="trl")
         *_, unknown = parser.parse_args_and_config(words[2:], return_remaining_strings=True)
         assert [word for word in unknown if word.startswith("--")] in ([], ["--accelerate_config"]), (line, unknown)
         assert (
