@@ -335,13 +335,25 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
     }  # keys that are younger than the run
     then = {name: before.get(name, younger.get(name)) for name in fixed(recipe)}
     faults = [
-        f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. Give another --run_name, "
-        f"or set it back"
+        f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. "
+        f"{_way_on(name, then, now, recipe)}"
         for name, now in fixed(recipe).items()
         if then[name] != now
     ]
     if faults:
         raise BadInput(faults)
+
+
+def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str:
+    """Return what to do about a key that is fixed; a finished run is trained longer by another command."""
+    run = recipe.saving.run_dir
+    if name != "max_steps" or now <= (then[name] or now) or not (run / "model").is_dir():
+        return "Give another --run_name, or set it back"
+    command, more = f"python train.py --recipe {shlex.quote(f'{run}/recipe.yaml')}", now - then[name]
+    if then["lr_scheduler_type"] in ("wsd", "constant"):
+        return f"To train it on: {command} --extend_steps {more}"
+    new = shlex.join(["--init_from", str(run), "--run_name", f"{recipe.saving.name}-2", "--output_dir", f"{run}-2"])
+    return f"Its learning rate has ended. A new run from its weights: {command} {new} --max_steps {more}"
 
 
 def read_file(path: Path) -> dict[str, Any]:

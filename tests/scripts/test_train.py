@@ -8,6 +8,7 @@ import os
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -194,6 +195,18 @@ def test_another_length_is_refused_where_a_learning_rate_so_far_would_be_another
     begin = ("--resume_from_checkpoint", "runs/whole/checkpoints/step-00000009", "--run_name", "longer")
     done = run("train.py", *TINY, *UNSEEN, *begin, "--max_steps", "20", expect=2)
     assert "max_steps = 12, asked for 20: fixed for a run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "schedule, way", [("cosine", "--init_from runs/r --run_name r-2"), ("wsd", "--extend_steps 4")]
+)
+def test_more_steps_of_a_finished_run_are_answered_with_the_command_that_trains_them(workplace, schedule, way):
+    flags = (*TINY, "--lr_scheduler_type", schedule, "--run_name", "r")
+    run("train.py", *flags)
+    said = run("train.py", *flags, "--max_steps", "16", expect=2).stderr
+    assert way in said and said.count("error: ") == 1
+    run("train.py", *shlex.split(said.partition("python train.py ")[2]))
+    assert [row["step"] for row in rows("r-2" if "init" in way else "r-16") if "train/loss" in row][-1] in (4, 16)
 
 
 @pytest.mark.parametrize(
