@@ -6,7 +6,7 @@
 Seconds a token are C (1 / M + 1 / R) + B / (b W): C FLOPs computed, M the rate of matrix products that others measured
 on the card (where nobody did, a share of its peak), B bytes moved, W the bandwidth. R and b have the least sum of
 relative errors over the twenty cards of one script, none left out and none with a coefficient of its own. A coefficient
-before M would not be told: from 0.9 to 1.2 all fit alike. Our own figure of an H100 is no part of the fit.
+before M would not be told: from 0.9 to 1.2 all fit alike. Our own figure of an H100 is not in the fit.
 """
 
 import sys
@@ -128,8 +128,7 @@ def two_digits(number: float) -> str:
 def speed_in_words(known: cards.Measured, card: cards.Card) -> str:
     """Return a measured speed of one card, as a YAML's head gives it."""
     size = f"micro-batch {known.micro_batch}, " if known.micro_batch else ""
-    mfu = known.figure * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e12
-    return f"{size}{known.figure:,} tokens/s, {mfu:.0%} MFU ({known.source})"
+    return f"{size}{known.figure:,} tokens/s, {forecast.mfu(card, known.figure):.0%} MFU ({known.source})"
 
 
 def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
@@ -153,7 +152,7 @@ def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
         lines += [f"# MFU: good from {good:.0%}, excellent {excellent:.0%}"]
     if card.advised:
         lines.append(f"# often advised: micro-batch {card.advised}")
-    lines += [line for line in text.splitlines() if "pip install" in line or line.startswith("# claimed: ")]
+    lines += [line for line in text.splitlines() if "pip install" in line or line.startswith("# claimed")]
     several = count > 1
     lines += ["compute_environment: LOCAL_MACHINE # not a cloud service"]
     lines += [
@@ -186,7 +185,7 @@ def row_of_shares(card: cards.Card) -> str:
     def reached(known: cards.Measured | None, source: str = "") -> str:
         if known is None:
             return "n/a"
-        return f"{known.figure * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e10:.0f}%{source}"
+        return f"{forecast.mfu(card, known.figure):.0%}{source}"
 
     good, excellent = forecast.good_mfus(card)
     others = reached(card.training, f" ({letter(card.training.source)})" if card.training else "")

@@ -1,4 +1,4 @@
-"""Graphics cards as plain values: their makers' data sheets, and speeds that others measured on them.
+"""Graphics cards as plain values: their makers' data sheets, and speeds that others and we measured on them.
 
 The peak is the dense one of bf16 or fp16 tensor cores with fp32 accumulate, which training uses: the figures that
 NVIDIA prints large are twice that where they count sparsity, and twice that again on GeForce cards, which add up in
@@ -18,7 +18,7 @@ PRESETS = Path(__file__).parent.parent.parent / "accelerate_configs"
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure that others measured on one card, and whose it is.
+    """A figure that somebody measured on one card, and whose it is.
 
     Attributes:
         figure: TFLOP/s of matrix products, or tokens per second of GPT-2 124M in training.
@@ -39,7 +39,7 @@ class Card:
         products: matrix products in bf16 (fp16 before Ampere) as others measured them; None: nobody.
         training: GPT-2 124M as others trained it; None: nobody.
         ours: GPT-2 124M as train.py trained it on such a card; None: not yet.
-        advised: the micro-batch that this project's first users were told to take, of 1,024 tokens unless it says so.
+        advised: the micro-batch of published presets, of 1,024 tokens unless it says so; None: in none of them.
     """
 
     name: str

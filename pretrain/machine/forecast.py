@@ -92,9 +92,14 @@ def speeds(card: cards.Card) -> dict[str, float]:
     return {"estimated": 1 / estimate.seconds_per_token(estimate.GPT2_124M, card)} | found
 
 
+def mfu(card: cards.Card, tokens_per_second: float) -> float:
+    """Return the MFU of GPT-2 124M at 1,024 tokens on one card."""
+    return tokens_per_second * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e12
+
+
 def good_mfus(card: cards.Card) -> tuple[float, float]:
     """Return a good MFU of GPT-2 124M, 0.9 of the least that is known of the card, and an excellent one, the highest."""
-    shares = [speed * estimate.GPT2_124M.flops_per_token / card.teraflops / 1e12 for speed in speeds(card).values()]
+    shares = [mfu(card, speed) for speed in speeds(card).values()]
     return 0.9 * min(shares), max(shares)
 
 
@@ -138,8 +143,8 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     lines += [
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
         f"{', gathering shared weights not counted' if row['shared_out'] else ''}",
-        *([f"others       {others(card.training)}"] if "measured_by_others" in row else []),
-        *([f"ours         {ours(card.ours)}"] if card.ours and "measured_by_us" in row else []),
+        *([f"others       {measured(card.training, 'others')}"] if "measured_by_others" in row else []),
+        *([f"ours         {measured(card.ours, 'us')}"] if card.ours and "measured_by_us" in row else []),
         f"time         {rounded(hours)} h{days}, evaluating and saving not counted",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]
@@ -158,17 +163,12 @@ def products(card: cards.Card) -> str:
     return f"{rate}: never measured; {share:.0f}% of the peak, as measured cards reach"
 
 
-def others(training: cards.Measured | None) -> str:
-    """Return others' measurements of GPT-2 124M on a card."""
-    if not training:
+def measured(known: cards.Measured | None, by: str) -> str:
+    """Return a measurement of GPT-2 124M on a card, and who made it."""
+    if not known:
         return "n/a, never measured"
-    size = f"at micro-batch {training.micro_batch}, " if training.micro_batch else ""
-    return f"{training.figure:,} tokens/s, {size}measured by others ({training.source})"
-
-
-def ours(known: cards.Measured) -> str:
-    """Return our measurement of GPT-2 124M on a card."""
-    return f"{known.figure:,.0f} tokens/s, at micro-batch {known.micro_batch}, measured by us ({known.source})"
+    size = f"at micro-batch {known.micro_batch}, " if known.micro_batch else ""
+    return f"{known.figure:,} tokens/s, {size}measured by {by} ({known.source})"
 
 
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:

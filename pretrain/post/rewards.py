@@ -135,10 +135,13 @@ class ModelReward:
 
         self.__name__, self.stop = folder, stop
         self.calls, self.faults, self.first_fault = 0, 0, None
-        if "ForSequenceClassification" not in str(kind := AutoConfig.from_pretrained(folder).architectures):
-            raise BadInput(f"reward = {folder}: is no reward model but {kind}; train one: trl reward")
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.judge = pipeline("text-classification", folder, function_to_apply="none", device=device)
+        try:
+            if "ForSequenceClassification" not in str(kind := AutoConfig.from_pretrained(folder).architectures):
+                raise BadInput(f"reward = {folder}: is not a reward model but {kind}; train one: trl reward")
+            self.judge = pipeline("text-classification", folder, function_to_apply="none", device=device)
+        except (OSError, KeyError, RuntimeError) as error:
+            raise BadInput(f"reward = {folder}: cannot be loaded: {format_exception_only(error)[-1].strip()}") from None
         tokenizer = self.tokenizer = self.judge.tokenizer
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as RewardTrainer does
 

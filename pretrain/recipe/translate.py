@@ -50,8 +50,8 @@ def book() -> dict[str, Any]:
     """Return translations.yaml, with a row for each name of a flag: trainer -> name -> rule."""
     found = yaml.safe_load(Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8"))
     for name, rows in [*found["trainers"].items(), ("flags", found["launch"]["flags"])]:
-        book = found["launch"] if name == "flags" else found["trainers"]
-        book[name] = {one: rule for names, rule in rows.items() for one in str(names).split(", ")}
+        place = found["launch"] if name == "flags" else found["trainers"]
+        place[name] = {one: rule for names, rule in rows.items() for one in str(names).split(", ")}
     return found
 
 
@@ -295,7 +295,7 @@ def _computed(values: Mapping[str, Any], notes: dict[str, str], base: Mapping[st
 
 
 def _evaluate(words: Sequence[str], names: Mapping[str, float]) -> float:
-    """Return the value of ``a * b / 100``, from left to right; raises KeyError with a name that is no number."""
+    """Return the value of ``a * b / 100``, from left to right; raises KeyError with a name that is not a number."""
     first, *more = (_number(word) if word[0].isdigit() else names[word] for word in words[::2])
     return functools.reduce(
         lambda left, pair: OPERATORS[pair[0]](left, pair[1]), zip(words[1::2], more, strict=True), first

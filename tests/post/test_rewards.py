@@ -68,7 +68,7 @@ def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp
     assert reward(["a", "a", "a" * 40], ["bca", "bb", ""]) == pytest.approx(wanted, abs=1e-6) and reward.calls == 3
     GPT2LMHeadModel(model.config).save_pretrained(tmp_path / "writer")
     characters.save_pretrained(tmp_path / "writer")
-    with pytest.raises(BadInput, match="is no reward model but .'GPT2LMHeadModel'.; train one: trl reward"):
+    with pytest.raises(BadInput, match="is not a reward model but .'GPT2LMHeadModel'.; train one: trl reward"):
         rewards.checked(str(tmp_path / "writer"), None)
 
 
