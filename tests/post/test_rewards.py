@@ -56,10 +56,11 @@ def test_ones_own_reward_is_a_function_of_a_file(tmp_path):
 
 
 def test_a_reward_models_folder_scores_a_text_that_ends_as_it_was_trained_on(tmp_path):
-    characters = tokenization.make_characters(["abc"])
+    characters = tokenization.make_characters(["abcd"])
+    characters.pad_token = "d"  # were it the end of text, a text's own end would be taken for padding
     torch.manual_seed(1)
     shape = {"vocab_size": len(characters), "n_positions": 12, "n_layer": 1, "n_head": 1, "n_embd": 8, "num_labels": 1}
-    model = GPT2ForSequenceClassification(GPT2Config(**shape, pad_token_id=characters.eos_token_id)).eval()
+    model = GPT2ForSequenceClassification(GPT2Config(**shape, pad_token_id=characters.pad_token_id)).eval()
     model.save_pretrained(tmp_path / "judge")
     characters.save_pretrained(tmp_path / "judge")
     reward = rewards.checked(str(tmp_path / "judge"), "c")
