@@ -2,6 +2,7 @@
 
     python check_setup.py                                       # a line a check; --quick leaves out the slow ones
     python check_setup.py --estimate --card a6000 --count 4     # memory, tokens/s, hours, kWh; --all_cards for a table
+    python check_setup.py --plan --card rtx4090 --budget 100 --price_per_card_hour 0.4    # the size and tokens for it
 
 Exit status: 0 no error found, 1 an error, 2 flags or a recipe that make no sense.
 """
@@ -9,6 +10,7 @@ Exit status: 0 no error found, 1 an error, 2 flags or a recipe that make no sens
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from pretrain.base.errors import BadInput
 
 try:
     from pretrain.data import shards, sources
-    from pretrain.machine import doctor, forecast, verdicts
+    from pretrain.machine import doctor, forecast, planning, supply, verdicts
     from pretrain.machine.verdicts import Check
     from pretrain.recipe import keys, reading
 except ModuleNotFoundError as missing:  # before the packages are installed this is the first remedy
@@ -28,6 +30,18 @@ except ModuleNotFoundError as missing:  # before the packages are installed this
              "pip install -r requirements.txt")  # fmt: skip
 
 NETWORK_SECONDS = 5
+CARD_CORES = 8  # that are rented with a card
+RECIPE = "recipes/gpt2_124m.yaml"
+NUMBERS: dict[str, tuple[type, str]] = {  # flags that take a number above 0
+    "count": (int, "estimate for this many cards"),
+    "hours": (float, "to plan for, evaluations and checkpoints within them"),
+    "budget": (float, "to plan for, in the currency of the price"),
+    "max_steps": (int, "estimate for this many updates"),
+    "tokens": (float, "estimate for this many tokens (10e9)"),
+    "cores": (int, f"of the machine with the cards; default: this one's, {CARD_CORES} a card for --card"),
+    "link_megabytes_per_second": (float, "from where the text is to that machine"),
+    "reader_tokens_per_second": (float, "instead of measuring: prepare_data.py --dry_run prints it"),
+}
 CARD_NAMES = ", ".join(card.name for card in cards.CARDS)  # what --card takes
 
 
@@ -39,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         sizes = keys.SIZES | keys.GPT3_SIZES
         shape = reading.shape_of_size(asked.size, sizes=sizes) if asked.size else {}
+        if asked.plan:
+            return show_plan(asked, shape)
         recipe = reading.load_recipe(Path(asked.recipe), shape)
         if asked.size:
             recipe = keys.replace(recipe, run_name=f"{recipe.saving.name} as {asked.size}")
@@ -55,7 +71,9 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--recipe", default="recipes/gpt2_124m.yaml", metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--recipe", metavar="FILE", help=f"default: {RECIPE}; of --plan: the best of {len(planning.SIZES)}"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, not lines")
     parser.add_argument("--quick", action="store_true", help="without compiler, all-reduce and the disk's speed")
     parser.add_argument("--estimate", action="store_true", help="what the recipe will take, not what the machine is")
@@ -64,7 +82,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--card", metavar="NAME", help="estimate for this card (a6000, rtx4090, ...)")
     parser.add_argument("--all_cards", action="store_true", help="estimate for every card we know: a table")
-    parser.add_argument("--count", type=int, metavar="N", help="estimate for this many cards")
+    parser.add_argument("--plan", action="store_true", help="the size and tokens for --hours, or for --budget")
+    for name, (kind, what) in NUMBERS.items():
+        parser.add_argument(f"--{name}", type=kind, metavar="N", help=what)
     for unit in ("card", "machine"):
         parser.add_argument(
             f"--price_per_{unit}_hour", type=float, default=0.0, metavar="P", help=f"of a {unit}, in any currency"
@@ -74,22 +94,44 @@ def parse(argv: list[str]) -> argparse.Namespace:
             "--price_per_hour: of what? --price_per_card_hour P is of one card, --price_per_machine_hour P of all of them"
         )
     asked = reading.parse_flags(parser, argv)
-    limits = {
-        "count": (asked.count is None or asked.count >= 1, "1 or more"),
-        "price_per_card_hour": (0 <= asked.price_per_card_hour < float("inf"), "0 or more"),
-        "price_per_machine_hour": (0 <= asked.price_per_machine_hour < float("inf"), "0 or more"),
-    }
-    faults = [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in limits.items() if not ok]
+    prices = asked.price_per_card_hour, asked.price_per_machine_hour
+    given = {name: number for name in NUMBERS if (number := getattr(asked, name)) is not None}
+    faults = [
+        f"--{name} {number}: must be {'1 or more' if NUMBERS[name][0] is int else 'more than 0'}"
+        for name, number in given.items()
+        if not 0 < number < float("inf")
+    ]
+    faults += [
+        f"--price_per_{unit}_hour {price}: must be 0 or more"
+        for unit, price in zip(("card", "machine"), prices, strict=True)
+        if not 0 <= price < float("inf")
+    ]
     if asked.card and cards.find(asked.card) is None:
         faults.append(f"--card {asked.card}: not a known card; use one of {', '.join(cards.of_its_kind(asked.card))}")
-    prices = asked.price_per_card_hour, asked.price_per_machine_hour
     if asked.card and asked.all_cards:
         faults.append("--card and --all_cards: give one of them")
+    if asked.plan and asked.size:
+        faults.append("--size: goes with --estimate; --plan chooses one, or plans for --recipe FILE")
+    if asked.plan and asked.all_cards:
+        faults.append("--plan: is for one kind of card: --card NAME --count N")
+    if asked.plan and bool(asked.hours) == bool(asked.budget):
+        faults.append("--plan: give --hours H, or --budget MONEY with --price_per_card_hour P")
+    if asked.budget and not any(prices):
+        faults.append(f"--budget {asked.budget:g}: give --price_per_card_hour P, or --price_per_machine_hour P, too")
+    if asked.tokens and asked.max_steps:
+        faults.append("--tokens and --max_steps: give one of them")
+    if not asked.plan and (asked.hours or asked.budget):
+        faults.append("--hours and --budget: go with --plan")
+    elif asked.plan and (asked.tokens or asked.max_steps):
+        faults.append("--tokens and --max_steps: go with --estimate; --plan finds them")
     if all(prices):
         faults.append("--price_per_card_hour and --price_per_machine_hour: give one of them")
     if faults:
         raise BadInput(faults)
-    asked.estimate |= any((asked.size, asked.card, asked.all_cards, asked.count, *prices))
+    asked.estimate |= any((asked.size, asked.card, asked.all_cards, *given.values(), *prices))
+    free = not asked.recipe and not asked.size  # which of the sizes, the budget says
+    asked.recipe = asked.recipe or RECIPE
+    asked.recipes = [f"recipes/{name}.yaml" for name in planning.SIZES] if free else [asked.recipe]
     return asked
 
 
@@ -197,27 +239,71 @@ def asks_hub(recipe: keys.Recipe) -> bool:
 
 def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print what the recipe takes on one card, on several, or on each that we know."""
+    if asked.tokens:
+        asked.max_steps = math.ceil(asked.tokens / recipe.batch.tokens_per_step)
+    if asked.max_steps:
+        recipe = keys.replace(recipe, max_steps=asked.max_steps)
 
     def estimated(card: cards.Card, count: int) -> dict:
-        price = asked.price_per_machine_hour or count * asked.price_per_card_hour
-        return forecast.estimate_run(recipe, card, count, price)
+        return forecast.estimate_run(recipe, card, count, price_of(asked, count), supply_of(recipe, asked, count))
 
     if asked.all_cards:
         rows = [estimated(card, asked.count or 1) for card in cards.CARDS]
         print(json.dumps(rows, indent=1) if asked.json else forecast.table(recipe, rows))
         return 0
-    found = doctor.nvidia_smi() if not asked.card else []
-    card = cards.find(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
-    if card is None:
-        here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
-        raise BadInput(f"no card to estimate for: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
-    count = asked.count or len(found) or 1
+    card, count = wanted_card(asked)
     row = estimated(card, count)
     while asked.size and not asked.count and not row["fits"] and count < 4096:  # the fewest that hold the model
         count *= 2
         row = estimated(card, count)
     print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
     return 0
+
+
+def show_plan(asked: argparse.Namespace, shape: dict) -> int:
+    """Print the size, tokens and command for the hours or the budget, beside the other sizes."""
+    card, count = wanted_card(asked)
+    price = price_of(asked, count)
+    hours = asked.hours or asked.budget / price
+    recipes = {path: reading.load_recipe(Path(path), shape) for path in asked.recipes}
+    recipes = {path: with_its_model(one) if one.model.init_from else one for path, one in recipes.items()}
+    given = {path: supply_of(one, asked, count) for path, one in recipes.items()}
+    plans = {path: planning.plan(one, card, count, hours, given[path], price) for path, one in recipes.items()}
+    held = {path: row for path, row in plans.items() if row}
+    if not held:
+        raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(recipes)}; give a larger --card")
+    best = min(held, key=lambda path: held[path]["expected_loss"])
+    if asked.json:
+        print(json.dumps({"best": best, "command": planning.command(held[best], best), "plans": held}, indent=1))
+    else:
+        print(planning.describe(held, best, keys.replace(recipes[best], **held[best]["changes"]), price))
+    return 0
+
+
+def wanted_card(asked: argparse.Namespace) -> tuple[cards.Card, int]:
+    """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
+    found = doctor.nvidia_smi() if not asked.card else []
+    card = cards.find(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
+    if card is None:
+        here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
+        raise BadInput(f"no card to estimate for: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
+    return card, asked.count or len(found) or 1
+
+
+def price_of(asked: argparse.Namespace, count: int) -> float:
+    """Return the price of all cards an hour."""
+    return asked.price_per_machine_hour or count * asked.price_per_card_hour
+
+
+def supply_of(recipe: keys.Recipe, asked: argparse.Namespace, count: int) -> supply.Supply:
+    """Return what the recipe's data give on the machine that was asked for."""
+    return supply.supply(
+        recipe.data,
+        trainers=count,
+        cores=asked.cores or (count * CARD_CORES if asked.card or asked.all_cards else len(os.sched_getaffinity(0))),
+        link=1e6 * (asked.link_megabytes_per_second or 0),
+        speed=asked.reader_tokens_per_second or 0,
+    )
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from pretrain.data import shards, tokenization, windows
 from pretrain.data.background import DataWait, Preparation
 from pretrain.data.sources import FoundSource, find_source
 from pretrain.recipe import keys
-from pretrain.recipe.plan import Plan, make_plan
+from pretrain.recipe.plan import MANY_EPOCHS, Plan, make_plan
 
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
-MANY_EPOCHS = 4  # beyond these, reading again teaches much less than new text would (Muennighoff et al. 2023)
 PROMPTS, PROMPT_TOKENS = 3, 8  # of samples, where the recipe has none
 PREPARE = Path(__file__).parents[2] / "prepare_data.py"
 

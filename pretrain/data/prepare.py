@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pretrain.data import shards, tokenization
 from pretrain.data.documents import DocumentEncoder, well_formed
 from pretrain.data.names import shown_name
 from pretrain.data.progress import PrefetchTarget, Progress
-from pretrain.data.sources import FoundSource, Part
+from pretrain.data.sources import STDLIB, FoundSource, Part, find_source
 from pretrain.data.windows import Windows
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
 DRY_RUN_SECONDS = 10
+CORE_SECONDS = 1.0  # for which an estimate encodes
 JOB_MANIFEST = re.compile(r"manifest\.job-(\d{5})-of-(\d{5})\.json")
 
 
@@ -362,11 +364,7 @@ def dry_run(source: FoundSource) -> str:
         tokenizer = tokenization.load(name)
     encode = DocumentEncoder(tokenizer, name)
     expected = expected_text_bytes(source, parts["train"])
-    started, tokens, text_bytes = time.perf_counter(), 0, 0
-    for document in chain.from_iterable(encode(read(0), 0) for _, read in parts["train"]):
-        tokens, text_bytes = tokens + len(document.ids), text_bytes + document.text_bytes
-        if (seconds := time.perf_counter() - started) > DRY_RUN_SECONDS:
-            break
+    tokens, text_bytes, seconds = _timed(encode, parts["train"], DRY_RUN_SECONDS)
     if not text_bytes:
         raise BadInput(f"{source.name}: no text in its first rows")
     total = max(expected, text_bytes) * tokens / text_bytes
@@ -381,6 +379,27 @@ def dry_run(source: FoundSource) -> str:
         f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with "
         f"{counted(encode.threads, 'thread', 'threads')}, reading included)"
     )
+
+
+@cache
+def text_bytes_per_core() -> float:
+    """Return how many bytes of text a core of this machine encodes in a second: Python's own, by a small bpe of it."""
+    data = keys.Data(dataset_name=STDLIB, validation_fraction=0.05, tokenizer="bpe", data_seed=0)
+    train = (find_source(data).parts or {})["train"]
+    encode = DocumentEncoder(tokenization.train_bpe(islice(first_texts(train), 50), 2042), STDLIB)
+    encode.threads = 1
+    _, text_bytes, seconds = _timed(encode, train, CORE_SECONDS)
+    return text_bytes / seconds
+
+
+def _timed(encode: DocumentEncoder, parts: list[Part], limit: float) -> tuple[int, int, float]:
+    """Encode documents for ``limit`` seconds; return tokens, bytes of text, and the seconds that it took."""
+    started, tokens, text_bytes, seconds = time.perf_counter(), 0, 0, 0.0
+    for document in chain.from_iterable(encode(read(0), 0) for _, read in parts):
+        tokens, text_bytes = tokens + len(document.ids), text_bytes + document.text_bytes
+        if (seconds := time.perf_counter() - started) > limit:
+            break
+    return tokens, text_bytes, seconds
 
 
 def verify(folder: Path, vocab_size: int) -> str:

@@ -1,12 +1,15 @@
 """Estimates of a recipe on cards, beside measurements, ours and others', as lines and as a table."""
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from pretrain.base import cards
 from pretrain.machine import estimate
+from pretrain.machine.supply import PREPARED, Supply
 from pretrain.recipe import keys
 from pretrain.recipe.plan import make_plan
 
@@ -16,11 +19,14 @@ on which others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.p
 others measured (pretrain/base/cards.csv). Parameters and FLOPs are counted."""
 
 
-def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float) -> dict:
+def estimate_run(
+    recipe: keys.Recipe, card: cards.Card, count: int, price_per_hour: float, supply: Supply = PREPARED
+) -> dict:
     """Return the estimate of a run on ``count`` of a card, as its preset would run it; ``fits`` is False where none does.
 
     Args:
         price_per_hour: of all the cards, in any currency.
+        supply: of the recipe's data; ``waiting_hours`` is what the cards wait for it, which costs as much as training.
     """
     shape = estimate.shape_of(recipe.model)
     how: dict[str, Any] = {"half": True, "compiled": compiles(card.name), "optimizer": recipe.optimizer.optimizer}
@@ -74,8 +80,11 @@ def estimate_run(recipe: keys.Recipe, card: cards.Card, count: int, price_per_ho
     if count == 1 and is_gpt2_124m(shape):
         row["measured_by_others"] = card.training and dataclasses.asdict(card.training)
         row["measured_by_us"] = card.ours and dataclasses.asdict(card.ours)
+    row["reader"] = supply.words
+    row["reader_tokens_per_second"] = supply.speed if math.isfinite(supply.speed) else None
+    row["waiting_hours"] = supply.waiting_seconds(tokens, 3600 * run["hours"]) / 3600
     if price_per_hour:
-        row["cost"] = run["hours"] * price_per_hour
+        row["cost"] = (run["hours"] + row["waiting_hours"]) * price_per_hour
     return row
 
 
@@ -146,12 +155,26 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         *([f"others       {measured(card.training, 'others')}"] if "measured_by_others" in row else []),
         *([f"ours         {measured(card.ours, 'us')}"] if card.ours and "measured_by_us" in row else []),
         f"time         {rounded(hours)} h{days}, evaluating and saving not counted",
+        f"reader       {reader(row)}",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]
     if "cost" in row:
         lines.append(f"cost         {rounded(row['cost'])}")
     known = [] if row.get("measured_by_us") else ["Nothing of it is measured by us."]
     return "\n".join([*lines, "", *known, SOURCES])
+
+
+def reader(row: Mapping[str, Any]) -> str:
+    """Return whether the data keep up with an estimated run, and the remedy where they do not."""
+    if row["reader_tokens_per_second"] is None:
+        return f"{row['reader']}: no waiting"
+    speed = f"{rounded(row['reader_tokens_per_second'])} tokens/s ({row['reader']})"
+    if not row["waiting_hours"]:
+        return f"{speed}: no waiting"
+    return (
+        f"{speed}: the cards wait {rounded(row['waiting_hours'])} h. Run prepare_data.py before they are rented, or "
+        f"give more cores, several jobs (--num_jobs) or ready tokens (docs/data.md)"
+    )
 
 
 def products(card: cards.Card) -> str:
@@ -208,6 +231,11 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     lines.append(f"Measured by us: {known}; nothing else." if known else "Nothing of it is measured by us.")
     if compared:
         lines.append("By others: sources in pretrain/base/cards.csv; not all with a step as good as that estimated.")
+    if supplied := next((row for row in rows if row.get("reader")), None):
+        waiting = [f"{row['card']} {rounded(row['waiting_hours'])} h" for row in rows if row.get("waiting_hours")]
+        late = f"; waiting for data, not in the hours: {', '.join(waiting)}" if waiting else ", as fast as each needs"
+        speed = supplied["reader_tokens_per_second"]
+        lines.append(f"Data: {f'{rounded(speed)} tokens/s, ' if speed else ''}{supplied['reader']}{late}.")
     if guessed:
         lines.append(f"Matrix products never measured, taken as a share of the peak: {', '.join(guessed)}.")
     return "\n".join([*lines, SOURCES])

@@ -294,6 +294,7 @@ class Tracking:
 
     report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", choices=("none", *TRACKERS))
     project_name: str = run("ursa-minor", "project name in trackers")
+    reference_curve: str | None = run(None, "a published run's losses, drawn beside this one's: a file of references/")
     tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub")
 
     @property

@@ -6,6 +6,8 @@ from pretrain.base.errors import BadInput
 from pretrain.recipe.keys import Recipe
 from pretrain.recipe.rules import divisors, either
 
+MANY_EPOCHS = 4  # beyond these, reading again teaches much less than new text would (Muennighoff et al. 2023)
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -17,7 +17,7 @@ import yaml
 
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.recipe import rules, translate
+from pretrain.recipe import references, rules, translate
 from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
 from pretrain.recipe.rules import either, nearest, shown, type_name
 
@@ -318,6 +318,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
                 f"rises over the first {values['warmup_steps']}, a quarter of it"
             )
         faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
+        faults += references.faults(values["reference_curve"])
     if faults or wrong:
         raise BadInput(wrong + [f"{path}: {fault}" for fault in faults])
     run_name = path.stem if values["run_name"] is None else values["run_name"]

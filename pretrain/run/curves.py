@@ -12,6 +12,7 @@ import numpy as np
 from pretrain.base import files
 from pretrain.evaluation.items import records
 from pretrain.evaluation.record import Task
+from pretrain.recipe.references import Reference
 
 # Okabe and Ito's colours, which colour-blind people can distinguish; their yellow is too light for a line.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905
@@ -25,16 +26,24 @@ WARM_UP = 0.1  # of a run: what stands higher than the rest there would squash t
 Published = Mapping[str, Mapping[str, float]]
 
 
-def draw_curves(rows: Sequence[Mapping], path: Path, title: str, *, published: Published | None = None) -> None:
+def draw_curves(
+    rows: Sequence[Mapping],
+    path: Path,
+    title: str,
+    *,
+    published: Published | None = None,
+    reference: Reference | None = None,
+) -> None:
     """Draw a run's rows into ``path`` (PNG) over tokens; nothing is written when there is nothing to draw.
 
     Args:
         published: what others reached, as lines: a metric's name in the rows -> whose -> value.
+        reference: another's validation loss, drawn as far as this run has come.
     """
     panels: tuple[
         tuple[Callable[..., None], float, tuple[str, ...]], ...
     ] = (  # what draws it, its height in inches, what it shows
-        (_draw_loss, 3.2, ("train/loss", "eval/loss")),
+        (partial(_draw_loss, reference), 3.2, ("train/loss", "eval/loss")),
         *((partial(_draw_scores, task), 2.8, tuple(map(task.metric, task.shares))) for task in records().values()),
         (_draw_rate, 1.6, ("train/lr", "train/grad_norm")),
         (_draw_speed, 1.6, ("tokens_per_second",)),
@@ -62,8 +71,12 @@ def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
 
 
 @contextlib.contextmanager
-def picture(path: Path, heights: list[float], x: str) -> Iterator[list]:
-    """Give axes of these heights (inches), one below the other; on success they become the PNG at ``path``."""
+def picture(path: Path, heights: list[float], x: str | Sequence[str]) -> Iterator[list]:
+    """Give axes of these heights (inches), one below the other; on success they become the PNG at ``path``.
+
+    Args:
+        x: one of AXES for all of them together, or one for each.
+    """
     if not heights:
         yield []
         return
@@ -73,21 +86,26 @@ def picture(path: Path, heights: list[float], x: str) -> Iterator[list]:
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, sum(heights) + 0.6), layout="constrained")
-        found = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
+        shared = isinstance(x, str)
+        found = list(figure.subplots(len(heights), 1, sharex=shared, squeeze=False, height_ratios=heights)[:, 0])
         yield found
-        found[-1].set_xlabel(AXES[x])
-        found[-1].xaxis.set_major_formatter(_count if x == "tokens" else "{x:,g}")
+        for axes, name in [(found[-1], x)] if isinstance(x, str) else zip(found, x, strict=True):
+            axes.set_xlabel(AXES[name])
+            axes.xaxis.set_major_formatter(_count if name == "tokens" else "{x:,g}")
         with files.replacing(path) as temporary:
             figure.savefig(temporary, format="png", dpi=DPI)
 
 
-def _draw_loss(axes, rows: Sequence[Mapping], published: Published) -> None:
+def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], published: Published) -> None:
     train, held_out = series(rows, "train/loss"), series(rows, "eval/loss")
     levels = published.get("eval/loss", {})
     axes.plot(*train, color=SKY, linewidth=0.7, marker="." if len(train[0]) < 2 else None, label="train")
     axes.plot(*held_out, color=VERMILLION, marker="o", markersize=4, label="validation")
     for whose, value in levels.items():
         level(axes, value, f"{whose}: {value:.2f}", BLACK, 0.01)
+    if reference:
+        most = max((float(places[-1]) for places, _ in (train, held_out) if len(places)), default=0.0)
+        axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
     if len(held_out[1]):
         place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "right", "fontweight": "bold"}
         axes.annotate(f"{held_out[1][-1]:.3f}", (held_out[0][-1], held_out[1][-1]), color=VERMILLION, **place)
@@ -153,6 +171,16 @@ def level(axes, value: float, label: str, color: str, place: float) -> None:
     how = {"ha": "left" if place < 0.5 else "right", "color": color, "fontsize": 8, "bbox": shade, "zorder": 3}
     above = {"xytext": (0, 2), "textcoords": "offset points"}
     axes.annotate(f" {label} ", (place, value), xycoords=axes.get_yaxis_transform(), **above, **how)
+
+
+def name_ends(axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write each line's name and last value at its end, (x, y, name, colour), moved apart where two would overlap."""
+    low, high = axes.get_ylim()
+    least, free = 0.9 * 12 / (72 * axes.get_figure().get_figheight() * axes.get_position().height), -math.inf
+    for _, y, label, color in sorted(ends, key=lambda end: end[1]):
+        free = max((y - low) / (high - low), free + least)  # shares of the axes' height
+        where = {"xycoords": axes.transAxes, "fontsize": 8, "va": "center", "annotation_clip": False}
+        axes.annotate(f" {label} {y:.3f}", (1.0, free), color=color, **where)
 
 
 def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:

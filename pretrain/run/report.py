@@ -22,7 +22,7 @@ from pretrain.evaluation.record import Task
 from pretrain.hub import model_card
 from pretrain.machine import hardware
 from pretrain.optim.update import Update
-from pretrain.recipe import keys
+from pretrain.recipe import keys, references
 from pretrain.recipe.plan import Plan
 from pretrain.run import curves
 from pretrain.run.clock import Clock
@@ -70,6 +70,8 @@ class Report:
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=rows, sent=sent)
         state.trackers = self._trackers.ids
         self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
+        named = recipe.tracking.reference_curve
+        self._reference = references.load(named) if named else None
         self._draws = find_spec("matplotlib") is not None
         if not self._draws:
             log.info("curves.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
@@ -134,7 +136,8 @@ class Report:
         if self._is_main and self._draws and time.monotonic() - self._drawn >= at_least:
             published, name = model_card.published(keys.public(self._recipe)), self._recipe.saving.name
             try:
-                curves.draw_curves(read_metrics(self.metrics_path), self._picture, name, published=published)
+                rows, reference = read_metrics(self.metrics_path), self._reference
+                curves.draw_curves(rows, self._picture, name, published=published, reference=reference)
                 self._undrawn = False
             except OSError as error:
                 if not self._undrawn:

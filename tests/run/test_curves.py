@@ -1,14 +1,12 @@
-"""curves.png is drawn from whatever rows a run has; several runs are told apart in one picture."""
+"""curves.png is drawn from whatever rows a run has."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks import plot_runs
-from benchmarks.plot_runs import draw_runs
+from pretrain.recipe import references
 from pretrain.run.curves import draw_curves
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
@@ -58,7 +56,6 @@ def test_curves_are_a_png(tmp_path, rows):
 @pytest.mark.parametrize("rows", [[], [{"step": 0, "tokens": 0}], [{"step": 1, "train/loss": 2.0}]])
 def test_nothing_is_drawn_from_nothing(tmp_path, rows):
     draw_curves(rows, tmp_path / "curves.png", "a run")
-    assert not draw_runs({"a run": rows}, tmp_path / "runs.png")
     assert not list(tmp_path.iterdir())
 
 
@@ -117,71 +114,14 @@ def test_hellaswag_has_a_band_of_one_standard_error_and_its_last_score(tmp_path,
     assert labels == ["acc 27.00 ± 1.00", "acc_token_norm 28.00"]
 
 
-def runs_of(figure: Figure, panel: int) -> list:
-    return [line for line in figure.axes[panel].get_lines() if line.get_gid() == "run"]
-
-
-def test_runs_keep_their_colours_and_are_named_with_their_last_validation_loss(tmp_path, drawn):
-    assert draw_runs({"$a": [*TRAIN, LOOK], "_b": TRAIN, "c": [LOOK, SCORED]}, tmp_path / "r.png", score="acc")
-    figure = drawn[0]
-    assert names(figure) == ["train loss\n(nats per token)", "validation loss\n(nats per token)", "HellaSwag acc (%)"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["$a: 2.500", "_b", "c: 2.500"]
-    assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
-    colors = [[line.get_color() for line in runs_of(figure, panel)] for panel in range(3)]
-    assert colors[0] == colors[1] == colors[2] and len({*colors[0]}) == 3
-    assert [len(line.get_xdata()) for line in runs_of(figure, 0)] == [2, 2, 0]
-    draw_runs({str(number): TRAIN for number in range(20)}, tmp_path / "r.png")  # more than there are colours
-    assert len({(line.get_color(), line.get_linestyle()) for line in runs_of(drawn[1], 0)}) == 20
-
-
-def test_hours_are_those_of_training_also_for_evaluations(tmp_path, drawn):
-    rows = long_run(500)  # 2 s a step
-    draw_runs({"a": rows}, tmp_path / "r.png", x="hours")
-    draw_runs({"a": rows}, tmp_path / "r.png", x="steps")
-    assert list(runs_of(drawn[0], 1)[0].get_xdata()) == pytest.approx([500 / 3600, 1000 / 3600])
-    assert list(runs_of(drawn[1], 1)[0].get_xdata()) == [250, 500]
-    assert [figure.axes[-1].get_xlabel() for figure in drawn] == ["hours of training", "step"]
-
-
-def test_a_noisy_train_loss_is_drawn_as_means(tmp_path, drawn):
-    rows = long_run(2000)
-    draw_runs({"a": rows, "short": TRAIN}, tmp_path / "r.png")
-    line = runs_of(drawn[0], 0)[0]
-    first = [row["train/loss"] for row in rows if "train/loss" in row][:5]
-    assert len(line.get_xdata()) == 400 and line.get_ydata()[0] == pytest.approx(np.mean(first))
-    assert names(drawn[0])[0].startswith("train loss, means of 5")
-
-
-@pytest.fixture
-def two_runs(tmp_path, monkeypatch) -> Path:
-    for name, rows in (("one", [*TRAIN, LOOK]), ("two", [*TRAIN, {**LOOK, "eval/loss": 2.25}])):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_plot_runs_takes_folders_and_files(two_runs, drawn, capsys):
-    assert plot_runs.main(["one", "two/metrics.jsonl", "--x", "steps", "--out", "both.png"]) == 0
-    assert plot_runs.main(["one", "two", "--labels", "AdamW", "Muon"]) == 0
-    assert capsys.readouterr().out == "both.png\nruns.png\n"
-    labels = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn]
-    assert labels == [["one: 2.500", "two: 2.250"], ["AdamW: 2.500", "Muon: 2.250"]]
-    assert (two_runs / "both.png").is_file() and (two_runs / "runs.png").is_file()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["one", "none"], "none: no such file; give a run's folder or its metrics.jsonl"),
-        (["one", "two", "--labels", "a"], "--labels: 1 labels for 2 runs"),
-        (["one", "two", "--labels", "a", "a"], "two runs have one name"),
-        (["one", "--out", "runs.pdf"], "--out runs.pdf: must be a .png file in a folder that is there"),
-        (["empty.jsonl"], "empty.jsonl: no row with a loss or a score yet"),
-    ],
-)
-def test_plot_runs_names_the_remedy_and_writes_nothing(two_runs, capsys, flags, message):
-    (two_runs / "empty.jsonl").write_text('{"step": 1}\n')
-    assert plot_runs.main(flags) == 2
-    assert message in capsys.readouterr().err
-    assert not list(two_runs.glob("*.p*"))
+def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its_text_is_another(tmp_path, drawn):
+    llmc = references.load("references/gpt2_124m_llmc.yaml")
+    rows = [
+        {"step": 125, "tokens": 125 * 2**19, "eval/loss": 7.0},
+        {"step": 400, "tokens": 400 * 2**19, "eval/loss": 5.6},
+    ]
+    draw_curves(rows, tmp_path / "curves.png", "a run", reference=llmc)
+    (line,) = (line for line in drawn[0].axes[0].get_lines() if line.get_linestyle() == ":")
+    assert line.get_label() == "llm.c, GPT-2 124M (its own validation set, of FineWeb)"
+    assert list(line.get_xdata()) == [0, 250 * 2**19, 400 * 2**19]
+    assert list(line.get_ydata()) == pytest.approx([11.0092, 6.1710, 6.1710 + 0.6 * (5.3743 - 6.1710)])

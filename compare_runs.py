@@ -1,0 +1,258 @@
+"""Several runs side by side: what their recipes change, what they reached, and their curves in one picture.
+
+    python compare_runs.py runs/adamw runs/muon
+    python compare_runs.py runs/a1 runs/a2 runs/a3 runs/b1 runs/b2 runs/b3 --group seed
+
+A run is its folder or its metrics.jsonl. With --group, runs whose recipes differ in nothing else are one column: mean and
+standard deviation, and the difference from the first column with its 95% interval (Welch's t). Hours are hours of training.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import yaml
+
+from pretrain.base.entry import exit_on_bad_input
+from pretrain.base.errors import BadInput
+from pretrain.base.layout import read_metrics
+from pretrain.evaluation.items import records
+from pretrain.recipe import keys, reading, references
+from pretrain.run import curves
+
+COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
+DASHES = ("-", "--", "-.")  # for more columns than colours
+POINTS = 400  # of a train loss
+NAMES = ("run_name", "output_dir", "resume_from_checkpoint", "tags")  # keys that say nothing of a run
+CELL = 28  # characters of a value
+
+
+class Column(NamedTuple):
+    """One run, or the runs of one group: their recipes' shared keys, their rows of metrics.jsonl, what they reached."""
+
+    label: str
+    recipe: Mapping[str, object]
+    runs: list[list[dict]]
+    reached: list[dict[str, float]]
+
+
+@exit_on_bad_input
+def main(argv: list[str] | None = None) -> int:
+    """Read the runs, print the table, draw the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its metrics.jsonl")
+    parser.add_argument(
+        "--group", nargs="+", default=[], metavar="KEY", help="keys in which runs of a column may differ"
+    )
+    parser.add_argument("--labels", nargs="+", help="one a column; default: the folders' names")
+    parser.add_argument("--reference", metavar="FILE", help="a published curve; default: the recipes' reference_curve")
+    parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="PNG", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="the table as one JSON object")
+    asked = reading.parse_flags(parser, sys.argv[1:] if argv is None else argv)
+    if asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir():
+        raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
+    if odd := [key for key in asked.group if key not in keys.FIELDS]:
+        raise BadInput(f"--group {odd[0]}: is not a recipe key; seeds are --group seed")
+    columns = grouped([*map(find_metrics, asked.runs)], asked.group, asked.labels)
+    if not any(row for column in columns for row in column.reached):
+        raise BadInput(f"{', '.join(asked.runs)}: no row with a loss or a score yet")
+    named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
+    draw(columns, asked.out, references.load(str(named)) if named else None)
+    rows = table(columns)
+    print(json.dumps(rows, indent=1) if asked.json else f"{as_text(rows)}\n\n{asked.out}")
+    return 0
+
+
+def find_metrics(name: str) -> Path:
+    """Return a run's metrics.jsonl. Raises BadInput where there is none."""
+    path = Path(name) / "metrics.jsonl" if Path(name).is_dir() else Path(name)
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl")
+    return path
+
+
+def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] | None) -> list[Column]:
+    """Return a column for each run, or for each group of them. Raises BadInput for labels that do not fit."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadInput("a run is given twice; give each once")
+    free = {*NAMES, *group} | ({"data_seed"} if "seed" in group else set())
+    found: dict[str, list[Path]] = {}
+    recipes = {}
+    for path in paths:
+        recipe = path.with_name("recipe.yaml")
+        values = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
+        recipes[path] = {key: value for key, value in (values or {}).items() if key not in free}
+        same = json.dumps(recipes[path], sort_keys=True, default=str) if group else str(path)
+        found.setdefault(same, []).append(path)
+    folders = [path.resolve().parent.name for path, *_ in found.values()]
+    if labels is None:
+        labels = folders if len({*folders}) == len(folders) else [str(path.parent) for path, *_ in found.values()]
+        labels = [
+            f"{label} x{len(same)}" if group else label for label, same in zip(labels, found.values(), strict=True)
+        ]
+    if len(labels) != len(found) or len({*labels}) != len(labels):
+        raise BadInput(f"--labels {' '.join(labels)}: {len(found)} different ones are needed, one a column")
+    columns = []
+    for label, together in zip(labels, found.values(), strict=True):
+        runs = [*map(read_metrics, together)]
+        columns.append(Column(label, recipes[together[0]], runs, [*map(reach, runs)]))
+    return columns
+
+
+def reach(rows: Sequence[Mapping]) -> dict[str, float]:
+    """Return what a run reached, by the words of the table: the last of each metric."""
+    last = {name: value for row in rows for name, value in row.items() if isinstance(value, (int, float))}
+    found = {"validation loss": "eval/loss", "bits per byte": "eval/bits_per_byte", "train loss": "train/loss"}
+    found |= {f"{task.label} {one}": task.metric(one) for task in records().values() for one in task.scores}
+    reached = {words: last[name] for words, name in found.items() if name in last}
+    if reached and last.get("elapsed_seconds"):
+        trained = [row for row in rows if "elapsed_seconds" in row][-1]
+        hours = trained["elapsed_seconds"] / 3600
+        reached |= {"tokens": trained["tokens"], "hours": hours, "tokens/s": trained["tokens"] / hours / 3600}
+    return reached
+
+
+def table(columns: Sequence[Column]) -> list[dict]:
+    """Return rows of the table: a recipe key that differs with its values, or what was reached.
+
+    Of the latter ``mean``, ``deviation`` (None for one run) a column; ``difference`` from the first column's mean and
+    ``interval``, half of the 95% interval of that, where both have two runs or more.
+    """
+    every = dict.fromkeys(itertools.chain.from_iterable(column.recipe for column in columns))
+    rows: list[dict] = [{"name": "", "values": [column.label for column in columns]}]
+    for key in every:
+        values = [column.recipe.get(key) for column in columns]
+        if any(value != values[0] for value in values):
+            rows.append({"name": key, "values": values})
+    for name in dict.fromkeys(itertools.chain.from_iterable(one for column in columns for one in column.reached)):
+        samples = [[one[name] for one in column.reached if name in one] for column in columns]
+        row = {
+            "name": name,
+            "mean": [statistics.fmean(values) if values else None for values in samples],
+            "deviation": [statistics.stdev(values) if len(values) > 1 else None for values in samples],
+        }
+        if any(len(values) > 1 for values in samples):
+            row["difference"], row["interval"] = zip(*(differ(samples[0], values) for values in samples), strict=True)
+        rows.append(row)
+    return rows
+
+
+def differ(first: Sequence[float], second: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the difference of two means, and half of its 95% interval by Welch's t; None where it cannot be known."""
+    if first is second or not first or not second:
+        return None, None
+    difference = statistics.fmean(second) - statistics.fmean(first)
+    if len(first) < 2 or len(second) < 2:
+        return difference, None
+    a, b = (statistics.variance(values) / len(values) for values in (first, second))
+    if a + b == 0:
+        return difference, 0.0
+    freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1))
+    return difference, student(freedom) * math.sqrt(a + b)
+
+
+def student(freedom: float) -> float:
+    """Return the 97.5% quantile of Student's t, by summing its density (to 1e-3)."""
+    t = np.arange(0.5e-4, 100.0, 1e-4)
+    density = (1 + t * t / freedom) ** (-(freedom + 1) / 2)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    return float(t[np.searchsorted(np.cumsum(scale * density * 1e-4), 0.475)])
+
+
+def as_text(rows: Sequence[Mapping]) -> str:
+    """Return the table as aligned lines."""
+    cells = []
+    for row in rows:
+        if "values" in row:
+            cells.append([row["name"], *(cut(value) for value in row["values"])])
+            continue
+        name, found = row["name"], zip(row["mean"], row["deviation"], strict=True)
+        cells.append(
+            [name, *(number(name, mean) + (f" ± {number(name, sd)}" if sd is not None else "") for mean, sd in found)]
+        )
+        if "difference" in row and name not in ("tokens", "hours", "tokens/s"):
+            gaps = zip(row["difference"], row["interval"], strict=True)
+            cells.append(["  difference", *(apart(name, gap, half) for gap, half in gaps)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+
+
+def apart(name: str, gap: float | None, half: float | None) -> str:
+    """Return a difference, with its interval where that is known."""
+    if gap is None:
+        return ""
+    return f"{'+' if gap > 0 else ''}{number(name, gap)}{'' if half is None else f' ± {number(name, half)}'}"
+
+
+def number(name: str, value: float | None) -> str:
+    """Return a value in the digits of its kind."""
+    if value is None:
+        return "-"
+    if name in ("tokens", "tokens/s"):
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if name == "hours" else f"{value:.4f}"
+
+
+def cut(value: object) -> str:
+    """Return a recipe's value, shortened."""
+    text = str(value)
+    return text if len(text) <= CELL else f"{text[: CELL - 3]}..."
+
+
+def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None) -> None:
+    """Draw the losses over tokens and over hours, and the scores of the tasks; a group as mean and standard deviation."""
+    panels = [("eval/loss", "tokens"), ("eval/loss", "hours"), ("train/loss", "tokens")]
+    tasks = {
+        task.metric("acc_norm" if "acc_norm" in task.scores else task.shares[0]): task for task in records().values()
+    }
+    panels += [(name, "tokens") for name in tasks]
+    rows = [run for column in columns for run in column.runs]
+    panels = [(name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)]
+    heights = [3.2 if name == "eval/loss" else 2.4 for name, _ in panels]
+    with curves.picture(path, heights, [x for _, x in panels]) as found:
+        for axes, (name, x) in zip(found, panels, strict=True):
+            axes.spines.right.set_visible(False)
+            lines = [drawn(axes, column, number, name, x) for number, column in enumerate(columns)]
+            shown = [line for line in lines if line is not None]
+            words = {"eval/loss": "validation loss", "train/loss": "train loss"}.get(name)
+            if reference and (name, x) == ("eval/loss", "tokens"):
+                places, values = reference.until(max(float(places[-1]) for places, *_ in shown))
+                axes.plot(places, values, ":", color=curves.BLACK, label=reference.words)
+                axes.legend(loc="upper right")
+            if words:
+                axes.set(ylabel=f"{words}\n(nats per token)", ylim=curves.view([line[:2] for line in shown]))
+            else:
+                axes.set_ylabel(f"{tasks[name].label} {name.partition('/')[2]}")
+                curves.level(axes, tasks[name].chance, "chance", curves.BLACK, 0.01)
+            curves.name_ends(axes, [(places[-1], values[-1], label, color) for places, values, label, color in shown])
+
+
+def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:
+    """Draw one column's metric; return its line, label and colour, or None where it has none."""
+    series = [curves.series(run, name, x) for run in column.runs]
+    length = min((len(places) for places, _ in series), default=0)
+    if not length:
+        return None
+    places, values = (np.array([one[part][:length] for one in series]) for part in (0, 1))
+    if name == "train/loss" and (block := -(-length // POINTS)) > 1:  # else noise would hide the others
+        places, values = (
+            part[:, : length // block * block].reshape(len(part), -1, block).mean(2) for part in (places, values)
+        )
+    color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
+    mean, spread = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None
+    marker = {} if values.shape[1] > 20 else {"marker": "o", "markersize": 3}
+    axes.plot(places.mean(0), mean, dashes, color=color, linewidth=1.2, gid="run", **marker)
+    if spread is not None:
+        axes.fill_between(places.mean(0), mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
+    return places.mean(0), mean, column.label, color
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""A budget to a run: which size, how many tokens, which loss to expect, and whether the data keep up. All estimated."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pretrain.base import cards
+from pretrain.machine import forecast
+from pretrain.machine.supply import SAMPLE, SAMPLES, Supply
+from pretrain.recipe import keys
+from pretrain.recipe.plan import MANY_EPOCHS
+
+SIZES = ("gpt2_small", "gpt2_124m", "gpt2_350m", "gpt2_774m", "gpt2_1558m")  # recipes that a budget chooses from
+TRAINING_SHARE = (
+    0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100 (measured), start and checkpoints the rest
+)
+FEWEST_UPDATES, LEAST_BATCH = 2000, 2**16  # a short run halves its recipe's batch for that, and not below
+
+
+class Law(NamedTuple):
+    """L(N, D) = floor + size / N^size_power + data / D^data_power, nats per token: the form of Hoffmann et al. 2022."""
+
+    floor: float
+    size: float
+    data: float
+    size_power: float
+    data_power: float
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Return the loss of so many parameters, embeddings included, after so many tokens, each read once."""
+        return self.floor + self.size / parameters**self.size_power + self.data / tokens**self.data_power
+
+
+# Besiroglu et al. 2024 (arXiv 2404.10102), fitted to the runs of Hoffmann et al.: MassiveText, 32,000 ids of SentencePiece.
+CHINCHILLA = Law(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
+LAW = """Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 (Besiroglu et al. 2024). It was fitted to MassiveText with a
+vocabulary of 32,000, from 70M parameters up: it ranks sizes, and your text and tokenizer have another level. GPT-2
+124M after 10.3B tokens of FineWeb: the law gives 3.00, llm.c measured 3.27."""
+
+
+def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given: Supply, price: float) -> dict | None:
+    """Return the estimate of a recipe cut or stretched to the hours, or None where no card holds it.
+
+    Args:
+        price: of all the cards an hour.
+
+    Returns: ``forecast.estimate_run``'s row, and ``changes`` of the recipe, ``updates``, ``tokens_per_parameter``,
+        ``expected_loss``, ``epochs`` (None where the text's size is not known), ``all_hours``.
+    """
+    seconds, sequences = 3600 * TRAINING_SHARE * hours, recipe.model.sequence_length * count
+
+    def shared(batch: float) -> int:
+        return max(1, round(batch / sequences)) * sequences
+
+    batch, rate = shared(recipe.batch.tokens_per_step), recipe.schedule.learning_rate
+    for _ in range(2):  # a smaller batch has another speed
+        first = forecast.estimate_run(keys.replace(recipe, tokens_per_step=batch), card, count, 0)
+        if not first["fits"] or first["shared_out"]:
+            return None
+        tokens = first["tokens_per_second"] * seconds
+        changes = more_text(recipe.data, tokens)
+        asked = given._replace(text=1e9 * SAMPLES[-1]) if changes else given
+        if asked.waiting_seconds(tokens, 0) > seconds:
+            tokens = asked.speed * seconds
+        while tokens < FEWEST_UPDATES * batch and batch >= 2 * LEAST_BATCH:
+            batch, rate = shared(batch / 2), rate / 2**0.5
+    steps = max(1, int(tokens / batch))
+    changes["max_steps"] = steps
+    if steps < 10 * recipe.schedule.warmup_steps:
+        changes["warmup_steps"] = steps // 10
+    if batch != recipe.batch.tokens_per_step:
+        changes |= {"tokens_per_step": batch, "learning_rate": float(f"{rate:.2g}")}
+    planned = keys.replace(recipe, **changes)
+    row = forecast.estimate_run(planned, card, count, price, asked)
+    if row["gradient_checkpointing"] != recipe.model.gradient_checkpointing:
+        changes["gradient_checkpointing"] = row["gradient_checkpointing"]
+    text = min(asked.text, planned.data.limit_tokens or asked.text)
+    row |= {"changes": changes, "updates": steps, "tokens_per_parameter": row["tokens"] / row["parameters"]}
+    row["expected_loss"] = CHINCHILLA.loss(row["parameters"], min(row["tokens"], MANY_EPOCHS * text))
+    row["epochs"] = row["tokens"] / text if math.isfinite(text) else None
+    row["all_hours"] = (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE
+    if price:
+        row["cost"] = row["all_hours"] * price
+    return row
+
+
+def more_text(data: keys.Data, tokens: float) -> dict[str, Any]:
+    """Return the recipe keys that give so many tokens, where FineWeb has a larger sample or more of the same."""
+    sample = SAMPLE.fullmatch(data.dataset_config_name or "")
+    if not sample or tokens <= min(1e9 * int(sample[1]), data.limit_tokens or math.inf):
+        return {}
+    needed = math.ceil(1.01 * tokens / 1e9)
+    size = next((size for size in SAMPLES if size >= needed), SAMPLES[-1])
+    return {"dataset_config_name": f"sample-{size}BT", "limit_tokens": 1000000000 * min(needed, size)}
+
+
+def command(row: Mapping, path: str) -> str:
+    """Return the command that trains a plan."""
+    stem, count = cards.preset(row["card"], row["count"]), row["count"]
+    several = f" --multi_gpu --num_processes {count}" if count > 1 and not stem.endswith(f"_x{count}") else ""
+    changes = {"recipe": path, "run_name": f"{Path(path).stem}_{row['updates']}"} | row["changes"]
+    flags = " ".join(f"--{name} {value}" for name, value in changes.items())
+    return f"accelerate launch --config_file accelerate_configs/{stem}.yaml{several} train.py {flags}"
+
+
+def describe(plans: Mapping[str, Mapping], best: str, recipe: keys.Recipe, price: float) -> str:
+    """Return plans as lines to read: a table of the sizes, then the best.
+
+    Args:
+        plans: the recipe's path -> what ``plan`` returned.
+        recipe: the best one's, as it is planned.
+        price: of all the cards an hour.
+    """
+    row = plans[best]
+    lines = [
+        f"{row['count']} x {row['card']}, {forecast.rounded(row['all_hours'])} h: training "
+        f"{forecast.rounded(row['hours'])}, waiting for data {forecast.rounded(row['waiting_hours'])}, the rest for "
+        f"evaluations and checkpoints"
+    ]
+    lines += [f"cost {forecast.rounded(row['cost'])} at {price:g} an hour"] if price else []
+    lines += ["", f"  {'size':12} parameters  tokens/s   tokens  a parameter  updates  expected loss"]
+    for path, found in plans.items():
+        lines.append(
+            f"{'*' if path == best else ' '} {Path(path).stem:12} {found['parameters'] / 1e6:8.0f} M  "
+            f"{forecast.rounded(found['tokens_per_second']):>8}  {forecast.in_short(found['tokens']):>7}  "
+            f"{forecast.rounded(found['tokens_per_parameter']):>11}  {found['updates']:7,}  {found['expected_loss']:13.2f}"
+        )
+    batch, schedule = recipe.batch, recipe.schedule
+    epochs = "unknown number of" if row["epochs"] is None else f"{row['epochs']:.2f}"
+    lines += [
+        "",
+        f"size      {row['parameters']:,} parameters, window {recipe.model.sequence_length:,} tokens",
+        f"tokens    {row['tokens']:,} in {row['updates']:,} updates of {batch.tokens_per_step:,}; {epochs} epochs",
+        f"rate      {schedule.learning_rate:g}, warm-up {schedule.warmup_steps} updates, then {schedule.lr_scheduler_type}",
+        f"reader    {forecast.reader(row)}",
+    ]
+    if row["epochs"] and row["epochs"] > MANY_EPOCHS:
+        lines.append(
+            f"note      more than {MANY_EPOCHS} epochs teach little (Muennighoff et al. 2023), and the expected loss "
+            f"counts {MANY_EPOCHS}: give more text, or fewer hours"
+        )
+    return "\n".join([*lines, "", command(row, best), "", LAW, forecast.SOURCES])

@@ -1,0 +1,78 @@
+"""How much text a recipe has, and how fast it becomes ids: what of it a card would wait for. Estimated."""
+
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from pretrain.data import shards, sources
+from pretrain.recipe import keys
+from pretrain.recipe.rules import counted
+
+TOKEN_BYTES = 4.5  # of English text, by GPT-2's tokenizer
+SENT_BYTES = 2.9  # of Parquet, for such a token: FineWeb-Edu's sample-10BT is 28.5 GB
+READY_BYTES = 2.0  # of an id in a token file
+SAMPLE = re.compile(r"sample-(\d+)BT")  # FineWeb's names of its samples, in billions of GPT-2's tokens
+SAMPLES = (10, 100, 350)
+
+
+class Supply(NamedTuple):
+    """What the data give: ``text`` tokens (inf where not known), at ``speed`` tokens per second (inf where prepared)."""
+
+    text: float
+    speed: float
+    words: str = ""
+
+    def waiting_seconds(self, tokens: float, training_seconds: float) -> float:
+        """Return how long training waits: each token of the text is read once, beside the training of all."""
+        return max(0.0, min(tokens, self.text) / self.speed - training_seconds)
+
+
+PREPARED = Supply(math.inf, math.inf, "prepared")
+
+
+def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: float) -> Supply:
+    """Return how much text a recipe has and how fast it is read.
+
+    Args:
+        trainers: processes beside the reader, which leaves them a core each.
+        link: bytes per second from where the text is; 0: not a limit.
+        speed: tokens per second, where that is known; 0: one core is measured here for a second.
+    """
+    found = [_amount(source) for source in keys.sources(data)]
+    text = sum(tokens for tokens, _ in found)
+    if all(ready for _, ready in found):
+        return Supply(text, math.inf, "prepared")
+    if speed:
+        return Supply(text, speed, "as you say")
+    fetched = all(keys.hub_id(source) and source.data_dir for source in keys.sources(data))
+    limits: dict[str, float] = {}
+    if not fetched:
+        from pretrain.data import prepare  # imports Transformers
+
+        core, free = prepare.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
+        limits[f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, measured here"] = free * core
+    if link:
+        limits[f"{link / 1e6:g} MB/s"] = link / (READY_BYTES if fetched else SENT_BYTES)
+    return Supply(text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link")
+
+
+def _amount(source: keys.Data) -> tuple[float, bool]:
+    """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
+    named = source.data_dir or source.data_files or source.dataset_name
+    if not named or any("://" in name for name in source.data_files or ()):  # nothing is fetched for an estimate
+        return math.inf, False
+    if keys.is_here(source) and not Path(str(source.data_dir)).is_dir():  # on another machine
+        return math.inf, True
+    found = None if keys.is_here(source) else sources.find_source(source)
+    folder = found.folder if found else Path(str(source.data_dir))
+    if found is None or shards.is_complete(folder):
+        return sum(row["tokens"] for row in shards.describe_folder(folder)["splits"]["train"]), True
+    text = math.inf
+    if sample := SAMPLE.fullmatch(source.dataset_config_name or ""):
+        text = 1e9 * int(sample[1])
+    elif found.most_tokens:
+        text = found.most_tokens / TOKEN_BYTES
+    elif found.tables and found.tables.data_files:
+        text = sum(Path(name).stat().st_size for name in found.tables.data_files["train"]) / SENT_BYTES
+    return min(text, source.limit_tokens or text), False

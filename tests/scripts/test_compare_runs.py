@@ -1,0 +1,142 @@
+"""compare_runs.py as a user calls it: the table is that of metrics.jsonl, the picture that of the runs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+import compare_runs
+
+WORDS = ["$a", "_b", "c", "d", "e", "f", "g", "h"]
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[Figure]:
+    """The figures that were saved, which are not painted here."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch()))
+    return figures
+
+
+def write_run(folder: Path, losses: list[float], seconds: float = 1.0, **recipe) -> Path:
+    """Write a run with a validation every ten updates of 100 tokens."""
+    folder.mkdir(parents=True)
+    rows = []
+    for number, loss in enumerate(losses, 1):
+        row = {"step": 10 * number, "tokens": 1000 * number}
+        rows.append(row | {"train/loss": loss + 0.5, "elapsed_seconds": seconds * 10 * number})
+        rows.append(row | {"eval/loss": loss, "eval/bits_per_byte": loss / 3})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump({"run_name": folder.name, "n_layer": 4} | recipe, sort_keys=False)
+    )
+    return folder
+
+
+@pytest.fixture
+def six(tmp_path, monkeypatch) -> list[str]:
+    """Three seeds of two optimizers."""
+    last = {"adamw": (2.0, 2.1, 2.2), "muon": (1.8, 1.85, 1.96)}
+    for optimizer, losses in last.items():
+        for seed, loss in enumerate(losses):
+            written = {"optimizer": optimizer, "seed": seed, "data_seed": seed}
+            write_run(tmp_path / f"{optimizer}{seed}", [4.0, 3.0, loss], 1.0 + seed, **written)
+    monkeypatch.chdir(tmp_path)
+    return [f"{optimizer}{seed}" for optimizer in last for seed in range(3)]
+
+
+def lines_of(figure: Figure, panel: int) -> list:
+    return [line for line in figure.axes[panel].get_lines() if line.get_gid() == "run"]
+
+
+def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
+    assert compare_runs.main(["adamw0", "muon1/metrics.jsonl"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:4] == [
+        ["adamw0", "muon1"],
+        ["optimizer", "adamw", "muon"],
+        ["seed", "0", "1"],
+        ["data_seed", "0", "1"],
+    ]
+    assert ["validation", "loss", "2.0000", "1.8500"] in lines and ["bits", "per", "byte", "0.6667", "0.6167"] in lines
+    assert ["tokens", "3,000", "3,000"] in lines and ["tokens/s", "100", "50"] in lines
+    assert ["hours", "0.00833", "0.0167"] in lines and lines[-1] == ["runs.png"]
+    assert Path("runs.png").is_file()
+
+
+def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six, drawn, capsys):
+    assert compare_runs.main([*six, "--group", "seed", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows[""]["values"] == ["adamw0 x3", "muon0 x3"] and rows["optimizer"]["values"] == ["adamw", "muon"]
+    assert "seed" not in rows and "data_seed" not in rows
+    loss = rows["validation loss"]
+    assert loss["mean"] == pytest.approx([2.1, 1.87]) and loss["deviation"] == pytest.approx([0.1, 0.0818535], rel=1e-5)
+    # By hand: variances 0.01 and 0.0067, so 0.0746 = sqrt((0.01 + 0.0067) / 3) with 3.849 degrees, t = 2.821
+    assert loss["difference"] == [None, pytest.approx(-0.23)] and loss["interval"][1] == pytest.approx(0.2105, abs=2e-4)
+    band = [collection for collection in drawn[0].axes[0].collections if len(collection.get_paths())]
+    assert len(lines_of(drawn[0], 0)) == 2 and len(band) == 2
+    assert list(lines_of(drawn[0], 0)[1].get_ydata()) == pytest.approx([4.0, 3.0, 1.87])
+    assert list(lines_of(drawn[0], 1)[1].get_xdata()) == pytest.approx(
+        [20 / 3600, 40 / 3600, 60 / 3600]
+    )  # mean of 1, 2, 3
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (2, 4.303), (4, 2.776), (30, 2.042), (1000, 1.962)])
+def test_the_interval_is_students(freedom, t):
+    assert compare_runs.student(freedom) == pytest.approx(t, abs=2e-3)
+
+
+def test_the_picture_names_each_line_at_its_end_and_none_over_another(tmp_path, drawn, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(8):
+        write_run(tmp_path / f"r{number}", [3.0, 2.5, 2.0 + number / 1000], n_head=number)
+    assert compare_runs.main([*(f"r{number}" for number in range(8)), "--labels", *WORDS]) == 0
+    figure = drawn[0]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["tokens", "hours of training", "tokens"]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines_of(figure, 0)}) == 8
+    words = [(note.xy[1], note.get_text().split()) for note in figure.axes[0].texts]
+    assert [name for _, (name, _) in words] == WORDS and words[-1][1][1] == "2.007"
+    heights = [height for height, _ in words]
+    assert np.diff(heights).min() * figure.axes[0].bbox.height >= 0.8 * 8 * figure.dpi / 72  # 8 points high
+    assert not any(note.get_parse_math() for note in figure.axes[0].texts)
+
+
+def test_a_long_train_loss_is_drawn_as_means_and_tasks_have_a_panel(tmp_path, drawn):
+    write_run(tmp_path / "long", [3.0 + 0.1 * (number % 2) for number in range(900)])
+    with (tmp_path / "long" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9000, "tokens": 900000, "hellaswag/acc": 0.27, "hellaswag/acc_norm": 0.3}\n')
+    assert compare_runs.main([str(tmp_path / "long"), "--out", str(tmp_path / "r.png")]) == 0
+    names = [axes.get_ylabel() for axes in drawn[0].axes]
+    assert names[-1] == "HellaSwag acc_norm" and len(lines_of(drawn[0], 2)[0].get_xdata()) == 300
+
+
+def test_a_recipes_reference_curve_is_drawn_without_being_asked_for(six, drawn):
+    recipe = Path("adamw0/recipe.yaml")
+    recipe.write_text(recipe.read_text() + "reference_curve: references/gpt2_124m_llmc.yaml\n")
+    assert compare_runs.main(["adamw0", "muon0"]) == 0
+    labels = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
+    assert labels == ["llm.c, GPT-2 124M (its own validation set, of FineWeb)"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["adamw0", "none"], "none: no such file; give a run's folder or its metrics.jsonl"),
+        (["adamw0", "./adamw0"], "a run is given twice"),
+        (["adamw0", "muon0", "--labels", "a"], "--labels a: 2 different ones are needed"),
+        (["adamw0", "muon0", "--labels", "a", "a"], "2 different ones are needed"),
+        (["adamw0", "--out", "runs.pdf"], "--out runs.pdf: must be a .png file in a folder that is there"),
+        (["adamw0", "--group", "sed"], "--group sed: is not a recipe key"),
+        (["adamw0", "--grop", "seed"], "--grop: no such flag; did you mean --group?"),
+        (["adamw0", "--reference", "none.yaml"], "reference_curve = none.yaml: cannot be read"),
+        (["empty.jsonl"], "empty.jsonl: no row with a loss or a score yet"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_and_nothing_written(six, capsys, flags, message):
+    Path("empty.jsonl").write_text('{"step": 1}\n')
+    assert compare_runs.main(flags) == 2
+    assert message in capsys.readouterr().err
+    assert not list(Path().glob("*.p*"))
