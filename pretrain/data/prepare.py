@@ -393,12 +393,16 @@ def text_bytes_per_core() -> float:
 
 
 def _timed(encode: DocumentEncoder, parts: list[Part], limit: float) -> tuple[int, int, float]:
-    """Encode documents for ``limit`` seconds; return tokens, bytes of text, and the seconds that it took."""
+    """Encode documents for ``limit`` seconds; return tokens, bytes of text, and the seconds that these took.
+
+    Documents come in batches: the one that comes too late is not counted, nor the time that its batch took.
+    """
     started, tokens, text_bytes, seconds = time.perf_counter(), 0, 0, 0.0
     for document in chain.from_iterable(encode(read(0), 0) for _, read in parts):
-        tokens, text_bytes = tokens + len(document.ids), text_bytes + document.text_bytes
-        if (seconds := time.perf_counter() - started) > limit:
+        now = time.perf_counter() - started
+        if now > limit and tokens:
             break
+        tokens, text_bytes, seconds = tokens + len(document.ids), text_bytes + document.text_bytes, now
     return tokens, text_bytes, seconds
 
 
