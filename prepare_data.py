@@ -3,6 +3,7 @@
     python prepare_data.py --recipe recipes/own_text.yaml --data_files my.txt
     python prepare_data.py --recipe recipes/gpt2_124m.yaml --dry_run
     python prepare_data.py --verify data/fineweb-edu-0123456789ab
+    HF_HOME=/shared/hf python prepare_data.py --recipe recipes/gpt2_124m.yaml --prefetch    # for a machine without a network
 
 It takes the same recipe and flags as train.py, which starts it in the background (``--follow``) when the shards are
 not all there. The same command resumes where a stopped or killed one was: manifest.json, replaced after each shard,
@@ -11,13 +12,16 @@ bytes, those that are missing or have changed.
 """
 
 import logging
+import shlex
 import sys
 from pathlib import Path
+
+from huggingface_hub import constants
 
 from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.data import background, prepare, repair, shards, sources
+from pretrain.data import background, prepare, repair, shards, sources, tokenization
 from pretrain.data.progress import PrefetchTarget
 from pretrain.hub import client
 from pretrain.recipe import keys, reading
@@ -25,6 +29,7 @@ from pretrain.recipe import keys, reading
 EXTRAS = {
     "verify": (str, "check every byte of this folder of shards, and stop"),
     "dry_run": (bool, "read for some seconds and print the size on disk and the time of all of it"),
+    "prefetch": (bool, "also fetch tokenizer, init_from and tasks: train.py then needs no network (HF_HUB_OFFLINE=1)"),
     "job_index": (int, "prepare this job's share of the source's files; from 0"),
     "num_jobs": (int, "how many jobs share the source's files"),
     "merge": (bool, "join what the jobs have prepared"),
@@ -53,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     found = keys.sources(recipe.data)
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
-    if all(map(keys.is_here, found)):
+    if "prefetch" in extras:
+        prefetch(recipe)
+    elif all(map(keys.is_here, found)):
         raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")
     for index, asked in enumerate(found):
         if keys.is_here(asked) or extras.get("source", index) != index:
@@ -84,7 +91,30 @@ def main(argv: list[str] | None = None) -> int:
                     prepare.prepare(source, job, target)
         if target is None:
             print(folder)
+    if "prefetch" in extras:
+        words = shlex.join(word for word in argv if word != "--prefetch")
+        print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}")
     return 0
+
+
+def prefetch(recipe: keys.Recipe) -> None:
+    """Fetch into HF_HOME what a run asks the Hub for beside its data: the model that it begins from, tokenizer, tasks.
+
+    Raises BadInput where one of them cannot be had.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from pretrain.evaluation import items
+    from pretrain.model import pretrained
+
+    disable_progress_bar()
+    if recipe.model.init_from:
+        pretrained.load(recipe.model.init_from)
+    if recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS:
+        tokenization.load(recipe.data.tokenizer)
+    for name in recipe.evaluation.tasks if recipe.evaluation.task_steps else ():
+        if not recipe.evaluation.files_of(name):
+            items.fetch(items.records()[name])
 
 
 if __name__ == "__main__":

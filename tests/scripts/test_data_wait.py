@@ -16,7 +16,16 @@ from pretrain.machine.supply import Supply
 from tests.runs import rows
 
 FILES, ROWS, BYTES_PER_SECOND = 32, 40, 80_000
-FLAGS = ["--recipe", "slow.yaml", "--tokens_per_step", "2048", "--per_device_train_batch_size", "128", "--logging_steps", "10"]
+FLAGS = [
+    "--recipe",
+    "slow.yaml",
+    "--tokens_per_step",
+    "2048",
+    "--per_device_train_batch_size",
+    "128",
+    "--logging_steps",
+    "10",
+]
 FLAGS += ["--eval_steps", "0", "--sample_steps", "0", "--save_steps", "0", "--run_name", "slow"]
 
 
@@ -30,7 +39,9 @@ def test_the_wait_that_is_predicted_is_the_wait_behind_a_slow_hub(tmp_path, monk
         texts = [" ".join(draw.choices(words, k=400)) for _ in range(ROWS)]
         pq.write_table(pa.table({"text": texts}), corpus / f"part-{number:02d}.parquet", compression="none")
     recipe = RECIPE.replace("validation_fraction: 0.1\n", "dataset_name: me/corpus\nvalidation_tokens: 10000\n")
-    recipe = recipe.replace("vocab_size: 64", "vocab_size: 2048\ntokenizer_vocab_size: 2000").replace("characters", "bpe")
+    recipe = recipe.replace("vocab_size: 64", "vocab_size: 2048\ntokenizer_vocab_size: 2000").replace(
+        "characters", "bpe"
+    )
     (tmp_path / "slow.yaml").write_text(recipe + "shuffle_block_tokens: 10000\nshard_tokens: 10000\n")
 
     with DataServer(tmp_path) as server:
@@ -43,7 +54,9 @@ def test_the_wait_that_is_predicted_is_the_wait_behind_a_slow_hub(tmp_path, monk
             assert done.returncode == 0, done.stderr
             return done.stdout + done.stderr
 
-        called("prepare_data.py", "--prepared_data_dir", "once")  # the tokenizer is made of all text: not at the slow pace
+        called(
+            "prepare_data.py", "--prepared_data_dir", "once"
+        )  # the tokenizer is made of all text: not at the slow pace
         (tokenizer,) = (tmp_path / "once").glob("*/tokenizer")
         server.rate = BYTES_PER_SECOND
         slow = ("--tokenizer", str(tokenizer))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -21,7 +22,7 @@ from pretrain.base import cards
 from pretrain.machine import estimate
 from pretrain.recipe import reading
 
-RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm_2x8.sh"
+RUN, SLURM = ROOT / "scripts/run_gpt2_124m.sh", ROOT / "scripts/slurm.sh"
 HF_JOBS, SKY = ROOT / "scripts/hf_jobs.sh", ROOT / "scripts/skypilot.yaml"
 GPT2 = estimate.Shape(12, 768, 50304, 1024)
 
@@ -227,7 +228,7 @@ while [[ $1 == -* ]]; do shift; done
 SLURM_NODEID=1 exec "$@"
 """
 TRAINER = """#!/bin/bash
-echo "accelerate $*" >>"$LOG"
+echo "${0##*/} $*" >>"$LOG"
 [[ -z ${wait:-} ]] && exit 0
 trap 'echo stopped >>"$LOG"; exit 0' TERM
 echo ready >>"$LOG"
@@ -244,7 +245,7 @@ exit 0
 @pytest.fixture
 def cluster(tmp_path):
     """Start the Slurm script among a pretended srun, scontrol and accelerate."""
-    for name, text in {"srun": SRUN, "accelerate": TRAINER, "scontrol": SCONTROL}.items():
+    for name, text in {"srun": SRUN, "accelerate": TRAINER, "python": TRAINER, "scontrol": SCONTROL}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     log = tmp_path / "log"
@@ -258,22 +259,70 @@ def cluster(tmp_path):
     return start
 
 
-def test_slurm_starts_one_accelerate_a_node_with_its_rank_and_flags_that_exist(cluster):
-    process, log = cluster("--recipe", "recipes/gpt2_1558m.yaml", "--run_name", "a b")
+def until_ready(log: Path) -> None:
+    """Wait until the pretended trainer runs."""
+    deadline = time.monotonic() + 20
+    while "ready" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("nodes", "cards"), [(1, 1), (1, 8), (2, 8), (4, 4)])
+def test_slurm_starts_one_launcher_a_node_with_its_rank_and_flags_that_exist(cluster, nodes, cards):
+    size = {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_GPUS_PER_NODE": f"h100:{cards}"}
+    process, log = cluster("--recipe", "recipes/gpt2_1558m.yaml", "--run_name", "a b", **size)
     assert process.wait(20) == 0
-    *_, line = log.read_text().splitlines()
+    step, *_, line = log.read_text().splitlines()
+    assert step.startswith("srun --cpus-per-task=32 --kill-on-bad-exit=1 bash -c")
     assert line.endswith("train.py --recipe recipes/gpt2_1558m.yaml --run_name a b")
+    if nodes * cards == 1:
+        assert line.startswith("python train.py ")  # it needs no launcher
+        return
     args = launch_command_parser().parse_args(line.removeprefix("accelerate launch ").split())
     assert (ROOT / args.config_file).is_file() and args.config_file.endswith("multi_node_2x8.yaml")
+    assert (args.num_machines, args.num_processes, args.max_restarts) == (nodes, nodes * cards, 3)
     assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "node1", 24711)
-    assert args.rdzv_backend == "c10d" and args.max_restarts == 3
+    assert args.rdzv_backend == ("c10d" if nodes > 1 else "static")
+
+
+def test_slurms_dry_run_prints_the_command_with_container_and_needs_no_slurm():
+    given = {"DRY_RUN": "1", "SLURM_JOB_NUM_NODES": "4", "SLURM_GPUS_PER_NODE": "4", "PATH": "/usr/bin:/bin"}
+    given |= {"CONTAINER": "our image.sqsh", "CONTAINER_MOUNTS": "/scratch:/scratch", "ACCELERATE_YAML": "x.yaml"}
+    done = subprocess.run(["bash", SLURM, "--run_name", "a b"], env=given, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = shlex.split(done.stdout)
+    assert words[:3] == ["srun", "--cpus-per-task=32", "--kill-on-bad-exit=1"]
+    assert {"--container-image=our image.sqsh", f"--container-mounts={ROOT}:{ROOT},/scratch:/scratch"} < {*words}
+    assert words[-3:] == ["train.py", "--run_name", "a b"] and words[words.index("--config_file") + 1] == "x.yaml"
+
+
+def test_slurms_variables_reach_the_trainer_on_its_node(cluster, tmp_path):
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "activate").write_text('echo "venv" >>"$LOG"\n')
+    (tmp_path / "accelerate").write_text('#!/bin/bash\nenv | grep -E "IFNAME|CACHE_DIR|ELASTIC" | sort >>"$LOG"\n')
+    given = {"INTERFACE": "ib0", "NODE_CACHE": "/local", "VENV": str(tmp_path / "venv")}
+    process, log = cluster(**given)
+    assert process.wait(20) == 0
+    assert log.read_text().splitlines()[-6:] == [
+        "venv",
+        "GLOO_SOCKET_IFNAME=ib0",
+        "NCCL_SOCKET_IFNAME=ib0",
+        "TORCHINDUCTOR_CACHE_DIR=/local/inductor",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240",
+        "TRITON_CACHE_DIR=/local/triton",
+    ]
+
+
+def test_slurm_does_not_queue_again_where_that_is_not_wanted(cluster):
+    process, log = cluster(wait="1", REQUEUE="0")
+    until_ready(log)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(20) == 0
+    assert log.read_text().splitlines()[-1] == "stopped"
 
 
 def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again(cluster):
     process, log = cluster(wait="1")
-    deadline = time.monotonic() + 20
-    while "ready" not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until_ready(log)
     process.send_signal(signal.SIGUSR1)
     assert process.wait(20) == 0
     assert log.read_text().splitlines()[-2:] == ["stopped", "scontrol requeue 4711"]
