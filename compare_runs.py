@@ -46,6 +46,19 @@ class Column(NamedTuple):
 @exit_on_bad_input
 def main(argv: list[str] | None = None) -> int:
     """Read the runs, print the table, draw the picture."""
+    asked = parse(sys.argv[1:] if argv is None else argv)
+    columns = grouped([*map(find_metrics, asked.runs)], asked.group, asked.labels)
+    if not any(row for column in columns for row in column.reached):
+        raise BadInput(f"{', '.join(asked.runs)}: no row with a loss or a score yet")
+    named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
+    draw(columns, asked.out, references.load(str(named)) if named else None)
+    rows = table(columns)
+    print(json.dumps(rows, indent=1) if asked.json else f"{as_text(rows)}\n\n{asked.out}")
+    return 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its metrics.jsonl")
     parser.add_argument(
@@ -55,19 +68,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reference", metavar="FILE", help="a published curve; default: the recipes' reference_curve")
     parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="PNG", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="the table as one JSON object")
-    asked = reading.parse_flags(parser, sys.argv[1:] if argv is None else argv)
+    asked = reading.parse_flags(parser, argv)
     if asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir():
         raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
     if odd := [key for key in asked.group if key not in keys.FIELDS]:
         raise BadInput(f"--group {odd[0]}: is not a recipe key; seeds are --group seed")
-    columns = grouped([*map(find_metrics, asked.runs)], asked.group, asked.labels)
-    if not any(row for column in columns for row in column.reached):
-        raise BadInput(f"{', '.join(asked.runs)}: no row with a loss or a score yet")
-    named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
-    draw(columns, asked.out, references.load(str(named)) if named else None)
-    rows = table(columns)
-    print(json.dumps(rows, indent=1) if asked.json else f"{as_text(rows)}\n\n{asked.out}")
-    return 0
+    return asked
 
 
 def find_metrics(name: str) -> Path:

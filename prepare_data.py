@@ -3,7 +3,7 @@
     python prepare_data.py --recipe recipes/own_text.yaml --data_files my.txt
     python prepare_data.py --recipe recipes/gpt2_124m.yaml --dry_run
     python prepare_data.py --verify data/fineweb-edu-0123456789ab
-    HF_HOME=/shared/hf python prepare_data.py --recipe recipes/gpt2_124m.yaml --prefetch    # for a machine without a network
+    HF_HOME=/shared/hf python prepare_data.py --recipe recipes/gpt2_124m.yaml --prefetch    # to train without a network
 
 It takes the same recipe and flags as train.py, which starts it in the background (``--follow``) when the shards are
 not all there. The same command resumes where a stopped or killed one was: manifest.json, replaced after each shard,

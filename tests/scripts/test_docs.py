@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from conftest import ROOT, TEXT, run
 
 import check_setup
+import compare_runs
 import eval_hellaswag
 import export_model
 import generate
@@ -33,6 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What a script asks of its flags; a recipe, a model or a file need not be there.
 PARSERS = {
     "check_setup.py": check_setup.parse,
+    "compare_runs.py": compare_runs.parse,
     "eval_hellaswag.py": eval_hellaswag.parse,
     "export_model.py": export_model.parse,
     "generate.py": generate.parse,
@@ -40,7 +43,14 @@ PARSERS = {
     "prepare_data.py": prepare_data_recipe,
     "train.py": reading.parse_training,
 }
-STANDS_FOR = {"$SLURM_ARRAY_TASK_ID": "0", "R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}
+STANDS_FOR = {
+    "$SLURM_ARRAY_TASK_ID": "0",
+    "$seed": "1",
+    "muon-$seed": "muon",
+    "adamw-$seed": "adamw",
+    "R": "recipes/quickstart.yaml",
+    "MODEL": "runs/quickstart",
+}
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
@@ -84,7 +94,7 @@ def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, 
         needs_hub = "recipes/gpt2_124m.yaml" in words or "recipes/finetune_shakespeare.yaml" in words or not words
         if "--translate" in words:
             continue  # the test above
-        if "--estimate" not in words and (needs_hub or "openai-community/gpt2" in words):
+        if not {"--estimate", "--plan"} & {*words} and (needs_hub or "openai-community/gpt2" in words):
             continue
         done = run(script, *words, *shlex.split(more.get(script, "")))
         ran.append((script, done.stdout + done.stderr))
@@ -94,6 +104,7 @@ def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, 
             "generate.py",
             "train.py",
             "train.py",
+            "check_setup.py",
             "check_setup.py",
             "eval_hellaswag.py",
             "export_model.py",
@@ -159,3 +170,25 @@ def test_the_notebooks_commands_are_understood(monkeypatch):
 def test_the_picture_of_a_terminal_is_an_svg_of_the_lines():
     drawn = terminal_picture.draw("$ make train", ["step 1 <loss> & more", "x" * 300])
     assert drawn.startswith("<svg") and "step 1 &lt;loss&gt; &amp; more" in drawn and "x" * 300 not in drawn
+
+
+def test_the_lines_that_tail_metrics_for_a_monitor_print_each_row_once_it_is_whole(tmp_path):
+    (code,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
+        if "train{{run" in block
+    )
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 1, "train/loss": 2.5}\n{"step": 2, "tr')
+    command = f"tail -n +1 -F {log} | {shlex.quote(sys.executable)} -c {shlex.quote(code)} r"
+    watch = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert watch.stdout is not None
+    try:
+        first = [watch.stdout.readline() for _ in range(2)]
+        assert first == ['train{run="r",name="step"} 1\n', 'train{run="r",name="train/loss"} 2.5\n']
+        with log.open("a") as file:
+            file.write('ain/loss": 2.25}\n')
+        assert [watch.stdout.readline() for _ in range(2)][1] == 'train{run="r",name="train/loss"} 2.25\n'
+    finally:
+        os.killpg(watch.pid, signal.SIGKILL)
+        watch.communicate()

@@ -1,4 +1,4 @@
-"""prepare_data.py --prefetch fetches all that a recipe needs: a machine without a network trains from the folder that it filled."""
+"""prepare_data.py --prefetch fetches all that a recipe needs: a machine without a network trains from it."""
 
 import os
 import shutil

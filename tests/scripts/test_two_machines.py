@@ -229,7 +229,8 @@ def test_a_cable_that_is_out_for_longer_ends_both_with_a_message_and_they_go_on_
 SBATCH = """#!/bin/bash
 # sbatch SCRIPT [arguments]: what Slurm sets is set, and the script runs.
 cpus=$(sed -n 's/^#SBATCH --cpus-per-task=//p' "$1")
-export SLURM_JOB_NUM_NODES=2 SLURM_GPUS_PER_NODE=1 SLURM_JOB_ID=4711 SLURM_JOB_NODELIST='node[1-2]' SLURM_CPUS_PER_TASK=$cpus SLURM_SUBMIT_DIR=$PWD
+export SLURM_JOB_NUM_NODES=2 SLURM_GPUS_PER_NODE=1
+export SLURM_JOB_ID=4711 SLURM_JOB_NODELIST='node[1-2]' SLURM_CPUS_PER_TASK=$cpus SLURM_SUBMIT_DIR=$PWD
 exec bash "$@"
 """
 SCONTROL = """#!/bin/bash
