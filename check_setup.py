@@ -106,26 +106,32 @@ def parse(argv: list[str]) -> argparse.Namespace:
         for unit, price in zip(("card", "machine"), prices, strict=True)
         if not 0 <= price < float("inf")
     ]
-    if asked.card and cards.find(asked.card) is None:
-        faults.append(f"--card {asked.card}: not a known card; use one of {', '.join(cards.of_its_kind(asked.card))}")
-    if asked.card and asked.all_cards:
-        faults.append("--card and --all_cards: give one of them")
-    if asked.plan and asked.size:
-        faults.append("--size: goes with --estimate; --plan chooses one, or plans for --recipe FILE")
-    if asked.plan and asked.all_cards:
-        faults.append("--plan: is for one kind of card: --card NAME --count N")
-    if asked.plan and bool(asked.hours) == bool(asked.budget):
-        faults.append("--plan: give --hours H, or --budget MONEY with --price_per_card_hour P")
-    if asked.budget and not any(prices):
-        faults.append(f"--budget {asked.budget:g}: give --price_per_card_hour P, or --price_per_machine_hour P, too")
-    if asked.tokens and asked.max_steps:
-        faults.append("--tokens and --max_steps: give one of them")
-    if not asked.plan and (asked.hours or asked.budget):
-        faults.append("--hours and --budget: go with --plan")
-    elif asked.plan and (asked.tokens or asked.max_steps):
-        faults.append("--tokens and --max_steps: go with --estimate; --plan finds them")
-    if all(prices):
-        faults.append("--price_per_card_hour and --price_per_machine_hour: give one of them")
+    near = ", ".join(cards.of_its_kind(asked.card or ""))
+    faults += [
+        message
+        for wrong, message in (
+            (asked.card and not cards.find(asked.card), f"--card {asked.card}: not a known card; use one of {near}"),
+            (asked.card and asked.all_cards, "--card and --all_cards: give one of them"),
+            (asked.plan and asked.size, "--size: goes with --estimate; --plan chooses one, or plans for --recipe FILE"),
+            (asked.plan and asked.all_cards, "--plan: is for one kind of card: --card NAME --count N"),
+            (
+                asked.plan and bool(asked.hours) == bool(asked.budget),
+                "--plan: give --hours H, or --budget MONEY with --price_per_card_hour P",
+            ),
+            (
+                asked.budget and not any(prices),
+                "--budget: give --price_per_card_hour P, or --price_per_machine_hour P, too",
+            ),
+            (asked.tokens and asked.max_steps, "--tokens and --max_steps: give one of them"),
+            (not asked.plan and (asked.hours or asked.budget), "--hours and --budget: go with --plan"),
+            (
+                asked.plan and (asked.tokens or asked.max_steps),
+                "--tokens and --max_steps: --plan finds them; leave them out",
+            ),
+            (all(prices), "--price_per_card_hour and --price_per_machine_hour: give one of them"),
+        )
+        if wrong
+    ]
     if faults:
         raise BadInput(faults)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, *given.values(), *prices))

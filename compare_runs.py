@@ -52,8 +52,11 @@ def main(argv: list[str] | None = None) -> int:
         raise BadInput(f"{', '.join(asked.runs)}: no row with a loss or a score yet")
     named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
     draw(columns, asked.out, references.load(str(named)) if named else None)
-    rows = table(columns)
-    print(json.dumps(rows, indent=1) if asked.json else f"{as_text(rows)}\n\n{asked.out}")
+    lines = table(columns)
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(map(str.ljust, line, widths)).rstrip())
+    print(f"\n{asked.out}")
     return 0
 
 
@@ -67,7 +70,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--labels", nargs="+", help="one a column; default: the folders' names")
     parser.add_argument("--reference", metavar="FILE", help="a published curve; default: the recipes' reference_curve")
     parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="PNG", help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="the table as one JSON object")
     asked = reading.parse_flags(parser, argv)
     if asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir():
         raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
@@ -125,91 +127,48 @@ def reach(rows: Sequence[Mapping]) -> dict[str, float]:
     return reached
 
 
-def table(columns: Sequence[Column]) -> list[dict]:
-    """Return rows of the table: a recipe key that differs with its values, or what was reached.
-
-    Of the latter ``mean``, ``deviation`` (None for one run) a column; ``difference`` from the first column's mean and
-    ``interval``, half of the 95% interval of that, where both have two runs or more.
-    """
-    every = dict.fromkeys(itertools.chain.from_iterable(column.recipe for column in columns))
-    rows: list[dict] = [{"name": "", "values": [column.label for column in columns]}]
-    for key in every:
-        values = [column.recipe.get(key) for column in columns]
-        if any(value != values[0] for value in values):
-            rows.append({"name": key, "values": values})
+def table(columns: Sequence[Column]) -> list[list[str]]:
+    """Return the cells of the table: recipe keys that differ, then what was reached, with differences between groups."""
+    lines = [["", *(column.label for column in columns)]]
+    for key in dict.fromkeys(itertools.chain.from_iterable(column.recipe for column in columns)):
+        values = [str(column.recipe.get(key)) for column in columns]
+        if len({*values}) > 1:
+            lines.append([key, *(value if len(value) <= CELL else f"{value[: CELL - 3]}..." for value in values)])
     for name in dict.fromkeys(itertools.chain.from_iterable(one for column in columns for one in column.reached)):
-        samples = [[one[name] for one in column.reached if name in one] for column in columns]
-        row = {
-            "name": name,
-            "mean": [statistics.fmean(values) if values else None for values in samples],
-            "deviation": [statistics.stdev(values) if len(values) > 1 else None for values in samples],
-        }
-        if any(len(values) > 1 for values in samples):
-            row["difference"], row["interval"] = zip(*(differ(samples[0], values) for values in samples), strict=True)
-        rows.append(row)
-    return rows
+        digits = ",.0f" if "tokens" in name else ".3g" if name == "hours" else ".4f"
+        first, *others = samples = [[one[name] for one in column.reached if name in one] for column in columns]
+        lines.append([name, *(with_spread(values, digits) for values in samples)])
+        if digits == ".4f" and first and max(map(len, samples)) > 1:
+            lines.append(["  difference", "", *(difference(first, values, digits) for values in others)])
+    return lines
 
 
-def differ(first: Sequence[float], second: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the difference of two means, and half of its 95% interval by Welch's t; None where it cannot be known."""
-    if first is second or not first or not second:
-        return None, None
-    difference = statistics.fmean(second) - statistics.fmean(first)
-    if len(first) < 2 or len(second) < 2:
-        return difference, None
+def with_spread(values: Sequence[float], digits: str) -> str:
+    """Return a mean and, of several values, the standard deviation."""
+    mean = format(statistics.fmean(values), digits) if values else "-"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):{digits}}"
+
+
+def difference(first: Sequence[float], second: Sequence[float], digits: str) -> str:
+    """Return how far apart two means are, and half of the 95% interval by Welch's t where both have two values or more."""
+    if not second:
+        return "-"
+    apart = f"{statistics.fmean(second) - statistics.fmean(first):+{digits}}"
+    if min(len(first), len(second)) < 2:
+        return apart
     a, b = (statistics.variance(values) / len(values) for values in (first, second))
-    if a + b == 0:
-        return difference, 0.0
-    freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1))
-    return difference, student(freedom) * math.sqrt(a + b)
+    freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1)) if a + b else math.inf
+    return f"{apart} ± {student(freedom) * math.sqrt(a + b):{digits}}"
 
 
 def student(freedom: float) -> float:
     """Return the 97.5% quantile of Student's t, by summing its density (to 1e-3)."""
+    if math.isinf(freedom):
+        return statistics.NormalDist().inv_cdf(0.975)
     t = np.arange(0.5e-4, 100.0, 1e-4)
-    density = (1 + t * t / freedom) ** (-(freedom + 1) / 2)
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    return float(t[np.searchsorted(np.cumsum(scale * density * 1e-4), 0.475)])
-
-
-def as_text(rows: Sequence[Mapping]) -> str:
-    """Return the table as aligned lines."""
-    cells = []
-    for row in rows:
-        if "values" in row:
-            cells.append([row["name"], *(cut(value) for value in row["values"])])
-            continue
-        name, found = row["name"], zip(row["mean"], row["deviation"], strict=True)
-        cells.append(
-            [name, *(number(name, mean) + (f" ± {number(name, sd)}" if sd is not None else "") for mean, sd in found)]
-        )
-        if "difference" in row and name not in ("tokens", "hours", "tokens/s"):
-            gaps = zip(row["difference"], row["interval"], strict=True)
-            cells.append(["  difference", *(apart(name, gap, half) for gap, half in gaps)])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
-
-
-def apart(name: str, gap: float | None, half: float | None) -> str:
-    """Return a difference, with its interval where that is known."""
-    if gap is None:
-        return ""
-    return f"{'+' if gap > 0 else ''}{number(name, gap)}{'' if half is None else f' ± {number(name, half)}'}"
-
-
-def number(name: str, value: float | None) -> str:
-    """Return a value in the digits of its kind."""
-    if value is None:
-        return "-"
-    if name in ("tokens", "tokens/s"):
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if name == "hours" else f"{value:.4f}"
-
-
-def cut(value: object) -> str:
-    """Return a recipe's value, shortened."""
-    text = str(value)
-    return text if len(text) <= CELL else f"{text[: CELL - 3]}..."
+    density = scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
+    return float(t[np.searchsorted(np.cumsum(1e-4 * density), 0.475)])
 
 
 def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None) -> None:

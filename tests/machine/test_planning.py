@@ -159,14 +159,14 @@ def test_the_hours_of_a_plan_hold_the_waiting(capsys):
     ("flags", "message"),
     [
         (["--plan", "--card", "a6000"], "--plan: give --hours H, or --budget MONEY with --price_per_card_hour P"),
-        (["--plan", "--card", "a6000", "--budget", "100"], "--budget 100: give --price_per_card_hour P"),
+        (["--plan", "--card", "a6000", "--budget", "100"], "--budget: give --price_per_card_hour P"),
         (["--plan", "--card", "a6000", "--hours", "0"], "--hours 0.0: must be more than 0"),
         (["--plan", "--card", "a6000", "--hours", "inf"], "--hours inf: must be more than 0"),
         (["--plan", "--card", "a6000", "--hours", "1", "--size", "d12"], "--size: goes with --estimate"),
         (["--plan", "--all_cards", "--hours", "1"], "--plan: is for one kind of card: --card NAME --count N"),
         (
             ["--plan", "--card", "a6000", "--hours", "1", "--tokens", "1e9"],
-            "--tokens and --max_steps: go with --estimate",
+            "--tokens and --max_steps: --plan finds them",
         ),
         (["--estimate", "--card", "a6000", "--hours", "1"], "--hours and --budget: go with --plan"),
         (
