@@ -40,6 +40,8 @@ NUMBERS: dict[str, tuple[type, str]] = {  # flags that take a number above 0
     "tokens": (float, "estimate for this many tokens (10e9)"),
     "cores": (int, f"of the machine with the cards; default: this one's, {CARD_CORES} a card for --card"),
     "link_megabytes_per_second": (float, "from where the text is to that machine"),
+    "price_per_card_hour": (float, "of a card, in any currency"),
+    "price_per_machine_hour": (float, "of all its cards"),
     "reader_tokens_per_second": (float, "instead of measuring: prepare_data.py --dry_run prints it"),
 }
 CARD_NAMES = ", ".join(card.name for card in cards.CARDS)  # what --card takes
@@ -85,10 +87,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--plan", action="store_true", help="the size and tokens for --hours, or for --budget")
     for name, (kind, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=what)
-    for unit in ("card", "machine"):
-        parser.add_argument(
-            f"--price_per_{unit}_hour", type=float, default=0.0, metavar="P", help=f"of a {unit}, in any currency"
-        )
     if any(word.partition("=")[0] == "--price_per_hour" for word in argv):
         raise BadInput(
             "--price_per_hour: of what? --price_per_card_hour P is of one card, --price_per_machine_hour P of all of them"
@@ -100,11 +98,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         f"--{name} {number}: must be {'1 or more' if NUMBERS[name][0] is int else 'more than 0'}"
         for name, number in given.items()
         if not 0 < number < float("inf")
-    ]
-    faults += [
-        f"--price_per_{unit}_hour {price}: must be 0 or more"
-        for unit, price in zip(("card", "machine"), prices, strict=True)
-        if not 0 <= price < float("inf")
     ]
     near = ", ".join(cards.of_its_kind(asked.card or ""))
     faults += [
@@ -134,7 +127,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     ]
     if faults:
         raise BadInput(faults)
-    asked.estimate |= any((asked.size, asked.card, asked.all_cards, *given.values(), *prices))
+    asked.estimate |= any((asked.size, asked.card, asked.all_cards, *given.values()))
     free = not asked.recipe and not asked.size  # which of the sizes, the budget says
     asked.recipe = asked.recipe or RECIPE
     asked.recipes = [f"recipes/{name}.yaml" for name in planning.SIZES] if free else [asked.recipe]
@@ -298,7 +291,7 @@ def wanted_card(asked: argparse.Namespace) -> tuple[cards.Card, int]:
 
 def price_of(asked: argparse.Namespace, count: int) -> float:
     """Return the price of all cards an hour."""
-    return asked.price_per_machine_hour or count * asked.price_per_card_hour
+    return asked.price_per_machine_hour or count * (asked.price_per_card_hour or 0)
 
 
 def supply_of(recipe: keys.Recipe, asked: argparse.Namespace, count: int) -> supply.Supply:

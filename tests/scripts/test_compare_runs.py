@@ -75,7 +75,7 @@ def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six,
     assert not {"seed", "data_seed"} & {line[0] for line in lines}
     # By hand: variances 0.01 and 0.0067, so 0.0746 = sqrt((0.01 + 0.0067) / 3) with 3.849 degrees, t = 2.821
     at = lines.index(["validation loss", "2.1000 ± 0.1000", "1.8700 ± 0.0819"])
-    name, _, apart = lines[at + 1][-3:]
+    *_, name, apart = [word for word in lines[at + 1] if word]
     gap, half = map(float, apart.split(" ± "))
     assert name == "difference" and gap == -0.23 and half == pytest.approx(0.2105, abs=2e-4)
     band = [collection for collection in drawn[0].axes[0].collections if len(collection.get_paths())]
