@@ -271,7 +271,7 @@ def show_plan(asked: argparse.Namespace, shape: dict) -> int:
     held = {path: row for path, row in plans.items() if row}
     if not held:
         raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(recipes)}; give a larger --card")
-    best = min(held, key=lambda path: held[path]["expected_loss"])
+    best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
     if asked.json:
         print(json.dumps({"best": best, "command": planning.command(held[best], best), "plans": held}, indent=1))
     else:

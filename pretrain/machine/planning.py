@@ -12,9 +12,8 @@ from pretrain.recipe import keys
 from pretrain.recipe.plan import MANY_EPOCHS
 
 SIZES = ("gpt2_small", "gpt2_124m", "gpt2_350m", "gpt2_774m", "gpt2_1558m")  # recipes that a budget chooses from
-TRAINING_SHARE = (
-    0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100 (measured), start and checkpoints the rest
-)
+TRAINING_SHARE = 0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100, start and checkpoints the rest
+LEAST_PARAMETERS = 5e7  # below, the law's level means nothing
 FEWEST_UPDATES, LEAST_BATCH = 2000, 2**16  # a short run halves its recipe's batch for that, and not below
 
 
@@ -35,8 +34,8 @@ class Law(NamedTuple):
 # Besiroglu et al. 2024 (arXiv 2404.10102), fitted to the runs of Hoffmann et al.: MassiveText, 32,000 ids of SentencePiece.
 CHINCHILLA = Law(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 LAW = """Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 (Besiroglu et al. 2024). It was fitted to MassiveText with a
-vocabulary of 32,000, from 70M parameters up: it ranks sizes, and your text and tokenizer have another level. GPT-2
-124M after 10.3B tokens of FineWeb: the law gives 3.00, llm.c measured 3.27."""
+vocabulary of 32,000, from 70M parameters and 5B tokens up: it ranks sizes, and your text and tokenizer have another level.
+GPT-2 124M after 10.3B tokens of FineWeb: the law gives 3.00, llm.c measured 3.27."""
 
 
 def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given: Supply, price: float) -> dict | None:
@@ -46,7 +45,8 @@ def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given:
         price: of all the cards an hour.
 
     Returns: ``forecast.estimate_run``'s row, and ``changes`` of the recipe, ``updates``, ``tokens_per_parameter``,
-        ``expected_loss``, ``epochs`` (None where the text's size is not known), ``all_hours``.
+        ``expected_loss`` (None below ``LEAST_PARAMETERS``), ``epochs`` (None where the text's size is not known),
+        ``all_hours``.
     """
     seconds, sequences = 3600 * TRAINING_SHARE * hours, recipe.model.sequence_length * count
 
@@ -77,7 +77,8 @@ def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
     text = min(asked.text, planned.data.limit_tokens or asked.text)
     row |= {"changes": changes, "updates": steps, "tokens_per_parameter": row["tokens"] / row["parameters"]}
-    row["expected_loss"] = CHINCHILLA.loss(row["parameters"], min(row["tokens"], MANY_EPOCHS * text))
+    loss = CHINCHILLA.loss(row["parameters"], min(row["tokens"], MANY_EPOCHS * text))
+    row["expected_loss"] = loss if row["parameters"] >= LEAST_PARAMETERS else None
     row["epochs"] = row["tokens"] / text if math.isfinite(text) else None
     row["all_hours"] = (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE
     if price:
@@ -121,10 +122,11 @@ def describe(plans: Mapping[str, Mapping], best: str, recipe: keys.Recipe, price
     lines += [f"cost {forecast.rounded(row['cost'])} at {price:g} an hour"] if price else []
     lines += ["", f"  {'size':12} parameters  tokens/s   tokens  a parameter  updates  expected loss"]
     for path, found in plans.items():
+        loss = found["expected_loss"]
         lines.append(
             f"{'*' if path == best else ' '} {Path(path).stem:12} {found['parameters'] / 1e6:8.0f} M  "
             f"{forecast.rounded(found['tokens_per_second']):>8}  {forecast.in_short(found['tokens']):>7}  "
-            f"{forecast.rounded(found['tokens_per_parameter']):>11}  {found['updates']:7,}  {found['expected_loss']:13.2f}"
+            f"{forecast.rounded(found['tokens_per_parameter']):>11}  {found['updates']:7,}  {'n/a' if loss is None else f'{loss:.2f}':>13}"
         )
     batch, schedule = recipe.batch, recipe.schedule
     epochs = "unknown number of" if row["epochs"] is None else f"{row['epochs']:.2f}"
