@@ -122,11 +122,12 @@ def describe(plans: Mapping[str, Mapping], best: str, recipe: keys.Recipe, price
     lines += [f"cost {forecast.rounded(row['cost'])} at {price:g} an hour"] if price else []
     lines += ["", f"  {'size':12} parameters  tokens/s   tokens  a parameter  updates  expected loss"]
     for path, found in plans.items():
-        loss = found["expected_loss"]
+        loss, size = found["expected_loss"], f"{found['parameters'] / 1e6:.0f} M"
         lines.append(
-            f"{'*' if path == best else ' '} {Path(path).stem:12} {found['parameters'] / 1e6:8.0f} M  "
+            f"{'*' if path == best else ' '} {Path(path).stem:12} {size:>10}  "
             f"{forecast.rounded(found['tokens_per_second']):>8}  {forecast.in_short(found['tokens']):>7}  "
-            f"{forecast.rounded(found['tokens_per_parameter']):>11}  {found['updates']:7,}  {'n/a' if loss is None else f'{loss:.2f}':>13}"
+            f"{forecast.rounded(found['tokens_per_parameter']):>11}  {found['updates']:7,}  "
+            f"{'n/a' if loss is None else f'{loss:.2f}':>13}"
         )
     batch, schedule = recipe.batch, recipe.schedule
     epochs = "unknown number of" if row["epochs"] is None else f"{row['epochs']:.2f}"
