@@ -50,7 +50,7 @@ def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> N
     for micro_batch in micro_batches:
         row = {"micro_batch": micro_batch}
         try:
-            peaks(recipe_path, checkpointing, micro_batch, accelerator)
+            peaks(read(recipe_path, checkpointing, micro_batch, accelerator.num_processes), accelerator)
             row |= {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
             row |= {
                 "held": torch.cuda.memory_allocated(),
@@ -68,12 +68,11 @@ def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> N
             print(json.dumps(row), flush=True)
 
 
-def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -> None:
+def peaks(recipe: keys.Recipe, accelerator) -> None:
     """Do the updates; the allocator's peaks are then those of the last one."""
-    processes = accelerator.num_processes
-    recipe = read(recipe_path, checkpointing, micro_batch, processes)
+    micro_batch = recipe.batch.per_device_train_batch_size
     model = build(recipe.model, eos_token_id=0).to(accelerator.device)
-    optimizer = optimizers.build(model, recipe.optimizer)
+    optimizer = optimizers.build(model, recipe.optimizer, shard=recipe.optimizer.shard_optimizer)
     module, optimizer = prepare(loss_module(model, recipe.loss, 0), optimizer, accelerator)
     inputs_BT = torch.zeros(micro_batch, recipe.model.sequence_length, dtype=torch.int64, device=accelerator.device)
     targets_BT = inputs_BT.clone()
@@ -97,12 +96,12 @@ def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -
         )
 
 
-def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int) -> keys.Recipe:
-    """Return the recipe with a step of two such micro-batches."""
+def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int, **changes) -> keys.Recipe:
+    """Return the recipe with a step of two such micro-batches, and with ``changes``."""
     recipe = reading.load_recipe(Path(recipe_path))
     tokens = ACCUMULATION * processes * micro_batch * recipe.model.sequence_length
     step = {"tokens_per_step": tokens, "per_device_train_batch_size": micro_batch}
-    return keys.replace(recipe, gradient_checkpointing=checkpointing, **step)
+    return keys.replace(recipe, gradient_checkpointing=checkpointing, **step | changes)
 
 
 def launched(device: hardware.Device, case: dict, micro_batches: list[int]):
