@@ -3,8 +3,8 @@
     .venv-null-card/bin/python benchmarks/several_cards.py --json benchmarks/results/several-cards.json
 
 Each case is launched on simulated cards (docs/null_card.md), as train.py is launched on real ones, for updates of two
-micro-batches. The first process counts graphs and kernels that Inductor plans. Of eight the others wait for it, and take its
-compiled code from the cache; equal graphs are then planned once.
+micro-batches. The first process counts graphs and kernels that Inductor plans. Of eight the others wait for it, and take
+its compiled code from the cache; equal graphs are then planned once.
 """
 
 import sys
@@ -140,11 +140,9 @@ def main(argv: list[str] | None = None) -> int:
         exchanges = ", ".join(
             f"{kind} {one['calls']} x, {one['bytes'] / 1e9:.2f} GB" for kind, one in row["exchanges"].items()
         )
-        print(
-            f"{name:42} graphs {row['graphs']} ({row['graphs_after_each_update']}), kernels {row['kernels']}, beside products "
-            f"{row['beside_products_and_attention'] / 1e9:.1f} GB, peak {row['allocated'] / 2**30:.2f} GiB; {exchanges}",
-            flush=True,
-        )
+        beside, peak = row["beside_products_and_attention"] / 1e9, row["allocated"] / 2**30
+        print(f"{name:42} graphs {row['graphs']} ({row['graphs_after_each_update']}), kernels {row['kernels']}, beside "
+              f"products {beside:.1f} GB, peak {peak:.2f} GiB; {exchanges}", flush=True)  # fmt: skip
     return 0
 
 
