@@ -55,6 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     job = prepare.Job(extras.get("job_index", 0), extras.get("num_jobs", 1))
     if not 0 <= job.index < job.count:
         raise BadInput(f"--job_index {job.index}: jobs are numbered 0 to num_jobs - 1 = {job.count - 1}")
+    target = PrefetchTarget(recipe) if "follow" in extras else None
+    if target:
+        target.wait_for_trainer()
     found = keys.sources(recipe.data)
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
@@ -78,7 +81,6 @@ def main(argv: list[str] | None = None) -> int:
             continue
         folder = source.folder
         folder.mkdir(parents=True, exist_ok=True)
-        target = PrefetchTarget(recipe) if "follow" in extras else None
         busy = f"{folder} is being prepared by process {{pid}}; wait for it"
         with files.locked(folder / job.lock, busy, background.BUSY):
             if source.repository:

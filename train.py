@@ -15,10 +15,15 @@ from pathlib import Path
 if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
+from pretrain.data import background
 from pretrain.recipe import keys, reading
 
-if __name__ == "__main__" and (status := reading.refuse_at_once(sys.argv[1:])):
-    sys.exit(status)  # before the imports below, which take seconds
+if __name__ == "__main__":  # before the imports below, which take seconds
+    if status := reading.refuse_at_once(sys.argv[1:]):
+        sys.exit(status)
+    if os.environ.get("RANK", "0") == "0":
+        print("start    torch and Transformers are imported", file=sys.stderr, flush=True)
+    background.start_ahead(sys.argv[1:])
 
 import numpy as np
 import torch

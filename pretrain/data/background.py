@@ -8,12 +8,17 @@ import logging
 import math
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO
 
 from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.data import shards
+from pretrain.data.sources import find_source
+from pretrain.recipe import keys, reading
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +29,41 @@ BUSY_SECONDS = 10.0
 RESUMES = "what was trained so far is saved, and the same command resumes"
 POLL_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two checks, between two messages
 REFRESH_SECONDS = 1.0  # while it does not: between two checks
+PREPARE = Path(__file__).parents[2] / "prepare_data.py"
+AHEAD: dict[tuple[str, ...], "subprocess.Popen[str]"] = {}  # readers that import, and then wait for their first line
+
+
+def reader_command(argv: Sequence[str], source: int) -> list[str]:
+    """Return the command of the process that prepares one source of the recipe that ``argv`` names."""
+    return [sys.executable, str(PREPARE), *argv, "--source", str(source), "--follow"]
+
+
+def start_ahead(argv: Sequence[str]) -> None:
+    """Start the readers that train.py's ``argv`` needs, so that their imports and the trainer's take the same seconds.
+
+    They do nothing else before a Preparation takes them over; where none does, they end with this process.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    with contextlib.suppress(BadInput, TrainingStopped):  # which are raised again where all is checked
+        recipe, _, reader_argv = reading.parse_training(argv)
+        for number, source in enumerate(keys.sources(recipe.data) if recipe else ()):
+            if not keys.is_here(source) and not shards.is_complete(find_source(source).folder):
+                command = reader_command(reader_argv, number)
+                AHEAD[tuple(command)] = _open(command)
+
+
+def _open(command: Sequence[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",  # one odd byte must not end the relay
+        # The first process of a launch prints a fault for all; this one is always the first of its kind.
+        env=os.environ | {"RANK": "0"},
+        start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
+    )
 
 
 class Preparation:
@@ -88,17 +128,8 @@ class Preparation:
             self._relay.join()  # its last lines come before ours
 
     def _start(self) -> None:
-        # The first process of a launch prints a fault for all; this one is always the first of its kind.
-        environment, self._started = os.environ | {"RANK": "0"}, time.monotonic()
-        process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",  # one odd byte must not end the relay
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
-        )
+        self._started = time.monotonic()
+        process = AHEAD.pop(tuple(self.command), None) or _open(self.command)
         assert process.stdin and process.stdout
         self._process, self._input = process, process.stdin
         self._relay = threading.Thread(target=self._log_lines, args=(process.stdout,), daemon=True)

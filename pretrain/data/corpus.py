@@ -2,7 +2,6 @@
 
 import os
 import resource
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.stopping import StopRequest
 from pretrain.data import shards, tokenization, windows
-from pretrain.data.background import DataWait, Preparation
+from pretrain.data.background import DataWait, Preparation, reader_command
 from pretrain.data.sources import FoundSource, find_source
 from pretrain.recipe import keys
 from pretrain.recipe.plan import MANY_EPOCHS, Plan, make_plan
 
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
 PROMPTS, PROMPT_TOKENS = 3, 8  # of samples, where the recipe has none
-PREPARE = Path(__file__).parents[2] / "prepare_data.py"
 
 
 class OpenedSource:
@@ -344,7 +342,7 @@ def _start_reader(number: int, source: FoundSource | None, argv: Sequence[str]) 
     """Start prepare_data.py for a source that is not complete: the first process of each machine does."""
     if source is None or os.environ.get("LOCAL_RANK", "0") != "0" or shards.is_complete(source.folder):
         return None
-    return Preparation([sys.executable, str(PREPARE), *argv, "--source", str(number), "--follow"])
+    return Preparation(reader_command(argv, number))
 
 
 def _most_windows(source: FoundSource | None, sequence_length: int) -> int | None:

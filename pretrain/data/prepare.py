@@ -20,7 +20,6 @@ from pretrain.data.documents import DocumentEncoder, well_formed
 from pretrain.data.names import shown_name
 from pretrain.data.progress import PrefetchTarget, Progress
 from pretrain.data.sources import STDLIB, FoundSource, Part, find_source
-from pretrain.data.windows import Windows
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
 
@@ -320,7 +319,9 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
             tokenizer = tokenization.load(config.tokenizer)
         with files.making(path) as temporary:
             tokenizer.save_pretrained(temporary)
-    return tokenization.load(str(path))
+    # Of one that we made, the class is known, and AutoTokenizer would import torch.
+    made = config.tokenizer in keys.TRAINED_TOKENIZERS
+    return PreTrainedTokenizerFast.from_pretrained(path) if made else tokenization.load(str(path))
 
 
 def no_text(source: FoundSource) -> BadInput:
@@ -408,6 +409,8 @@ def _timed(encode: DocumentEncoder, parts: list[Part], limit: float) -> tuple[in
 
 def verify(folder: Path, vocab_size: int) -> str:
     """Read every byte of a folder of shards; return a line that it is whole. Raises BadInput with every fault."""
+    from pretrain.data.windows import Windows  # imports torch
+
     manifest = shards.describe_folder(folder)
     rows = [row for found in manifest["splits"].values() for row in found]
     shards.verify(folder, rows)

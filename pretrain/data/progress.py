@@ -23,16 +23,22 @@ class PrefetchTarget:
 
     def __init__(self, recipe: keys.Recipe):
         self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"
-        self._target, self._changed = 0, threading.Condition()
+        self._target, self._changed, self._begun = 0, threading.Condition(), False
         os.nice(10)  # the trainer goes first where they share cores
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for line in sys.stdin:
             with self._changed:
-                self._target = int(line)
+                self._target, self._begun = int(line), True
                 self._changed.notify()
         os._exit(1)  # the trainer is gone; the next one resumes from the manifest
+
+    def wait_for_trainer(self) -> None:
+        """Return when the trainer has found nothing that is wrong: its first line comes then."""
+        with self._changed:
+            while not self._begun:
+                self._changed.wait()
 
     def wait(self, rows: list[dict]) -> None:
         """With stream_keep = consumed, return when the trainer has come near the last of these shards."""

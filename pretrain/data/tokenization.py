@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pretrain.base.errors import BadInput, first_line
@@ -82,6 +82,8 @@ def load(name: str, of_model: bool = False) -> PreTrainedTokenizerFast:
 
     Raises BadInput when it cannot be had, has no fast form, or has no end-of-text token.
     """
+    from transformers import AutoTokenizer  # here, for it imports torch, which a reader of text does not need
+
     where = f"--model {name}" if of_model else f"tokenizer = {name}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +21,38 @@ AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training"}
 STYLE = {"text.parse_math": False, "font.size": 10, "legend.fontsize": 9, "axes.grid": True, "grid.alpha": 0.3}
 STYLE |= {"axes.spines.top": False, "legend.framealpha": 0.8, "axes.titlesize": 12, "axes.xmargin": 0.01}
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
+MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
 WARM_UP = 0.1  # of a run: what stands higher than the rest there would squash the rest
 
 Published = Mapping[str, Mapping[str, float]]
+
+
+class Thinned:
+    """A growing run's rows for its picture: every evaluation, and updates at even steps, of which there are never many.
+
+    Attributes:
+        rows: in order; a picture then costs the same, however long the run is.
+    """
+
+    def __init__(self, rows: Iterable[Mapping]):
+        self.rows: list[Mapping] = []
+        self._seen, self._kept, self._stride = 0, 0, 1
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Mapping) -> None:
+        """Take a row that was logged."""
+        if "train/loss" in row:
+            self._seen += 1
+            if (self._seen - 1) % self._stride:
+                return
+            self._kept += 1
+        self.rows.append(row)
+        if self._kept > MOST_UPDATES:
+            updates = [number for number, row in enumerate(self.rows) if "train/loss" in row]
+            dropped = {*updates[1::2]}
+            self.rows = [row for number, row in enumerate(self.rows) if number not in dropped]
+            self._kept, self._stride = len(updates) - len(dropped), 2 * self._stride
 
 
 def draw_curves(

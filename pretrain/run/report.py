@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.base import files, foreign
-from pretrain.base.layout import METRICS, numbered_rows, read_metrics
+from pretrain.base.layout import METRICS, numbered_rows
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
@@ -72,6 +72,7 @@ class Report:
         self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
         named = recipe.tracking.reference_curve
         self._reference = references.load(named) if named else None
+        self._rows = curves.Thinned(rows)
         self._draws = find_spec("matplotlib") is not None
         if not self._draws:
             log.info("curves.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
@@ -88,6 +89,7 @@ class Report:
         if self._is_main:
             row = {"step": step, "tokens": step * self._recipe.batch.tokens_per_step, **values}
             _append(self._metrics, json.dumps(row) + "\n")
+            self._rows.add(row)
             self._trackers.log(step, row)
 
     def loss(self, step: int, split: str, result: dict[str, float] | None) -> None:
@@ -136,7 +138,7 @@ class Report:
         if self._is_main and self._draws and time.monotonic() - self._drawn >= at_least:
             published, name = model_card.published(keys.public(self._recipe)), self._recipe.saving.name
             try:
-                rows, reference = read_metrics(self.metrics_path), self._reference
+                rows, reference = self._rows.rows, self._reference
                 curves.draw_curves(rows, self._picture, name, published=published, reference=reference)
                 self._undrawn = False
             except OSError as error:

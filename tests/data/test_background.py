@@ -24,6 +24,7 @@ print("pid", os.getpid(), flush=True)
 for line in sys.stdin:
     print("sent", line.strip(), flush=True)
 """
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 DIE = "import os; os.kill(os.getpid(), 9)"
 # Its parent has a Preparation and waits to be killed; standard error, which the reader's process inherits, stays open.
 PARENT = f"""
@@ -413,3 +414,33 @@ def test_a_real_reader_is_sent_what_training_needs_and_feeds_it_until_it_dies_fo
     monkeypatch.setattr(reading, "RESTARTS", 0)
     clock.meanwhile = lambda: one._process.wait(timeout=SECONDS)
     assert story.wait([7]).startswith("the reader was killed 1 times in a row (signal 9)")
+
+
+def test_a_reader_that_was_started_ahead_is_the_one_that_prepares(workplace, monkeypatch):
+    opened: list = []
+    monkeypatch.setattr(
+        reading,
+        "_open",
+        lambda command: opened.append(command) or subprocess.Popen([sys.executable, "-c", ECHO], **PIPES),
+    )
+    monkeypatch.setattr(reading, "AHEAD", {})
+    new = ["--recipe", "tiny.yaml", "--validation_fraction", "0.2"]
+    for argv in (["--recipe", "tiny.yaml"], ["--recipe", "none.yaml"], [*new, "--data_files", "none.txt"]):
+        reading.start_ahead(argv)  # prepared already, or refused later
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    reading.start_ahead(new)
+    assert not opened and not reading.AHEAD
+    monkeypatch.delenv("LOCAL_RANK")
+    reading.start_ahead(new)
+    (ahead,) = reading.AHEAD.values()
+    assert opened == [reading.reader_command(["--recipe=tiny.yaml", "--validation_fraction=0.2"], 0)]
+    taken = Preparation(opened[0])
+    assert taken._process is ahead and not reading.AHEAD and len(opened) == 1
+    taken.close()
+    assert ahead.returncode == 0
+
+
+def test_a_reader_that_no_trainer_takes_over_ends_and_leaves_nothing(workplace):
+    command = reading.reader_command(["--recipe=tiny.yaml", "--prepared_data_dir=elsewhere"], 0)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "") and not Path("elsewhere").exists()

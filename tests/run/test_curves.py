@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pretrain.recipe import references
-from pretrain.run.curves import draw_curves
+from pretrain.run.curves import Thinned, draw_curves
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
 LOOK = {"step": 2, "tokens": 16, "eval/loss": 2.5}
@@ -125,3 +125,18 @@ def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its
     assert line.get_label() == "llm.c, GPT-2 124M (its own validation set, of FineWeb)"
     assert list(line.get_xdata()) == [0, 250 * 2**19, 400 * 2**19]
     assert list(line.get_ydata()) == pytest.approx([11.0092, 6.1710, 6.1710 + 0.6 * (5.3743 - 6.1710)])
+
+
+@pytest.mark.parametrize("steps", [10, 4000, 4001, 50_000])
+def test_a_long_run_is_drawn_from_few_updates_at_even_steps_and_every_evaluation(steps):
+    thinned = Thinned({"step": step, "train/loss": 3.0} for step in range(1, steps // 2))
+    for step in range(steps // 2, steps + 1):
+        thinned.add({"step": step, "train/loss": 3.0})
+        if step % 500 == 0:
+            thinned.add({"step": step, "eval/loss": 2.0})
+    updates = [row["step"] for row in thinned.rows if "train/loss" in row]
+    assert len(updates) <= 4000 and len(updates) >= min(steps, 2000)
+    assert len({*np.diff(updates)}) == 1 and updates[0] == 1 and updates[-1] > steps - 100
+    evaluations = [row["step"] for row in thinned.rows if "eval/loss" in row]
+    assert evaluations == [step for step in range(steps // 2, steps + 1) if step % 500 == 0]
+    assert [row["step"] for row in thinned.rows] == sorted(row["step"] for row in thinned.rows)
