@@ -99,6 +99,32 @@ def test_throughput_prints_every_variant(tmp_path):
     assert losses["ours"] == pytest.approx(losses["trainer"], abs=0.3)  # its batches are shuffled
 
 
+@pytest.mark.parametrize(("most", "ratios"), [(3, {"hf": 2.0, "plain": 4.0}), (2, {"hf": 4.0, "plain": 8.0}), (1, {})])
+def test_throughput_compares_only_what_was_measured_in_turn(most, ratios, monkeypatch, capsys):
+    taken = []
+
+    def alternate(variants, together=True, **_):
+        """As on a machine that is twice as fast at each call that has two variants."""
+        taken.append(list(variants))
+        seconds = {"ours": 1.0, "hf": 2.0, "plain": 4.0}
+        turn = {"outside_ms": 1.0, "loss": 3.0}
+        slow = 1 if len(variants) == 3 or not together else 2
+        return {
+            name: {"turns": [turn | {"seconds": seconds[name] * (1 if name == "ours" else slow)}], "problem": ""}
+            for name in variants
+        }
+
+    monkeypatch.setattr(throughput, "alternate", alternate)
+    monkeypatch.setattr(throughput, "fit_together", lambda count, *_: count <= most)
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 16, "sequence_length": 8}
+    asked = argparse.Namespace(rounds=1, steps_per_round=1, accumulation=1, precision="no", **sizes)
+    found, beside, way = throughput.measured({"ours": 0, "hf": 0, "plain": 0}, asked, 1)
+    assert list(found) == ["ours", "hf", "plain"] and ("without ratios" in way) == (most == 1)
+    assert taken == ([["ours", "hf"], ["ours", "plain"]] if most == 2 else [["ours", "hf", "plain"]])
+    assert throughput.report(found, beside, asked, 1)["ours_over"] == ratios
+    assert ("ours / hf" in capsys.readouterr().out) == bool(ratios)
+
+
 @pytest.mark.slow
 def test_throughput_goes_on_after_a_variant_that_fails(tmp_path):
     (tmp_path / "model.py").write_text("raise RuntimeError('broken\\nindeed')")
