@@ -56,8 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     if not 0 <= job.index < job.count:
         raise BadInput(f"--job_index {job.index}: jobs are numbered 0 to num_jobs - 1 = {job.count - 1}")
     target = PrefetchTarget(recipe) if "follow" in extras else None
-    if target:
-        target.wait_for_trainer()
     found = keys.sources(recipe.data)
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
@@ -69,6 +67,9 @@ def main(argv: list[str] | None = None) -> int:
         if keys.is_here(asked) or extras.get("source", index) != index:
             continue
         source = sources.find_source(asked)
+        if target:
+            prepare.make_tokenizer_ahead(source)
+            target.wait_for_trainer()
         if source.repository:
             from pretrain.data import fetching  # imports datasets, which text does not need
 

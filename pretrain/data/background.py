@@ -48,7 +48,11 @@ def start_ahead(argv: Sequence[str]) -> None:
     with contextlib.suppress(BadInput, TrainingStopped):  # which are raised again where all is checked
         recipe, _, reader_argv = reading.parse_training(argv)
         for number, source in enumerate(keys.sources(recipe.data) if recipe else ()):
-            if not keys.is_here(source) and not shards.is_complete(find_source(source).folder):
+            if keys.is_here(source):
+                continue
+            # To find a source takes a moment, too: its text is hashed.
+            new = not Path(source.prepared_data_dir).is_dir()
+            if new or not shards.is_complete(find_source(source).folder):
                 command = reader_command(reader_argv, number)
                 AHEAD[tuple(command)] = _open(command)
 

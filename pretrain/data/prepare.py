@@ -1,5 +1,6 @@
 """Documents to a folder of token shards: in one process or in jobs, from where a killed one was, the same bytes always."""
 
+import contextlib
 import logging
 import os
 import re
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
 DRY_RUN_SECONDS = 10
+MADE_AHEAD: dict[Path, PreTrainedTokenizerFast] = {}  # by where they will be kept
 CORE_SECONDS = 1.0  # for which an estimate encodes
 JOB_MANIFEST = re.compile(r"manifest\.job-(\d{5})-of-(\d{5})\.json")
 
@@ -307,21 +309,35 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     """Return the folder's tokenizer: the one that is there, or trained on the train split, or loaded; and kept there."""
     path, config = source.folder / "tokenizer", source.config
     if not path.is_dir():
-        if config.tokenizer == "bpe":
-            texts = first_texts(parts["train"])
-            tokenizer = tokenization.train_bpe(texts, config.tokenizer_vocab_size, config.tokenizer_split)
-        elif config.tokenizer == "characters":
-            every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
-            tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
-            if len(tokenizer) == 1:  # the end of text
-                raise no_text(source)
-        else:
-            tokenizer = tokenization.load(config.tokenizer)
+        tokenizer = MADE_AHEAD.pop(path, None) or make_tokenizer(source, parts)
         with files.making(path) as temporary:
             tokenizer.save_pretrained(temporary)
     # Of one that we made, the class is known, and AutoTokenizer would import torch.
     made = config.tokenizer in keys.TRAINED_TOKENIZERS
     return PreTrainedTokenizerFast.from_pretrained(path) if made else tokenization.load(str(path))
+
+
+def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
+    """Return the tokenizer that a source asks for; nothing is written."""
+    config = source.config
+    if config.tokenizer == "bpe":
+        texts = first_texts(parts["train"])
+        return tokenization.train_bpe(texts, config.tokenizer_vocab_size, config.tokenizer_split)
+    if config.tokenizer != "characters":
+        return tokenization.load(config.tokenizer)
+    every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
+    tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
+    if len(tokenizer) == 1:  # the end of text
+        raise no_text(source)
+    return tokenizer
+
+
+def make_tokenizer_ahead(source: FoundSource) -> None:
+    """Make the tokenizer of a text that is here, while train.py still imports: that takes seconds and writes nothing."""
+    path, made_of_text = source.folder / "tokenizer", source.config.tokenizer in keys.TRAINED_TOKENIZERS
+    if source.parts is not None and made_of_text and not path.is_dir():
+        with contextlib.suppress(BadInput):  # which is raised again when it is needed
+            MADE_AHEAD[path] = make_tokenizer(source, source.parts)
 
 
 def no_text(source: FoundSource) -> BadInput:

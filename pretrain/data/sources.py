@@ -293,9 +293,13 @@ def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
     """
     root = Path(sysconfig.get_path("stdlib"))
     splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
-    for path in sorted(root.rglob("*.py")):
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - SKIPPED_FOLDERS  # site-packages may hold many thousands
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    for path in sorted(found):
         relative = path.relative_to(root)
-        if SKIPPED_FOLDERS & set(relative.parts) or not path.stat().st_size:
+        if not path.stat().st_size:
             continue
         digest = hashlib.sha256(relative.as_posix().encode()).digest()
         held_out = int.from_bytes(digest[:8]) < validation_fraction * 2**64
