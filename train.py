@@ -15,7 +15,6 @@ from pathlib import Path
 if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
-from pretrain.data import background
 from pretrain.recipe import keys, reading
 
 if __name__ == "__main__":  # before the imports below, which take seconds
@@ -23,6 +22,8 @@ if __name__ == "__main__":  # before the imports below, which take seconds
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    torch and Transformers are imported", file=sys.stderr, flush=True)
+    from pretrain.data import background
+
     background.start_ahead(sys.argv[1:])
 
 import numpy as np
