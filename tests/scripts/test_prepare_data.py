@@ -757,6 +757,7 @@ class Follower:
         flags = (*TINY, *flags, "--follow")
         self.pid, self.out, self.err = fork(ME, flags, {"STDIN": f"{reading},{self.writing}"})
         os.close(reading)
+        self.prefetch(0)  # until then it only imports
 
     def prefetch(self, windows: int) -> None:
         os.write(self.writing, f"{windows}\n".encode())
