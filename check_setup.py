@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         sizes = keys.SIZES | keys.GPT3_SIZES
         shape = reading.shape_of_size(asked.size, sizes=sizes) if asked.size else {}
         if asked.plan:
-            return show_plan(asked, shape)
+            return show_plan(asked)
         recipe = reading.load_recipe(Path(asked.recipe), shape)
         if asked.size:
             recipe = keys.replace(recipe, run_name=f"{recipe.saving.name} as {asked.size}")
@@ -97,7 +97,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     faults = [
         f"--{name} {number}: must be {'1 or more' if NUMBERS[name][0] is int else 'more than 0'}"
         for name, number in given.items()
-        if not 0 < number < float("inf")
+        if not 0 < number < float("inf") and not (number == 0 and name.startswith("price"))
     ]
     near = ", ".join(cards.of_its_kind(asked.card or ""))
     faults += [
@@ -128,9 +128,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if faults:
         raise BadInput(faults)
     asked.estimate |= any((asked.size, asked.card, asked.all_cards, *given.values()))
-    free = not asked.recipe and not asked.size  # which of the sizes, the budget says
-    asked.recipe = asked.recipe or RECIPE
-    asked.recipes = [f"recipes/{name}.yaml" for name in planning.SIZES] if free else [asked.recipe]
+    asked.recipe = asked.recipe or (None if asked.plan else RECIPE)
     return asked
 
 
@@ -243,28 +241,31 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     if asked.max_steps:
         recipe = keys.replace(recipe, max_steps=asked.max_steps)
 
-    def estimated(card: cards.Card, count: int) -> dict:
-        return forecast.estimate_run(recipe, card, count, price_of(asked, count), supply_of(recipe, asked, count))
+    def estimated(card: cards.Card, count: int, given: supply.Supply) -> dict:
+        return forecast.estimate_run(recipe, card, count, price_of(asked, count), given)
 
     if asked.all_cards:
-        rows = [estimated(card, asked.count or 1) for card in cards.CARDS]
+        count = asked.count or 1
+        given = supply_of(recipe, asked, count)  # once: its text is hashed
+        rows = [estimated(card, count, given) for card in cards.CARDS]
         print(json.dumps(rows, indent=1) if asked.json else forecast.table(recipe, rows))
         return 0
     card, count = wanted_card(asked)
-    row = estimated(card, count)
+    row = estimated(card, count, supply_of(recipe, asked, count))
     while asked.size and not asked.count and not row["fits"] and count < 4096:  # the fewest that hold the model
         count *= 2
-        row = estimated(card, count)
+        row = estimated(card, count, supply_of(recipe, asked, count))
     print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
     return 0
 
 
-def show_plan(asked: argparse.Namespace, shape: dict) -> int:
+def show_plan(asked: argparse.Namespace) -> int:
     """Print the size, tokens and command for the hours or the budget, beside the other sizes."""
     card, count = wanted_card(asked)
     price = price_of(asked, count)
     hours = asked.hours or asked.budget / price
-    recipes = {path: reading.load_recipe(Path(path), shape) for path in asked.recipes}
+    paths = [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in planning.SIZES]
+    recipes = {path: reading.load_recipe(Path(path), {}) for path in paths}
     recipes = {path: with_its_model(one) if one.model.init_from else one for path, one in recipes.items()}
     given = {path: supply_of(one, asked, count) for path, one in recipes.items()}
     plans = {path: planning.plan(one, card, count, hours, given[path], price) for path, one in recipes.items()}

@@ -22,6 +22,8 @@ if __name__ == "__main__":  # before the imports below, which take seconds
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    torch and Transformers are imported", file=sys.stderr, flush=True)
+    import numpy  # where not even this can be imported, one process says why  # noqa: F401
+
     from pretrain.data import background
 
     background.start_ahead(sys.argv[1:])

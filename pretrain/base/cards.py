@@ -178,6 +178,12 @@ def preset(driver_name: str, count: int = 1) -> str:
     return next((stem for stem in shared if (PRESETS / f"{stem}.yaml").is_file()), card.name)
 
 
+def launcher(stem: str, count: int) -> str:
+    """Return the words before train.py for ``count`` cards by the accelerate YAML of this stem."""
+    several = f" --multi_gpu --num_processes {count}" if count > 1 and not stem.endswith(f"_x{count}") else ""
+    return f"accelerate launch --config_file accelerate_configs/{stem}.yaml{several}"
+
+
 def kernel_driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """Return the version of the driver that the kernel has loaded, or None."""
     found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None

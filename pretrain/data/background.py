@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import shards
-from pretrain.data.sources import find_source
+from pretrain.data.names import has_urls
 from pretrain.recipe import keys, reading
 
 log = logging.getLogger(__name__)
@@ -39,22 +38,20 @@ def reader_command(argv: Sequence[str], source: int) -> list[str]:
 
 
 def start_ahead(argv: Sequence[str]) -> None:
-    """Start the readers that train.py's ``argv`` needs, so that their imports and the trainer's take the same seconds.
+    """Start the readers that train.py's ``argv`` needs in a new folder, so that they import while the trainer does.
 
     They do nothing else before a Preparation takes them over; where none does, they end with this process.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
-    with contextlib.suppress(BadInput, TrainingStopped):  # which are raised again where all is checked
-        recipe, _, reader_argv = reading.parse_training(argv)
-        for number, source in enumerate(keys.sources(recipe.data) if recipe else ()):
-            if keys.is_here(source):
-                continue
-            # To find a source takes a moment, too: its text is hashed.
-            new = not Path(source.prepared_data_dir).is_dir()
-            if new or not shards.is_complete(find_source(source).folder):
-                command = reader_command(reader_argv, number)
-                AHEAD[tuple(command)] = _open(command)
+    recipe, _, reader_argv = reading.parse_training(argv)
+    # Whether an older folder has the source already is known only once its text is hashed, which may take longer.
+    if recipe is None or Path(recipe.data.prepared_data_dir).is_dir():
+        return
+    for number, source in enumerate(keys.sources(recipe.data)):
+        if not keys.is_here(source) and not has_urls(source):
+            command = reader_command(reader_argv, number)
+            AHEAD[tuple(command)] = _open(command)
 
 
 def _open(command: Sequence[str]) -> "subprocess.Popen[str]":

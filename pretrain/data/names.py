@@ -4,9 +4,15 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from pretrain.base.foreign import redact_url
+from pretrain.recipe.keys import Data
 
 COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 URL = ("https://", "http://", "hf://")
+
+
+def has_urls(source: Data) -> bool:
+    """Return whether a source's files lie elsewhere: to find it may then fetch them."""
+    return any(name.startswith(URL) for name in [*(source.data_files or ()), *(source.validation_files or ())])
 
 
 def path_of(name: str) -> str:

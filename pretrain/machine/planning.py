@@ -1,6 +1,7 @@
 """A budget to a run: which size, how many tokens, which loss to expect, and whether the data keep up. All estimated."""
 
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given:
         if not first["fits"] or first["shared_out"]:
             return None
         tokens = first["tokens_per_second"] * seconds
-        changes = more_text(recipe.data, tokens)
+        changes = {} if math.isinf(given.speed) else more_text(recipe.data, tokens)  # what is prepared stays
         asked = given._replace(text=1e9 * SAMPLES[-1]) if changes else given
         if asked.waiting_seconds(tokens, 0) > seconds:
             tokens = asked.speed * seconds
@@ -98,11 +99,10 @@ def more_text(data: keys.Data, tokens: float) -> dict[str, Any]:
 
 def command(row: Mapping, path: str) -> str:
     """Return the command that trains a plan."""
-    stem, count = cards.preset(row["card"], row["count"]), row["count"]
-    several = f" --multi_gpu --num_processes {count}" if count > 1 and not stem.endswith(f"_x{count}") else ""
+    stem = cards.preset(row["card"], row["count"])
     changes = {"recipe": path, "run_name": f"{Path(path).stem}_{row['updates']}"} | row["changes"]
-    flags = " ".join(f"--{name} {value}" for name, value in changes.items())
-    return f"accelerate launch --config_file accelerate_configs/{stem}.yaml{several} train.py {flags}"
+    flags = shlex.join(word for name, value in changes.items() for word in (f"--{name}", str(value)))
+    return f"{cards.launcher(stem, row['count'])} train.py {flags}"
 
 
 def describe(plans: Mapping[str, Mapping], best: str, recipe: keys.Recipe, price: float) -> str:

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from pretrain.base.errors import BadInput
 from pretrain.data import shards, sources
+from pretrain.data.names import has_urls
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
 
@@ -60,11 +62,14 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
 def _amount(source: keys.Data) -> tuple[float, bool]:
     """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
     named = source.data_dir or source.data_files or source.dataset_name
-    if not named or any("://" in name for name in source.data_files or ()):  # nothing is fetched for an estimate
+    if not named or has_urls(source):  # nothing is fetched for an estimate
         return math.inf, False
     if keys.is_here(source) and not Path(str(source.data_dir)).is_dir():  # on another machine
         return math.inf, True
-    found = None if keys.is_here(source) else sources.find_source(source)
+    try:
+        found = None if keys.is_here(source) else sources.find_source(source)
+    except BadInput:  # its text is not there yet
+        return math.inf, False
     folder = found.folder if found else Path(str(source.data_dir))
     if found is None or shards.is_complete(folder):
         return sum(row["tokens"] for row in shards.describe_folder(folder)["splits"]["train"]), True

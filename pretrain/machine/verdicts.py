@@ -7,6 +7,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from pretrain.base import cards
+
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
 WHEELS = "https://download.pytorch.org/whl"
@@ -123,9 +125,7 @@ def architecture(name: str, capability: Pair, arch_list: list[str], driver: str 
 def launch(preset: str, count: int, recipe: str = "") -> Check:
     """Name the accelerate YAML to take, with the flags for more cards than the YAML has, and the recipe."""
     chosen = f" --recipe {recipe}" if recipe else ""
-    more = f" --multi_gpu --num_processes {count}" if count > 1 and not preset.endswith(f"_x{count}") else ""
-    command = f"accelerate launch --config_file accelerate_configs/{preset}.yaml{more} train.py{chosen}"
-    return Check("launch", OK, command)
+    return Check("launch", OK, f"{cards.launcher(preset, count)} train.py{chosen}")
 
 
 def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:

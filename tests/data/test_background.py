@@ -424,23 +424,24 @@ def test_a_reader_that_was_started_ahead_is_the_one_that_prepares(workplace, mon
         lambda command: opened.append(command) or subprocess.Popen([sys.executable, "-c", ECHO], **PIPES),
     )
     monkeypatch.setattr(reading, "AHEAD", {})
-    new = ["--recipe", "tiny.yaml", "--validation_fraction", "0.2"]
-    for argv in (["--recipe", "tiny.yaml"], ["--recipe", "none.yaml"], [*new, "--data_files", "none.txt"]):
-        reading.start_ahead(argv)  # prepared already, or refused later
+    new = ["--recipe", "tiny.yaml", "--prepared_data_dir", "elsewhere"]
+    for argv in (["--recipe", "tiny.yaml"], [*new, "--data_files", "https://localhost/a.txt"], ["--push_pending", "r"]):
+        reading.start_ahead(argv)  # in a folder that may have it, to be fetched first, or nothing to read
     monkeypatch.setenv("LOCAL_RANK", "1")
     reading.start_ahead(new)
     assert not opened and not reading.AHEAD
     monkeypatch.delenv("LOCAL_RANK")
     reading.start_ahead(new)
     (ahead,) = reading.AHEAD.values()
-    assert opened == [reading.reader_command(["--recipe=tiny.yaml", "--validation_fraction=0.2"], 0)]
+    assert opened == [reading.reader_command(["--recipe=tiny.yaml", "--prepared_data_dir=elsewhere"], 0)]
     taken = Preparation(opened[0])
     assert taken._process is ahead and not reading.AHEAD and len(opened) == 1
     taken.close()
     assert ahead.returncode == 0
 
 
-def test_a_reader_that_no_trainer_takes_over_ends_and_leaves_nothing(workplace):
-    command = reading.reader_command(["--recipe=tiny.yaml", "--prepared_data_dir=elsewhere"], 0)
+@pytest.mark.parametrize("more", [[], ["--data_files=none.txt"]])
+def test_a_reader_that_no_trainer_takes_over_ends_without_a_word_and_leaves_nothing(workplace, more):
+    command = reading.reader_command(["--recipe=tiny.yaml", "--prepared_data_dir=elsewhere", *more], 0)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "") and not Path("elsewhere").exists()

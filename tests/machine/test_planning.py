@@ -192,3 +192,14 @@ def test_more_updates_or_tokens_are_estimated(capsys):
         rows.append(json.loads(capsys.readouterr().out))
     assert [forecast.in_short(row["tokens"]) for row in rows] == ["10.0 B", "20.0 B", "20.0 B"]
     assert rows[1]["hours"] == pytest.approx(2 * rows[0]["hours"])
+
+
+def test_a_recipe_whose_text_is_not_there_yet_is_estimated(capsys):
+    assert check_setup.main(["--estimate", "--card", "a6000", "--recipe", "recipes/addition.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["waiting_hours"] == 0
+
+
+def test_what_is_prepared_is_read_again_rather_than_left_for_a_larger_sample():
+    recipe = reading.load_recipe(Path("recipes/gpt2_124m.yaml"))
+    row = planning.plan(recipe, cards.find("h100"), 8, 24.0, Supply(9.9e9, math.inf, "prepared"), 0)
+    assert "dataset_config_name" not in row["changes"] and row["epochs"] > 10
