@@ -24,10 +24,13 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+import prepare_data
 import pretrain.data.stream  # noqa: F401  (once, before the forks)
 from pretrain.base.errors import BadInput
-from pretrain.data import prepare, progress, shards, tokenization
+from pretrain.data import prepare, progress, shards, sources, tokenization
+from pretrain.data.documents import Document
 from pretrain.data.readers import text as text_reader
+from pretrain.recipe import reading
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
@@ -836,6 +839,52 @@ def test_a_follower_whose_trainer_is_gone_ends_at_any_time(followed):
         assert Follower(*flags, "--stream_keep", "consumed").close() not in (0, 2, 75)
     run("prepare_data.py", *TINY, *flags)
     assert contents(folder) == whole
+
+
+class NotYet(BaseException):
+    """The trainer has said nothing."""
+
+
+@pytest.mark.parametrize("more", [[], ["--data_files", "none.txt"]])
+def test_a_follower_writes_and_says_nothing_before_its_trainer_speaks(workplace, monkeypatch, capsys, more):
+    class Silent:
+        def __init__(self, recipe):
+            pass
+
+        def wait_for_trainer(self):
+            raise NotYet
+
+    monkeypatch.setattr(prepare_data, "PrefetchTarget", Silent)
+    with pytest.raises(NotYet):
+        prepare_data.main([*TINY, "--prepared_data_dir", "elsewhere", *more, "--follow"])
+    assert not Path("elsewhere").exists() and capsys.readouterr() == ("", "")
+
+
+def test_a_tokenizer_that_was_made_ahead_is_the_one_that_is_kept(workplace, monkeypatch):
+    flags = {"tokenizer": "bpe", "tokenizer_vocab_size": "300", "vocab_size": "320", "prepared_data_dir": "elsewhere"}
+    source = sources.find_source(reading.load_recipe(Path("tiny.yaml"), flags).data)
+    made, train = [], tokenization.train_bpe
+    monkeypatch.setattr(tokenization, "train_bpe", lambda *given: made.append(train(*given)) or made[-1])
+    prepare.make_tokenizer_ahead(source)
+    assert len(made) == 1 and not Path("elsewhere").exists()
+    source.folder.mkdir(parents=True)
+    kept = prepare.open_tokenizer(source, source.parts)
+    assert len(made) == 1 and kept.get_vocab() == made[0].get_vocab() and not prepare.MADE_AHEAD
+
+
+def test_a_dry_run_counts_neither_a_batch_that_comes_too_late_nor_its_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(prepare.time, "perf_counter", lambda: clock[0])
+
+    def batches(rows, _):
+        for at in (4.0, 8.0, 12.0):  # two documents each
+            clock[0] = at
+            yield from [Document(0, np.zeros(50, np.uint32), 200, {})] * 2
+
+    part = ("a", lambda _: iter(()))
+    assert prepare._timed(batches, [part], 10) == (200, 800, 8.0)
+    clock[0] = 0.0
+    assert prepare._timed(batches, [part], 1) == (50, 200, 4.0)  # at least one document
 
 
 # Memory.
