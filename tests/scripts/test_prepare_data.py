@@ -855,6 +855,7 @@ def test_a_follower_writes_and_says_nothing_before_its_trainer_speaks(workplace,
             raise NotYet
 
     monkeypatch.setattr(prepare_data, "PrefetchTarget", Silent)
+    monkeypatch.setattr(prepare, "MADE_AHEAD", {})
     with pytest.raises(NotYet):
         prepare_data.main([*TINY, "--prepared_data_dir", "elsewhere", *more, "--follow"])
     assert not Path("elsewhere").exists() and capsys.readouterr() == ("", "")
@@ -864,6 +865,7 @@ def test_a_tokenizer_that_was_made_ahead_is_the_one_that_is_kept(workplace, monk
     flags = {"tokenizer": "bpe", "tokenizer_vocab_size": "300", "vocab_size": "320", "prepared_data_dir": "elsewhere"}
     source = sources.find_source(reading.load_recipe(Path("tiny.yaml"), flags).data)
     made, train = [], tokenization.train_bpe
+    monkeypatch.setattr(prepare, "MADE_AHEAD", {})
     monkeypatch.setattr(tokenization, "train_bpe", lambda *given: made.append(train(*given)) or made[-1])
     prepare.make_tokenizer_ahead(source)
     assert len(made) == 1 and not Path("elsewhere").exists()
