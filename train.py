@@ -181,7 +181,7 @@ def train(
                     number = batches.order.number(micro_step, rank)
                     seed_dropout(recipe.model, step, *((micro_step, rank) if state.dropout_by == "rank" else (number,)))
                     last_micro = micro_step + 1 == plan.gradient_accumulation_steps
-                    with sync_gradients(run.module, accelerator, enabled=last_micro):
+                    with sync_gradients(run.module, accelerator, enabled=last_micro or plan.exchange_each):
                         micro_loss = run.module(inputs_BT, targets_BT)
                         accelerator.backward(micro_loss / plan.gradient_accumulation_steps)
                     loss += micro_loss.detach() / plan.gradient_accumulation_steps

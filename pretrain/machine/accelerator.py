@@ -219,11 +219,8 @@ def prepare(
 def sync_gradients(
     module: torch.nn.Module, accelerator: Accelerator, *, enabled: bool
 ) -> contextlib.AbstractContextManager:
-    """Exchange gradients between processes in this backward pass, or leave them for a later one.
-
-    FSDP exchanges in each: whole gradients that wait for a later one are the memory that it is there to save.
-    """
-    return contextlib.nullcontext() if enabled or accelerator.is_fsdp2 else accelerator.no_sync(module)
+    """Exchange gradients between processes in this backward pass, or leave them, whole, for a later one."""
+    return contextlib.nullcontext() if enabled else accelerator.no_sync(module)
 
 
 def compiler_of(accelerator: Accelerator) -> str:

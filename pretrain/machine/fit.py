@@ -1,10 +1,11 @@
 """The micro-batch: proposed by the memory model, tried before the first step, halved until it fits every process."""
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from accelerate import Accelerator
@@ -22,6 +23,7 @@ from pretrain.recipe.plan import Plan, make_plan
 log = logging.getLogger(__name__)
 
 CPU_TOKENS = 2**13  # of a micro-batch that auto proposes without a card: more is not faster
+TRIED = 2  # micro-batches of a step: the gradients of the first are there in the second
 
 
 def fit_micro_batch(
@@ -30,51 +32,84 @@ def fit_micro_batch(
     accelerator: Accelerator,
     stop: StopRequest,
     *,
-    begin: int | None = None,
+    begin: tuple[int | None, bool] = (None, False),
     moments_exist: bool = False,
 ) -> Plan:
     """Share a step after trying one micro-batch; auto: halve it until no process runs out of memory.
 
+    FSDP2 keeps whole gradients until a step's last micro-batch if they find room beside the micro-batch, and exchanges
+    them in each otherwise.
+
     Args:
-        begin: where auto begins, instead of the memory model's proposal.
+        begin: where auto begins, instead of the memory model's proposal, and whether FSDP2 begins with an exchange in
+            each micro-batch.
         moments_exist: whether the optimizer has allocated its moments, as in a resumed run.
 
     Raises BadInput, on all processes, when a given size does not fit, or not one sequence.
     """
     auto, ceiling = recipe.batch.per_device_train_batch_size == "auto", None
+    device, exchange_each = accelerator.device, begin[1]
+    least_free = least(hardware.free_memory_bytes(device, accelerator.num_processes), accelerator)
     if auto:
-        free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
-        mine = begin or propose_micro_batch(recipe, free_bytes, accelerator)
-        ceiling = min(accelerator.gather(torch.tensor([mine], device=accelerator.device)).tolist())
+        ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
 
-    def forward_and_backward(micro_batch: int) -> None:
-        shape = micro_batch, recipe.model.sequence_length
-        inputs_BT = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
-        # No exchange, for another process may have failed. Two tensors, as in training: one compiles otherwise.
-        with sync_gradients(training_module, accelerator, enabled=False):
+    def forward_and_backward(plan: Plan, number: int) -> None:
+        shape = plan.per_device_train_batch_size, recipe.model.sequence_length
+        inputs_BT = torch.zeros(shape, dtype=torch.int64, device=device)
+        last = number + 1 == min(TRIED, plan.gradient_accumulation_steps)
+        # Two tensors, as in training: one compiles otherwise. Under DDP no exchange: another process may have failed.
+        exchange = accelerator.is_fsdp2 and (last or plan.exchange_each)
+        with sync_gradients(training_module, accelerator, enabled=exchange):
             accelerator.backward(training_module(inputs_BT, inputs_BT.clone()))
 
     if compiler_of(accelerator) != "no":
         log.info("compiling: the first micro-batch takes a minute or two")
     while True:
         plan = make_plan(recipe, accelerator.num_processes, ceiling)
-        size = plan.per_device_train_batch_size
+        size, several = plan.per_device_train_batch_size, plan.gradient_accumulation_steps > 1
         refuse_cuda_graphs(plan.gradient_accumulation_steps, accelerator)
-        if accelerator.is_fsdp2:  # its forward pass is an exchange: one process's failure would leave the rest waiting
-            return plan
-        failed = runs_out_of_memory(
-            functools.partial(forward_and_backward, size),
-            training_module.parameters(),
-            micro_batches=plan.gradient_accumulation_steps,
-            room_bytes=0 if moments_exist else moment_bytes(recipe, accelerator),
-            device=accelerator.device,
-        )
+        if accelerator.is_fsdp2:
+            recovers = hasattr(training_module, "reset_iter_state")  # torch 2.13
+            plan = dataclasses.replace(plan, exchange_each=several and (exchange_each or not recovers))
+            if not recovers:
+                return plan
+        with equal_memory(least_free, device) if accelerator.is_fsdp2 else contextlib.nullcontext():
+            failed = runs_out_of_memory(
+                functools.partial(forward_and_backward, plan),
+                training_module,
+                micro_batches=plan.gradient_accumulation_steps,
+                room_bytes=0 if moments_exist else moment_bytes(recipe, accelerator),
+                device=device,
+            )
         if not any(stop.any_of(failed)):
             return plan
+        exchange_each = accelerator.is_fsdp2 and several and not plan.exchange_each
+        if exchange_each:
+            log.info(f"a micro-batch of {size} sequences beside whole gradients runs out of memory: trying without them")
+            continue
         ceiling = size // 2
         if not auto or not ceiling:
-            raise BadInput(out_of_memory(recipe, size, accelerator.device))
+            raise BadInput(out_of_memory(recipe, size, device))
         log.info(f"a micro-batch of {size} sequences runs out of memory: trying {ceiling}")
+
+
+def least(amount: int, accelerator: Accelerator) -> int:
+    """Return the smallest amount of all processes; every process calls it."""
+    return min(accelerator.gather(torch.tensor([amount], device=accelerator.device)).tolist())
+
+
+@contextlib.contextmanager
+def equal_memory(free_bytes: int, device: torch.device) -> Iterator[None]:
+    """Let a process take ``free_bytes`` of its card inside the block, equal on all, so that all fail at the same place.
+
+    FSDP2's forward pass is an exchange: the failure of one process alone would leave the others waiting in it. Its shards
+    are padded to equal sizes.
+    """
+    torch.cuda.set_per_process_memory_fraction(free_bytes / torch.cuda.get_device_properties(device).total_memory, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Accelerator) -> int:
@@ -99,7 +134,8 @@ def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Acc
 def moment_bytes(recipe: keys.Recipe, accelerator: Accelerator) -> int:
     """Return the bytes that the optimizer will keep on this process's device."""
     whole = estimate.moment_bytes(estimate.shape_of(recipe.model), recipe.optimizer.optimizer)
-    return int(whole / (accelerator.num_processes if recipe.optimizer.shard_optimizer else 1))
+    sharded = recipe.optimizer.shard_optimizer or accelerator.is_fsdp2
+    return int(whole / (accelerator.num_processes if sharded else 1))
 
 
 def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
@@ -135,8 +171,8 @@ def save_when_out_of_memory(
 
 
 def runs_out_of_memory(
-    forward_and_backward: Callable[[], None],
-    parameters: Iterable[nn.Parameter],
+    forward_and_backward: Callable[[int], None],
+    module: nn.Module,
     *,
     micro_batches: int,
     room_bytes: int,
@@ -147,17 +183,16 @@ def runs_out_of_memory(
     Raises BadInput when the compiler cannot compile it.
 
     Args:
-        forward_and_backward: of one micro-batch, without an exchange of gradients.
-        parameters: whose gradients are made.
-        micro_batches: of a step; of several two are tried, since the gradients of the first are there in the second.
+        forward_and_backward: of one micro-batch, given its number.
+        module: whose gradients are made.
+        micro_batches: of a step.
         room_bytes: what must find room beside them: moments that the optimizer has not allocated yet.
     """
-    parameters = list(parameters)
     failed = False
     try:
         room = torch.empty(room_bytes, dtype=torch.uint8, device=device)
-        for _ in range(min(2, micro_batches)):
-            forward_and_backward()
+        for number in range(min(TRIED, micro_batches)):
+            forward_and_backward(number)
     except (RuntimeError, TorchDynamoException, InductorError) as error:
         failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
         if not failed and isinstance(error, (TorchDynamoException, InductorError)):
@@ -171,8 +206,10 @@ def runs_out_of_memory(
             raise
     finally:
         room = None  # noqa: F841  (freed here)
-        for parameter in parameters:
+        for parameter in module.parameters():
             parameter.grad = None
+    if failed and hasattr(module, "reset_iter_state"):  # FSDP2: what an interrupted pass has gathered
+        module.reset_iter_state()
     if failed:
         torch._dynamo.reset()  # a second size would be compiled as "any size", which is slower
         gc.collect()

@@ -11,12 +11,17 @@ MANY_EPOCHS = 4  # beyond these, reading again teaches much less than new text w
 
 @dataclass(frozen=True)
 class Plan:
-    """A step's processes, sequences and micro-batches."""
+    """A step's processes, sequences and micro-batches.
+
+    Attributes:
+        exchange_each: whether gradients are exchanged in each micro-batch, and not in a step's last only.
+    """
 
     num_processes: int
     sequences_per_step: int
     per_device_train_batch_size: int
     gradient_accumulation_steps: int
+    exchange_each: bool = False
 
 
 def make_plan(recipe: Recipe, num_processes: int, ceiling: int | None = None) -> Plan:

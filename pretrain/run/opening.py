@@ -80,8 +80,9 @@ def open_run(
     optimizer = optimizers.build(model, recipe.optimizer, shard=zero1)
     module, optimizer = prepare(loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator)
     state, notes = resume(recipe, corpus, model, optimizer, accelerator)
-    plan = fit_micro_batch(recipe, module, accelerator, stop, begin=state.micro_batch, moments_exist=state.step > 0)
-    state.micro_batch = plan.per_device_train_batch_size
+    tried = state.micro_batch, state.exchange_each
+    plan = fit_micro_batch(recipe, module, accelerator, stop, begin=tried, moments_exist=state.step > 0)
+    state.micro_batch, state.exchange_each = plan.per_device_train_batch_size, plan.exchange_each
     if any(test.commit and state.tasks.get(task.name, test.commit) != test.commit for task, test in tests.items()):
         items = read_items(recipe.evaluation, accelerator, state.tasks)  # scores stay comparable: of the same items
         tests = encode_items(items, tokenizer, recipe.model.sequence_length)

@@ -17,6 +17,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("trackers", "science", "tasks"), (dict,)),
     **dict.fromkeys(("origin", "scaler"), (dict, NoneType)),
     **dict.fromkeys(("micro_batch", "best_step"), (int, NoneType)),
+    "exchange_each": (bool,),
     "best_loss": (float, NoneType),
     "dropout_by": (str,),
     "planned": (list, NoneType),
@@ -33,7 +34,8 @@ class RunState:
         max_steps, warmup_steps: of the schedule: the recipe's, or those that ``max_hours`` has planned.
         bad_in_a_row: updates skipped for a loss or gradient that is not finite, since the last good one.
         elapsed_seconds: of training, without evaluating and saving; ``data_wait_seconds``: of these, waiting for data.
-        micro_batch: sequences; a resumed run keeps the size, and so its bits.
+        micro_batch, exchange_each: sequences, and whether FSDP2 exchanges gradients in each micro-batch; a resumed run
+            keeps both, and so its bits.
         dropout_by: what draws the masks of a micro-batch beside seed and step: its number in the step, or, of runs from
             before this was named, its number in its process, and the rank.
         trackers: the run's ids there.
@@ -52,6 +54,7 @@ class RunState:
     elapsed_seconds: float = 0.0
     data_wait_seconds: float = 0.0
     micro_batch: int | None = None
+    exchange_each: bool = False
     dropout_by: str = "micro_batch"
     trackers: dict[str, str] = field(default_factory=dict)
     tasks: dict[str, str] = field(default_factory=dict)
@@ -67,7 +70,7 @@ class RunState:
         """Return the state before the first step, or as ``state.json`` has ``saved`` it."""
         state = cls(schedule.max_steps, schedule.warmup_steps)
         if saved:
-            saved = {"dropout_by": "rank"} | saved
+            saved = {"dropout_by": "rank", "exchange_each": True} | saved  # as it was before these were saved
             names = {field.name for field in dataclasses.fields(cls)} - {"planned"}
             state = dataclasses.replace(state, **{name: saved[name] for name in names & saved.keys()})
             if planned := saved.get("planned"):

@@ -180,6 +180,8 @@ class Machine:
         profiled: the activities that a profiler was asked for.
         allocated, peak, reserved: bytes; highest: the peak, however often it was reset.
         others: bytes that other programs hold.
+        fraction: of the card's memory that this process may take.
+        exchanging: whether FSDP2's backward passes exchange gradients.
     """
 
     def __init__(self, card: Card):
@@ -194,6 +196,7 @@ class Machine:
         self.has_met = True
         self.allocator: str | None = None
         self.nvml_reads = self.allocated = self.peak = self.reserved = self.others = self.highest = self.emptied = 0
+        self.fraction, self.exchanging = 1.0, True
         self.generator = torch.Generator()
         self.registrations: torch.library.Library | None = None  # of the dispatcher; they last as long as this
         self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
@@ -205,7 +208,7 @@ class Machine:
         """Return the piece of memory that stands for a storage; views share one."""
         block = self._blocks.get(storage._cdata)
         if block is None:
-            if self.allocated + storage.nbytes() > self.card.memory:
+            if self.allocated + storage.nbytes() > self.fraction * self.card.memory:
                 raise OUT_OF_MEMORY["allocator"]()
             block = self._blocks[storage._cdata] = _Block(storage.nbytes())
         return block
@@ -638,6 +641,11 @@ def _free_memory(index: int) -> tuple[int, int]:
     return machine.card.memory - machine.reserved - machine.others, machine.card.memory
 
 
+def _limit_memory(fraction: float, index: int) -> None:
+    _ordinal(index)
+    machine.fraction = fraction
+
+
 def _empty_cache() -> None:
     machine.emptied += 1
     machine.reserved = machine.allocated
@@ -667,6 +675,7 @@ C_FUNCTIONS = {
     "_cuda_setDevice": _set_device,
     "_cuda_synchronize": lambda: machine.wait("synchronize"),
     "_cuda_memoryStats": _memory_stats,
+    "_cuda_setMemoryFraction": _limit_memory,
     "_cuda_resetPeakMemoryStats": _reset_peak,
     "_cuda_emptyCache": _empty_cache,
     "_cuda_getArchFlags": lambda: WHEELS[torch.version.cuda],
@@ -808,13 +817,17 @@ def _shard() -> Callable:
     """Return a fully_shard that notes what it is given, and leaves each weight whole."""
     signature = inspect.signature(fsdp.fully_shard)
 
+    def switch(module: nn.Module, wanted: bool) -> None:
+        machine.exchanging = wanted
+
     def shard(*args, **kwargs) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         modules = given.pop("module")
         for module in modules if isinstance(modules, (list, tuple)) else [modules]:
             machine.wrapped.append((type(module).__name__, given))
-            _exchange(module, lambda: True, given["mp_policy"].reduce_dtype)
-            module.__class__ = type(f"FSDP{type(module).__name__}", (fsdp.FSDPModule, type(module)), {})
+            _exchange(module, lambda: machine.exchanging, given["mp_policy"].reduce_dtype)
+            methods = {"set_requires_gradient_sync": switch, "reset_iter_state": lambda self: None}
+            module.__class__ = type(f"FSDP{type(module).__name__}", (fsdp.FSDPModule, type(module)), methods)
         return modules
 
     return shard

@@ -58,13 +58,13 @@ def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_progra
 
 def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither_memory_nor_a_peak():
     def work(machine):
-        weight = torch.zeros(MIB, device="cuda", requires_grad=True)
+        layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
         before = machine.allocated
 
-        def step():
-            (weight * weight).sum().backward()
+        def step(number):
+            (layer.weight * layer.weight).sum().backward()
 
-        assert not fit.runs_out_of_memory(step, [weight], micro_batches=2, room_bytes=64 * MIB, device=CUDA)
+        assert not fit.runs_out_of_memory(step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA)
         assert machine.highest >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before
 

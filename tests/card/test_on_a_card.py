@@ -342,9 +342,19 @@ def test_fsdp2_wraps_each_block_computes_in_bf16_and_averages_gradients_in_fp32(
     for name, given in done.card["wrapped"]:
         assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in given["mp_policy"]
         assert given.get("reshard_after_forward") is (True if name == "GPT2Block" else None)
-    assert done.card["exchanges"] == {"all-reduce float32": 4 * 2 * weights_bytes()}  # in each micro-batch
+    assert done.card["exchanges"] == {"all-reduce float32": (4 + 1) * weights_bytes()}  # once an update, and in the try
     train(A6000, *ACCUMULATING, "--run_name", "one")
     assert losses("two") == pytest.approx(losses("one"), abs=2e-3)
+
+
+def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(whole):
+    flags = ("--per_device_train_batch_size", "auto", "--max_steps", "3", "--tokens_per_step", "128")
+    done = train(dataclasses.replace(TWO, most_sequences=1), *flags, **FSDP2)
+    assert "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr  # in one of them nothing waits
+    whole, without = "of 2 sequences beside whole gradients runs out of memory", "of 2 sequences runs out of memory"
+    assert done.stderr.index(whole) < done.stderr.index(without) < done.stderr.index("4 micro-batches x 1 sequence")
+    assert done.card["exchanges"] == {"all-reduce float32": (3 + 1) * weights_bytes()}  # once an update, and in the try
+    assert len(losses("r")) == 3
 
 
 def test_cards_whose_launcher_starts_lost_processes_anew_meet_over_nccl_too(whole):

@@ -12,9 +12,9 @@ from pretrain.base.errors import BadInput
 from pretrain.machine import fit
 
 
-def rehearse(step, parameters=(), **how):
+def rehearse(step, module=None, **how):
     about = {"micro_batches": 1, "room_bytes": 0, "device": torch.device("cpu")}
-    return fit.runs_out_of_memory(step, parameters, **(about | how))
+    return fit.runs_out_of_memory(step, module or nn.Module(), **(about | how))
 
 
 def raising(error):
@@ -54,7 +54,7 @@ def test_no_gradient_is_left_and_no_weight_is_touched(fails):
         if fails:
             raise torch.OutOfMemoryError("late")
 
-    assert rehearse(step, layer.parameters()) is fails
+    assert rehearse(step, layer) is fails
     assert all(parameter.grad is None for parameter in layer.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
@@ -68,7 +68,7 @@ def test_gradients_of_the_first_micro_batch_are_there_in_the_second():
 
     for micro_batches, seen in ((1, [False]), (2, [False, True]), (8, [False, True])):
         held.clear()
-        rehearse(step, layer.parameters(), micro_batches=micro_batches)
+        rehearse(step, layer, micro_batches=micro_batches)
         assert held == seen
 
 
@@ -88,7 +88,7 @@ def test_the_size_that_is_tried_next_is_compiled_as_itself():
 
     run = torch.compile(nn.Linear(4, 4), backend=backend)
 
-    def step(size):
+    def step(size, number):
         run(torch.ones(size, 4))
         if size > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
