@@ -68,8 +68,12 @@ def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> N
             print(json.dumps(row), flush=True)
 
 
-def peaks(recipe: keys.Recipe, accelerator) -> None:
-    """Do the updates; the allocator's peaks are then those of the last one."""
+def peaks(recipe: keys.Recipe, accelerator, exchange_each: bool = True) -> None:
+    """Do the updates; the allocator's peaks are then those of the last one.
+
+    Args:
+        exchange_each: have FSDP2 exchange gradients in each micro-batch.
+    """
     micro_batch = recipe.batch.per_device_train_batch_size
     model = build(recipe.model, eos_token_id=0).to(accelerator.device)
     optimizer = optimizers.build(model, recipe.optimizer, shard=recipe.optimizer.shard_optimizer)
@@ -82,7 +86,8 @@ def peaks(recipe: keys.Recipe, accelerator) -> None:
             torch.cuda.reset_peak_memory_stats()
         loss = torch.zeros((), device=accelerator.device)
         for micro_step in range(ACCUMULATION):
-            with sync_gradients(module, accelerator, enabled=micro_step + 1 == ACCUMULATION):
+            exchange = micro_step + 1 == ACCUMULATION or accelerator.is_fsdp2 and exchange_each
+            with sync_gradients(module, accelerator, enabled=exchange):
                 micro_loss = module(inputs_BT, targets_BT)
                 accelerator.backward(micro_loss / ACCUMULATION)
             loss += micro_loss.detach() / ACCUMULATION

@@ -29,7 +29,14 @@ from benchmarks.runs import ROOT, commit, write_json
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator
 
-PLAIN = {"cards": 2, "yaml": "h100_x8", "optimize_ddp": True, "checkpointing": "none", "changes": {}}
+PLAIN = {
+    "cards": 2,
+    "yaml": "h100_x8",
+    "optimize_ddp": True,
+    "checkpointing": "none",
+    "exchange_each": True,
+    "changes": {},
+}
 CASES = {
     "DDP": {},
     "DDP, optimize_ddp off": {"optimize_ddp": False},
@@ -37,7 +44,8 @@ CASES = {
     "DDP, checkpointing full, optimize_ddp off": {"checkpointing": "full", "optimize_ddp": False},
     "DDP, Muon": {"changes": {"optimizer": "muon"}},
     "ZeRO-1": {"yaml": "zero1_x8", "changes": {"shard_optimizer": True}},
-    "FSDP2": {"yaml": "fsdp2_x8"},
+    "FSDP2, in each micro-batch": {"yaml": "fsdp2_x8"},
+    "FSDP2, once an update": {"yaml": "fsdp2_x8", "exchange_each": False},
     "DDP, 8 cards": {"cards": 8},
     "DDP, 8 cards, optimize_ddp off": {"cards": 8, "optimize_ddp": False},
 }
@@ -81,7 +89,7 @@ def measure(case: dict) -> None:
     scheduler.Scheduler.codegen, memory_card.update.update, memory_card.sync_gradients = noted, counted, wait
     if accelerator.is_main_process:
         accelerator.backward = first_backward
-    memory_card.peaks(recipe, accelerator)
+    memory_card.peaks(recipe, accelerator, case["exchange_each"])
     if accelerator.is_main_process:
         moved, kernels = collections.Counter(), collections.Counter()
         for name, size in (kernel for graph in graphs for kernel in graph):

@@ -23,7 +23,6 @@ from pretrain.recipe.plan import Plan, make_plan
 log = logging.getLogger(__name__)
 
 CPU_TOKENS = 2**13  # of a micro-batch that auto proposes without a card: more is not faster
-TRIED = 2  # micro-batches of a step: the gradients of the first are there in the second
 
 
 def fit_micro_batch(
@@ -53,13 +52,11 @@ def fit_micro_batch(
     if auto:
         ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
 
-    def forward_and_backward(plan: Plan, number: int) -> None:
-        shape = plan.per_device_train_batch_size, recipe.model.sequence_length
+    def forward_and_backward(micro_batch: int) -> None:
+        shape = micro_batch, recipe.model.sequence_length
         inputs_BT = torch.zeros(shape, dtype=torch.int64, device=device)
-        last = number + 1 == min(TRIED, plan.gradient_accumulation_steps)
         # Two tensors, as in training: one compiles otherwise. Under DDP no exchange: another process may have failed.
-        exchange = accelerator.is_fsdp2 and (last or plan.exchange_each)
-        with sync_gradients(training_module, accelerator, enabled=exchange):
+        with sync_gradients(training_module, accelerator, enabled=accelerator.is_fsdp2):
             accelerator.backward(training_module(inputs_BT, inputs_BT.clone()))
 
     if compiler_of(accelerator) != "no":
@@ -73,19 +70,24 @@ def fit_micro_batch(
             plan = dataclasses.replace(plan, exchange_each=several and (exchange_each or not recovers))
             if not recovers:
                 return plan
+        # Whole gradients that wait are room: after a failure FSDP2 would add real ones to the next (torch 2.13).
+        wait = accelerator.is_fsdp2 and several and not plan.exchange_each
+        room_bytes = 0 if moments_exist else moment_bytes(recipe, accelerator)
         with equal_memory(least_free, device) if accelerator.is_fsdp2 else contextlib.nullcontext():
             failed = runs_out_of_memory(
-                functools.partial(forward_and_backward, plan),
+                functools.partial(forward_and_backward, size),
                 training_module,
-                micro_batches=plan.gradient_accumulation_steps,
-                room_bytes=0 if moments_exist else moment_bytes(recipe, accelerator),
+                micro_batches=1 if wait else plan.gradient_accumulation_steps,
+                room_bytes=room_bytes + (4 * estimate.shape_of(recipe.model).parameters if wait else 0),
                 device=device,
             )
         if not any(stop.any_of(failed)):
             return plan
-        exchange_each = accelerator.is_fsdp2 and several and not plan.exchange_each
+        exchange_each = wait
         if exchange_each:
-            log.info(f"a micro-batch of {size} sequences beside whole gradients runs out of memory: trying without them")
+            log.info(
+                f"a micro-batch of {size} sequences beside whole gradients runs out of memory: trying without them"
+            )
             continue
         ceiling = size // 2
         if not auto or not ceiling:
@@ -105,7 +107,9 @@ def equal_memory(free_bytes: int, device: torch.device) -> Iterator[None]:
     FSDP2's forward pass is an exchange: the failure of one process alone would leave the others waiting in it. Its shards
     are padded to equal sizes.
     """
-    torch.cuda.set_per_process_memory_fraction(free_bytes / torch.cuda.get_device_properties(device).total_memory, device)
+    torch.cuda.set_per_process_memory_fraction(
+        free_bytes / torch.cuda.get_device_properties(device).total_memory, device
+    )
     try:
         yield
     finally:
@@ -171,7 +175,7 @@ def save_when_out_of_memory(
 
 
 def runs_out_of_memory(
-    forward_and_backward: Callable[[int], None],
+    forward_and_backward: Callable[[], None],
     module: nn.Module,
     *,
     micro_batches: int,
@@ -183,16 +187,16 @@ def runs_out_of_memory(
     Raises BadInput when the compiler cannot compile it.
 
     Args:
-        forward_and_backward: of one micro-batch, given its number.
+        forward_and_backward: of one micro-batch.
         module: whose gradients are made.
-        micro_batches: of a step.
+        micro_batches: of a step; of several two are tried, since the gradients of the first are there in the second.
         room_bytes: what must find room beside them: moments that the optimizer has not allocated yet.
     """
     failed = False
     try:
         room = torch.empty(room_bytes, dtype=torch.uint8, device=device)
-        for number in range(min(TRIED, micro_batches)):
-            forward_and_backward(number)
+        for _ in range(min(2, micro_batches)):
+            forward_and_backward()
     except (RuntimeError, TorchDynamoException, InductorError) as error:
         failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
         if not failed and isinstance(error, (TorchDynamoException, InductorError)):

@@ -826,7 +826,8 @@ def _shard() -> Callable:
         for module in modules if isinstance(modules, (list, tuple)) else [modules]:
             machine.wrapped.append((type(module).__name__, given))
             _exchange(module, lambda: machine.exchanging, given["mp_policy"].reduce_dtype)
-            methods = {"set_requires_gradient_sync": switch, "reset_iter_state": lambda self: None}
+            methods = {"set_requires_gradient_sync": switch}
+            methods |= {"reset_iter_state": lambda self: None} if hasattr(fsdp.FSDPModule, "reset_iter_state") else {}
             module.__class__ = type(f"FSDP{type(module).__name__}", (fsdp.FSDPModule, type(module)), methods)
         return modules
 

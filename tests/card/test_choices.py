@@ -61,12 +61,21 @@ def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither
         layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
         before = machine.allocated
 
-        def step(number):
+        def step():
             (layer.weight * layer.weight).sum().backward()
 
         assert not fit.runs_out_of_memory(step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA)
         assert machine.highest >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before
+
+    on(A6000, work)
+
+
+def test_each_of_several_cards_gives_a_try_what_the_fullest_of_them_has():
+    def work(machine):
+        with fit.equal_memory(MIB, CUDA), pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(MIB, device="cuda")
+        torch.zeros(MIB, device="cuda")
 
     on(A6000, work)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import RECIPE, ROOT, WORDS, Done, run
 from pretend_cuda import A6000, H200, T4, Card, on
+from torch.distributed.fsdp import FSDPModule
 
 from pretrain.base import cards
 from pretrain.base.layout import read_metrics
@@ -336,17 +337,25 @@ def test_two_cards_exchange_each_gradient_once_an_update_over_nccl(whole):
     assert losses("two") == pytest.approx(losses("one"), abs=2e-3)
 
 
-def test_fsdp2_wraps_each_block_computes_in_bf16_and_averages_gradients_in_fp32(whole):
-    done = train(TWO, *ACCUMULATING, "--run_name", "two", **FSDP2)
+RECOVERS = pytest.param(
+    "yes", marks=pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13")
+)
+
+
+@pytest.mark.parametrize("recovers", [RECOVERS, "no"])
+def test_fsdp2_wraps_each_block_computes_in_bf16_and_averages_gradients_in_fp32(whole, recovers):
+    done = train(TWO, *ACCUMULATING, "--run_name", "two", **FSDP2, RECOVERS=recovers)
     assert [name for name, _ in done.card["wrapped"]] == ["GPT2Block", "GPT2Block", "NextTokenLoss"]
     for name, given in done.card["wrapped"]:
         assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in given["mp_policy"]
         assert given.get("reshard_after_forward") is (True if name == "GPT2Block" else None)
-    assert done.card["exchanges"] == {"all-reduce float32": (4 + 1) * weights_bytes()}  # once an update, and in the try
+    exchanges = 4 + 1 if recovers == "yes" else 4 * 2  # once an update, and in the try; or in each micro-batch
+    assert done.card["exchanges"] == {"all-reduce float32": exchanges * weights_bytes()}
     train(A6000, *ACCUMULATING, "--run_name", "one")
     assert losses("two") == pytest.approx(losses("one"), abs=2e-3)
 
 
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13")
 def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(whole):
     flags = ("--per_device_train_batch_size", "auto", "--max_steps", "3", "--tokens_per_step", "128")
     done = train(dataclasses.replace(TWO, most_sequences=1), *flags, **FSDP2)

@@ -1,6 +1,7 @@
 """The try before the first step: it says whether a micro-batch fits, and leaves nothing behind."""
 
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -72,6 +73,13 @@ def test_gradients_of_the_first_micro_batch_are_there_in_the_second():
         assert held == seen
 
 
+def test_a_pass_that_failed_is_forgotten_by_fsdp2():
+    module = nn.Linear(4, 4)
+    module.reset_iter_state = mock.Mock()
+    assert not rehearse(lambda: None, module) and not module.reset_iter_state.called
+    assert rehearse(raising(torch.OutOfMemoryError("CUDA out of memory")), module) and module.reset_iter_state.called
+
+
 def test_room_is_made_for_what_the_optimizer_will_keep(monkeypatch):
     made, real = [], torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **how: made.append((size, how["dtype"])) or real(size, **how))
@@ -88,7 +96,7 @@ def test_the_size_that_is_tried_next_is_compiled_as_itself():
 
     run = torch.compile(nn.Linear(4, 4), backend=backend)
 
-    def step(size, number):
+    def step(size):
         run(torch.ones(size, 4))
         if size > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")

@@ -22,6 +22,13 @@ def test_a_saved_state_comes_back():
     assert RunState.begin(SCHEDULE, json.loads(json.dumps(state.saved()))) == state
 
 
+def test_a_run_from_before_fsdp2_could_wait_exchanges_gradients_in_each_micro_batch():
+    saved = RunState.begin(SCHEDULE).saved()
+    assert not RunState.begin(SCHEDULE, saved).exchange_each
+    del saved["exchange_each"]
+    assert RunState.begin(SCHEDULE, saved).exchange_each
+
+
 def test_another_length_that_the_recipe_asks_for_holds_unless_it_was_planned():
     planned = RunState.begin(SCHEDULE)
     planned.set_length(50, 5)

@@ -258,6 +258,20 @@ def test_a_micro_batch_that_passes_the_try_before_step_0_trains(gib, workplace):
     assert 0.5 < rows[-1].get("gpu/memory", rows[-2].get("gpu/memory")) < 1  # as much as fits, not much less
 
 
+@pytest.mark.parametrize("gib, exchanges", [(2.6, 4), (2.8, 1)])
+def test_fsdp2_exchanges_gradients_once_an_update_where_whole_ones_fit_beside_a_micro_batch(gib, exchanges, workplace):
+    (workplace / "text.txt").write_text(" ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(20_000)))
+    size = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50304, "sequence_length": 1024, "eval_steps": 0}
+    size |= {"tokens_per_step": 2**13, "max_steps": 3, "warmup_steps": 1}
+    two = {"count": 2, "memory": gib, "trace": workplace / "trace"}
+    done = train("h100", "fsdp2_x8", "--num_processes", "2", **two, **size | AUTO)
+    assert done.returncode == 0 and "2 processes x 4 micro-batches x 1 sequence" in done.stderr, done.stderr
+    assert ("beside whole gradients runs out of memory" in done.stderr) == (exchanges == 4)
+    sent = exchanges * 4 * (12 * (12 * 768**2 + 13 * 768) + (50304 + 1024) * 768 + 2 * 768)
+    for lines in traces(workplace / "trace"):
+        assert [gradient_bytes(part, "reduce-scatter") for part in updates(lines, 9)] == [sent, sent]
+
+
 # The compiled step.
 
 
