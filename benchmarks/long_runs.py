@@ -1,4 +1,4 @@
-"""What grows with a run and its data: the picture, metrics.jsonl, many shards, large shards. Seconds and memory.
+"""What grows with a run, its data or its model: picture, metrics.jsonl, shards, a checkpoint. Seconds and memory.
 
     python benchmarks/long_runs.py                      # in an empty folder
     python benchmarks/long_runs.py --parts picture metrics
@@ -17,14 +17,22 @@ import re
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 
 import numpy as np
+import torch
 
-from pretrain.base import files
-from pretrain.base.layout import numbered_rows, read_metrics
+from benchmarks import side_by_side
+from pretrain.base.layout import read_metrics
 from pretrain.data import shards
 from pretrain.data.windows import TrainOrder, Windows
-from pretrain.run import curves
+from pretrain.model.build import build
+from pretrain.optim import optimizers
+from pretrain.recipe.plan import Plan
+from pretrain.run import checkpoint, curves
+from pretrain.run.clock import Clock
+from pretrain.run.report import Report
+from pretrain.run.state import RunState
 
 SHARDS, LARGE, DRAWS = 2000, 20, 20_000
 
@@ -62,9 +70,30 @@ def measure(part: str, folder: Path) -> dict[str, float]:
         curves.draw_curves(thinned.rows if thinned else read_metrics(log), folder / "curves.png", "a run")
         lap("drawn once")
     elif part == "metrics.jsonl":
-        lines = numbered_rows(log)
-        files.write_text(log, "".join(json.dumps(row) + "\n" for _, row in lines))
+        recipe = side_by_side.recipe_of(output_dir=str(folder))
+        begin = time.perf_counter()
+        state = replace(RunState.begin(recipe.schedule), step=10**9)
+        Report(recipe, Plan(1, 512, 16, 32), state, Clock(10, None), is_main=True)
         lap("read and written, as at each start")
+    elif part == "checkpoint":
+        recipe = side_by_side.recipe_of()
+        model = build(recipe.model, eos_token_id=0)
+        optimizer = optimizers.build(model, recipe.optimizer)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        optimizer.step()  # makes the moments
+        begin = time.perf_counter()
+        with checkpoint.Saver(folder, is_main=True, keep=0) as saver:
+            saver.prepare(model, optimizer)
+            saver.ready()
+            lap("memory made ready, beside the first update")
+            saver.save(1, model, optimizer, {"step": 1, "scaler": None})
+            lap("training held up")
+        lap("written beside training")
+        newest, _ = checkpoint.find_newest(folder)
+        lap("found and checked at a start")
+        checkpoint.load(newest, model, optimizer, optimizers.OPTIMIZERS[recipe.optimizer.optimizer].keeps)
+        lap("loaded")
     elif part == "shards":
         windows = Windows(1024, 50304)
         for _ in range(SHARDS):
@@ -94,7 +123,7 @@ def measure(part: str, folder: Path) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure each part; print its seconds and its memory."""
-    parts = ["picture of every row", "picture", "metrics.jsonl", "shards", "windows"]
+    parts = ["picture of every row", "picture", "metrics.jsonl", "checkpoint", "shards", "windows"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="updates of the run")

@@ -195,13 +195,18 @@ def plain(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turn
     plain_loop(turns, run, optimizer, fixed_batches(asked, micro_batch, folder), asked)
 
 
-def nanogpt(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
-    """Train nanoGPT's GPT as its train.py does."""
+def nanogpt_model(asked: argparse.Namespace) -> nn.Module:
+    """Return nanoGPT's GPT, from the checkout."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(asked.nanogpt) / "model.py")
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     size = {"n_layer": asked.n_layer, "n_head": asked.n_head, "n_embd": asked.n_embd, "vocab_size": asked.vocab_size}
-    model = module.GPT(module.GPTConfig(**size, block_size=asked.sequence_length, dropout=0.0, bias=False)).to(device())
+    return module.GPT(module.GPTConfig(**size, block_size=asked.sequence_length, dropout=0.0, bias=False)).to(device())
+
+
+def nanogpt(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns) -> None:
+    """Train nanoGPT's GPT as its train.py does."""
+    model = nanogpt_model(asked)
     optimizer = model.configure_optimizers(ADAMW["weight_decay"], ADAMW["lr"], ADAMW["betas"], device().type)
     run = torch.compile(model) if asked.compile else model
     plain_loop(turns, lambda x, y: run(x, y)[1], optimizer, fixed_batches(asked, micro_batch, folder), asked)

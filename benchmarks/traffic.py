@@ -2,6 +2,7 @@
 
     python benchmarks/traffic.py                    # GPT-2 124M, 64 x 1,024 tokens, bf16: a card of 24 GiB or more
     python benchmarks/traffic.py --n_layer 2 --micro_batch 8 --detail                   # and every kernel
+    python benchmarks/traffic.py --of nanogpt --nanogpt ~/nanoGPT --name nanoGPT        # another's GPT-2, as compiled
 
 Each kernel that Inductor's scheduler plans counts what it reads and writes once, as if no cache kept anything between
 kernels and every byte within one were read once: a lower bound of the real traffic, that of attention above all. Time
@@ -17,17 +18,54 @@ import argparse
 import collections
 import datetime
 import json
+from collections.abc import Callable
 
 import torch
 from torch._inductor import config as inductor
 from torch._inductor import scheduler
 
-from benchmarks import side_by_side
+from benchmarks import side_by_side, throughput
 from benchmarks.runs import write_json
 from pretrain.model.build import build
 from pretrain.model.loss import NextTokenLoss
 
 PRODUCTS, ATTENTION = "matrix products", "attention"
+
+
+def ours(asked: argparse.Namespace) -> torch.nn.Module:
+    """Return the stock GPT-2 with our loss."""
+    recipe = side_by_side.recipe_of(**side_by_side.sizes_of(asked))
+    return NextTokenLoss(build(recipe.model, eos_token_id=0).to("cuda").train())
+
+
+def hf(asked: argparse.Namespace) -> torch.nn.Module:
+    """Return the stock GPT-2 with the loss that Transformers computes."""
+    return WithLoss(side_by_side.stock_model(asked).to("cuda"), lambda model, x, y: model(x, labels=y).loss)
+
+
+def plain(asked: argparse.Namespace) -> torch.nn.Module:
+    """Return a GPT-2 in plain PyTorch."""
+    return throughput.PlainGPT2(asked).to("cuda")
+
+
+def nanogpt(asked: argparse.Namespace) -> torch.nn.Module:
+    """Return nanoGPT's GPT."""
+    return WithLoss(throughput.nanogpt_model(asked), lambda model, x, y: model(x, y)[1])
+
+
+MODELS = {each.__name__: each for each in (ours, hf, plain, nanogpt)}
+
+
+class WithLoss(torch.nn.Module):
+    """A model that is called as ours is, and returns the mean loss."""
+
+    def __init__(self, model: torch.nn.Module, loss: Callable):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss, nats per token."""
+        return self.loss(self.model, inputs_BT, targets_BT)
 
 
 def kind(node: scheduler.BaseSchedulerNode) -> str:
@@ -75,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     """Count one micro-batch; print the kinds of kernels, what lies beside the products, and the peak of memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     side_by_side.add_sizes(parser, micro_batch=64)
+    parser.add_argument("--of", choices=MODELS, default="ours", help="whose GPT-2 (default: ours)")
+    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT")
     parser.add_argument("--detail", action="store_true", help="print every kernel too")
     today = datetime.datetime.now(datetime.UTC).date()
     parser.set_defaults(json=Path(__file__).parent / "results" / f"traffic-{today}.json")
@@ -84,8 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         print("traffic.py: torch.cuda.is_available() is False; kernels are counted on a CUDA device", file=sys.stderr)
         return 2
     shape = side_by_side.sizes_of(asked)
-    model = build(side_by_side.recipe_of(**shape).model, eos_token_id=0)
-    module = torch.compile(NextTokenLoss(model.to("cuda").train()))
+    module = torch.compile(MODELS[asked.of](asked))
     ids_BT = torch.zeros(asked.micro_batch, asked.sequence_length, dtype=torch.int64, device="cuda")
     kernels = count(module, ids_BT)
     torch.cuda.reset_peak_memory_stats()

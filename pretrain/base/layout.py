@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from pretrain.base import files
@@ -34,16 +35,15 @@ def clear_partial(folder: Path) -> None:
 
 def read_metrics(path: Path) -> list[dict]:
     """Return the rows of a metrics.jsonl; a line that is none (a kill while writing has torn it) is left out."""
-    return [row for _, row in numbered_rows(path) if row is not None]
+    return [row for _, row in lines_and_rows(path) if row is not None]
 
 
-def numbered_rows(path: Path) -> list[tuple[int, dict | None]]:
-    """Return each line of a metrics.jsonl with its number, from 1; None where it is not a mapping with a whole ``step``."""
-    found: list[tuple[int, dict | None]] = []
+def lines_and_rows(path: Path) -> Iterator[tuple[str, dict | None]]:
+    """Yield each line of a metrics.jsonl, and its row; None where it is not a mapping with a whole ``step``."""
     if path.is_file():
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            row = None
-            with contextlib.suppress(ValueError):
-                row = files.parse_json(line)
-            found.append((number, row if isinstance(row, dict) and type(row.get("step")) is int else None))
-    return found
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                row = None
+                with contextlib.suppress(ValueError):
+                    row = files.parse_json(line)
+                yield line, row if isinstance(row, dict) and type(row.get("step")) is int else None

@@ -34,7 +34,7 @@ class Thinned:
         rows: in order; a picture then costs the same, however long the run is.
     """
 
-    def __init__(self, rows: Iterable[Mapping]):
+    def __init__(self, rows: Iterable[Mapping] = ()):
         self.rows: list[Mapping] = []
         self._seen, self._kept, self._stride = 0, 0, 1
         for row in rows:

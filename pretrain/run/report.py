@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.base import files, foreign
-from pretrain.base.layout import METRICS, numbered_rows
+from pretrain.base.layout import METRICS, lines_and_rows
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
@@ -27,7 +27,7 @@ from pretrain.recipe.plan import Plan
 from pretrain.run import curves
 from pretrain.run.clock import Clock
 from pretrain.run.state import RunState
-from pretrain.run.trackers import Trackers
+from pretrain.run.trackers import Trackers, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -56,29 +56,41 @@ class Report:
             return
         run_dir = recipe.saving.run_dir
         self.metrics_path, self._samples_path = run_dir / METRICS, run_dir / "samples.txt"
-        lines = numbered_rows(self.metrics_path)
-        rows = [row for _, row in lines if row is not None and _is_past(row, state.step)]
-        if odd := [number for number, row in lines[:-1] if row is None]:  # the last one may be torn, which is not news
-            log.info(f"note     {self.metrics_path}: line {odd[0]} is not a row; {len(odd)} such lines are left out")
-        files.write_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._rows = curves.Thinned()
+        sent = self._drop_future(state.step)
         kept = _samples_before(self._samples_path, state.step)
         files.write_text(self._samples_path, kept)
         notes = [BYTES] if recipe.model.init_from else [NOISE, BYTES]
         self._notes = [note for note in notes if note not in kept]
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
-        sent = [row for _, row in lines if row is not None]
-        self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=rows, sent=sent)
+        past = (row for _, row in lines_and_rows(self.metrics_path) if row is not None)
+        self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
         state.trackers = self._trackers.ids
         self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
         named = recipe.tracking.reference_curve
         self._reference = references.load(named) if named else None
-        self._rows = curves.Thinned(rows)
         self._draws = find_spec("matplotlib") is not None
         if not self._draws:
             log.info("curves.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
         self._line_at, self._bar = -1e9, None
         if sys.stderr.isatty():
             self._bar = tqdm(total=self._max_steps, initial=state.step, unit="step", dynamic_ncols=True)
+
+    def _drop_future(self, first_step: int) -> dict[str, int]:
+        # A row at a time: of a million they would be gigabytes. Returns the last step of each kind that there was.
+        odd, number, sent = [], 0, {}
+        with files.replacing(self.metrics_path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            for number, (line, row) in enumerate(lines_and_rows(self.metrics_path), 1):
+                if row is None:
+                    odd.append(number)
+                    continue
+                sent[kind_of(row)] = max(row["step"], sent.get(kind_of(row), 0))
+                if _is_past(row, first_step):
+                    file.write(line.rstrip("\n") + "\n")
+                    self._rows.add(row)
+        if odd := [at for at in odd if at < number]:  # the last one may be torn, which is not news
+            log.info(f"note     {self.metrics_path}: line {odd[0]} is not a row; {len(odd)} such lines are left out")
+        return sent
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Append a row to metrics.jsonl: step, tokens, values. A kill cannot lose it once this returns to the loop.

@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from multiprocessing.pool import ThreadPool
 from typing import Any
@@ -44,18 +44,18 @@ class Trackers:
     Args:
         first_step: where this process begins.
         ids: of its checkpoint; those in the run folder are found anyway.
-        rows: of metrics.jsonl, as far as this process takes them as done; ``sent``: all that it held.
+        rows: of metrics.jsonl, as far as this process takes them as done.
+        sent: the last step of each kind of row that it held.
     """
 
-    def __init__(self, recipe: keys.Recipe, first_step: int, *, ids: dict, rows: list[dict], sent: list[dict]):
+    def __init__(self, recipe: keys.Recipe, first_step: int, *, ids: dict, rows: Iterable[dict], sent: dict):
         self.ids, names, path = dict(ids), recipe.tracking.names, recipe.saving.run_dir / IDS
         self._open: dict[str, tuple[GeneralTracker, dict[str, int]]] = {}  # and the last step it has, by kind of row
         if not names:
             return
         known = ids | (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
         steps = known.pop("sent", {})
-        for row in sent:
-            steps[_kind(row)] = max(row["step"], steps.get(_kind(row), 0))
+        steps |= {kind: max(step, steps.get(kind, 0)) for kind, step in sent.items()}
         steps["samples"] = max(steps.values(), default=0) - 1  # they follow the rows of their step
         fresh = {"wandb": uuid.uuid4().hex[:8], "trackio": f"{recipe.saving.name}-{uuid.uuid4().hex[:4]}"}
         self.ids = {name: fresh[name] for name in names if name in fresh} | known
@@ -77,7 +77,7 @@ class Trackers:
 
         Samples are a row too, ``{"samples": [(prompt, text), ...]}``, for those that show text.
         """
-        values, kind = {key: value for key, value in row.items() if key != "step" and value is not None}, _kind(row)
+        values, kind = {key: value for key, value in row.items() if key != "step" and value is not None}, kind_of(row)
         for name, (tracker, held) in list(self._open.items()):
             if step > held.get(kind, -1) and (kind != "samples" or name in PINS):
                 held[kind] = step
@@ -99,7 +99,8 @@ class Trackers:
             log.warning(f"{name}: switched off: {why}. The run continues; metrics.jsonl has every number")
 
 
-def _kind(row: dict) -> str:
+def kind_of(row: dict) -> str:
+    """Return what a row is of: train, eval, a task, or samples."""
     return next((key.partition("/")[0] for key in row if "/" in key), "samples")
 
 

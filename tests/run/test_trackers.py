@@ -108,7 +108,8 @@ def begin(run_dir: Path, *names: str, first=0, rows=(), sent=(), ids=None) -> tr
     recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     tracking = {"report_to": [*names], "project_name": project, "tags": ["a", "b"]}
     recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking)
-    return trackers.Trackers(recipe, first, ids=ids or {}, rows=[*rows], sent=[*sent])
+    last = {trackers.kind_of(row): row["step"] for row in sent}
+    return trackers.Trackers(recipe, first, ids=ids or {}, rows=rows, sent=last)
 
 
 def point(key: str, step: int) -> float:
