@@ -36,8 +36,7 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
     elif model.gradient_checkpointing == "full":
         enable = getattr(made, "activation_checkpointing_enable", None)
         enable = enable or made.gradient_checkpointing_enable  # its name until Transformers 5.17 or so
-        drops = model.resid_pdrop or model.embd_pdrop or model.attn_pdrop
-        enable({"use_reentrant": False, "preserve_rng_state": bool(drops)})  # else each attention keeps it, uncut by none
+        enable({"use_reentrant": False})
     return made
 
 
