@@ -48,6 +48,7 @@ def memory(
     checkpointing: str = "none",
     optimizer: str = "adamw",
     shards: Mapping[str, int] | None = None,
+    ddp: bool = False,
 ) -> dict[str, float]:
     """Return the bytes that training takes on one card, by part.
 
@@ -56,6 +57,7 @@ def memory(
         checkpointing: what is computed again: none; mlp: the activation between the MLP's products; full: a block, of
             which the input only is kept.
         shards: how many processes share a part: weights, half copies, gradients, moments.
+        ddp: of several processes, whose buckets hold each gradient once more while a step's last micro-batch adds to it.
 
     Not compiled, a logit is there as itself, fp32, log-softmax and gradient: 12 bytes; with more tokens than ``LOSS_ROWS``
     the logits of so many, the head's gradient in fp32 beside the summed one, and of each token its last hidden state and
@@ -88,6 +90,7 @@ def memory(
     part = {
         "weights": 4.0 * n,
         "gradients": 4.0 * n,
+        "buckets": 4.0 * n if ddp else 0.0,
         "moments": moment_bytes(shape, optimizer),
         "half copies": 2.0 * cast if half else 0.0,
         "activations": float(tokens * kept),

@@ -107,9 +107,11 @@ def equal_memory(free_bytes: int, device: torch.device) -> Iterator[None]:
     FSDP2's forward pass is an exchange: the failure of one process alone would leave the others waiting in it. Its shards
     are padded to equal sizes.
     """
-    torch.cuda.set_per_process_memory_fraction(
-        free_bytes / torch.cuda.get_device_properties(device).total_memory, device
-    )
+    if device.type != "cuda":
+        yield
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(free_bytes / total, device)
     try:
         yield
     finally:
@@ -131,6 +133,7 @@ def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Acc
         checkpointing=recipe.model.gradient_checkpointing,
         optimizer=recipe.optimizer.optimizer,
         shards=dict.fromkeys(sharded, accelerator.num_processes),
+        ddp=accelerator.num_processes > 1 and not accelerator.is_fsdp2,
     )
     return max(1, fits)
 

@@ -22,7 +22,8 @@ class NextTokenLoss(nn.Module):
     """A model and its loss as one module, so that a compiler sees both and DDP wraps both.
 
     Logits exist a part at a time: on a card 8,192 rows (4,096 in evaluation, which is not compiled), where matrix
-    products are as fast as with more; on a CPU so many that they stay in its cache, which is faster.
+    products are as fast as with more; on a CPU so many that they stay in its cache, which is faster, or 2,048 where the
+    vocabulary is so large that not even 256 do.
 
     Args:
         model: a causal language model whose head is one matrix, as GPT-2's and Llama's is, tied or not.
@@ -52,8 +53,8 @@ class NextTokenLoss(nn.Module):
         hidden = self.model.base_model(inputs_BT, use_cache=False, **context).last_hidden_state.flatten(0, 1)
         head, targets = self.model.get_output_embeddings(), targets_BT.flatten()
         training, vocab_size = torch.is_grad_enabled(), self.model.config.vocab_size
-        in_cache = max(256, 2**20 // vocab_size)
-        rows = self.rows or ((CARD_ROWS if training else CARD_ROWS // 2) if hidden.is_cuda else in_cache)
+        cpu_rows = max(256, 2**20 // vocab_size) if vocab_size <= 2**14 else 2048
+        rows = self.rows or ((CARD_ROWS if training else CARD_ROWS // 2) if hidden.is_cuda else cpu_rows)
         if training and len(targets) <= rows:
             logits = head(hidden).float()
             loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)

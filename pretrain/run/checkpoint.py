@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
@@ -143,8 +144,10 @@ class Saver:
     def _room(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():
             if (file, name) not in self._copies:
-                # Filled, so that the memory is there.
-                self._copies[file, name] = torch.full(tensor.shape, 0, dtype=tensor.dtype)
+                # Filled, so that the memory is there. By NumPy: PyTorch would start OpenMP threads of this thread's own,
+                # and with more of them than cores libgomp lets training's fall asleep between two operations.
+                filled = np.full(tensor.numel() * tensor.element_size(), 0, dtype=np.uint8)
+                self._copies[file, name] = torch.from_numpy(filled).view(tensor.dtype).view(tensor.shape)
         return {name: self._copies[file, name] for name in tensors}
 
 

@@ -179,6 +179,19 @@ def test_memory_is_within_5_percent_of_a_cards_allocator_in_nine_of_ten_cases():
     assert min(ratios) > 0.93 and max(ratios) < 1.07
 
 
+def test_ddps_buckets_are_a_set_of_gradients_more_as_counted_on_several_cards():
+    (path,) = (ROOT / "benchmarks" / "results").glob("several-cards-*.json")
+    rows = [row for row in json.loads(path.read_text())["rows"] if row["yaml"] != "fsdp2_x8" and row["cards"] == 2]
+    for row in rows:
+        changes = dict(row["changes"])
+        shards = {"moments": 2} if changes.pop("shard_optimizer", False) else {}
+        how = changes | {"checkpointing": row["checkpointing"], "shards": shards}
+        parts = estimate.memory(GPT2, micro_batch=16, half=True, compiled=True, ddp=True, **how)
+        assert sum(parts.values()) - parts["context"] == pytest.approx(row["allocated"], rel=0.05)
+        assert parts["buckets"] == 4 * GPT2.parameters
+    assert len(rows) == 6
+
+
 def test_the_largest_micro_batch_fits_and_one_more_would_not():
     free = 24 * 2**30
     size = estimate.largest_micro_batch(GPT2, free, most_tokens=512 * 1024, **HOW)

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from conftest import in_fork
 from runs import sign
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
@@ -308,6 +309,24 @@ def test_a_run_that_went_back_replaces_what_stands_in_its_way(tmp_path):
                 saver.save(3, *make(3), {"begun": begun, "time": time})
         state = checkpoint.read_state(tmp_path / "step-00000003")
         assert (state["begun"], state["time"]) == (begun, "first")
+
+
+def save_beside_two_threads(folder: Path) -> None:
+    torch.set_num_threads(2)
+    optimizer = torch.optim.AdamW((model := gpt2(0, n_embd=256)).parameters(), lr=1e-3)
+    update(model, optimizer, 0)
+    torch.ones(10**6).add_(1)  # training's threads are there
+    before = len(os.listdir("/proc/self/task"))
+    with checkpoint.Saver(folder, is_main=True, keep=0) as saver:
+        saver.prepare(model, optimizer)
+        saver.save(1, model, optimizer, {})
+        saver.finish()
+        assert len(os.listdir("/proc/self/task")) == before + 1  # the writer
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux, whose libgomp it is about")
+def test_a_checkpoint_starts_no_threads_that_would_slow_training_on_a_cpu(tmp_path):
+    in_fork(save_beside_two_threads, tmp_path)
 
 
 def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch, caplog):
