@@ -21,6 +21,7 @@ WITHOUT_FLASH = 0.4
 CONTEXT_BYTES = 0.8 * 2**30  # what CUDA and its libraries take of a card before the first tensor
 MOST_TOKENS = 2**16  # of a micro-batch on a card
 LOSS_ROWS = 2**13  # tokens whose logits exist at once (pretrain/model/loss.py)
+IN_BUCKETS = {"gradients": 0.5}  # "shared by half a process": DDP's buckets hold each gradient once more
 HEADROOM = 0.92  # of the free memory may be planned: the allocator's gaps take the rest
 
 GPT2_124M = Shape(12, 768, 50304, 1024)
@@ -47,8 +48,7 @@ def memory(
     compiled: bool,
     checkpointing: str = "none",
     optimizer: str = "adamw",
-    shards: Mapping[str, int] | None = None,
-    ddp: bool = False,
+    shards: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Return the bytes that training takes on one card, by part.
 
@@ -56,8 +56,7 @@ def memory(
         half: matrix products in bf16 or fp16 over fp32 weights.
         checkpointing: what is computed again: none; mlp: the activation between the MLP's products; full: a block, of
             which the input only is kept.
-        shards: how many processes share a part: weights, half copies, gradients, moments.
-        ddp: of several processes, whose buckets hold each gradient once more while a step's last micro-batch adds to it.
+        shards: how many processes share a part: weights, half copies, gradients, moments. Of DDP, ``IN_BUCKETS`` too.
 
     Not compiled, a logit is there as itself, fp32, log-softmax and gradient: 12 bytes; with more tokens than ``LOSS_ROWS``
     the logits of so many, the head's gradient in fp32 beside the summed one, and of each token its last hidden state and
@@ -90,7 +89,6 @@ def memory(
     part = {
         "weights": 4.0 * n,
         "gradients": 4.0 * n,
-        "buckets": 4.0 * n if ddp else 0.0,
         "moments": moment_bytes(shape, optimizer),
         "half copies": 2.0 * cast if half else 0.0,
         "activations": float(tokens * kept),

@@ -124,6 +124,7 @@ def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Acc
     if accelerator.is_fsdp2:
         sharded = {"weights", "gradients", "moments"}
         sharded |= {"half copies"} if accelerator.state.fsdp_plugin.reshard_after_forward else set()
+    ddp = accelerator.num_processes > 1 and not accelerator.is_fsdp2
     fits = estimate.largest_micro_batch(
         estimate.shape_of(recipe.model),
         free_bytes,
@@ -132,8 +133,7 @@ def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Acc
         compiled=compiler_of(accelerator) != "no",
         checkpointing=recipe.model.gradient_checkpointing,
         optimizer=recipe.optimizer.optimizer,
-        shards=dict.fromkeys(sharded, accelerator.num_processes),
-        ddp=accelerator.num_processes > 1 and not accelerator.is_fsdp2,
+        shards=(estimate.IN_BUCKETS if ddp else {}) | dict.fromkeys(sharded, accelerator.num_processes),
     )
     return max(1, fits)
 

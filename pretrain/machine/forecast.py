@@ -30,15 +30,15 @@ def estimate_run(
     """
     shape = estimate.shape_of(recipe.model)
     how: dict[str, Any] = {"half": True, "compiled": compiles(card.name), "optimizer": recipe.optimizer.optimizer}
-    how["ddp"] = count > 1
+    how["shards"] = estimate.IN_BUCKETS if count > 1 else {}
     if recipe.optimizer.shard_optimizer:
-        how["shards"] = {"moments": count}
+        how["shards"] = how["shards"] | {"moments": count}
     memory = 0.98 * card.memory_gib * 2**30  # the driver takes the rest
     for checkpointing in (recipe.model.gradient_checkpointing, "full"):
         if size := estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how):
             break
     if not size and count > 1:  # the model itself is sharded, as zero3_x8.yaml does, which is not compiled
-        how |= {"compiled": False, "ddp": False, "shards": dict.fromkeys(SHARED, count)}
+        how |= {"compiled": False, "shards": dict.fromkeys(SHARED, count)}
         size = estimate.largest_micro_batch(shape, memory, checkpointing=checkpointing, **how)
     if isinstance(asked := recipe.batch.per_device_train_batch_size, int):
         size = min(size, asked)
