@@ -46,6 +46,7 @@ CASES = {
     "ZeRO-1": {"yaml": "zero1_x8", "changes": {"shard_optimizer": True}},
     "FSDP2, in each micro-batch": {"yaml": "fsdp2_x8"},
     "FSDP2, once an update": {"yaml": "fsdp2_x8", "exchange_each": False},
+    "FSDP2, once an update, 8 cards": {"yaml": "fsdp2_x8", "exchange_each": False, "cards": 8},
     "DDP, 8 cards": {"cards": 8},
     "DDP, 8 cards, optimize_ddp off": {"cards": 8, "optimize_ddp": False},
 }

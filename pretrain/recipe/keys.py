@@ -152,6 +152,12 @@ class Model:
     init_from: str | None = science(
         None, "start from the weights of this GPT-2 or Llama-type model (a run, a folder or a Hub id), not from noise"
     )
+    initializer_range: float = science(
+        0.02,
+        "standard deviation of the first weights; 0.02 is GPT-2's, and small for AdamW on models under 768 wide",
+        (1e-6, 1.0),
+        only=("init_from", (None,)),
+    )
     seed: int = required("weights and dropout; with another data_seed it shows what is chance", (0, 2**31 - 1))
     gradient_checkpointing: str = run(
         "none",

@@ -171,7 +171,7 @@ def idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> list[str]:
             remedy = f"use --{name} 0" if field.default is ABSENT else "leave it out"
             faults.append(
                 f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}, or use "
-                f"--{other} {either(among)}"
+                f"--{other} {either(['none' if value is None else value for value in among])}"
             )
     for name in ("load_best_model_at_end", "early_stopping_patience"):
         if name in flags and values[name] and not values["eval_steps"]:

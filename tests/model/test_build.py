@@ -52,6 +52,16 @@ def test_same_seed_same_weights_and_another_seed_others(kind):
     assert not torch.equal(weights[0], weights[2])
 
 
+def test_the_first_weights_are_as_wide_as_initializer_range_says(kind):
+    narrow, wide = built(**kind).requires_grad_(False), built(**kind, initializer_range=0.08).requires_grad_(False)
+    assert wide.config.initializer_range == 0.08
+    for (name, a), b in zip(narrow.named_parameters(), wide.parameters(), strict=True):
+        if a.dim() == 2:  # projections back to the stream are scaled down from it, as GPT-2's are
+            assert float(b.std()) == pytest.approx(4 * float(a.std()), rel=1e-4), name
+        else:
+            assert torch.equal(a, b), name
+
+
 def test_llama_is_as_the_recipe_states_and_without_biases():
     model = built(**KINDS["untied"], n_head=4, attn_pdrop=0.25)
     config = model.config

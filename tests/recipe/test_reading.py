@@ -693,6 +693,7 @@ def test_values_that_do_not_go_together_are_refused(tmp_path, changes, words):
         ({"muon_momentum": "0.9"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
         ({"decay_ratio": "0.3"}, "lr_scheduler_type = cosine; leave it out, or use --lr_scheduler_type wsd"),
         ({"min_lr_ratio": "0.2", "lr_scheduler_type": "constant"}, "use --lr_scheduler_type cosine, linear or wsd"),
+        ({"initializer_range": "0.04", "init_from": "gpt2"}, "init_from = gpt2; leave it out, or use --init_from none"),
     ],
 )
 def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_file_is_not(tmp_path, flags, words):
