@@ -7,6 +7,7 @@
 Each kernel that Inductor's scheduler plans counts what it reads and writes once, as if no cache kept anything between
 kernels and every byte within one were read once: a lower bound of the real traffic, that of attention above all. Time
 does not enter, so that a card without arithmetic (the null card of issue 16) counts the same as a real one of its kind.
+Inductor counts no tensor for more than 1e9 elements: models that make all logits at once are compared at 16 x 1,024.
 """
 
 import sys
@@ -120,6 +121,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(json=Path(__file__).parent / "results" / f"traffic-{today}.json")
     parser.add_argument("--name", default="now", help="of this row in the JSON, beside those there (default: now)")
     asked = parser.parse_args(argv)
+    if asked.of == "nanogpt" and not asked.nanogpt:
+        parser.error("--of nanogpt: --nanogpt PATH must name a checkout of it")
     if not torch.cuda.is_available():
         print("traffic.py: torch.cuda.is_available() is False; kernels are counted on a CUDA device", file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ from pretrain.machine import estimate, hardware
 from pretrain.machine.accelerator import compiler_of, refuse_cuda_graphs, sync_gradients
 from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan, make_plan
+from pretrain.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ def fit_micro_batch(
     """
     auto, ceiling = recipe.batch.per_device_train_batch_size == "auto", None
     device, exchange_each = accelerator.device, begin[1]
+    recovers = hasattr(training_module, "reset_iter_state")  # FSDP2 from torch 2.13 on
     least_free = least(hardware.free_memory_bytes(device, accelerator.num_processes), accelerator)
     if auto:
         ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
@@ -66,7 +68,6 @@ def fit_micro_batch(
         size, several = plan.per_device_train_batch_size, plan.gradient_accumulation_steps > 1
         refuse_cuda_graphs(plan.gradient_accumulation_steps, accelerator)
         if accelerator.is_fsdp2:
-            recovers = hasattr(training_module, "reset_iter_state")  # torch 2.13
             plan = dataclasses.replace(plan, exchange_each=several and (exchange_each or not recovers))
             if not recovers:
                 return plan
@@ -83,16 +84,14 @@ def fit_micro_batch(
             )
         if not any(stop.any_of(failed)):
             return plan
-        exchange_each = wait
+        exchange_each, shown = wait, counted(size, "sequence", "sequences")
         if exchange_each:
-            log.info(
-                f"a micro-batch of {size} sequences beside whole gradients runs out of memory: trying without them"
-            )
+            log.info(f"a micro-batch of {shown} beside whole gradients runs out of memory: trying without them")
             continue
         ceiling = size // 2
         if not auto or not ceiling:
             raise BadInput(out_of_memory(recipe, size, device))
-        log.info(f"a micro-batch of {size} sequences runs out of memory: trying {ceiling}")
+        log.info(f"a micro-batch of {shown} runs out of memory: trying {ceiling}")
 
 
 def least(amount: int, accelerator: Accelerator) -> int:

@@ -61,6 +61,15 @@ def test_loss_in_parts_has_the_gradients_of_the_whole(model, scale, terms):
         assert torch.allclose(gradient, parts[name], rtol=1e-4, atol=1e-6 * scale), name
 
 
+@pytest.mark.parametrize("vocab_size, whole", [(2**14, False), (2**14 + 64, True)])
+def test_a_cpu_makes_few_logits_at_once_where_they_fit_its_cache_and_else_many(monkeypatch, vocab_size, whole):
+    made, real = [], F.cross_entropy
+    monkeypatch.setattr(F, "cross_entropy", lambda logits, *given, **how: made.append(1) or real(logits, *given, **how))
+    inputs = ids(17, 16)  # 272 rows
+    loss_module(built(vocab_size=vocab_size, n_head=4, n_embd=8, n_layer=1), keys.Loss(), 0)(inputs, inputs)
+    assert bool(made) == whole
+
+
 @pytest.mark.parametrize("dtype, terms", [(torch.bfloat16, TERMS[0]), (torch.float16, TERMS[-1])])
 def test_loss_in_parts_is_no_less_exact_in_half_precision(model, dtype, terms):
     """Both differ from fp32 by rounding; the parts' sums are in fp32, the whole's in half precision."""
