@@ -1,22 +1,18 @@
-"""How many updates, and seconds, to a given loss: nanoGPT's character run on TinyShakespeare, AdamW against Muon.
+"""How many updates, and seconds, to a given loss: AdamW against Muon on nanoGPT's character run, each tuned by one search.
 
-    python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part losses --workers 2 --threads 1
-    python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part seconds --nanogpt CHECKOUT_OF_NANOGPT
+    python benchmarks/time_to_loss.py --text tinyshakespeare.txt --json headline.json
 
-``losses`` trains to the end of schedules of several lengths, each with its own, and finds by interpolation (loss over
-the logarithm of the length) which length ends at --target: for AdamW at several learning rates (its best counts) and for
-recipes/shakespeare_char_muon.yaml. Losses are over the whole validation split. Runs may go side by side: they say nothing
-about time. ``seconds`` trains those lengths and nanoGPT's own command in turn, alone on the machine, with all threads;
-seconds are of training, evaluation left out.
+trains both as tuned (``TUNED``) with the seeds that no search has seen (``HELD_OUT``), at several lengths, each with a
+schedule of its own; finds for each seed the length that ends at --target; then times one run of each in turn, alone on the
+machine, with all threads. Losses are of the whole validation split; seconds are of training, evaluations left out. About
+20 minutes on two cores. ``--text`` may be any text file or glob, and ``--recipe`` and ``--set`` change the model.
 
-The same question for the unchanged GPT-2 124M, on a card (not run yet):
+    python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part search --trials 64 --way adamw --json search.json
+    python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part undo --way adamw --json undo.json
 
-    python benchmarks/time_to_loss.py --part losses --text 'corpus/*.txt' --adamw_recipe recipes/gpt2_124m.yaml \
-        --muon_recipe recipes/gpt2_124m_fast.yaml --adamw_rates 6e-4 1.2e-3 1.8e-3 --adamw_steps 400 800 1600 \
-        --muon_steps 200 400 800 --same_steps 1600 --target 3.0 --seeds 1 2 --set validation_fraction=0.02
-
-nanoGPT (https://github.com/karpathy/nanoGPT) is not part of this project; without a checkout its row is left out.
-Finished runs are kept in --folder and not repeated.
+``search`` is what has found ``TUNED``, the same for both: each trial moves 1 to 3 knobs of one of the three best so far to
+a value nearby, and is the mean of two seeds; the four best are then trained with three more seeds. ``undo`` takes the
+tuned settings back one by one. Finished runs are kept in --folder and not repeated.
 """
 
 import sys
@@ -26,183 +22,221 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import math
-import os
-import re
-import shutil
+import random
 import statistics
-import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from benchmarks.runs import ROOT, add_runs, flag_words, prepare_shards, train_once, write_json
+from benchmarks.runs import ROOT, add_runs, commit, flag_words, prepare_shards, train_once, write_json
 from pretrain.machine import hardware
-from pretrain.recipe import keys, reading
 
-ADAMW, MUON = ROOT / "recipes" / "shakespeare_char.yaml", ROOT / "recipes" / "shakespeare_char_muon.yaml"
-# Its README's command for a CPU; evaluation is rare here, for its time does not count.
-NANOGPT = """config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --eval_interval=1000
-    --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000
-    --lr_decay_iters=2000 --dropout=0.0"""
+HELD_OUT = (901, 902, 903, 904, 905)  # chosen before the search; no search may use them
+SEARCH, CONFIRM = (11, 12), (13, 14, 15)
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 95% of Student's t, by the number of seeds
+
+# What a search may change, for both ways. A line is the shape that ends at 0.
+SPACE = {
+    "learning_rate": (2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2, 2.2e-2, 3.2e-2, 4.5e-2),
+    "embedding_lr_ratio": (0.25, 0.5, 1.0, 2.0, 4.0),
+    "position_lr_ratio": (0.25, 0.5, 1.0, 2.0, 4.0),
+    "vector_lr_ratio": (0.1, 0.3, 1.0, 3.0),
+    "adam_beta1": (0.7, 0.8, 0.85, 0.9, 0.95),
+    "adam_beta2": (0.95, 0.98, 0.99, 0.995),
+    "warmup_steps": (10, 30, 60, 100, 150),
+    "shape": ("cosine 0.1", "cosine 0.0", "linear 0.0", "wsd 0.8", "wsd 0.5"),
+    "weight_decay": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "max_grad_norm": (0.1, 0.3, 1.0, 0.0),
+    "initializer_range": (0.02, 0.03, 0.04, 0.06, 0.08),
+    "adam_nesterov": ("false", "true"),
+    "cautious": ("false", "true"),
+}
+SPACES = {"adamw": SPACE, "muon": SPACE | {"muon_momentum": (0.7, 0.8, 0.85, 0.9, 0.95)}}
+# What GPT-2 and the recipes have where nothing was tuned: what undo goes back to.
+STOCK = {
+    "embedding_lr_ratio": 1.0,
+    "position_lr_ratio": 1.0,
+    "vector_lr_ratio": 1.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.99,
+    "shape": "linear 0.0",
+    "weight_decay": 0.1,
+    "max_grad_norm": 1.0,
+    "initializer_range": 0.02,
+    "adam_nesterov": "false",
+    "cautious": "false",
+}
+# Where each search begins: the best that was known before it (shared evidence of 2026-11-24; the Muon recipe).
+BEGIN = {
+    "adamw": STOCK
+    | {"learning_rate": 8e-3, "warmup_steps": 100, "max_grad_norm": 0.3, "initializer_range": 0.06}
+    | {"adam_nesterov": "true", "cautious": "true"},
+    "muon": STOCK | {"learning_rate": 2.2e-2, "warmup_steps": 10, "muon_momentum": 0.85},
+}
+SEARCH_STEPS = {"adamw": 650, "muon": 400}  # about where each comes to the target
+TUNED, LENGTHS = BEGIN, {"adamw": (600, 700), "muon": (360, 430)}
 
 
-def schedule(steps: int, recipe: Path) -> list[str]:
-    """Return the flags of a schedule of this length: its warm-up is the recipe's, at most a tenth of it."""
-    warmup_steps = min(reading.load_recipe(recipe).schedule.warmup_steps, steps // 10)
-    return ["--max_steps", str(steps), "--warmup_steps", str(warmup_steps)]
+def flags(way: str, settings: dict, steps: int, more: Sequence[str] = ()) -> list[str]:
+    """Return train.py's words for a run of ``steps`` updates with these settings."""
+    shape, number = settings["shape"].split()
+    keys = {key: value for key, value in settings.items() if key != "shape"} | {"optimizer": way, "max_steps": steps}
+    keys |= {"lr_scheduler_type": shape, "min_lr_ratio": 0.0 if shape == "wsd" else number, "eval_on_start": "false"}
+    keys |= {"decay_ratio": number} if shape == "wsd" else {}
+    return [*flag_words(keys), *more]
 
 
-def adamw_schedule(muon: Path) -> list[str]:
-    """Return the flags that give AdamW the shape of Muon's schedule, which is better for both than the cosine."""
-    shape = reading.load_recipe(muon).schedule
-    flags = {"lr_scheduler_type": shape.lr_scheduler_type}
-    for name in ("min_lr_ratio", "decay_ratio"):
-        if shape.lr_scheduler_type in keys.FIELDS[name].metadata["only"][1]:  # others would be refused as idle
-            flags[name] = getattr(shape, name)
-    return flag_words(flags)
-
-
-def ways(asked: argparse.Namespace) -> dict[str, tuple[Path, list[str]]]:
-    """Return recipe and flags of each competitor."""
-    adamw, muon = Path(asked.adamw_recipe).resolve(), Path(asked.muon_recipe).resolve()
-    shape = [*adamw_schedule(muon), *set_flags(asked.adamw_set)]
-    found = {f"adamw {rate:g}": (adamw, ["--learning_rate", f"{rate:.6f}", *shape]) for rate in asked.adamw_rates}
-    return found | {"muon": (muon, [])}
-
-
-def set_flags(pairs: list[str]) -> list[str]:
-    """Return KEY=VALUE pairs as train.py's words."""
-    return flag_words(dict(pair.split("=", 1) for pair in pairs))
-
-
-def steps_to(target: float, losses: dict[int, float]) -> float | None:
-    """Return the length whose run ends at ``target``, between two that were run; None: none ends as low, or all do.
+def steps_to(target: float, losses: dict[int, float]) -> float:
+    """Return the length whose run ends at ``target``, by the straight line through the losses over the logarithm of the length.
 
     Args:
-        losses: mean final loss by length of the schedule.
+        losses: final loss by length of the schedule, of two or more lengths.
     """
-    rows = sorted(losses.items())
-    for (short, high), (long, low) in zip(rows, rows[1:], strict=False):
-        if low <= target < high:
-            share = (high - target) / (high - low)
-            return math.exp(math.log(short) + share * (math.log(long) - math.log(short)))
-    return None
+    logs = {math.log(steps): loss for steps, loss in losses.items()}
+    slope, offset = statistics.linear_regression(list(logs), list(logs.values()))
+    return math.exp((target - offset) / slope)
 
 
-def compare_losses(asked: argparse.Namespace) -> dict:
-    """Train every way at every length with every seed; print and return what they end with."""
-    text = ["--data_files", str(Path(asked.text).resolve())]
-    text += set_flags(asked.set)
-    jobs = []
-    for way, (recipe, flags) in ways(asked).items():
-        lengths = asked.muon_steps if way == "muon" else asked.adamw_steps
-        for steps in sorted({*lengths, asked.same_steps}):
-            for seed in asked.seeds:
-                jobs.append((way, steps, seed, recipe, [*text, *schedule(steps, recipe), *flags]))
-    prepare_shards(asked.folder, Path(asked.adamw_recipe).resolve(), text)
-
-    def one(job: tuple) -> dict:
-        way, steps, seed, recipe, flags = job
-        name = f"{way.replace(' ', '-')}-{steps}-seed{seed}"
-        row = train_once(asked.folder, name, recipe, flags, threads=asked.threads, seed=seed)
-        row |= {"way": way, "seed": seed}
-        print(f"{way:14} {steps:5} steps, seed {seed}: {row['loss']:.4f}", flush=True)
-        return row
-
-    with ThreadPoolExecutor(asked.workers) as pool:
-        rows = list(pool.map(one, jobs))
-    print(f"\n{'way':14} {'steps':>6}  final validation loss, mean and each seed's (nats per character)")
-    reached, after = {}, {}
-    for way in ways(asked):
-        means = {}
-        for steps in sorted({row["steps"] for row in rows if row["way"] == way}):
-            found = [row["loss"] for row in rows if row["way"] == way and row["steps"] == steps]
-            means[steps] = statistics.mean(found)
-            print(f"{way:14} {steps:6}  {means[steps]:.4f}  {', '.join(f'{loss:.4f}' for loss in found)}")
-        reached[way], after[way] = steps_to(asked.target, means), means[asked.same_steps]
-    print(f"\nsteps of the schedule that ends at {asked.target:g} (interpolated)")
-    for way, steps in reached.items():
-        print(f"{way:14} {f'{steps:,.0f}' if steps else 'outside the lengths that were run'}")
-    best = min((steps for way, steps in reached.items() if way != "muon" and steps), default=None)
-    if best and reached["muon"]:
-        print(f"muon needs {reached['muon'] / best:.2f} times the steps of AdamW at its best rate")
-    return {"rows": rows, "steps_to_target": reached, f"after_{asked.same_steps}": after}
+def ratio(these: Sequence[float], those: Sequence[float]) -> tuple[float, float, float]:
+    """Return the ratio of two ways' lengths, seed by seed (its geometric mean), and the ends of its 95% interval."""
+    logs = [math.log(this / that) for this, that in zip(these, those, strict=True)]
+    mean = statistics.mean(logs)
+    half = STUDENT[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def nanogpt_once(checkout: Path, text: Path, threads: int) -> dict:
-    """Run nanoGPT's command; return its training ``seconds`` (its own clock, iteration by iteration) and last loss."""
-    data = checkout / "data" / "shakespeare_char"
-    if not (checkout / "train.py").is_file():
-        raise SystemExit(f"--nanogpt {checkout}: holds no train.py; give a checkout of nanoGPT")
-    shutil.copy(text, data / "input.txt")
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    if not (data / "train.bin").exists():
-        subprocess.run([sys.executable, "prepare.py"], cwd=data, check=True, capture_output=True)
-    words = [sys.executable, "train.py", *NANOGPT.split()]
-    done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, check=True)
-    times = [float(ms) / 1000 for ms in re.findall(r"iter \d+: loss [\d.]+, time ([\d.]+)ms", done.stdout)]
-    times = [t for t in times if t < 3 * statistics.median(times)]  # a look takes 13 times an iteration: not training
-    losses = re.findall(r"val loss ([\d.]+)", done.stdout)
-    return {"steps": 2000, "seconds": statistics.mean(times) * 2000, "loss": float(losses[-1])}
+class Runs:
+    """Trains settings with seeds, several runs at a time."""
+
+    def __init__(self, asked: argparse.Namespace):
+        self.asked = asked
+        self.pool = ThreadPoolExecutor(asked.workers)
+        self.more = ["--data_files", str(Path(asked.text).resolve())]
+        self.more += flag_words(dict(pair.split("=", 1) for pair in asked.set))
+        prepare_shards(asked.folder, asked.recipe, self.more)
+
+    def losses(self, way: str, settings: dict, steps: int, seeds: Sequence[int], name: str) -> list[float]:
+        """Return the final validation loss of each seed."""
+
+        def one(seed: int) -> float:
+            words = flags(way, settings, steps, self.more)
+            return train_once(
+                self.asked.folder, f"{name}-{seed}", self.asked.recipe, words, threads=self.asked.threads, seed=seed
+            )["loss"]
+
+        return list(self.pool.map(one, seeds))
 
 
-def compare_seconds(asked: argparse.Namespace) -> list[dict]:
-    """Train each way in turn, several rounds; print and return its seconds."""
-    text = Path(asked.text).resolve()
-    turns, (rate, length) = {}, asked.best_adamw
-    tuned = [*adamw_schedule(MUON), *set_flags(asked.adamw_set)]
-    if asked.nanogpt:
-        turns["nanoGPT, its command"] = lambda _: nanogpt_once(Path(asked.nanogpt).resolve(), text, asked.threads)
-    for name, recipe, flags in (
-        (f"ours, AdamW {rate:g}", ADAMW, [*schedule(int(length), ADAMW), "--learning_rate", str(rate), *tuned]),
-        ("ours, Muon", MUON, schedule(asked.best_muon, MUON)),
-    ):
+def moved(parent: dict, space: dict, chance: random.Random) -> dict:
+    """Return settings with 1 to 3 knobs moved by 1 or 2 values."""
+    found = dict(parent)
+    for key in chance.sample(sorted(space), chance.randint(1, 3)):
+        here = space[key].index(found[key])
+        near = [value for place, value in enumerate(space[key]) if 0 < abs(place - here) <= 2]
+        found[key] = chance.choice(near)
+    return found
 
-        def turn(number: int, name=name, recipe=recipe, flags=flags) -> dict:
-            run_name = f"timed-{name.replace(' ', '-').replace(',', '')}-{number}"
-            argv = ["--data_files", str(text), *flags]
-            return train_once(asked.folder, run_name, recipe, argv, threads=asked.threads)
 
-        turns[name] = turn
-    rows = []
+def search(runs: Runs, way: str, trials: int) -> dict:
+    """Search; print each trial; return all of them and the best."""
+    chance, space = random.Random(0), SPACES[way]
+    tried: list[tuple[float, dict]] = []
+    for number in range(trials):
+        settings = BEGIN[way]
+        while any(settings == other for _, other in tried):
+            settings = moved(chance.choice(sorted(tried, key=lambda t: t[0])[:3])[1], space, chance)
+        losses = runs.losses(way, settings, SEARCH_STEPS[way], SEARCH, f"{way}-{number}")
+        tried.append((statistics.mean(losses), settings))
+        changed = {key: value for key, value in settings.items() if value != BEGIN[way][key]}
+        best = min(loss for loss, _ in tried)
+        print(f"{way} {number:3} {tried[-1][0]:.4f} (best {best:.4f}) {changed}", flush=True)
+    confirmed = []
+    for place, (loss, settings) in enumerate(sorted(tried, key=lambda t: t[0])[:4]):
+        again = runs.losses(way, settings, SEARCH_STEPS[way], CONFIRM, f"{way}-confirm{place}")
+        confirmed.append((statistics.mean(again), loss, settings))
+        print(f"{way} confirmed {confirmed[-1][0]:.4f} (was {loss:.4f})", flush=True)
+    best = min(confirmed, key=lambda t: t[0])[-1]
+    print(f"{way}: {best}")
+    return {"trials": tried, "confirmed": confirmed, "best": best}
+
+
+def undo(runs: Runs, way: str) -> dict:
+    """Take the tuned settings back one by one; print and return the differences in loss, by seed."""
+    tuned, steps, seeds = TUNED[way], SEARCH_STEPS[way], CONFIRM
+    base = runs.losses(way, tuned, steps, seeds, f"{way}-undo-nothing")
+    print(f"{way}, {steps} updates: {statistics.mean(base):.4f}")
+    found = {}
+    for key, value in STOCK.items():
+        if tuned[key] != value:
+            name = f"{way}-undo-{key}"
+            losses = runs.losses(way, tuned | {key: value}, steps, seeds, name)
+            found[key] = [loss - before for loss, before in zip(losses, base, strict=True)]
+            each = ", ".join(f"{difference:+.3f}" for difference in found[key])
+            print(f"{key} {tuned[key]} -> {value}: {statistics.mean(found[key]):+.3f} ({each})", flush=True)
+    return {"base": base, "undone": found}
+
+
+def headline(runs: Runs, asked: argparse.Namespace) -> dict:
+    """Train both ways with the held-out seeds, and in turn for seconds; print the table of the page and return the figures."""
+    losses: dict[str, dict[int, list[float]]] = {}
+    for way in TUNED:
+        lengths = getattr(asked, f"{way}_steps") or LENGTHS[way]
+        for steps in lengths:
+            found = runs.losses(way, TUNED[way], steps, asked.seeds, f"{way}-{steps}")
+            losses.setdefault(way, {})[steps] = found
+            print(f"{way} {steps} updates: {', '.join(f'{loss:.4f}' for loss in found)}", flush=True)
+    reached = {
+        way: [steps_to(asked.target, {steps: each[place] for steps, each in found.items()}) for place in range(len(asked.seeds))]
+        for way, found in losses.items()
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in TUNED}
     for number in range(asked.rounds):
-        for name, turn in turns.items():
-            rows.append(turn(number) | {"way": name})
-            row = rows[-1]
-            print(f"{name:22} {row['steps']:5} steps  {row['seconds']:7.1f} s  loss {row['loss']:.4f}", flush=True)
-    print(f"\n{'way':22} steps  ms a step  seconds (median)  of the first's")
-    median = {name: statistics.median(r["seconds"] for r in rows if r["way"] == name) for name in turns}
-    first = next(iter(median.values()))
-    for name, seconds in median.items():
-        steps = next(row["steps"] for row in rows if row["way"] == name)
-        print(f"{name:22} {steps:5}  {1000 * seconds / steps:9.1f}  {seconds:16.1f}  {seconds / first:14.2f}")
-    return rows
+        for way in TUNED:
+            steps = round(statistics.mean(reached[way]))
+            words = flags(way, TUNED[way], steps, runs.more)
+            name = f"timed-{way}-{steps}-{number}"
+            done = train_once(asked.folder, name, asked.recipe, words, threads=torch.get_num_threads(), seed=asked.seeds[0])
+            seconds[way].append(done["seconds"])
+    print(f"\n| | updates to {asked.target:g}, mean | standard error | each seed | seconds |\n|---|---|---|---|---|")
+    for way, each in reached.items():
+        error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.nan
+        timed = f"{statistics.median(seconds[way]):.1f}" if asked.rounds else "-"
+        listed = ", ".join(f"{steps:.0f}" for steps in each)
+        print(f"| {way} | {statistics.mean(each):.0f} | {error:.0f} | {listed} | {timed} |")
+    share = ratio(reached["muon"], reached["adamw"])
+    print(f"\nMuon takes {share[0]:.2f} times AdamW's updates (95%: {share[1]:.2f} to {share[2]:.2f})", end="")
+    if asked.rounds:
+        print(f" and {statistics.median(seconds['muon']) / statistics.median(seconds['adamw']):.2f} times its seconds", end="")
+    print()
+    return {"losses": losses, "reached": reached, "ratio": share, "seconds": seconds}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", required=True, help="TinyShakespeare, 1,115,394 characters")
-    parser.add_argument("--part", choices=("losses", "seconds"), required=True)
-    parser.add_argument("--target", type=float, default=1.88, help="nats per character; nanoGPT's README says 1.88")
-    parser.add_argument("--same_steps", type=int, default=2000, help="a length that every way is run at too")
+    parser.add_argument("--text", required=True, help="TinyShakespeare, 1,115,394 characters; or any text")
+    parser.add_argument("--part", choices=("headline", "search", "undo"), default="headline")
+    parser.add_argument("--way", choices=tuple(TUNED), help="of search and undo")
+    parser.add_argument("--trials", type=int, default=64, help="of search")
+    parser.add_argument("--target", type=float, default=1.88, help="nats per token; nanoGPT's README says 1.88")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "shakespeare_char.yaml", help="model and data")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe keys of every run")
-    parser.add_argument("--adamw_set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe keys of AdamW's runs")
-    parser.add_argument("--adamw_recipe", default=str(ADAMW))
-    parser.add_argument("--muon_recipe", default=str(MUON))
-    parser.add_argument("--adamw_rates", type=float, nargs="+", default=[4e-3, 6e-3, 8e-3])
-    parser.add_argument("--adamw_steps", type=int, nargs="+", default=[950, 1150])
-    parser.add_argument("--muon_steps", type=int, nargs="+", default=[400, 500])
-    parser.add_argument("--best_adamw", type=float, nargs=2, default=[6e-3, 1100], metavar=("RATE", "STEPS"))
-    parser.add_argument("--best_muon", type=int, default=500, metavar="STEPS")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each run")
-    parser.add_argument("--nanogpt", help="folder of a checkout")
-    add_runs(parser, "time_to_loss", seeds=(1, 2, 3))
+    parser.add_argument("--adamw_steps", type=int, nargs="+", help="lengths of AdamW's runs")
+    parser.add_argument("--muon_steps", type=int, nargs="+", help="lengths of Muon's runs")
+    parser.add_argument("--rounds", type=int, default=3, help="of the timed runs in turn; 0: none")
+    parser.add_argument("--threads", type=int, default=1, help="of each run that is not timed")
+    add_runs(parser, "time_to_loss", seeds=HELD_OUT)
+    parser.set_defaults(workers=2)
     asked = parser.parse_args(argv)
-    about = {"machine": hardware.this_device().name, "torch": torch.__version__, "threads": asked.threads}
+    asked.recipe = asked.recipe.resolve()
+    about = {"machine": hardware.this_device().name, "torch": torch.__version__, "commit": commit()}
     print(", ".join(f"{key} {value}" for key, value in about.items()))
-    found = compare_losses(asked) if asked.part == "losses" else {"rows": compare_seconds(asked)}
+    runs = Runs(asked)
+    if asked.part == "headline":
+        found = headline(runs, asked)
+    else:
+        found = search(runs, asked.way, asked.trials) if asked.part == "search" else undo(runs, asked.way)
     write_json(asked.json, about | found)
     return 0
 

@@ -5,42 +5,36 @@ Liu et al., https://arxiv.org/abs/2502.16982. What each choice below brings stan
 """
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from pretrain.model.architectures import ARCHITECTURES, Architecture
+from pretrain.optim import adamw
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: steepest at 0; singular values end between about 0.7 and 1.2
 ROUNDS = 5
-MOST_ELEMENTS = 2**26  # of a stack of matrices: bounds its memory (128 MiB in bf16), and is enough to fill a card
 
 
-def groups(model: nn.Module, record: Architecture, weight_decay: float) -> list[dict]:
-    """Return the groups that ``Muon`` takes: hidden matrices by shape; embeddings and head; norms and biases.
-
-    Weight decay acts on tensors of two or more dimensions only.
-    """
+def groups(
+    model: nn.Module, record: Architecture, weight_decay: float, ratios: Mapping[str, float] = MappingProxyType({})
+) -> list[dict]:
+    """Return the groups that ``Muon`` takes: hidden matrices by shape; then AdamW's, with ``ratios`` of the rate."""
     hidden: dict[tuple, list[nn.Parameter]] = {}
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
+    others: list[tuple[str, nn.Parameter]] = []
     for name, parameter in model.named_parameters():
-        if parameter.dim() != 2 or not is_hidden(name, record):
-            (matrices if parameter.dim() >= 2 else vectors).append(parameter)
-            continue
-        hidden.setdefault((parts(name, record), *parameter.shape), []).append(parameter)
+        if parameter.dim() == 2 and adamw.is_block(name, record):
+            hidden.setdefault((parts(name, record), *parameter.shape), []).append(parameter)
+        else:
+            others.append((name, parameter))
     found = [
-        {"params": params, "parts": count, "scale": step_scale(rows, columns // count)}
+        {"params": params, "weight_decay": weight_decay, "parts": count, "scale": step_scale(rows, columns // count)}
         for (count, rows, columns), params in hidden.items()
     ]
-    decaying = [group | {"weight_decay": weight_decay} for group in [*found, {"params": matrices}]]
-    return [*decaying, {"params": vectors, "weight_decay": 0.0}]
-
-
-def is_hidden(name: str, record: Architecture) -> bool:
-    """Return whether a matrix maps features to features: not an embedding, not the head."""
-    return record.blocks in name
+    return [*found, *adamw.groups(others, record, weight_decay, ratios)]
 
 
 def parts(name: str, record: Architecture) -> int:
@@ -61,46 +55,54 @@ class Muon(torch.optim.AdamW):
     Args:
         groups: those with ``parts`` hold matrices of one shape: how many maps lie side by side in their columns, and
             ``scale``, the factor that the learning rate gets.
+        nesterov: of AdamW's part; Muon's own momentum always is Nesterov's.
+        cautious: a weight whose step goes against its gradient waits, in both parts.
     """
 
-    def __init__(self, groups: list[dict], *, momentum: float, nesterov: bool = True, **adamw):
-        groups = [{"parts": 0, "scale": 1.0, "momentum": momentum, "nesterov": nesterov} | group for group in groups]
-        super().__init__(groups, fused=True, **adamw)
+    def __init__(
+        self, groups: list[dict], *, momentum: float, nesterov: bool = False, cautious: bool = False, **settings
+    ):
+        own = {"parts": 0, "scale": 1.0, "lr_ratio": 1.0, "momentum": momentum}
+        own |= {"nesterov": nesterov, "cautious": cautious}
+        super().__init__([own | group for group in groups], fused=not (nesterov or cautious), **settings)
 
     def __setstate__(self, state: dict) -> None:
         torch.optim.Optimizer.__setstate__(self, state)  # AdamW's own expects its moments in every state
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
-        """Update every parameter that has a gradient; those of Muon's groups are used up (None)."""
+        """Update every parameter that has a gradient; those that AdamW's own kernel does not update are used up (None)."""
         for group in self.param_groups:
-            if group["parts"]:
-                self._muon_step(group)
+            own = self._update if group["parts"] else adamw.update
+            if not (group["parts"] or group["nesterov"] or group["cautious"]):
+                continue
+            for batch in adamw.batches(group["params"]):
+                own(batch, group, self.state)
+                for parameter in batch:
+                    parameter.grad = None
         super().step(closure)  # passes over parameters without a gradient
 
-    def _muon_step(self, group: dict) -> None:
-        parameters = [p for p in group["params"] if p.grad is not None]
+    @staticmethod
+    def _update(parameters: list[nn.Parameter], group: dict, state: dict) -> None:
+        wanted = []
         for parameter in parameters:
-            if "momentum_buffer" not in self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        size = max(1, MOST_ELEMENTS // parameters[0].numel()) if parameters else 1
-        for batch in (parameters[begin : begin + size] for begin in range(0, len(parameters), size)):
-            wanted = []
-            for parameter in batch:
-                kept = self.state[parameter]["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(kept, group["momentum"]) if group["nesterov"] else kept
-                wanted.append(update.full_tensor() if isinstance(update, DTensor) else update)
-                parameter.grad = None
-            stack = torch.stack(wanted)  # (matrices, rows, columns)
-            stack = torch.cat(stack.chunk(group["parts"], dim=-1))
-            stack = orthogonalize(stack.to(_product_dtype(stack.device)))
-            stack = torch.cat(stack.chunk(group["parts"]), dim=-1)
-            for parameter, update in zip(batch, stack, strict=True):
-                if isinstance(parameter, DTensor):  # each process has made the whole, and takes its rows
-                    whole = DTensor.from_local(update, parameter.device_mesh, [Replicate()], run_check=False)
-                    update = whole.redistribute(placements=parameter.placements)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * group["scale"])
+            if "momentum_buffer" not in state[parameter]:
+                state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            kept = state[parameter]["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+            update = parameter.grad.lerp(kept, group["momentum"])
+            wanted.append(update.full_tensor() if isinstance(update, DTensor) else update)
+        stack = torch.stack(wanted)  # (matrices, rows, columns)
+        stack = torch.cat(stack.chunk(group["parts"], dim=-1))
+        stack = orthogonalize(stack.to(_product_dtype(stack.device)))
+        stack = torch.cat(stack.chunk(group["parts"]), dim=-1)
+        for parameter, update in zip(parameters, stack, strict=True):
+            if isinstance(parameter, DTensor):  # each process has made the whole, and takes its rows
+                whole = DTensor.from_local(update, parameter.device_mesh, [Replicate()], run_check=False)
+                update = whole.redistribute(placements=parameter.placements)
+            if group["cautious"]:
+                update = update * (update * parameter.grad > 0)
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(update, alpha=-group["lr"] * group["scale"])
 
 
 def _product_dtype(device: torch.device) -> torch.dtype:

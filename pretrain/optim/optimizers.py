@@ -10,7 +10,6 @@ from pretrain.recipe import keys
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
     from transformers import PreTrainedModel
 
 BITSANDBYTES = "bitsandbytes==0.50.2"  # optional
@@ -36,7 +35,7 @@ class Record:
     """All that depends on the optimizer.
 
     Attributes:
-        groups: the model's parameters as the groups that the class takes; each states its weight decay.
+        groups: the model's parameters as the groups that the class takes; each states its weight decay and its ``lr_ratio``.
         make: the class and its further arguments, but for the learning rate.
         moments: bytes that it keeps of a weight.
         keeps: what it keeps of a parameter, by name: tensors on the meta device, made from a parameter that lies there.
@@ -44,7 +43,7 @@ class Record:
         package: what to install for it, name==version; it is then tried on the device before training.
     """
 
-    groups: Callable[["PreTrainedModel", float], list[dict]]
+    groups: Callable[["PreTrainedModel", keys.Optimizer], list[dict]]
     make: Callable[[keys.Optimizer], tuple[type, dict[str, Any]]]
     moments: Moments
     keeps: Callable[[dict[str, Any], "torch.Tensor"], dict[str, "torch.Tensor"]]
@@ -62,7 +61,7 @@ def build(model: "PreTrainedModel", settings: keys.Optimizer, *, shard: bool = F
     """
     record = OPTIMIZERS[settings.optimizer]
     kind, arguments = record.make(settings)
-    groups = record.groups(model, settings.weight_decay)
+    groups = record.groups(model, settings)
     if shard:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # its package brings TorchScript's warnings
 
@@ -103,13 +102,11 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
         raise BadInput(f"optimizer = {name}: {package} does not run on {device}: {reason}; --optimizer adamw") from None
 
 
-def _by_decay(model: "nn.Module", weight_decay: float) -> list[dict]:
-    """Return matrices and embeddings, then all else, which does not decay."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
+def _groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dict]:
+    from pretrain.optim import adamw
+
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return adamw.groups(named, ARCHITECTURES[model.config.model_type], settings.weight_decay, settings.lr_ratios)
 
 
 def _adam(settings: keys.Optimizer) -> dict[str, Any]:
@@ -117,9 +114,17 @@ def _adam(settings: keys.Optimizer) -> dict[str, Any]:
 
 
 def _adamw(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
+    if settings.adam_nesterov or settings.cautious:
+        from pretrain.optim.adamw import NAdamW
+
+        return NAdamW, _adam(settings) | _steps(settings)
     from torch.optim import AdamW
 
     return AdamW, _adam(settings) | {"fused": True}
+
+
+def _steps(settings: keys.Optimizer) -> dict[str, bool]:
+    return {"nesterov": settings.adam_nesterov, "cautious": settings.cautious}
 
 
 def _adamw_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
@@ -148,13 +153,13 @@ def _adamw_8bit_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str,
 def _muon(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
     from pretrain.optim.muon import Muon
 
-    return Muon, _adam(settings) | {"momentum": settings.muon_momentum}
+    return Muon, _adam(settings) | _steps(settings) | {"momentum": settings.muon_momentum}
 
 
-def _muon_groups(model: "PreTrainedModel", weight_decay: float) -> list[dict]:
+def _muon_groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dict]:
     from pretrain.optim import muon
 
-    return muon.groups(model, ARCHITECTURES[model.config.model_type], weight_decay)
+    return muon.groups(model, ARCHITECTURES[model.config.model_type], settings.weight_decay, settings.lr_ratios)
 
 
 def _muon_keeps(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
@@ -162,9 +167,9 @@ def _muon_keeps(group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch
 
 
 OPTIMIZERS = {
-    "adamw": Record(groups=_by_decay, make=_adamw, moments=Moments(8.0, 8.0, 8.0), keeps=_adamw_keeps),
+    "adamw": Record(groups=_groups, make=_adamw, moments=Moments(8.0, 8.0, 8.0), keeps=_adamw_keeps),
     "adamw_8bit": Record(
-        groups=_by_decay,
+        groups=_groups,
         make=_adamw_8bit,
         moments=Moments(2 + 8 / 256, 2 + 8 / 256, 8.0),
         keeps=_adamw_8bit_keeps,

@@ -45,6 +45,6 @@ def decay_begins(schedule: keys.Schedule, *, max_steps: int, warmup_steps: int) 
 
 
 def set_lr(optimizer: "torch.optim.Optimizer", learning_rate: float) -> None:
-    """Set the learning rate of every group."""
+    """Set the learning rate of every group, each by its ratio."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["lr_ratio"]

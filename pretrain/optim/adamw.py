@@ -1,0 +1,120 @@
+"""AdamW's groups, and AdamW with Nesterov's momentum and cautious updates, which torch's has not.
+
+Sources: T. Dozat, Incorporating Nesterov momentum into Adam, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ (NAdam,
+with one momentum for all updates, and decoupled decay); K. Liang et al., https://arxiv.org/abs/2411.16085 (cautious;
+without its scale, which would need a sum over shards, and is a matter of the learning rate).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from pretrain.model.architectures import Architecture
+
+MOST_ELEMENTS = 2**26  # of tensors that are updated at once: bounds the memory, and is enough to fill a card
+
+
+def groups(
+    named: Iterable[tuple[str, nn.Parameter]], record: Architecture, weight_decay: float, ratios: Mapping[str, float]
+) -> list[dict]:
+    """Return parameters as groups of one decay and one rate: those that decay first.
+
+    Args:
+        ratios: what ``embeddings`` (with the head), ``positions`` and ``vectors`` (norms and biases, which do not decay)
+            learn at, as parts of the learning rate; 1 where none is given.
+    """
+    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        kind = "vectors" if parameter.dim() < 2 else "positions" if is_position(name, record) else "embeddings"
+        ratio = 1.0 if parameter.dim() >= 2 and is_block(name, record) else ratios.get(kind, 1.0)
+        found.setdefault((parameter.dim() < 2, ratio), []).append(parameter)
+    return [
+        {"params": params, "weight_decay": 0.0 if is_vector else weight_decay, "lr_ratio": ratio}
+        for (is_vector, ratio), params in sorted(found.items(), key=lambda item: item[0][0])
+    ]
+
+
+def is_block(name: str, record: Architecture) -> bool:
+    """Return whether a weight is a block's: its matrices map features to features."""
+    return record.blocks in name
+
+
+def is_position(name: str, record: Architecture) -> bool:
+    """Return whether a weight is a learned position embedding."""
+    return record.positions is not None and record.positions in name
+
+
+class NAdamW(torch.optim.AdamW):
+    """AdamW whose groups state ``nesterov`` and ``cautious``; its state is AdamW's.
+
+    Args:
+        groups: as ``groups`` returns them.
+        nesterov: the step is that of the momentum after one more update with the same gradient.
+        cautious: a weight whose step goes against its gradient waits.
+    """
+
+    def __init__(self, groups: list[dict], *, nesterov: bool, cautious: bool, **adamw):
+        own = {"nesterov": nesterov, "cautious": cautious}
+        super().__init__([own | group for group in groups], fused=False, **adamw)  # counts updates on the host
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for batch in batches(group["params"]):
+                update(batch, group, self.state)
+
+
+def batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters that have gradients, so many at a time that they hold ``MOST_ELEMENTS``, or one that is larger."""
+    batch: list[nn.Parameter] = []
+    elements = 0
+    for parameter in (p for p in parameters if p.grad is not None):
+        if batch and elements + parameter.numel() > MOST_ELEMENTS:
+            yield batch
+            batch, elements = [], 0
+        batch.append(parameter)
+        elements += parameter.numel()
+    if batch:
+        yield batch
+
+
+def update(parameters: list[nn.Parameter], group: dict, state: dict) -> None:
+    """Update parameters of one group in place. Each process updates its own shard: no element needs another.
+
+    Args:
+        group: with AdamW's settings, ``nesterov`` and ``cautious``.
+        state: of each parameter, AdamW's, with the count of updates on the host; made here at the first.
+    """
+    for parameter in (p for p in parameters if "step" not in state[p]):
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        state[parameter].update(step=torch.tensor(0.0), **moments)
+    weights = [_local(p) for p in parameters]
+    gradients = [_local(p.grad) for p in parameters]
+    first, second = ([_local(state[p][name]) for p in parameters] for name in ("exp_avg", "exp_avg_sq"))
+    torch._foreach_add_([state[p]["step"] for p in parameters], 1)
+    done = state[parameters[0]]["step"].item()
+    beta1, beta2 = group["betas"]
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    ahead = done + 1 if group["nesterov"] else done
+    steps = torch._foreach_mul(first, (beta1 if group["nesterov"] else 1.0) / (1 - beta1**ahead))
+    if group["nesterov"]:
+        torch._foreach_add_(steps, gradients, alpha=(1 - beta1) / (1 - beta1**done))
+    if group["cautious"]:
+        agree = torch._foreach_mul(steps, gradients)
+        torch._foreach_sign_(agree)
+        torch._foreach_clamp_min_(agree, 0)
+        torch._foreach_mul_(steps, agree)
+    scales = torch._foreach_sqrt(second)
+    torch._foreach_div_(scales, (1 - beta2**done) ** 0.5)
+    torch._foreach_add_(scales, group["eps"])
+    torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+    torch._foreach_addcdiv_(weights, steps, scales, value=-group["lr"])
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
