@@ -88,7 +88,7 @@ def flags(way: str, settings: dict, steps: int, more: Sequence[str] = ()) -> lis
 
 
 def steps_to(target: float, losses: dict[int, float]) -> float:
-    """Return the length whose run ends at ``target``, by the straight line through the losses over the logarithm of the length.
+    """Return the length whose run ends at ``target``, by a straight line through the losses over the length's logarithm.
 
     Args:
         losses: final loss by length of the schedule, of two or more lengths.
@@ -178,7 +178,7 @@ def undo(runs: Runs, way: str) -> dict:
 
 
 def headline(runs: Runs, asked: argparse.Namespace) -> dict:
-    """Train both ways with the held-out seeds, and in turn for seconds; print the table of the page and return the figures."""
+    """Train both ways with the held-out seeds, then in turn for seconds; print the page's table, return the figures."""
     losses: dict[str, dict[int, list[float]]] = {}
     for way in TUNED:
         lengths = getattr(asked, f"{way}_steps") or LENGTHS[way]
@@ -187,7 +187,10 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
             losses.setdefault(way, {})[steps] = found
             print(f"{way} {steps} updates: {', '.join(f'{loss:.4f}' for loss in found)}", flush=True)
     reached = {
-        way: [steps_to(asked.target, {steps: each[place] for steps, each in found.items()}) for place in range(len(asked.seeds))]
+        way: [
+            steps_to(asked.target, {steps: each[place] for steps, each in found.items()})
+            for place in range(len(asked.seeds))
+        ]
         for way, found in losses.items()
     }
     seconds: dict[str, list[float]] = {way: [] for way in TUNED}
@@ -196,7 +199,9 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
             steps = round(statistics.mean(reached[way]))
             words = flags(way, TUNED[way], steps, runs.more)
             name = f"timed-{way}-{steps}-{number}"
-            done = train_once(asked.folder, name, asked.recipe, words, threads=torch.get_num_threads(), seed=asked.seeds[0])
+            done = train_once(
+                asked.folder, name, asked.recipe, words, threads=torch.get_num_threads(), seed=asked.seeds[0]
+            )
             seconds[way].append(done["seconds"])
     print(f"\n| | updates to {asked.target:g}, mean | standard error | each seed | seconds |\n|---|---|---|---|---|")
     for way, each in reached.items():
@@ -207,7 +212,10 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
     share = ratio(reached["muon"], reached["adamw"])
     print(f"\nMuon takes {share[0]:.2f} times AdamW's updates (95%: {share[1]:.2f} to {share[2]:.2f})", end="")
     if asked.rounds:
-        print(f" and {statistics.median(seconds['muon']) / statistics.median(seconds['adamw']):.2f} times its seconds", end="")
+        print(
+            f" and {statistics.median(seconds['muon']) / statistics.median(seconds['adamw']):.2f} times its seconds",
+            end="",
+        )
     print()
     return {"losses": losses, "reached": reached, "ratio": share, "seconds": seconds}
 
@@ -220,7 +228,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--way", choices=tuple(TUNED), help="of search and undo")
     parser.add_argument("--trials", type=int, default=64, help="of search")
     parser.add_argument("--target", type=float, default=1.88, help="nats per token; nanoGPT's README says 1.88")
-    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "shakespeare_char.yaml", help="model and data")
+    parser.add_argument(
+        "--recipe", type=Path, default=ROOT / "recipes" / "shakespeare_char.yaml", help="model and data"
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe keys of every run")
     parser.add_argument("--adamw_steps", type=int, nargs="+", help="lengths of AdamW's runs")
     parser.add_argument("--muon_steps", type=int, nargs="+", help="lengths of Muon's runs")

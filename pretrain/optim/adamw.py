@@ -68,7 +68,7 @@ class NAdamW(torch.optim.AdamW):
 
 
 def batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters that have gradients, so many at a time that they hold ``MOST_ELEMENTS``, or one that is larger."""
+    """Yield the parameters that have gradients, at most ``MOST_ELEMENTS`` at a time, or one that is larger."""
     batch: list[nn.Parameter] = []
     elements = 0
     for parameter in (p for p in parameters if p.grad is not None):

@@ -35,7 +35,7 @@ class Record:
     """All that depends on the optimizer.
 
     Attributes:
-        groups: the model's parameters as the groups that the class takes; each states its weight decay and its ``lr_ratio``.
+        groups: the parameters as the groups that the class takes; each states its weight decay and its ``lr_ratio``.
         make: the class and its further arguments, but for the learning rate.
         moments: bytes that it keeps of a weight.
         keeps: what it keeps of a parameter, by name: tensors on the meta device, made from a parameter that lies there.

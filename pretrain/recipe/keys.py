@@ -206,7 +206,9 @@ class Optimizer:
         False, "a weight whose step goes against its gradient waits", only=("optimizer", ("adamw", "muon"))
     )
     embedding_lr_ratio: float = science(1.0, "learning rate of embeddings and head / learning_rate", (0.0, 1000.0))
-    position_lr_ratio: float = science(1.0, "learning rate of GPT-2's positions / learning_rate", (0.0, 1000.0))
+    position_lr_ratio: float = science(
+        1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), only=("architecture", ("gpt2",))
+    )
     vector_lr_ratio: float = science(1.0, "learning rate of norms and biases / learning_rate", (0.0, 1000.0))
     max_grad_norm: float = required("clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9))
     shard_optimizer: bool = run(False, "each process keeps its share of the moments (ZeRO-1), to save memory")

@@ -115,17 +115,20 @@ ADAMW = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_e
 OPTIMIZERS = ["adamw", "muon"] + ["adamw_8bit"] * bool(importlib.util.find_spec("bitsandbytes"))
 
 
-def built(model, name: str = "adamw") -> torch.optim.Optimizer:
-    optimizer = optimizers.build(model, dataclasses.replace(ADAMW, optimizer=name))
+def built(model, name: str = "adamw", **settings) -> torch.optim.Optimizer:
+    optimizer = optimizers.build(model, dataclasses.replace(ADAMW, optimizer=name, **settings))
     schedule.set_lr(optimizer, 0.01)
     return optimizer
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+STEPS = {"adam_nesterov": True, "cautious": True, "embedding_lr_ratio": 2.0, "vector_lr_ratio": 0.1}
+
+
+@pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in OPTIMIZERS), ("adamw", STEPS), ("muon", STEPS)])
 @pytest.mark.parametrize("build", [gpt2, llama])
-def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name):
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name, more):
     model = build(0, n_embd=64, tied=False)
-    optimizer = built(model, name)
+    optimizer = built(model, name, **more)
     sizes = [parameter.numel() for parameter in model.parameters()]
     assert min(sizes) < 4096 < max(sizes)  # adamw_8bit has moments of both kinds
     with checkpoint.Saver(tmp_path, is_main=True, keep=0) as saver:
@@ -135,7 +138,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, 
         saver.save(2, model, optimizer, {})
         update(model, optimizer, 3)
     resumed = build(1, n_embd=64, tied=False)
-    again = built(resumed, name)
+    again = built(resumed, name, **more)
     load(tmp_path / "step-00000002", resumed, again, name)
     update(resumed, again, 3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))

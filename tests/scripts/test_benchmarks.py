@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE
 
 from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic
 from pretrain.machine import estimate, hardware
-from pretrain.recipe import reading
+from pretrain.recipe import keys, reading
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "sequence_length": 16}
@@ -144,20 +143,31 @@ def test_ladder_prints_every_rung(tmp_path):
     assert all(row["rung"] in done.stdout for row in found["rungs"])
 
 
-def test_the_length_that_ends_at_a_loss_lies_between_two_that_were_run():
-    ended = {1000: 2.0, 2000: 1.8, 500: 2.3}
+def test_the_length_that_ends_at_a_loss_lies_on_the_line_through_those_that_were_run():
+    ended = {1000: 2.0, 2000: 1.8}
     assert time_to_loss.steps_to(1.9, ended) == pytest.approx((1000 * 2000) ** 0.5)  # halfway, of the logarithm
-    assert time_to_loss.steps_to(2.0, ended) == pytest.approx(1000)
-    assert time_to_loss.steps_to(1.7, ended) is None and time_to_loss.steps_to(2.3, ended) is None
+    assert time_to_loss.steps_to(1.6, ended | {4000: 1.6}) == pytest.approx(4000)
+    found, low, high = time_to_loss.ratio([400, 440, 420], [800, 880, 840])
+    assert found == low == high == pytest.approx(0.5)
+    found, low, high = time_to_loss.ratio([400, 440, 420], [800, 800, 800])
+    assert low < 0.5 < found < high
 
 
-@pytest.mark.parametrize("shape", ["cosine", "linear", "wsd", "constant"])
-def test_adamw_takes_over_the_shape_of_muons_schedule_and_no_flag_without_effect(tmp_path, shape):
-    muon = tmp_path / "muon.yaml"
-    text = RECIPE.replace("min_lr_ratio: 0.1", "min_lr_ratio: 0.3")
-    muon.write_text(text.replace("lr_scheduler_type: cosine", f"lr_scheduler_type: {shape}\ndecay_ratio: 0.4"))
-    argv = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml"), *time_to_loss.adamw_schedule(muon)]
-    taken = reading.parse_training(argv)[0].schedule
-    assert taken.lr_scheduler_type == shape
-    assert shape == "constant" or taken.min_lr_ratio == 0.3
-    assert shape != "wsd" or taken.decay_ratio == 0.4
+@pytest.mark.parametrize("way", time_to_loss.TUNED)
+def test_every_value_that_a_search_may_try_is_a_recipes_and_no_search_sees_the_held_out_seeds(way):
+    seen = {*time_to_loss.SEARCH, *time_to_loss.CONFIRM}
+    assert len(time_to_loss.HELD_OUT) == 5 and seen.isdisjoint(time_to_loss.HELD_OUT)
+    space, tuned = time_to_loss.SPACES[way], time_to_loss.TUNED[way]
+    assert set(space) == set(tuned) and set(time_to_loss.STOCK) < set(space)
+    for key, values in space.items():
+        assert tuned[key] in values and time_to_loss.BEGIN[way][key] in values
+        for value in values:
+            words = time_to_loss.flags(way, tuned | {key: value}, 500)
+            recipe = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml")]
+            taken = keys.flat(reading.parse_training([*recipe, *words])[0])
+            shape, number = value.split() if key == "shape" else (None, None)
+            if shape is None:
+                assert str(taken[key]).lower() == str(value), key
+            else:
+                ends = taken["decay_ratio"] if shape == "wsd" else taken["min_lr_ratio"]
+                assert (taken["lr_scheduler_type"], ends) == (shape, float(number))

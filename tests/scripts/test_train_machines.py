@@ -176,29 +176,33 @@ def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(uninterrupted_tw
     assert f'"eval/loss": {evals[0][-1]:.3f}'[:-1] in done.stdout
 
 
+STEPS = ("--adam_nesterov", "true", "--cautious", "true", "--embedding_lr_ratio", "2", "--vector_lr_ratio", "0.1")
+
+
 @pytest.mark.parametrize(
-    "optimizer, order",
+    "optimizer, more, order",
     [
-        ("muon", ("one", "fsdp", "zero", "ddp")),  # AdamW's moments are among Muon's
-        pytest.param("adamw", ("one", "fsdp", "zero", "ddp"), marks=pytest.mark.slow),
-        pytest.param("muon", ("fsdp", "one", "ddp", "fsdp"), marks=pytest.mark.slow),
+        ("muon", STEPS, ("one", "fsdp", "zero", "ddp")),  # AdamW's moments are among Muon's
+        pytest.param("adamw", (), ("one", "fsdp", "zero", "ddp"), marks=pytest.mark.slow),
+        pytest.param("adamw", STEPS, ("one", "fsdp", "zero", "ddp"), marks=pytest.mark.slow),
+        pytest.param("muon", (), ("one", "fsdp", "zero", "ddp"), marks=pytest.mark.slow),
+        pytest.param("muon", (), ("fsdp", "one", "ddp", "fsdp"), marks=pytest.mark.slow),
     ],
 )
-def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uninterrupted_two, optimizer, order):
+def test_a_checkpoint_goes_from_one_process_to_ddp_zero_1_and_fsdp2_and_back(uninterrupted_two, optimizer, more, order):
     machines = {
         "one": ((), 1, {}),
         "ddp": ((), 2, {}),
         "zero": (("--shard_optimizer", "true"), 2, {}),
         "fsdp": ((), 2, {"FSDP": "true"}),
     }
-    chosen = ("--optimizer", optimizer)
+    chosen = ("--optimizer", optimizer, *more)
     run("train.py", *TINY, *chosen, "--run_name", "whole_one")
     for number, name in enumerate(order):
         flags, processes, environment = machines[name]
-        more = {"OUT_AT": str(3 * number + 4)} if number + 1 < len(order) else {}  # after the checkpoint of 3, 6, 9
-        done = run(
-            CHILD, *TINY, *chosen, *flags, "--run_name", "m", processes=processes, expect=None, **environment, **more
-        )
+        if number + 1 < len(order):
+            environment = environment | {"OUT_AT": str(3 * number + 4)}  # after the checkpoint of 3, 6, 9
+        done = run(CHILD, *TINY, *chosen, *flags, "--run_name", "m", processes=processes, expect=None, **environment)
         assert ("resumed from" in done.stderr) == (number > 0)
     # Newton-Schulz lifts small singular values, and so what rounding has made of them.
     assert losses("m") == pytest.approx(losses("whole_one"), abs=1e-5 if optimizer == "adamw" else 1e-4)
