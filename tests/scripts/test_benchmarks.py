@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic
+from benchmarks import corpus, ladder, side_by_side, throughput, time_to_loss, traffic
 from pretrain.machine import estimate, hardware
 from pretrain.recipe import keys, reading
 
@@ -171,3 +172,12 @@ def test_every_value_that_a_search_may_try_is_a_recipes_and_no_search_sees_the_h
             else:
                 ends = taken["decay_ratio"] if shape == "wsd" else taken["min_lr_ratio"]
                 assert (taken["lr_scheduler_type"], ends) == (shape, float(number))
+
+
+def test_a_corpus_has_the_words_of_pages_each_document_once_and_no_more_bytes_than_asked_for():
+    page = "<html><head><title>no</title></head><body><nav>no</nav><h1>A head</h1><p>some &amp; <b>more</b></p></body>"
+    assert corpus.Text(page).text() == "A head\nsome & more"
+    documents = [letter * 600 for letter in "abcdef"] * 2 + ["too short"]
+    taken = corpus.chosen(documents, 1700, random.Random(0))
+    assert len(taken) == len(set(taken)) == 3 and "too short" not in taken
+    assert any("numpy" in source for source in corpus.python_sources("numpy"))
