@@ -22,7 +22,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
-DEBIAN = ("debian-reference-en", "developers-reference", "git-doc", "linux-doc-6.1", "postgresql-doc-15", "python3.11-doc")
+DEBIAN = (
+    "debian-reference-en",
+    "developers-reference",
+    "git-doc",
+    "linux-doc-6.1",
+    "postgresql-doc-15",
+    "python3.11-doc",
+)
 WHEELS = ("accelerate", "datasets", "numpy", "pandas", "tokenizers", "torch", "transformers")
 
 
