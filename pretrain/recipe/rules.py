@@ -167,7 +167,7 @@ def idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> list[str]:
         other, among = field.metadata["only"] or (None, ())
         if other is None or values[other] in (None, *among) or values[name] in (None, 0):
             continue
-        if other == "architecture" or (name in flags and values[name] != field.default):
+        if (other == "architecture" or name in flags) and values[name] != field.default:
             remedy = f"use --{name} 0" if field.default is ABSENT else "leave it out"
             faults.append(
                 f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}, or use "
