@@ -131,7 +131,7 @@ class Runs:
     def one(self, way: str, settings: dict, steps: int, seed: int, threads: int, prefix: str = "") -> dict:
         """Train once. The run's name has a hash of all that it was asked for."""
         recipe, words = self.asked.recipe, flags(way, settings, steps, self.more)
-        asked_for = hashlib.sha256(repr((recipe.read_text(), sorted(words))).encode()).hexdigest()[:8]
+        asked_for = hashlib.sha256(repr((recipe.read_text(), words)).encode()).hexdigest()[:8]
         name = f"{prefix}{way}-{steps}-{asked_for}-{seed}"
         return train_once(self.asked.folder, name, recipe, words, threads=threads, seed=seed)
 
