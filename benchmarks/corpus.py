@@ -12,7 +12,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
-import hashlib
 import html.parser
 import importlib.metadata
 import json
@@ -85,17 +84,14 @@ def python_sources(package: str) -> Iterator[str]:
 
 def chosen(documents: list[str], most_bytes: float, chance: random.Random) -> list[str]:
     """Return documents in a random order, each once, none under 500 characters, up to so many bytes."""
-    found: dict[str, str] = {}
+    taken: dict[str, int] = {}
     chance.shuffle(documents)
-    size = 0
     for document in documents:
-        if size >= most_bytes:
+        if sum(taken.values()) >= most_bytes:
             break
-        key = hashlib.sha256(document.encode()).hexdigest()
-        if len(document) >= 500 and key not in found:
-            found[key] = document
-            size += len(document.encode())
-    return list(found.values())
+        if len(document) >= 500:
+            taken[document] = len(document.encode())
+    return list(taken)
 
 
 def main(argv: list[str] | None = None) -> int:

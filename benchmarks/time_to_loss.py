@@ -5,7 +5,7 @@
 trains both as tuned (``TUNED``) with the seeds that no search has seen (``HELD_OUT``), at several lengths, each with a
 schedule of its own; finds for each seed the length that ends at --target; then times one run of each in turn, alone on the
 machine, with all threads. Losses are of the whole validation split; seconds are of training, evaluations left out. About
-20 minutes on two cores. ``--text`` may be any text file or glob, and ``--recipe`` and ``--set`` change the model.
+11 minutes on two cores. ``--text`` may be any text file or glob, and ``--recipe`` and ``--set`` change the model.
 
     python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part search --trials 64 --way adamw --json search.json
     python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part undo --way adamw --json undo.json
@@ -68,7 +68,7 @@ STOCK = {
     "adam_nesterov": "false",
     "cautious": "false",
 }
-# Where each search begins: the best that was known before it (shared evidence of 2026-11-24; the Muon recipe).
+# Where each search begins: the best known before it (the end of docs/fewer_tokens.md; the Muon recipe, on this grid).
 BEGIN = {
     "adamw": STOCK
     | {"learning_rate": 8e-3, "warmup_steps": 100, "max_grad_norm": 0.3, "initializer_range": 0.06}

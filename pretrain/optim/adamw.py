@@ -27,23 +27,21 @@ def groups(
     """
     found: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in named:
-        kind = "vectors" if parameter.dim() < 2 else "positions" if is_position(name, record) else "embeddings"
-        ratio = 1.0 if parameter.dim() >= 2 and is_block(name, record) else ratios.get(kind, 1.0)
-        found.setdefault((parameter.dim() < 2, ratio), []).append(parameter)
+        part = kind(name, parameter, record)
+        found.setdefault((part == "vectors", ratios.get(part, 1.0)), []).append(parameter)
     return [
         {"params": params, "weight_decay": 0.0 if is_vector else weight_decay, "lr_ratio": ratio}
         for (is_vector, ratio), params in sorted(found.items(), key=lambda item: item[0][0])
     ]
 
 
-def is_block(name: str, record: Architecture) -> bool:
-    """Return whether a weight is a block's: its matrices map features to features."""
-    return record.blocks in name
-
-
-def is_position(name: str, record: Architecture) -> bool:
-    """Return whether a weight is a learned position embedding."""
-    return record.positions is not None and record.positions in name
+def kind(name: str, parameter: nn.Parameter, record: Architecture) -> str:
+    """Return vectors, matrices (of blocks: from features to features), positions or embeddings (and the head)."""
+    if parameter.dim() < 2:
+        return "vectors"
+    if record.blocks in name:
+        return "matrices"
+    return "positions" if record.positions is not None and record.positions in name else "embeddings"
 
 
 class NAdamW(torch.optim.AdamW):
@@ -88,9 +86,13 @@ def update(parameters: list[nn.Parameter], group: dict, state: dict) -> None:
         group: with AdamW's settings, ``nesterov`` and ``cautious``.
         state: of each parameter, AdamW's, with the count of updates on the host; made here at the first.
     """
-    for parameter in (p for p in parameters if "step" not in state[p]):
-        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-        state[parameter].update(step=torch.tensor(0.0), **moments)
+    for parameter in parameters:
+        if "step" not in state[parameter]:
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            state[parameter].update(step=torch.tensor(0.0), **moments)
+        state[parameter]["step"] = state[parameter][
+            "step"
+        ].cpu()  # a checkpoint's lies on the device: one wait, not each
     weights = [_local(p) for p in parameters]
     gradients = [_local(p.grad) for p in parameters]
     first, second = ([_local(state[p][name]) for p in parameters] for name in ("exp_avg", "exp_avg_sq"))

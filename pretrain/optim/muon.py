@@ -26,7 +26,7 @@ def groups(
     hidden: dict[tuple, list[nn.Parameter]] = {}
     others: list[tuple[str, nn.Parameter]] = []
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2 and adamw.is_block(name, record):
+        if adamw.kind(name, parameter, record) == "matrices":
             hidden.setdefault((parts(name, record), *parameter.shape), []).append(parameter)
         else:
             others.append((name, parameter))
@@ -73,8 +73,11 @@ class Muon(torch.optim.AdamW):
     def step(self, closure=None) -> None:
         """Update every parameter that has a gradient; those that AdamW's own kernel does not update are used up (None)."""
         for group in self.param_groups:
-            own = self._update if group["parts"] else adamw.update
-            if not (group["parts"] or group["nesterov"] or group["cautious"]):
+            if group["parts"]:
+                own = self._update
+            elif group["nesterov"] or group["cautious"]:
+                own = adamw.update
+            else:
                 continue
             for batch in adamw.batches(group["params"]):
                 own(batch, group, self.state)

@@ -181,3 +181,14 @@ def test_a_corpus_has_the_words_of_pages_each_document_once_and_no_more_bytes_th
     taken = corpus.chosen(documents, 1700, random.Random(0))
     assert len(taken) == len(set(taken)) == 3 and "too short" not in taken
     assert any("numpy" in source for source in corpus.python_sources("numpy"))
+
+
+def test_two_settings_that_swap_their_values_are_two_runs(monkeypatch, tmp_path):
+    names = []
+    monkeypatch.setattr(time_to_loss, "prepare_shards", lambda *a: None)
+    monkeypatch.setattr(time_to_loss, "train_once", lambda folder, name, *a, **k: names.append(name) or {"loss": 1.0})
+    recipe = ROOT / "recipes" / "shakespeare_char.yaml"
+    runs = time_to_loss.Runs(argparse.Namespace(workers=1, text="t", set=[], folder=tmp_path, recipe=recipe, threads=1))
+    for change in ({"adam_nesterov": "true"}, {"cautious": "true"}, {"cautious": "true"}):
+        runs.losses("muon", time_to_loss.BEGIN["muon"] | change, 400, (1, 2))
+    assert len(set(names)) == 4
