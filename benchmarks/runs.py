@@ -51,7 +51,7 @@ def prepare_shards(folder: Path, recipe: Path, flags: list[str]) -> None:
 
 
 def train_once(
-    folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int | None = None
+    folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int | None = None, cpu: bool = True
 ) -> dict:
     """Train to the end and return the last ``loss`` (validation, nats per token), ``seconds`` of training and ``steps``.
 
@@ -59,6 +59,7 @@ def train_once(
         folder: where the run (``runs/name``) and its data lie; a run that is finished there is only read.
         flags: recipe keys over the recipe's, as train.py takes them.
         seed: of weights and order; None: the recipe's.
+        cpu: train in fp32 on the CPU; else in bf16 on the card.
     """
     own = {"run_name": name, "eval_steps": 10**9, "sample_steps": 0, "save_steps": 0, "logging_steps": 100}
     own |= {"seed": seed, "data_seed": seed} if seed is not None else {}
@@ -66,7 +67,8 @@ def train_once(
     metrics = folder / "runs" / name / "metrics.jsonl"
     if not (folder / "runs" / name / "model").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        environment |= {"ACCELERATE_USE_CPU": "true"} if cpu else {"ACCELERATE_MIXED_PRECISION": "bf16"}
         code = START.format(root=str(ROOT), threads=threads, argv=argv)
         _run(["-c", code], folder, environment, name=f"{name}: train.py")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
