@@ -36,6 +36,7 @@ from pretrain.machine import hardware
 
 SCALE_STEPS = 300
 SCALES = (0.02, 0.03, 0.04, 0.06, 0.08)
+ROOT_SCALE = 0.7  # of `size`: AdamW's initializer_range is this over the root of the width, as `scale` has found
 SIZES = {"2M": (4, 160), "5M": (5, 256), "20M": (6, 512), "88M": (12, 768)}  # layers, width; heads are 32 wide
 SHARES = (0.5, 0.7)  # of AdamW's updates, for Muon
 BPE = {"tokenizer": "bpe", "tokenizer_vocab_size": 4096, "vocab_size": 4096, "sequence_length": 128}
@@ -114,8 +115,8 @@ def size(runs: Runs, asked: argparse.Namespace) -> None:
         layers, width = SIZES[name]
         steps = tokens // STEP_TOKENS
         base = {"layers": layers, "width": width, "seed": seed}
-        for rate, value in itertools.product(asked.rates, asked.scales):
-            jobs.append({"way": "adamw", **base, "steps": steps, "rate": rate, "scale": value})
+        value = round(ROOT_SCALE / width**0.5, 4)
+        jobs += [{"way": "adamw", **base, "steps": steps, "rate": rate, "scale": value} for rate in asked.rates]
         for rate, share in itertools.product(asked.rates, SHARES):
             jobs.append({"way": "muon", **base, "steps": round(share * steps), "rate": rate, "scale": None})
     # Long runs first, so that no worker waits for one at the end.
@@ -159,7 +160,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="of size: multiples of the rate"
     )
-    parser.add_argument("--scales", type=float, nargs="+", default=[0.04], help="of size: AdamW's initializer_range")
     add_runs(parser, "trends", seeds=(11, 12))
     asked = parser.parse_args(argv)
     if not asked.text.exists():
