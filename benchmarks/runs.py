@@ -57,13 +57,13 @@ def train_once(
 
     Args:
         folder: where the run (``runs/name``) and its data lie; a run that is finished there is only read.
-        flags: recipe keys over the recipe's, as train.py takes them.
+        flags: recipe keys over the recipe's and over those that keep a run quiet, as train.py takes them.
         seed: of weights and order; None: the recipe's.
         cpu: train in fp32 on the CPU; else in bf16 on the card.
     """
     own = {"run_name": name, "eval_steps": 10**9, "sample_steps": 0, "save_steps": 0, "logging_steps": 100}
     own |= {"seed": seed, "data_seed": seed} if seed is not None else {}
-    argv = once(["--recipe", str(recipe), *flags, *flag_words(own)])
+    argv = once(["--recipe", str(recipe), *flag_words(own), *flags])
     metrics = folder / "runs" / name / "metrics.jsonl"
     if not (folder / "runs" / name / "model").is_dir():
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,9 +29,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+import yaml
 
 from benchmarks.runs import ROOT, add_runs, commit, flag_words, prepare_shards, train_once, write_json
+from pretrain.base.layout import read_metrics
 from pretrain.machine import hardware
+from pretrain.run.curves import BLACK, BLUE, VERMILLION, picture, series
 
 HELD_OUT = (901, 902, 903, 904, 905)  # chosen before the search; no search may use them
 SEARCH, CONFIRM = (11, 12), (13, 14, 15)
@@ -86,13 +89,13 @@ TUNED = {
 LENGTHS = {"adamw": (600, 700), "muon": (340, 400)}
 
 
-def flags(way: str, settings: dict, steps: int, more: Sequence[str] = ()) -> list[str]:
+def flags(way: str, settings: dict, steps: int) -> list[str]:
     """Return train.py's words for a run of ``steps`` updates with these settings."""
     shape, number = settings["shape"].split()
     keys = {key: value for key, value in settings.items() if key != "shape"} | {"optimizer": way, "max_steps": steps}
     keys |= {"lr_scheduler_type": shape, "min_lr_ratio": 0.0 if shape == "wsd" else number, "eval_on_start": "false"}
     keys |= {"decay_ratio": number} if shape == "wsd" else {}
-    return [*flag_words(keys), *more]
+    return flag_words(keys)
 
 
 def steps_to(target: float, losses: dict[int, float]) -> float:
@@ -130,9 +133,13 @@ class Runs:
 
     def one(self, way: str, settings: dict, steps: int, seed: int, threads: int, prefix: str = "") -> dict:
         """Train once. The run's name has a hash of all that it was asked for."""
-        recipe, words = self.asked.recipe, flags(way, settings, steps, self.more)
+        return self.train(f"{prefix}{way}-{steps}", flags(way, settings, steps), seed, threads)
+
+    def train(self, what: str, words: list[str], seed: int, threads: int) -> dict:
+        """Train with these words of train.py."""
+        recipe, words = self.asked.recipe, [*words, *self.more]
         asked_for = hashlib.sha256(repr((recipe.read_text(), words)).encode()).hexdigest()[:8]
-        name = f"{prefix}{way}-{steps}-{asked_for}-{seed}"
+        name = f"{what}-{asked_for}-{seed}"
         return train_once(self.asked.folder, name, recipe, words, threads=threads, seed=seed)
 
 
@@ -223,6 +230,34 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
     return {"losses": losses, "reached": reached, "ratio": share, "seconds": seconds}
 
 
+def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float, float]) -> None:
+    """Draw the validation loss of one run of each way that ends at the target, and of the recipe as it is."""
+    asked, seed, curves = runs.asked, runs.asked.seeds[0], {}
+    for name, way in (("AdamW, nanoGPT's settings", ""), ("AdamW, tuned", "adamw"), ("Muon, tuned", "muon")):
+        steps = round(reached[way][0]) if way else yaml.safe_load(asked.recipe.read_text())["max_steps"]
+        words = flags(way, TUNED[way], steps) if way else []
+        done = runs.train(f"drawn-{way or 'recipe'}", [*words, "--eval_steps", str(steps // 20)], seed, asked.threads)
+        rows = read_metrics(asked.folder / "runs" / done["name"] / "metrics.jsonl")
+        curves[name] = series(rows, "eval/loss", "steps")
+    target, ends = asked.target, [curves[name][0][-1] for name in ("AdamW, tuned", "Muon, tuned")]
+    with picture(asked.picture, [4.2], "steps") as (axes,):
+        for (name, (steps, losses)), color in zip(curves.items(), (BLACK, BLUE, VERMILLION), strict=True):
+            axes.plot(steps, losses, color=color, linewidth=1.8)
+            axes.plot(steps[-1], losses[-1], color=color, marker="o")
+            place = len(steps) // 3  # where the curves are apart
+            where = {"xytext": (6, 6), "textcoords": "offset points", "fontweight": "bold"}
+            axes.annotate(f"{name}: {steps[-1]:,.0f}", (steps[place], losses[place]), color=color, **where)
+        axes.axhline(target, color=BLACK, linestyle="--", linewidth=1)
+        below = target - 0.06
+        axes.annotate(
+            "", (ends[1], below), (ends[0], below), arrowprops={"arrowstyle": "->", "color": VERMILLION, "lw": 2}
+        )
+        words = f"{share[0]:.2f} times the updates ({len(asked.seeds)} seeds; 95%: {share[1]:.2f} to {share[2]:.2f})"
+        axes.annotate(words, (ends[0], below), (8, -4), textcoords="offset points", color=VERMILLION)
+        axes.set(ylabel="validation loss (nats per character)", ylim=(target - 0.13, target + 0.9))
+        axes.set_title(f"Updates to {target:g}: each run has a schedule of its own length")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -239,6 +274,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--muon_steps", type=int, nargs="+", help="lengths of Muon's runs")
     parser.add_argument("--rounds", type=int, default=3, help="of the timed runs in turn; 0: none")
     parser.add_argument("--threads", type=int, default=1, help="of each run that is not timed")
+    parser.add_argument("--picture", type=Path, metavar="PNG", help="draw one run of each way, too")
     add_runs(parser, "time_to_loss", seeds=HELD_OUT)
     parser.set_defaults(workers=2)
     asked = parser.parse_args(argv)
@@ -248,6 +284,8 @@ def main(argv: list[str] | None = None) -> int:
     runs = Runs(asked)
     if asked.part == "headline":
         found = headline(runs, asked)
+        if asked.picture:
+            draw(runs, found["reached"], found["ratio"])
     else:
         found = search(runs, asked.way, asked.trials) if asked.part == "search" else undo(runs, asked.way)
     write_json(asked.json, about | found)

@@ -129,23 +129,19 @@ def size(runs: Runs, asked: argparse.Namespace) -> None:
         here = [job for job in done if job["width"] == SIZES[name][1] and job["seed"] == seed]
         adamw = [job for job in here if job["way"] == "adamw" and job["steps"] == steps]
         lengths = [round(share * steps) for share in SHARES]
-        losses = {
-            rate: [job["loss"] for length in lengths for job in here if muon(job, rate, length)] for rate in asked.rates
-        }
-        whole = {rate: found for rate, found in losses.items() if len(found) == len(lengths)}
+        muon: dict[float, dict[int, float]] = {rate: {} for rate in asked.rates}
+        for job in here:
+            if job["way"] == "muon" and job["steps"] in lengths:
+                muon[job["rate"]][job["steps"]] = job["loss"]
+        whole = {rate: losses for rate, losses in muon.items() if len(losses) == len(lengths)}
         if not adamw or not whole:
             continue
-        best, rate = min(adamw, key=lambda job: job["loss"]), min(whole, key=lambda rate: whole[rate][-1])
-        share = steps_to(best["loss"], dict(zip(lengths, whole[rate], strict=True))) / steps
+        best, rate = min(adamw, key=lambda job: job["loss"]), min(whole, key=lambda rate: min(whole[rate].values()))
+        share = steps_to(best["loss"], whole[rate]) / steps
         print(
             f"| {name} | {tokens:,} | {seed} | {best['rate']}, {best['scale']}, {best['loss']:.4f} | "
-            f"{rate}, {', '.join(f'{loss:.4f}' for loss in whole[rate])} | {share:.2f} |"
+            f"{rate}, {', '.join(f'{whole[rate][length]:.4f}' for length in lengths)} | {share:.2f} |"
         )
-
-
-def muon(job: dict, rate: float, steps: int) -> bool:
-    """Return whether a job is Muon's of this rate and length."""
-    return (job["way"], job["rate"], job["steps"]) == ("muon", rate, steps)
 
 
 @exit_on_bad_input

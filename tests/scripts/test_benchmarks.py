@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import random
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import corpus, ladder, side_by_side, throughput, time_to_loss, traffic
+from benchmarks import corpus, ladder, side_by_side, throughput, time_to_loss, traffic, trends
 from pretrain.machine import estimate, hardware
 from pretrain.recipe import keys, reading
 
@@ -152,6 +153,27 @@ def test_the_length_that_ends_at_a_loss_lies_on_the_line_through_those_that_were
     assert found == low == high == pytest.approx(0.5)
     found, low, high = time_to_loss.ratio([400, 440, 420], [800, 800, 800])
     assert low < 0.5 < found < high
+
+
+class Pretended:
+    """Runs whose loss falls with the logarithm of the updates, from a lower place by Muon and at its best rate."""
+
+    def all(self, jobs):
+        def loss(job):
+            halved = job["way"] == "muon" and math.log(2)  # as many updates as twice those of AdamW
+            return (
+                5 - 0.3 * (math.log(job["steps"]) + halved) + (job["rate"] != {"adamw": 1.0, "muon": 2.0}[job["way"]])
+            )
+
+        return [job | {"loss": loss(job)} for job in jobs]
+
+
+def test_a_trend_with_size_is_of_each_ways_best_rate(capsys):
+    asked = argparse.Namespace(sizes=["2M", "20M"], tokens=[5_000_000], seeds=[11], rates=[0.5, 1.0, 2.0])
+    trends.size(Pretended(), asked)
+    *_, small, large = (line.split(" | ") for line in capsys.readouterr().out.splitlines())
+    assert (small[0], large[0]) == ("| 2M", "| 20M") and large[3].startswith("1.0, 0.0309, ")
+    assert large[4].startswith("2.0, ") and large[5] == "0.50 |"
 
 
 @pytest.mark.parametrize("way", time_to_loss.TUNED)
