@@ -242,11 +242,8 @@ def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float,
     target, ends = asked.target, [curves[name][0][-1] for name in ("AdamW, tuned", "Muon, tuned")]
     with picture(asked.picture, [4.2], "steps") as (axes,):
         for (name, (steps, losses)), color in zip(curves.items(), (BLACK, BLUE, VERMILLION), strict=True):
-            axes.plot(steps, losses, color=color, linewidth=1.8)
+            axes.plot(steps, losses, color=color, linewidth=1.8, label=f"{name}: {steps[-1]:,.0f} updates")
             axes.plot(steps[-1], losses[-1], color=color, marker="o")
-            place = len(steps) // 3  # where the curves are apart
-            where = {"xytext": (6, 6), "textcoords": "offset points", "fontweight": "bold"}
-            axes.annotate(f"{name}: {steps[-1]:,.0f}", (steps[place], losses[place]), color=color, **where)
         axes.axhline(target, color=BLACK, linestyle="--", linewidth=1)
         below = target - 0.06
         axes.annotate(
@@ -255,6 +252,7 @@ def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float,
         words = f"{share[0]:.2f} times the updates ({len(asked.seeds)} seeds; 95%: {share[1]:.2f} to {share[2]:.2f})"
         axes.annotate(words, (ends[0], below), (8, -4), textcoords="offset points", color=VERMILLION)
         axes.set(ylabel="validation loss (nats per character)", ylim=(target - 0.13, target + 0.9))
+        axes.legend(frameon=False, labelcolor="linecolor", fontsize=11)
         axes.set_title(f"Updates to {target:g}: each run has a schedule of its own length")
 
 
