@@ -4,7 +4,9 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +14,8 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from pretrain.base import files, foreign
+
+COLUMN = 9  # where a line's words begin after what they are about: "data     ..."
 
 
 def start(is_main: bool = True, stream: TextIO | None = None) -> None:
@@ -74,15 +78,26 @@ class _Cleaned:
 
 def _show(line: str, stream: TextIO | None) -> None:
     """Write a line to ``stream``; to standard error (None) as long as somebody reads it: a dead terminal ends no run."""
+    terminal = stream or sys.stderr
     try:
-        tqdm.write(line, file=stream or sys.stderr)
-        (stream or sys.stderr).flush()
+        tqdm.write(_wrapped(line) if terminal.isatty() else line, file=terminal)
+        terminal.flush()
     except OSError as error:
         if stream is not None:
             raise
         if error.errno in (errno.EPIPE, errno.EIO):
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stderr.fileno())  # other writers to it survive, too
+
+
+def _wrapped(text: str) -> str:
+    """Return text with what is longer than the terminal's lines broken between words, below its own column."""
+    width, lines = shutil.get_terminal_size().columns, []
+    for line in text.split("\n"):
+        inset = " " * COLUMN if line[COLUMN - 1 : COLUMN] == " " else ""
+        how = {"subsequent_indent": inset, "break_long_words": False, "break_on_hyphens": False}
+        lines += textwrap.wrap(line, width, **how) if len(line) > width else [line]
+    return "\n".join(lines)
 
 
 def _terminals() -> list["_Terminal"]:
