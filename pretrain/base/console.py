@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from pretrain.base import files, foreign
 
-COLUMN = 9  # where a line's words begin after what they are about: "data     ..."
+ABOUT = re.compile(r"\S+ {2,}")  # "data     ...": what a line is about, before its words
 
 
 def start(is_main: bool = True, stream: TextIO | None = None) -> None:
@@ -90,14 +91,15 @@ def _show(line: str, stream: TextIO | None) -> None:
                 os.dup2(nowhere.fileno(), sys.stderr.fileno())  # other writers to it survive, too
 
 
-def _wrapped(text: str) -> str:
-    """Return text with what is longer than the terminal's lines broken between words, below its own column."""
-    width, lines = shutil.get_terminal_size().columns, []
-    for line in text.split("\n"):
-        inset = " " * COLUMN if line[COLUMN - 1 : COLUMN] == " " else ""
-        how = {"subsequent_indent": inset, "break_long_words": False, "break_on_hyphens": False}
-        lines += textwrap.wrap(line, width, **how) if len(line) > width else [line]
-    return "\n".join(lines)
+def _wrapped(line: str) -> str:
+    """Return a line broken between words at the terminal's width, below its own words; several lines as they are."""
+    width, about = shutil.get_terminal_size().columns, ABOUT.match(line)
+    if "\n" in line or len(line) <= width:
+        return line
+    inset = " " * about.end() if about and about.end() < width / 2 else ""
+    return "\n".join(
+        textwrap.wrap(line, width, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def _terminals() -> list["_Terminal"]:

@@ -129,27 +129,29 @@ def picture(path: Path, heights: list[float], x: str | Sequence[str]) -> Iterato
 
 def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], published: Published) -> None:
     train, held_out = series(rows, "train/loss"), series(rows, "eval/loss")
-    levels = {**published.get("eval/loss", {})}
+    levels = {f"{whose}: {value:.2f}": (value, 0.01) for whose, value in published.get("eval/loss", {}).items()}
     known = [row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")]
     ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None  # the same text each time
     for row in rows:
-        levels |= {"a bigram model": row["baseline/bigram"]} if "baseline/bigram" in row else {}
-        levels |= {"gzip": row["baseline/gzip"] / ratio} if "baseline/gzip" in row and ratio else {}
+        if "baseline/bigram" in row:
+            levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"], 0.45
+        if "baseline/gzip" in row and ratio:
+            levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio, 0.45
     smooth = _smoothed(train[1])
     faint = {"linewidth": 0.6, "alpha": 0.45} if smooth is not None else {"linewidth": 1.2, "label": "train"}
     axes.plot(*train, color=SKY, marker="." if len(train[0]) < 2 else None, **faint)
     if smooth is not None:
         axes.plot(train[0], smooth, color=BLUE, linewidth=1.6, label="train, smoothed")
     axes.plot(*held_out, color=VERMILLION, linewidth=1.6, marker="o", markersize=4, label="validation")
-    for whose, value in levels.items():
-        level(axes, value, f"{whose}: {value:.2f}", BLACK, 0.01)
+    for label, (value, place) in levels.items():
+        level(axes, value, label, BLACK, place)
     if reference:
         most = max((float(places[-1]) for places, _ in (train, held_out) if len(places)), default=0.0)
         axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
     if len(held_out[1]):
         place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "right", "fontweight": "bold"}
         axes.annotate(f"{held_out[1][-1]:.3f}", (held_out[0][-1], held_out[1][-1]), color=VERMILLION, **place)
-    axes.set(ylabel="loss (nats per token)", ylim=view([train, held_out], levels.values()))
+    axes.set(ylabel="loss (nats per token)", ylim=view([train, held_out], [value for value, _ in levels.values()]))
     axes.legend(loc="upper right", frameon=False, labelcolor="linecolor")
     if ratio:
         bits = axes.secondary_yaxis("right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio))

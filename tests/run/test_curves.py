@@ -107,7 +107,11 @@ def test_a_bigram_model_and_gzip_are_lines_of_the_loss_and_bits_per_byte_an_axis
     baseline = {"step": 2, "tokens": 16, "baseline/bigram": 2.75, "baseline/gzip": 1.5}
     draw_curves([*TRAIN, LOOK | {"eval/bits_per_byte": 1.25}, baseline], tmp_path / "curves.png", "a run")
     axes = drawn[0].axes[0]
-    assert words(axes) == ["a bigram model: 2.75", "gzip: 3.00", "2.500"]  # 1.5 bits per byte, at 2 nats a bit
+    assert words(axes) == ["a bigram model: 2.75", "gzip: 1.50 bits per byte", "2.500"]
+    assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"] == [
+        2.75,
+        3.0,
+    ]  # 2 nats a bit
     (bits,) = axes.child_axes
     assert bits.get_ylabel() == "bits per byte"
     drawn[0].draw_without_rendering()
