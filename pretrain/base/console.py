@@ -4,7 +4,10 @@ import contextlib
 import errno
 import logging
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,6 +15,8 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from pretrain.base import files, foreign
+
+ABOUT = re.compile(r"\S+ {2,}")  # "data     ...": what a line is about, before its words
 
 
 def start(is_main: bool = True, stream: TextIO | None = None) -> None:
@@ -74,15 +79,27 @@ class _Cleaned:
 
 def _show(line: str, stream: TextIO | None) -> None:
     """Write a line to ``stream``; to standard error (None) as long as somebody reads it: a dead terminal ends no run."""
+    terminal = stream or sys.stderr
     try:
-        tqdm.write(line, file=stream or sys.stderr)
-        (stream or sys.stderr).flush()
+        tqdm.write(_wrapped(line) if terminal.isatty() else line, file=terminal)
+        terminal.flush()
     except OSError as error:
         if stream is not None:
             raise
         if error.errno in (errno.EPIPE, errno.EIO):
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stderr.fileno())  # other writers to it survive, too
+
+
+def _wrapped(line: str) -> str:
+    """Return a line broken between words at the terminal's width, below its own words; several lines as they are."""
+    width, about = shutil.get_terminal_size().columns, ABOUT.match(line)
+    if "\n" in line or len(line) <= width:
+        return line
+    inset = " " * about.end() if about and about.end() < width / 2 else ""
+    return "\n".join(
+        textwrap.wrap(line, width, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def _terminals() -> list["_Terminal"]:

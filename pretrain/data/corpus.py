@@ -129,6 +129,11 @@ class Corpus:
         return all(source.manifest["complete"] for source in self.sources)
 
     @property
+    def whole(self) -> bool:
+        """Whether all of the train split is there: complete, and nothing of it is deleted after its use."""
+        return self.complete and not self._consumed
+
+    @property
     def epoch_windows(self) -> list[int | None]:
         """How many windows an epoch of each source has; None while that is not known."""
         return [one.train.num_windows if one.manifest["complete"] else None for one in self.sources]

@@ -22,6 +22,7 @@ STYLE = {"text.parse_math": False, "font.size": 10, "legend.fontsize": 9, "axes.
 STYLE |= {"axes.spines.top": False, "legend.framealpha": 0.8, "axes.titlesize": 12, "axes.xmargin": 0.01}
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
 MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
+SMOOTHED = 25  # of this many parts of a run a smoothed point is the mean of one
 WARM_UP = 0.1  # of a run: what stands higher than the rest there would squash the rest
 
 Published = Mapping[str, Mapping[str, float]]
@@ -74,8 +75,9 @@ def draw_curves(
     ] = (  # what draws it, its height in inches, what it shows
         (partial(_draw_loss, reference), 3.2, ("train/loss", "eval/loss")),
         *((partial(_draw_scores, task), 2.8, tuple(map(task.metric, task.shares))) for task in records().values()),
-        (_draw_rate, 1.6, ("train/lr", "train/grad_norm")),
-        (_draw_speed, 1.6, ("tokens_per_second",)),
+        (_draw_rate, 1.2, ("train/lr",)),
+        (_draw_norm, 1.2, ("train/grad_norm",)),
+        (_draw_speed, 1.2, ("tokens_per_second",)),
     )
     shown = [panel for panel in panels if any(len(series(rows, name)[0]) for name in panel[2])]
     with picture(path, [height for _, height, _ in shown], "tokens") as found:
@@ -127,19 +129,42 @@ def picture(path: Path, heights: list[float], x: str | Sequence[str]) -> Iterato
 
 def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], published: Published) -> None:
     train, held_out = series(rows, "train/loss"), series(rows, "eval/loss")
-    levels = published.get("eval/loss", {})
-    axes.plot(*train, color=SKY, linewidth=0.7, marker="." if len(train[0]) < 2 else None, label="train")
-    axes.plot(*held_out, color=VERMILLION, marker="o", markersize=4, label="validation")
-    for whose, value in levels.items():
-        level(axes, value, f"{whose}: {value:.2f}", BLACK, 0.01)
+    levels = {f"{whose}: {value:.2f}": (value, 0.01) for whose, value in published.get("eval/loss", {}).items()}
+    known = [row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")]
+    ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None  # the same text each time
+    for row in rows:
+        if "baseline/bigram" in row:
+            levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"], 0.45
+        if "baseline/gzip" in row and ratio:
+            levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio, 0.45
+    smooth = _smoothed(train[1])
+    faint = {"linewidth": 0.6, "alpha": 0.45} if smooth is not None else {"linewidth": 1.2, "label": "train"}
+    axes.plot(*train, color=SKY, marker="." if len(train[0]) < 2 else None, **faint)
+    if smooth is not None:
+        axes.plot(train[0], smooth, color=BLUE, linewidth=1.6, label="train, smoothed")
+    axes.plot(*held_out, color=VERMILLION, linewidth=1.6, marker="o", markersize=4, label="validation")
+    for label, (value, place) in levels.items():
+        level(axes, value, label, BLACK, place)
     if reference:
         most = max((float(places[-1]) for places, _ in (train, held_out) if len(places)), default=0.0)
         axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
     if len(held_out[1]):
         place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "right", "fontweight": "bold"}
         axes.annotate(f"{held_out[1][-1]:.3f}", (held_out[0][-1], held_out[1][-1]), color=VERMILLION, **place)
-    axes.set(ylabel="loss (nats per token)", ylim=view([train, held_out], levels.values()))
-    axes.legend(loc="upper right")
+    axes.set(ylabel="loss (nats per token)", ylim=view([train, held_out], [value for value, _ in levels.values()]))
+    axes.legend(loc="upper right", frameon=False, labelcolor="linecolor")
+    if ratio:
+        bits = axes.secondary_yaxis("right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio))
+        bits.set_ylabel("bits per byte")
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray | None:
+    """Return the mean of each value and its neighbours, or None where there are too few to smooth."""
+    width = len(values) // SMOOTHED
+    if width < 2:
+        return None
+    window = np.ones(width)
+    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
 def _draw_scores(task: Task, axes, rows: Sequence[Mapping], published: Published) -> None:
@@ -166,12 +191,12 @@ def _draw_scores(task: Task, axes, rows: Sequence[Mapping], published: Published
 
 
 def _draw_rate(axes, rows: Sequence[Mapping], published: Published) -> None:
-    rate, norm = series(rows, "train/lr"), series(rows, "train/grad_norm")
-    _side(axes, rate, GREEN, "learning rate", (0, None), linewidth=1.8)
-    other = axes.twinx()
-    _side(other, norm, PURPLE, "gradient norm", (0, view([norm])[1]), linewidth=0.6)
-    axes.set_zorder(other.get_zorder() + 1)  # the rate above the noise of the norm
-    axes.patch.set_visible(False)
+    _side(axes, series(rows, "train/lr"), GREEN, "learning rate", (0, None), linewidth=1.8)
+
+
+def _draw_norm(axes, rows: Sequence[Mapping], published: Published) -> None:
+    norm = series(rows, "train/grad_norm")
+    _side(axes, norm, PURPLE, "gradient norm", (0, view([norm])[1]), linewidth=0.8)
 
 
 def _draw_speed(axes, rows: Sequence[Mapping], published: Published) -> None:

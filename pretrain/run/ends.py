@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
+from pretrain.evaluation.baselines import baselines
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
 from pretrain.run import folder
@@ -38,6 +39,8 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
         if corpus.test:
             loss = run.evaluator.loss("test", run.plan.per_device_train_batch_size)
             run.report.loss(run.state.step, "test", loss)
+        if is_main and recipe.evaluation.eval_steps:
+            run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
         with run.whole_model() as whole:
             fault = folder.write_model(whole, run_dir, corpus.tokenizer) if is_main else None
         if any(stop.any_of(fault is not None)):

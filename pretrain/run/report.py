@@ -37,6 +37,7 @@ NOISE = "At step 0 the weights are random, and so is the text.\n\n"
 BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
+BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
 LINE_SECONDS = 5  # without a terminal a line at most so often
 
 
@@ -74,7 +75,7 @@ class Report:
             log.info("curves.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
         self._line_at, self._bar = -1e9, None
         if sys.stderr.isatty():
-            self._bar = tqdm(total=self._max_steps, initial=state.step, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=self._max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True)
 
     def _drop_future(self, first_step: int) -> dict[str, int]:
         # A row at a time: of a million they would be gigabytes. Returns the last step of each kind that there was.
@@ -114,6 +115,13 @@ class Report:
         """Report a task's scores; None: a request to stop has ended the evaluation."""
         if result is not None:
             self._evaluated(step, task.name, result, describe_scores(task, result))
+
+    def baselines(self, step: int, found: dict[str, float]) -> None:
+        """Report what needs no training, on the same text; nothing where nothing was found."""
+        if found:
+            self.log(step, {f"baseline/{name}": value for name, value in found.items()})
+            bits = f", gzip {found['gzip']:.3f} bits per byte" if "gzip" in found else ""
+            log.info(f"without training: a bigram model {found['bigram']:.4f} nats per token{bits}")
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
@@ -192,18 +200,16 @@ class Report:
             if not self._expected:
                 self._expected = True
                 log.info(f"expected training time {duration((self._max_steps - self._first_step) * per_step)}")
-        shown = {"loss": f"{row['train/loss']:.3f}", "tok/s": f"{row['tokens_per_second']:,.0f}"}
-        shown |= {"mfu": f"{row['mfu']:.1%}"} if "mfu" in row else {}  # of a known card
-        shown["ms"] = f"{row['ms_per_step']:,.0f}"
-        if "gpu/memory" in row:
-            shown["memory"] = f"{row['gpu/memory']:.0%}"
+        shown = [f"loss {row['train/loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
+        shown += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
+        shown += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
+        words = "  ".join([*shown, f"left {left}"])
         if self._bar is not None:
-            self._bar.set_postfix(shown, refresh=False)
+            self._bar.set_description_str(words, refresh=False)
             self._bar.update(step - self._bar.n)
         elif time.monotonic() - self._line_at >= LINE_SECONDS or step >= self._max_steps:
             self._line_at, width = time.monotonic(), len(str(self._max_steps))
-            words = "  ".join(f"{name} {value}" for name, value in shown.items())
-            log.info(f"step {step:{width}d}/{self._max_steps}  {words}  left {left}")
+            log.info(f"step {step:{width}d}/{self._max_steps}  {words}")
 
     def _hint(self, gauges: dict[str, float], waited_seconds: float) -> None:
         """Log what would use the card better, once."""

@@ -28,6 +28,25 @@ def test_a_line_goes_to_standard_error_once_as_it_is_and_an_error_is_called_one(
     assert caplog.messages == ["theirs"]
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "pipe"])
+def test_a_terminals_lines_are_broken_between_words_below_their_column_and_a_pipes_are_whole(stream, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    words = "a small GPT-2 of 1.3M parameters that reads a little text"
+    console.start(stream=stream)
+    logging.getLogger("pretrain").info(f"model    {words}")
+    lines = stream.getvalue().splitlines()
+    if not stream.isatty():
+        assert lines == [f"model    {words}"]
+        return
+    assert len(lines) > 1 and all(len(line) <= 40 for line in lines) and lines[1].startswith(" " * 9)
+    assert " ".join(line.removeprefix("model").strip() for line in lines) == words
+
+
 def test_a_line_stands_beside_a_progress_bar(capsys):
     console.start()
     with tqdm(total=10, initial=3, ascii=True, mininterval=0) as bar:

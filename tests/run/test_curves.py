@@ -64,7 +64,7 @@ def test_panels_without_data_are_left_out_and_the_picture_is_shorter(tmp_path, d
     for rows in ([LOOK], [LOOK, *TRAIN], [LOOK, *TRAIN, SCORED], [LOOK, fast]):
         draw_curves(rows, tmp_path / "curves.png", "a run")
     assert [name.split(" (")[0] for name in names(drawn[0])] == ["loss"]
-    assert [name.split(" (")[0] for name in names(drawn[1])] == ["loss", "learning rate", "tokens / s", "gradient norm"]
+    assert [name.split(" (")[0] for name in names(drawn[1])] == ["loss", "learning rate", "tokens / s"]
     assert "HellaSwag (% of 1,000)" in names(drawn[2])
     assert "MFU (%)" in names(drawn[3]) and "MFU (%)" not in names(drawn[2])
     heights = [figure.get_figheight() for figure in drawn]
@@ -101,6 +101,31 @@ def test_what_others_published_is_a_named_line_where_the_run_has_that_metric(tmp
     assert flat == [0.2892, 0.25]
     low, high = drawn[0].axes[0].get_ylim()
     assert low < 2.5 and high > 3.29  # the line is in view
+
+
+def test_a_bigram_model_and_gzip_are_lines_of_the_loss_and_bits_per_byte_an_axis(tmp_path, drawn):
+    baseline = {"step": 2, "tokens": 16, "baseline/bigram": 2.75, "baseline/gzip": 1.5}
+    draw_curves([*TRAIN, LOOK | {"eval/bits_per_byte": 1.25}, baseline], tmp_path / "curves.png", "a run")
+    axes = drawn[0].axes[0]
+    assert words(axes) == ["a bigram model: 2.75", "gzip: 1.50 bits per byte", "2.500"]
+    assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_linestyle() == "--"] == [
+        2.75,
+        3.0,
+    ]  # 2 nats a bit
+    (bits,) = axes.child_axes
+    assert bits.get_ylabel() == "bits per byte"
+    drawn[0].draw_without_rendering()
+    assert bits.get_ylim() == pytest.approx([limit / 2 for limit in axes.get_ylim()])
+
+
+def test_the_training_loss_is_smoothed_above_its_own_faint_line_where_there_are_enough_updates(tmp_path, drawn):
+    draw_curves(long_run(1000), tmp_path / "curves.png", "a run")
+    draw_curves(TRAIN, tmp_path / "curves.png", "a run")
+    raw, smooth, _ = drawn[0].axes[0].get_lines()
+    assert smooth.get_label() == "train, smoothed" and raw.get_alpha() < 1
+    assert smooth.get_ydata()[500] == pytest.approx(np.mean(raw.get_ydata()[480:520]), abs=1e-3)
+    assert smooth.get_ydata()[0] > 4 and len(smooth.get_ydata()) == len(raw.get_ydata())
+    assert [line.get_label() for line in drawn[1].axes[0].get_lines()][0] == "train"
 
 
 def test_hellaswag_has_a_band_of_one_standard_error_and_its_last_score(tmp_path, drawn):

@@ -1,6 +1,9 @@
 """What a run reports and writes, and the clock it goes by."""
 
 import json
+import os
+import re
+import termios
 from types import SimpleNamespace
 
 import pytest
@@ -193,7 +196,23 @@ def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys,
     lines = err.splitlines()
     assert out == "" and "\r" not in err
     assert [line.split("/")[0].split()[-1] for line in lines if line.startswith("step ")] == ["1", "3", "10"]
-    assert "loss 2.000" in err and "tok/s 1,234" in err and "mfu" not in err and "left 0 s" in lines[-1]
+    assert "loss 2.000" in err and "  1,234 tok/s  " in err and "mfu" not in err and "left 0 s" in lines[-1]
+
+
+def test_the_bar_of_a_terminal_of_80_columns_has_room_and_words_that_are_whole(tmp_path, monkeypatch):
+    mine, its = os.openpty()
+    termios.tcsetwinsize(its, (24, 80))
+    with open(its, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        made = make(tmp_path)
+        for step in (1, 9):
+            update(made, step, float(step))
+        made._bar.refresh()
+        made.close()
+        drawn = os.read(mine, 10_000).decode()
+    os.close(mine)
+    last = [line for line in re.split(r"[\r\n]+", drawn) if line.startswith("step 9/10 ")][-1].rstrip()
+    assert re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tok/s  left \d+ s$", last) and len(last) <= 80, last
 
 
 def test_expected_time_is_logged_once_from_the_first_steps(tmp_path, capsys):
