@@ -36,7 +36,7 @@ unexport RUN
 export STOP_RUN := $(value RUN)
 # uv is used where it is installed.
 UV := $(shell command -v uv || ls $(BIN)/uv 2>/dev/null)
-INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
+INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
 # Of the tests: two more than cores, for some tests wait; each takes a gigabyte.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 2, 16))')
 
@@ -63,8 +63,11 @@ lock uvlock: ## write uv.lock anew, with hashes, from the public index only
 	$(if $(UV),,$(error uv is not installed; make uv))
 	env -u UV_INDEX -u UV_DEFAULT_INDEX -u UV_INDEX_URL -u UV_FIND_LINKS $(UV) lock --no-config --default-index https://pypi.org/simple
 
+# As many as accelerate takes by itself, which then writes three lines about it.
+THREADS = $(if $(CARD),,--num_cpu_threads_per_process $(shell $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'))
+
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
-	$(BIN)/accelerate launch --quiet --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
+	$(BIN)/accelerate launch --quiet $(THREADS) --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 
 post-train: $(VENV)/.installed-post ## pre-train a small GPT-2 on addition, then improve it by a checked reward (FLAGS: post_train.py's)
 	$(BIN)/python scripts/addition.py

@@ -15,8 +15,8 @@ import html
 
 from pretrain.base.layout import LOG
 
-COLUMNS, FIRST, LAST = 118, 14, 18
-SIZE, LINE = 13, 18  # pixels
+COLUMNS, FIRST, LAST = 104, 32, 9
+SIZE, LINE, CELL = 13, 18, 7.8  # pixels: of the font, a line, a character
 
 
 def draw(command: str, lines: list[str]) -> str:
@@ -27,10 +27,10 @@ def draw(command: str, lines: list[str]) -> str:
         f"$ {command.removeprefix('$ ')}",
         *(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in lines),
     ]
-    width, height = round(COLUMNS * SIZE * 0.602) + 32, len(shown) * LINE + 32
+    width, height = round(COLUMNS * CELL) + 32, len(shown) * LINE + 32
     rows = [
-        f'<text x="16" y="{24 + LINE * number}" fill="{"#8ec07c" if number == 0 else "#d5d8dc"}" '
-        f'xml:space="preserve">{html.escape(line, quote=False)}</text>'
+        f'<text x="16" y="{24 + LINE * number}" fill="{"#8ec07c" if number == 0 else "#d5d8dc"}" xml:space="preserve" '
+        f'textLength="{CELL * len(line):g}" lengthAdjust="spacingAndGlyphs">{html.escape(line, quote=False)}</text>'
         for number, line in enumerate(shown)
     ]
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
