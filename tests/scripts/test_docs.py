@@ -31,7 +31,12 @@ def prepare_data_recipe(words):
     return reading.load_recipe(Path(flags.pop("recipe", reading.RECIPE)), flags)
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "AGENTS.md",
+    ROOT / ".github/CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # What a script asks of its flags; a recipe, a model or a file need not be there.
 PARSERS = {
     "check_setup.py": check_setup.parse,
@@ -81,7 +86,8 @@ SMALL += " --per_device_train_batch_size 2"
 
 def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, monkeypatch):
     run("train.py", "--recipe", "tiny.yaml", *shlex.split(SMALL), "--run_name", "quickstart", "--tokenizer", "bpe")
-    shutil.copytree("runs/quickstart", "runs/gpt2_124m")
+    for name in ("gpt2_124m", "adamw", "muon"):
+        shutil.copytree("runs/quickstart", f"runs/{name}")
     Path("recipes").symlink_to(ROOT / "recipes")
     Path("my.txt").write_text(TEXT)
     Path("corpus").mkdir()
@@ -92,27 +98,35 @@ def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, 
     ran = []
     for script, words in commands(ROOT / "README.md"):
         needs_hub = "recipes/gpt2_124m.yaml" in words or "recipes/finetune_shakespeare.yaml" in words or not words
-        if "--translate" in words:
-            continue  # the test above
+        if "--translate" in words or script == "generate.py" and "--chat" in words:
+            continue  # the test above; what TRL has trained
         if not {"--estimate", "--plan"} & {*words} and (needs_hub or "openai-community/gpt2" in words):
             continue
-        done = run(script, *words, *shlex.split(more.get(script, "")))
+        pictures = {"PICTURES": "1"} if script == "compare_runs.py" else {}
+        done = run(script, *words, *shlex.split(more.get(script, "")), **pictures)
         ran.append((script, done.stdout + done.stderr))
     assert [script for script, _ in ran] == [
-        *(
-            "generate.py",
-            "generate.py",
-            "train.py",
-            "train.py",
-            "check_setup.py",
-            "check_setup.py",
-            "eval_hellaswag.py",
-            "export_model.py",
-        )
+        "train.py",
+        "export_model.py",
+        "check_setup.py",
+        "generate.py",
+        "train.py",
+        "eval_hellaswag.py",
+        "compare_runs.py",
+        "export_model.py",
     ]
     printed = "".join(text for _, text in ran)
-    assert "sample 3 of 3" in printed and "4 x a6000" in printed and "runs/own_text/model/" in printed
+    assert "4 x a6000" in printed and "runs/own_text/model/" in printed
     assert "acc_token_norm" in printed and Path("exports/gpt2/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_the_five_minute_experiment_runs_and_is_compared(workplace):
+    Path("recipes").symlink_to(ROOT / "recipes")
+    for script, words in commands(ROOT / "AGENTS.md"):
+        more = shlex.split(SMALL) if script == "train.py" else []
+        done = run(script, *words, *more, PICTURES="1")
+    assert "learning_rate" in done.stdout and Path("runs.png").is_file()
 
 
 def test_pages_have_commands_of_every_script():
