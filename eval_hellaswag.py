@@ -14,6 +14,7 @@ from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import flags
+from pretrain.model.find import find
 from pretrain.recipe import reading
 
 TASK = "hellaswag"
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     """Score, print the table and the JSON line, write and push what was asked for."""
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
+    find(asked.model)
     # Here, for they take seconds: a wrong flag is answered at once.
     from pretrain.evaluation import scoring
     from pretrain.hub import client, scores

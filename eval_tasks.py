@@ -14,6 +14,7 @@ from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.evaluation import flags
+from pretrain.model.find import find
 from pretrain.recipe import keys, reading, rules
 
 
@@ -22,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     """Score, print the table and the JSON lines, write what was asked for."""
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
+    find(asked.model)
     # Here, for they take seconds: a wrong flag is answered at once.
     from pretrain.evaluation import scoring
     from pretrain.hub import client

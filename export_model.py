@@ -16,6 +16,7 @@ from pathlib import Path
 from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.model.find import refuse_absent
 from pretrain.recipe import reading, rules
 
 DTYPES = ("fp32", "bf16", "fp16", "int8")
@@ -27,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     """Export, read back, measure; print one table."""
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
+    refuse_absent(asked.model, "")
     # Here, for they take seconds: a wrong flag is answered at once.
     from pretrain.hub import client
     from pretrain.model import llama_cpp

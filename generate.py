@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pretrain.base import console
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.model.find import find
 from pretrain.recipe import reading
 
 
@@ -62,6 +63,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def print_samples(asked: argparse.Namespace) -> None:
     """Load the model; write on from the prompt, as often as asked, or chat."""
+    name = find(asked.model)
     # Here, for they take seconds: a wrong flag is answered at once.
     import torch
     from transformers.utils.logging import disable_progress_bar
@@ -75,7 +77,6 @@ def print_samples(asked: argparse.Namespace) -> None:
     client.bound_client()
 
     disable_progress_bar()
-    name = pretrained.find(asked.model)
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     fields = dataclasses.fields(sampling.Sampling)

@@ -57,6 +57,7 @@ def post_train(task, settings) -> None:
     from pretrain.data import tokenization
     from pretrain.hub import client
     from pretrain.model import export, pretrained
+    from pretrain.model.find import find
     from pretrain.post import positions, problems, rewards
     from pretrain.post.report import Report
     from pretrain.post.settings import refusal
@@ -75,7 +76,7 @@ def post_train(task, settings) -> None:
         )
     reward = rewards.checked(task.reward, task.stop)
     prompts, held_out = problems.read("prompts", task.prompts), problems.read("held_out", task.held_out)
-    name = pretrained.find(task.model, "model =")
+    name = find(task.model, "model = ")
     tokenizer, model = tokenization.load(name, of_model=True), pretrained.load(name).float()
     problems.check(model, tokenizer, [*prompts, *held_out], longest)
     problems.stop_at(model, tokenizer, task.stop)

@@ -26,7 +26,8 @@ if __name__ == "__main__":  # before the imports below, which take seconds
 
     from pretrain.data import background
 
-    background.start_ahead(sys.argv[1:])
+    if status := background.start_ahead(sys.argv[1:]):
+        sys.exit(status)
 
 import numpy as np
 import torch

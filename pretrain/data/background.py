@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.data import sources
 from pretrain.data.names import has_urls
 from pretrain.recipe import keys, reading
 
@@ -37,14 +39,19 @@ def reader_command(argv: Sequence[str], source: int) -> list[str]:
     return [sys.executable, str(PREPARE), *argv, "--source", str(source), "--follow"]
 
 
+@exit_on_bad_input
 def start_ahead(argv: Sequence[str]) -> None:
     """Start the readers that train.py's ``argv`` needs in a new folder, so that they import while the trainer does.
 
     They do nothing else before a Preparation takes them over; where none does, they end with this process.
+
+    Returns the exit status: 0, or 2 where a source is not stated or not there.
     """
+    recipe, _, reader_argv = reading.parse_training(argv)
+    for source in keys.sources(recipe.data) if recipe else ():
+        sources.refuse_absent(source)
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
-    recipe, _, reader_argv = reading.parse_training(argv)
     # Whether an older folder has the source already is known only once its text is hashed, which may take longer.
     if recipe is None or Path(recipe.data.prepared_data_dir).is_dir():
         return

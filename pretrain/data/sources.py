@@ -7,6 +7,7 @@ a part: (name, read), where ``read(row)`` yields (text, begins) from that row on
 none, and whether it begins a document. All text files of a split are one part; a table's file is one.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from glob import glob
+from glob import glob, has_magic
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +33,7 @@ from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.data.records import Reader
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
+from pretrain.recipe.rules import nearest
 
 STDLIB = "python_stdlib"
 TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
@@ -45,6 +47,7 @@ DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text 
 # What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
 ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 NAME_BYTES, SUFFIX_BYTES = 240, 200  # of a source in its folder's name; of a URL in its copy's: both have 255 in all
+NO_DATA = "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
 FORMATS = {"csv": 3}  # formats of single kinds
@@ -106,7 +109,25 @@ def find_source(config: Data) -> FoundSource:
         return _stdlib(config)
     if config.dataset_name:
         return _hub_dataset(config)
-    raise BadInput("no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)")
+    raise BadInput(NO_DATA)
+
+
+def refuse_absent(config: Data) -> None:
+    """Raise BadInput where no source is stated, or a file of it that lies here is not there: what is known at once."""
+    if not (config.data_dir or config.data_files or config.dataset_name):
+        raise BadInput(NO_DATA)
+    for key in ("data_files", "validation_files"):
+        for pattern in getattr(config, key) or ():
+            _refuse_odd_name(key, pattern)
+            if not pattern.startswith(URL) and not has_magic(pattern) and not os.path.lexists(pattern):
+                raise BadInput(_no_such_file(key, pattern))
+
+
+def _no_such_file(key: str, name: str) -> str:
+    beside: list[str] = []
+    with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
+        beside = [str(one) for one in Path(name).parent.iterdir() if one.is_file()]
+    return f"{key}: {name}: no such file{nearest(name, beside)}"
 
 
 def _identity(config: Data, **own: Any) -> dict[str, Any]:
@@ -214,7 +235,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
             if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)
                 raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
             if not os.path.isfile(path):  # noqa: PTH113
-                raise BadInput(f"{key}: {path}: no such file")
+                raise BadInput(_no_such_file(key, str(path)))
             if not path.stat().st_size:
                 raise BadInput(f"{key}: {path}: is empty")
             if not os.access(path, os.R_OK):

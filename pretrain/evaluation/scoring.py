@@ -27,6 +27,7 @@ from pretrain.evaluation.likelihood import Answer
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator
 from pretrain.model import pretrained
+from pretrain.model.find import find
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def score(
 
     Raises BadInput where a task cannot be scored, before any is, and when it is interrupted.
     """
-    name = pretrained.find(model_name)
+    name = find(model_name)
     tokenizer = tokenization.load(name, of_model=True)
     records = items.records()
     tests = [Encoded(records[task], items.read(records[task], data_files, limit), tokenizer) for task in tasks]

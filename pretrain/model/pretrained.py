@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from transformers.activations import NewGELUActivation
 from pretrain.base.errors import BadInput, first_line
 from pretrain.model.architectures import ARCHITECTURES, padded
 from pretrain.model.attention import CAUSAL
+from pretrain.model.find import find
 from pretrain.recipe import keys
 from pretrain.recipe.rules import either
 
@@ -63,7 +63,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
-    found = find(name, "init_from =")
+    found = find(name, "init_from = ")
     with _loading(f"init_from = {name}"):
         config = AutoConfig.from_pretrained(found, trust_remote_code=False)
     record = ARCHITECTURES.get(config.model_type)
@@ -125,28 +125,6 @@ def _loading(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise BadInput(f"{what}: cannot be loaded: {first_line(error)}") from None
-
-
-def find(name: str, asked: str = "--model") -> str:
-    """Return the name that ``load`` takes: a run folder stands for its ``model/``, any other folder or Hub id for itself.
-
-    Raises BadInput, which begins with ``asked``, where there is no such folder or the run has not written its model.
-    """
-    path = Path(name)
-    if (path / "model").is_dir():
-        return str(path / "model")
-    if path.is_dir() and (path / "checkpoints").is_dir():
-        raise BadInput(
-            f"{asked} {name}: the run has not written model/ yet; it does so at its end. Until then "
-            f"python export_model.py {name} --out exports/{path.name} makes a model of its newest checkpoint"
-        )
-    if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
-        raise BadInput(f"{asked} {name}: holds no model; give a folder with config.json and weights")
-    if not path.exists() and (
-        path.parts[0] == "runs" or path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()
-    ):
-        raise BadInput(f"{asked} {name}: no such folder (a Hub id is owner/name)")
-    return name
 
 
 def load(name: str) -> PreTrainedModel:

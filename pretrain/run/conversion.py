@@ -22,6 +22,7 @@ from pretrain.data.readers.text import rows as text_rows
 from pretrain.evaluation import likelihood, validation
 from pretrain.model import compression, export, llama_cpp, pretrained
 from pretrain.model.build import build
+from pretrain.model.find import find
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 
@@ -135,7 +136,7 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     if run_dir and not (run_dir / "model").is_dir():
         return open_checkpoint(run_dir)
     try:
-        found = pretrained.find(name)
+        found = find(name)
         tokenizer = tokenization.load(found, of_model=True)
         model = pretrained.load(found)
     except BadInput as error:

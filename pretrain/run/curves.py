@@ -143,8 +143,8 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
     if smooth is not None:
         axes.plot(train[0], smooth, color=BLUE, linewidth=1.6, label="train, smoothed")
     axes.plot(*held_out, color=VERMILLION, linewidth=1.6, marker="o", markersize=4, label="validation")
-    for label, (value, place) in levels.items():
-        level(axes, value, label, BLACK, place)
+    for label, (value, where) in levels.items():
+        level(axes, value, label, BLACK, where)
     if reference:
         most = max((float(places[-1]) for places, _ in (train, held_out) if len(places)), default=0.0)
         axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)

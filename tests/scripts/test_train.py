@@ -56,6 +56,22 @@ def uninterrupted(whole_run, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--data_files", "mine.tx"], "data_files: mine.tx: no such file; did you mean mine.txt?"),
+        ([], "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"),
+    ],
+)
+def test_data_that_is_not_there_is_refused_before_torch_is_imported(workplace, words, said):
+    Path("mine.txt").write_text("text")
+    code = "import sys; sys.modules['torch'] = None; from pretrain.data import background as b; "
+    code += "sys.exit(b.start_ahead(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--recipe", str(ROOT / "recipes" / "own_text.yaml"), *words]
+    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"error: {said}\n")
+
+
 def test_a_run_leaves_everything_that_the_readme_names(workplace):
     done = run("train.py", *TINY, "--run_name", "r", PICTURES="1")
     folder = Path("runs/r")

@@ -1,0 +1,39 @@
+"""What a model's name stands for: a run, a folder, or a model of the Hub. Needs no torch."""
+
+import contextlib
+from pathlib import Path
+
+from pretrain.base.errors import BadInput
+from pretrain.recipe.rules import nearest
+
+
+def find(name: str, asked: str = "--model ") -> str:
+    """Return the name that ``pretrained.load`` takes: a run folder stands for its ``model/``, any other for itself.
+
+    Raises BadInput, which begins with ``asked``, where there is no such folder or the run has not written its model.
+    """
+    path = Path(name)
+    if (path / "model").is_dir():
+        return str(path / "model")
+    if path.is_dir() and (path / "checkpoints").is_dir():
+        raise BadInput(
+            f"{asked}{name}: the run has not written model/ yet; it does so at its end. Until then "
+            f"python export_model.py {name} --out exports/{path.name} makes a model of its newest checkpoint"
+        )
+    if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
+        raise BadInput(f"{asked}{name}: holds no model; give a folder with config.json and weights")
+    refuse_absent(name, asked)
+    return name
+
+
+def refuse_absent(name: str, asked: str = "--model ") -> None:
+    """Raise BadInput for a name that is neither there nor may be a Hub id; it names the nearest folder."""
+    path = Path(name)
+    local = (
+        path.parts[:1] == ("runs",) or path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()
+    )
+    if local and not path.exists():
+        beside: list[str] = []
+        with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
+            beside = [str(one) for one in path.parent.iterdir() if one.is_dir()]
+        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){nearest(name, beside)}")
