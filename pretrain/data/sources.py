@@ -124,10 +124,10 @@ def refuse_absent(config: Data) -> None:
 
 
 def _no_such_file(key: str, name: str) -> str:
-    beside: list[str] = []
+    path, beside = Path(name), []
     with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
-        beside = [str(one) for one in Path(name).parent.iterdir() if one.is_file()]
-    return f"{key}: {name}: no such file{nearest(name, beside)}"
+        beside = [one.name for one in path.parent.iterdir() if one.is_file()]
+    return f"{key}: {name}: no such file{nearest(path.name, beside, name.removesuffix(path.name))}"
 
 
 def _identity(config: Data, **own: Any) -> dict[str, Any]:

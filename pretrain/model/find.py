@@ -35,5 +35,6 @@ def refuse_absent(name: str, asked: str = "--model ") -> None:
     if local and not path.exists():
         beside: list[str] = []
         with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
-            beside = [str(one) for one in path.parent.iterdir() if one.is_dir()]
-        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){nearest(name, beside)}")
+            beside = [one.name for one in path.parent.iterdir() if one.is_dir()]
+        near = nearest(path.name, beside, f"{path.parent}/")
+        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){near}")

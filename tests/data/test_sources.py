@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_key_and_a_folder_with_a_
     name = text(tmp_path, "t.txt", "x" * 20)
     for key in ("data_files", "validation_files"):
         asked = {"data_files": [name]} | {key: [str(tmp_path / "no.txt")]}
-        assert refused(**asked) == f"{key}: {tmp_path}/no.txt: no such file"
+        assert refused(**asked) == f"{key}: {tmp_path}/no.txt: no such file; did you mean {tmp_path}/t.txt?"
     assert "no*.txt: no such file" in refused(data_files=[f"{tmp_path}/no*.txt"])
     assert "e.txt: is empty" in refused(data_files=[text(tmp_path, "e.txt", "")])
     text(tmp_path, "books/deep/a.txt", "x" * 20)
