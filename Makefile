@@ -117,9 +117,10 @@ test-faults: $(VENV)/.installed-dev ## attacks: damage, kills, full disks, fuzz,
 test-null-card: $(if $(NULL_CARD_PYTHON),,$(NULL_CARD_VENV)/.installed) ## code for cards, compiled too, without a card (an hour, 6 GB)
 	$(or $(NULL_CARD_PYTHON),$(NULL_CARD_VENV)/bin/python) -m pytest -m null_card tests/card/null
 
-check: $(VENV)/.installed-dev ## format, lint, types, shell scripts, layout rules
+check: $(VENV)/.installed-dev ## format, lint, spelling, types, shell scripts, layout rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	PATH=$(BIN):$$PATH shellcheck .ci/run scripts/*.sh benchmarks/*.sh
 	$(BIN)/python -m pytest tests/test_layout.py

@@ -27,7 +27,7 @@ from pretrain.recipe import keys, reading, references
 from pretrain.run import curves
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
-DASHES = ("-", "--", "-.")  # for more columns than colours
+DASHES = ("-", "--", "-.")  # for more columns than colors
 POINTS = 400  # of a train loss
 NAMES = ("run_name", "output_dir", "resume_from_checkpoint", "tags")  # keys that say nothing of a run
 CELL = 28  # characters of a value
@@ -200,7 +200,7 @@ def draw(columns: Sequence[Column], path: Path, reference: references.Reference 
 
 
 def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:
-    """Draw one column's metric; return its line, label and colour, or None where it has none."""
+    """Draw one column's metric; return its line, label and color, or None where it has none."""
     import numpy as np  # here, for it takes time, and a wrong flag is answered at once
 
     series = [curves.series(run, name, x) for run in column.runs]

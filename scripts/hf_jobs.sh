@@ -7,7 +7,7 @@
 # the tests' machine.
 #
 # A job's disk is gone with the job, so all that stays is what was pushed: the model with a full checkpoint, at each save. Time
-# up, machine lost, job cancelled? Start the same command again; what came after the last push is done again. A push of GPT-2
+# up, machine lost, job canceled? Start the same command again; what came after the last push is done again. A push of GPT-2
 # 124M's checkpoint is 1.5 GB (estimated: 124M parameters, two moments each, fp32; a client without hf_xet sends the weights
 # twice, 2.0 GB): save no oftener than the uplink sends that.
 # The data is streamed anew by each job, from its beginning to where the run is.

@@ -22,7 +22,7 @@
 #
 # Environment: RECIPE, whose name is the run's, the run folder's (runs/NAME) and the repository's (yours, private); PUSH=1, or
 # HUB_MODEL_ID=OWNER/NAME for another repository; HF_TOKEN (only from here; never printed), DRY_RUN=1, PRICE_PER_MACHINE_HOUR, and
-# PREPARE=1, which tokenises all data before training. That is not needed: the data is streamed while training. It helps where
+# PREPARE=1, which tokenizes all data before training. That is not needed: the data is streamed while training. It helps where
 # the download is slower than the cards, and is best done on a machine without cards that shares the disk.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

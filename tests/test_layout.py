@@ -241,6 +241,14 @@ def test_readme_is_read_in_five_minutes_and_has_pictures():
     assert 900 <= len(text.split()) <= 1100 and len(re.findall(r"^!\[", text, re.MULTILINE)) >= 1
 
 
+@pytest.mark.parametrize(
+    "page", ["README.md", "AGENTS.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
+def test_a_pages_lines_are_at_most_120_columns_but_for_tables_and_commands(page):
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))]
+
+
 def test_the_page_of_knobs_names_every_key_of_a_recipe():
     text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
     assert len(FIELDS) > 60 and not [key for key in FIELDS if f"`{key}`" not in text]

@@ -35,7 +35,7 @@ class Card:
     """A card: ``name`` is also its preset's, ``pattern`` the driver's whole name of it, the rest its data sheet.
 
     Attributes:
-        link_gigabytes_per_second: between neighbours, one way: a PCIe 4.0 slot's, or NVLink's.
+        link_gigabytes_per_second: between neighbors, one way: a PCIe 4.0 slot's, or NVLink's.
         products: matrix products in bf16 (fp16 before Ampere) as others measured them; None: nobody.
         training: GPT-2 124M as others trained it; None: nobody.
         ours: GPT-2 124M as train.py trained it on such a card; None: not yet.

@@ -64,7 +64,7 @@ def clean_prints() -> None:
 class _Cleaned:
     def __init__(self, stream: TextIO):
         self.stream = stream
-        self.isatty = lambda: False  # so that nobody colours what is written
+        self.isatty = lambda: False  # so that nobody colors what is written
 
     def write(self, text: str) -> int:
         self.stream.write(foreign.clean(text))

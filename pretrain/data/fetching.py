@@ -1,7 +1,7 @@
 """Token files of a data set of the Hub, fetched one by one: from a pinned commit, each checked before it is read.
 
 The folder is one of shards like any other: the files under their own names, and a manifest that grows. Nothing is
-tokenised, so that training begins with the validation split and the first train file.
+tokenized, so that training begins with the validation split and the first train file.
 """
 
 import logging

@@ -211,9 +211,9 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 def _as_tiktoken(tokenizer: PreTrainedTokenizerFast) -> Any:
     """Return a tiktoken.Encoding with the tokenizer's merge table, or None where the table would not mean the same.
 
-    tiktoken joins the two neighbours whose bytes together have the lowest id; a Hugging Face BPE joins the two that
+    tiktoken joins the two neighbors whose bytes together have the lowest id; a Hugging Face BPE joins the two that
     stand first in its list of merges. The two agree on every text when ids rise along that list and every token's own
-    bytes merge to that token. For take the first time that tiktoken joins neighbours x, y to a token t which the list
+    bytes merge to that token. For take the first time that tiktoken joins neighbors x, y to a token t which the list
     makes of others, a, b: until then nothing was joined across the ends of t's bytes, so inside them the same was
     joined as when t stands alone; there its last two parts are a, b, and here x, y.
     """

@@ -71,7 +71,7 @@ def published(recipe: Mapping) -> dict[str, dict[str, float]]:
 def energy(rows: Sequence[Mapping]) -> tuple[float, float]:
     """Return the joules of the card whose ``gpu/watts`` the rows hold, and the seconds of training that they cover.
 
-    The trapezoid between each two neighbouring updates that both have a reading.
+    The trapezoid between each two neighboring updates that both have a reading.
     """
     read = [(row["elapsed_seconds"], row.get("gpu/watts")) for row in rows if "elapsed_seconds" in row]
     joules = seconds = 0.0

@@ -140,7 +140,7 @@ def exchange_seconds(shape: Shape, *, count: int, link: float) -> float:
     """Return the seconds of one gradient exchange: a ring moves 2 (n - 1) / n of the fp32 gradients over each link.
 
     Args:
-        link: bytes per second between neighbours.
+        link: bytes per second between neighbors.
     """
     return 2 * (count - 1) / count * 4 * shape.parameters / link
 

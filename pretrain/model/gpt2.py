@@ -10,7 +10,7 @@ from torch import nn
 from transformers import GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
-# Compiled under autocast, a norm's scale and shift go into the weights of the product behind it: normalised, in half
+# Compiled under autocast, a norm's scale and shift go into the weights of the product behind it: normalized, in half
 # precision, is then what the product takes and all that both backward passes keep, and no gradient of scale and shift
 # reads it once more. Everywhere else norm and product are the stock ones.
 

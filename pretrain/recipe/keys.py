@@ -338,7 +338,7 @@ class Hub:
         "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
         choices=("end", "every_save", "checkpoint", "all_checkpoints"),
     )
-    license: str = run("unknown", "licence of the model, for its card: an identifier of the Hub")
+    license: str = run("unknown", "license of the model, for its card: an identifier of the Hub")
     language: list[str] = run((), "language of the text, for the card: ISO 639 codes, or code")
 
     @property

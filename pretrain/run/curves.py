@@ -14,7 +14,7 @@ from pretrain.evaluation.items import records
 from pretrain.evaluation.record import Task
 from pretrain.recipe.references import Reference
 
-# Okabe and Ito's colours, which colour-blind people can distinguish; their yellow is too light for a line.
+# Okabe and Ito's colors, which color-blind people can distinguish; their yellow is too light for a line.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905
 SCORES = {"acc": (GREEN, "o"), "acc_norm": (BLUE, "s"), "acc_token_norm": (VERMILLION, "^")}
 AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training"}
@@ -159,7 +159,7 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray | None:
-    """Return the mean of each value and its neighbours, or None where there are too few to smooth."""
+    """Return the mean of each value and its neighbors, or None where there are too few to smooth."""
     width = len(values) // SMOOTHED
     if width < 2:
         return None
@@ -209,7 +209,7 @@ def _draw_speed(axes, rows: Sequence[Mapping], published: Published) -> None:
 
 
 def _side(axes, points: tuple[np.ndarray, np.ndarray], color: str, label: str, ylim: tuple, **line) -> None:
-    """Draw a line whose axis has its colour and name."""
+    """Draw a line whose axis has its color and name."""
     axes.plot(*points, color=color, marker="." if len(points[0]) < 2 else None, **line)
     axes.set(ylim=ylim)
     axes.set_ylabel(label, color=color)
@@ -228,7 +228,7 @@ def level(axes, value: float, label: str, color: str, place: float) -> None:
 
 
 def name_ends(axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write each line's name and last value at its end, (x, y, name, colour), moved apart where two would overlap."""
+    """Write each line's name and last value at its end, (x, y, name, color), moved apart where two would overlap."""
     low, high = axes.get_ylim()
     least, free = 0.9 * 12 / (72 * axes.get_figure().get_figheight() * axes.get_position().height), -math.inf
     for _, y, label, color in sorted(ends, key=lambda end: end[1]):

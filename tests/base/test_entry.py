@@ -92,10 +92,10 @@ def started(tmp_path, script, *words, slow="raise SystemExit('torch is imported'
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_each_script_refuses_an_optimised_python_and_such_a_variable_before_what_takes_seconds(tmp_path, script):
+def test_each_script_refuses_an_optimized_python_and_such_a_variable_before_what_takes_seconds(tmp_path, script):
     done = started(tmp_path, script, "--help", python=["-OO"], WORLD_SIZE="abc", RANK="3")
-    optimised, variable = done.stderr.splitlines()
-    assert done.returncode == 2 and "PYTHONOPTIMIZE=2" in optimised and variable.startswith("error: WORLD_SIZE = abc: ")
+    optimized, variable = done.stderr.splitlines()
+    assert done.returncode == 2 and "PYTHONOPTIMIZE=2" in optimized and variable.startswith("error: WORLD_SIZE = abc: ")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -40,11 +40,11 @@ def model():
     made = GPT2LMHeadModel(config).train()
     for weight in made.parameters():  # far from uniform, so that what the model reads decides what it says
         weight.data.mul_(20.0 if weight.dim() > 1 else 1.0)
-    favour(made, {END: -1e4})
+    favor(made, {END: -1e4})
     return made
 
 
-def favour(model, logits):
+def favor(model, logits):
     """Add a constant to some ids' logits, with nothing else changed (GPT-2's head has no bias of its own)."""
     bias = torch.zeros(ROWS)
     for i, value in logits.items():
@@ -73,13 +73,13 @@ def test_a_character_that_is_cut_at_the_end_of_a_text_is_left_out():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_padding_is_never_sampled_however_likely(model, temperature):
-    favour(model, dict.fromkeys(range(USED, ROWS), 1e4))
+    favor(model, dict.fromkeys(range(USED, ROWS), 1e4))
     ids = go(model, n=40, temperature=temperature)
     assert len(ids) == 40 and max(ids) < USED
 
 
 def test_a_mark_that_ends_no_text_is_never_sampled_however_likely(model):
-    favour(model, {MARK: 1e4})
+    favor(model, {MARK: 1e4})
     assert MARK not in go(model, n=40)
 
 
@@ -124,7 +124,7 @@ def test_top_k_and_top_p_restrict_the_choice(model):
 
 
 def test_end_of_text_ends_the_sample_and_is_not_in_it(model):
-    favour(model, {END: 1e5})
+    favor(model, {END: 1e5})
     streamer = Ids()
     assert go(model, n=20, streamer=streamer) == [] and streamer.ended == 1
 

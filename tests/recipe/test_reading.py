@@ -158,17 +158,17 @@ def test_numbers_that_are_not_finite_are_refused_in_a_file_and_as_a_flag(tmp_pat
 
 def test_each_key_without_default_must_be_stated(tmp_path):
     needed = [name for name, field in keys.FIELDS.items() if field.default is keys.ABSENT]
-    lines = refused(write(tmp_path, "colour: red"))
+    lines = refused(write(tmp_path, "color: red"))
     assert len(needed) > 10
     for name in needed:
         assert sum(f" {name} is missing" in message and "state it" in message for message in lines) == 1
 
 
 def test_all_faults_come_at_once(tmp_path):
-    path = write(tmp_path, n_layer=0, seed="x", lr_scheduler_type="cosin", tokenizer=None, colour="red")
+    path = write(tmp_path, n_layer=0, seed="x", lr_scheduler_type="cosin", tokenizer=None, color="red")
     lines = refused(path, {"max_steps": "ten"})
     assert len(lines) == 6
-    for name in ("n_layer", "seed", "lr_scheduler_type", "tokenizer", "colour", "max_steps"):
+    for name in ("n_layer", "seed", "lr_scheduler_type", "tokenizer", "color", "max_steps"):
         assert sum(name in line for line in lines) >= 1
 
 

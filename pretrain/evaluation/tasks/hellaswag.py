@@ -1,6 +1,6 @@
 """HellaSwag (Zellers et al. 2019): which of four endings does a model find likeliest after a context? In three scores.
 
-- ``acc``, ``acc_norm``: on lm-evaluation-harness's text (activity label, ctx_b capitalised, brackets cleaned away) the
+- ``acc``, ``acc_norm``: on lm-evaluation-harness's text (activity label, ctx_b capitalized, brackets cleaned away) the
   likeliest ending, and the likeliest per character.
 - ``acc_token_norm``: build-nanogpt's and llm.c's: on ``ctx`` as it stands the likeliest ending per token.
 """
