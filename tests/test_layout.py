@@ -12,6 +12,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
 from pretrain.recipe.keys import FIELDS
+from scripts import keys_table
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("base", "recipe", "data", "model", "optim", "machine", "evaluation", "hub", "run", "post")
@@ -249,9 +250,10 @@ def test_a_pages_lines_are_at_most_120_columns_but_for_tables_and_commands(page)
     assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    ", "!["))]
 
 
-def test_the_page_of_knobs_names_every_key_of_a_recipe():
+def test_the_page_of_knobs_has_every_key_of_a_recipe_as_make_presets_writes_them():
     text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
-    assert len(FIELDS) > 60 and not [key for key in FIELDS if f"`{key}`" not in text]
+    assert len(FIELDS) > 60 and text.partition(keys_table.MARK)[2] == keys_table.tables()
+    assert not [key for key in FIELDS if f"| `{key}`" not in text]
 
 
 def test_every_accelerate_yaml_loads():

@@ -1,0 +1,40 @@
+"""Write the tables of docs/knobs.md anew: each key of a recipe, its default and what it does, from pretrain/recipe/keys.py.
+
+python scripts/keys_table.py
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from pretrain.recipe import keys  # noqa: E402
+from pretrain.recipe.rules import shown  # noqa: E402
+
+PAGE, MARK = ROOT / "docs" / "knobs.md", "<!-- make presets writes all below -->\n"
+MAY_CHANGE = {"science": "", "data": "", "run": " °"}
+
+
+def tables() -> str:
+    """Return a table for each part of a recipe."""
+    found = []
+    for part in keys.SLICES.values():
+        found.append(f"\n### {part.__name__}\n\n| key | default | what it does |\n|---|---|---|\n")
+        for field in dataclasses.fields(part):
+            about, default = field.metadata, "stated" if field.default is keys.ABSENT else shown(field.default)
+            words = about["help"].replace("|", "\\|")
+            found.append(f"| `{field.name}`{MAY_CHANGE[about['kind']]} | {default} | {words} |\n")
+    return "".join(found)
+
+
+def main() -> int:
+    """Write the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(text.partition(MARK)[0] + MARK + tables(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
