@@ -96,9 +96,10 @@ gpu-status: ## each card's use, memory, watts and temperature
 gpu-hot: $(VENV)/.installed ## multiply on every card, to warm it up or to test it (SECONDS=60; 0: until Ctrl-C; GPUS=0,1)
 	@$(BIN)/python scripts/gpu_hot.py $(call quoted,$(SECONDS))
 
-presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (pretrain/base/cards.csv) and of keys (docs/knobs.md) anew
+presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (pretrain/base/cards.csv) and of keys (docs/knobs.md), notebooks/walkthrough.ipynb anew
 	$(BIN)/python benchmarks/estimate_cards.py --write >/dev/null
 	$(BIN)/python scripts/keys_table.py
+	$(BIN)/python scripts/walkthrough_notebook.py
 
 card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak of GPT-2 124M, and the row to send us
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report

@@ -24,6 +24,7 @@ import generate
 import prepare_data
 from benchmarks import terminal_picture
 from pretrain.recipe import reading
+from scripts import walkthrough_notebook
 
 
 def prepare_data_recipe(words):
@@ -150,6 +151,22 @@ def test_the_walkthrough_runs_and_prints_lines_like_those_on_the_page(tmp_path):
 
     assert without_figures(done.stdout) == without_figures(told)
     assert "equal to the bit: True" in done.stdout and "asked again, the same: True" in done.stdout
+
+
+def test_the_walkthroughs_notebook_is_what_make_presets_writes_of_the_page():
+    assert walkthrough_notebook.NOTEBOOK.read_text(encoding="utf-8") == walkthrough_notebook.notebook()
+
+
+@pytest.mark.slow
+def test_the_walkthroughs_notebook_runs_and_prints_what_the_page_says():
+    import nbformat
+    from nbclient import NotebookClient
+
+    text = walkthrough_notebook.NOTEBOOK.read_text(encoding="utf-8").replace("updates = 300", "updates = 25")
+    notebook = nbformat.reads(text, as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "equal to the bit: True" in printed and "asked again, the same: True" in printed
 
 
 @pytest.mark.slow
