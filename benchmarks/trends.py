@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
         "per_device_train_batch_size": STEP_TOKENS // 128,
     }
     runs = Runs(asked, about, BPE | keys if asked.part == "size" else {})
-    scale(runs, asked) if asked.part == "scale" else size(runs, asked)
+    {"scale": scale, "size": size}[asked.part](runs, asked)
     return 0
 
 

@@ -7,7 +7,6 @@ a part: (name, read), where ``read(row)`` yields (text, begins) from that row on
 none, and whether it begins a document. All text files of a split are one part; a table's file is one.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -33,7 +32,7 @@ from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.data.records import Reader
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
-from pretrain.recipe.rules import nearest
+from pretrain.recipe.rules import nearest_beside
 
 STDLIB = "python_stdlib"
 TEST_FOLDERS = {"test", "tests", "idle_test", "testdata", "test_data"}
@@ -124,10 +123,7 @@ def refuse_absent(config: Data) -> None:
 
 
 def _no_such_file(key: str, name: str) -> str:
-    path, beside = Path(name), []
-    with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
-        beside = [one.name for one in path.parent.iterdir() if one.is_file()]
-    return f"{key}: {name}: no such file{nearest(path.name, beside, name.removesuffix(path.name))}"
+    return f"{key}: {name}: no such file{nearest_beside(name, Path.is_file)}"
 
 
 def _identity(config: Data, **own: Any) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """What a model's name stands for: a run, a folder, or a model of the Hub. Needs no torch."""
 
-import contextlib
 from pathlib import Path
 
 from pretrain.base.errors import BadInput
-from pretrain.recipe.rules import nearest
+from pretrain.recipe.rules import nearest_beside
 
 
 def find(name: str, asked: str = "--model ") -> str:
@@ -33,8 +32,4 @@ def refuse_absent(name: str, asked: str = "--model ") -> None:
         path.parts[:1] == ("runs",) or path.parent.parent != Path() or path.parent.is_dir() and path.parent != Path()
     )
     if local and not path.exists():
-        beside: list[str] = []
-        with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
-            beside = [one.name for one in path.parent.iterdir() if one.is_dir()]
-        near = nearest(path.name, beside, f"{path.parent}/")
-        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){near}")
+        raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){nearest_beside(name, Path.is_dir)}")

@@ -5,7 +5,7 @@ import difflib
 import math
 import re
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,6 +243,14 @@ def nearest(word: str, names, prefix: str = "") -> str:
     """Return "; did you mean X?" where a name is close to a word, else nothing."""
     match = difflib.get_close_matches(str(word), list(names), n=1)
     return f"; did you mean {prefix}{match[0]}?" if match else ""
+
+
+def nearest_beside(name: str, is_kind: Callable[[Path], bool]) -> str:
+    """Return "; did you mean X?" where something of this kind lies beside ``name`` and has a close name, else nothing."""
+    path, beside = Path(name), []
+    with contextlib.suppress(OSError):  # a folder that is not there, or may not be read
+        beside = [one.name for one in path.parent.iterdir() if is_kind(one)]
+    return nearest(path.name, beside, str(path.parent / "_")[:-1])
 
 
 def either(values: Sequence) -> str:

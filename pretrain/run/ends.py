@@ -39,12 +39,12 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
         if corpus.test:
             loss = run.evaluator.loss("test", run.plan.per_device_train_batch_size)
             run.report.loss(run.state.step, "test", loss)
-        if is_main and recipe.evaluation.eval_steps:
-            run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
         with run.whole_model() as whole:
             fault = folder.write_model(whole, run_dir, corpus.tokenizer) if is_main else None
         if any(stop.any_of(fault is not None)):
             raise TrainingStopped(fault or "model/ could not be written")
+        if is_main and recipe.evaluation.eval_steps:
+            run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
     if recipe.saving.load_best_model_at_end and step == run.state.best_step:
         log.info(f"model/ has the weights of step {step}: {best_of(run.state)}")
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
