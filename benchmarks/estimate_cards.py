@@ -170,27 +170,14 @@ def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
 
 
 def last_cells(card: cards.Card, *, all_of_them: bool) -> str:
-    """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, and what is advised."""
+    """Return the last cells of a card's row: estimated, by others; in docs/cards.md by us, a good MFU, what is advised."""
     row, known, mine = estimated(card), card.training, card.ours
     cells = [f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"]
     cells.append(f"{known.micro_batch or 'n/a'}, {known.figure:,} ({letter(known.source)})" if known else "n/a")
     if all_of_them:
-        cells += [f"{mine.micro_batch}, {mine.figure:,}" if mine else "-", card.advised or "-"]
+        cells.append(f"{mine.micro_batch}, {mine.figure:,}" if mine else "-")
+        cells += [", ".join(f"{mfu:.0%}" for mfu in forecast.good_mfus(card)), card.advised or "-"]
     return " | ".join(cells)
-
-
-def row_of_shares(card: cards.Card) -> str:
-    """Return a card's row of docs/figures.md: its peak, the MFU estimated, that others reached, and a good one."""
-
-    def reached(known: cards.Measured | None, source: str = "") -> str:
-        if known is None:
-            return "n/a"
-        return f"{forecast.mfu(card, known.figure):.0%}{source}"
-
-    good, excellent = forecast.good_mfus(card)
-    others = reached(card.training, f" ({letter(card.training.source)})" if card.training else "")
-    cells = [card.name, f"{card.teraflops:g}", f"{100 * estimated(card)['mfu']:.0f}%", others, reached(card.ours)]
-    return f"| {' | '.join([*cells, f'{good:.0%}', f'{excellent:.0%}'])} |"
 
 
 def letter(source: str) -> str:
@@ -201,10 +188,9 @@ def letter(source: str) -> str:
 def page(text: str, *, all_of_them: bool = True) -> str:
     """Return a page with its rows of cards, and its example for four A6000s, as the code gives them."""
     for card in cards.CARDS:
-        begin = rf"^(\| [^|]+ \| `{card.name}\.yaml`: [^|]+ \|).*$"
+        begin = rf"^(\| [^|]+ \| `{card.name}\.yaml`[^|]* \|).*$"
         cells = last_cells(card, all_of_them=all_of_them)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
-        text = re.sub(rf"^\| {card.name} \|.*$", row_of_shares(card), text, flags=re.MULTILINE)
     recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.find("a6000")
     before, begin, example = text.partition("## Before it costs")
     for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 4, 4 * 0.8)).splitlines():
@@ -230,7 +216,7 @@ def pages() -> dict[Path, str]:
         name, _, count = path.stem.partition("_x")
         if card := cards.find(name):
             found[path] = preset(path.read_text(encoding="utf-8"), card, int(count or 1), path.stem)
-    for name in ("README.md", "docs/cards.md", "docs/figures.md"):
+    for name in ("README.md", "docs/cards.md"):
         found[ROOT / name] = page((ROOT / name).read_text(encoding="utf-8"), all_of_them=name != "README.md")
     script = ROOT / "scripts" / "run_gpt2_124m.sh"
     found[script] = arithmetic(script.read_text(encoding="utf-8"))
