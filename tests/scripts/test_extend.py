@@ -13,8 +13,8 @@ from conftest import ROOT
 PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
 # By the section's title: the diff, and the commands that try it.
 ADDITIONS = {
-    title: (diff, commands)
-    for title, diff, commands in re.findall(r"^## (.*?)\n.*?^```diff\n(.*?)^```\n\n```sh\n(.*?)^```", PAGE, re.M | re.S)
+    title: ((ROOT / path).read_text(encoding="utf-8"), commands)
+    for title, path, commands in re.findall(r"^## (.*?)\n.*?^```sh\ngit apply (\S+)\n(.*?)^```", PAGE, re.M | re.S)
 }
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
