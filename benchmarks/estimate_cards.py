@@ -170,13 +170,13 @@ def preset(text: str, card: cards.Card, count: int, stem: str) -> str:
 
 
 def last_cells(card: cards.Card, *, all_of_them: bool) -> str:
-    """Return the last cells of a card's row: estimated, by others; in docs/cards.md by us, a good MFU, what is advised."""
+    """Return the last cells of a card's row: estimated, measured by others; in docs/cards.md by us, too, and a good MFU."""
     row, known, mine = estimated(card), card.training, card.ours
     cells = [f"{row['per_device_train_batch_size']}, {two_digits(row['tokens_per_second'])}, {100 * row['mfu']:.0f}%"]
     cells.append(f"{known.micro_batch or 'n/a'}, {known.figure:,} ({letter(known.source)})" if known else "n/a")
     if all_of_them:
-        cells.append(f"{mine.micro_batch}, {mine.figure:,}" if mine else "-")
-        cells += [", ".join(f"{mfu:.0%}" for mfu in forecast.good_mfus(card)), card.advised or "-"]
+        cells[-1] += f"; {mine.micro_batch}, {mine.figure:,} (ours)" if mine else ""
+        cells.append(", ".join(f"{mfu:.0%}" for mfu in forecast.good_mfus(card)))
     return " | ".join(cells)
 
 

@@ -14,18 +14,23 @@ from pretrain.recipe import keys  # noqa: E402
 from pretrain.recipe.rules import shown  # noqa: E402
 
 PAGE, MARK = ROOT / "docs" / "knobs.md", "<!-- make presets writes all below -->\n"
-MAY_CHANGE = {"science": "", "data": "", "run": " °"}
+MAY_CHANGE = {"science": "", "data": "", "run": "°"}
+
+
+def value(default: object) -> str:
+    """Return a default as a recipe states it."""
+    return "null" if default is None else "[]" if default == () else shown(default)
 
 
 def tables() -> str:
     """Return a table for each part of a recipe."""
     found = []
     for part in keys.SLICES.values():
-        found.append(f"\n### {part.__name__}\n\n| key | default | what it does |\n|---|---|---|\n")
+        found.append(f"\n### {part.__name__}\n\n| key: default | what it does |\n|---|---|\n")
         for field in dataclasses.fields(part):
-            about, default = field.metadata, "stated" if field.default is keys.ABSENT else shown(field.default)
+            about, default = field.metadata, "" if field.default is keys.ABSENT else f" {value(field.default)}"
             words = about["help"].replace("|", "\\|")
-            found.append(f"| `{field.name}`{MAY_CHANGE[about['kind']]} | {default} | {words} |\n")
+            found.append(f"| `{field.name}:{default}`{MAY_CHANGE[about['kind']]} | {words} |\n")
     return "".join(found)
 
 

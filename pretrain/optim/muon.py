@@ -1,7 +1,8 @@
 """Muon: momentum whose every matrix is made orthogonal before it is applied; AdamW for all but hidden matrices.
 
 Source: K. Jordan et al., https://kellerjordan.github.io/posts/muon/; the step's size is that of AdamW by the rule of
-Liu et al., https://arxiv.org/abs/2502.16982. What each choice below brings stands in benchmarks/results/README.md.
+Liu et al., https://arxiv.org/abs/2502.16982. What each choice below brings:
+benchmarks/results/muon-ablation-cpu-2026-11-22.json.
 """
 
 import math

@@ -92,7 +92,7 @@ def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
     assert {*rows} == {path.stem for path in PRESETS if "_x" not in path.stem}
     wrong = "| a card | `h100.yaml`: bf16, compiled | 1, 2, 3% | 4 |\n"
     assert estimate_cards.page(wrong) == (
-        "| a card | `h100.yaml`: bf16, compiled | 64, 440,000, 38% | 64, 466,440 (a) | 64, 525,116 | 34%, 45% | - |\n"
+        "| a card | `h100.yaml`: bf16, compiled | 64, 440,000, 38% | 64, 466,440 (a); 64, 525,116 (ours) | 34%, 45% |\n"
     )
 
 

@@ -3,7 +3,7 @@
     python tests/card/null/run.py --card h200 python benchmarks/memory_card.py
     python tests/card/null/run.py --count 2 accelerate launch --config_file accelerate_configs/h200.yaml train.py
 
-The Python that runs this file must have the CUDA build; the library is built at the first call. docs/null_card.md says
+The Python that runs this file must have the CUDA build; the library is built at the first call. README.md beside it says
 what the null card shows and what it cannot show.
 """
 
