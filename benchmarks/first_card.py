@@ -117,7 +117,7 @@ class Command:
         self.asked.results.mkdir(parents=True, exist_ok=True)
         write_json(self.asked.results / f"{self.name}.json", self.record)
         rows = [part["row"] for part in self.record["parts"].values()]
-        head = "| date, commit | machine | command | result |\n|---|---|---|---|\n"
+        head = "| date, commit, machine | command | result |\n|---|---|---|\n"
         (self.asked.results / f"{self.name}.md").write_text(head + "\n".join(rows) + "\n")
 
     def log(self, title: str, wrote: str) -> None:
@@ -129,12 +129,11 @@ class Command:
     def row(self, part: str, words: list[str]) -> str:
         """Return a part's row of the table in benchmarks/results/README.md."""
         about = self.record
-        software = [f"driver {about['driver']}"] if about["driver"] else []
-        software += [f"{name} {about['versions'].get(name)}" for name in ("torch", "transformers")]
+        of = [about["date"], about["commit"], about["machine"], *([f"driver {about['driver']}"] if about["driver"] else [])]
+        of += [f"{name} {about['versions'].get(name)}" for name in ("torch", "transformers")]
         command = "make card-report" if part == "report" else f"bash benchmarks/first_card.sh {part}"
         result = ("**a rehearsal: no measurement**; " if self.rehearsal else "") + "; ".join(words or ["nothing yet"])
-        cells = [f"{about['date']}, {about['commit']}", ", ".join([about["machine"], *software]), f"`{command}`"]
-        cells.append(f"{result}; [JSON]({self.name}.json)")
+        cells = [", ".join(of), f"`{command}`", f"{result}; [JSON]({self.name}.json)"]
         return f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |"
 
 

@@ -4,6 +4,7 @@ python scripts/keys_table.py
 """
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pretrain.recipe import keys  # noqa: E402
-from pretrain.recipe.rules import shown  # noqa: E402
 
 PAGE, MARK = ROOT / "docs" / "knobs.md", "<!-- make presets writes all below -->\n"
 MAY_CHANGE = {"science": "", "data": "", "run": "°"}
@@ -19,7 +19,7 @@ MAY_CHANGE = {"science": "", "data": "", "run": "°"}
 
 def value(default: object) -> str:
     """Return a default as a recipe states it."""
-    return "null" if default is None else "[]" if default == () else shown(default)
+    return json.dumps(default).strip('"')
 
 
 def tables() -> str:
