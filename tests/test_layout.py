@@ -242,6 +242,11 @@ def test_readme_is_read_in_five_minutes_and_has_pictures():
     assert 900 <= len(text.split()) <= 1100 and len(re.findall(r"^!\[", text, re.MULTILINE)) >= 1
 
 
+def test_the_pages_are_read_in_two_hours():
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "recipes/README.md", ROOT / "benchmarks/results/README.md"]
+    assert sum(len(path.read_text(encoding="utf-8").split()) for path in pages) <= 20_000
+
+
 @pytest.mark.parametrize(
     "page", ["README.md", "AGENTS.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 )

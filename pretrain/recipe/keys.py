@@ -82,7 +82,7 @@ class Data:
     text_column: str = data("text", "column (or JSON field) that holds the text, where it is not text")
     token_column: str | None = data(None, "column with lists of the tokenizer's ids, for data that is tokenized")
     data_files: list[str] | None = data(
-        None, "your files: paths, globs or https URLs; a text file is a document, in Parquet, JSON lines, CSV a row is"
+        None, "your files: paths, globs or URLs; a text file, or a table's row, is a document"
     )
     validation_files: list[str] | None = data(None, "files to validate on; without them a part of data_files is")
     validation_fraction: float = data(
@@ -101,7 +101,7 @@ class Data:
     tokenizer_vocab_size: int = data(4096, "size of a bpe made from your text; small for a small model", (257, 10**6))
     tokenizer_split: str = data(
         "qwen35",
-        "what a bpe's words are: qwen35: Qwen 3.5's, for every script; gpt2: GPT-2's, which breaks words at vowel signs",
+        "where a bpe splits words: qwen35: for every script; gpt2: also at vowel signs",
         choices=("qwen35", "gpt2"),
         only=("tokenizer", ("bpe",)),
     )
@@ -109,19 +109,17 @@ class Data:
     shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
     stream_keep: str = run(
         "all",
-        "consumed: delete train shards that no kept checkpoint needs, for a small disk (one epoch)",
+        "consumed: delete train shards that no kept checkpoint needs (one epoch)",
         choices=("all", "consumed"),
     )
-    prepared_data_dir: str = run("data", "where prepared shards are kept: a folder of the largest or the fastest disk")
+    prepared_data_dir: str = run("data", "where prepared shards are kept")
     data_device: str = run(
         "auto",
         "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
         choices=("auto", "cpu", "cuda"),
     )
-    data_seed: int = required("order of the windows; with another seed it shows what is chance", (0, 2**31 - 1))
-    shuffle_block_tokens: int = science(
-        2**26, "windows are shuffled within blocks of so many tokens; training begins with the first one", (1, 2**40)
-    )
+    data_seed: int = required("order of the windows", (0, 2**31 - 1))
+    shuffle_block_tokens: int = science(2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,19 +147,17 @@ class Model:
     )
     embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=("architecture", ("gpt2",)))
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
-    init_from: str | None = science(
-        None, "start from the weights of this GPT-2 or Llama-type model (a run, a folder or a Hub id), not from noise"
-    )
+    init_from: str | None = science(None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id")
     initializer_range: float = science(
         0.02,
-        "standard deviation of the first weights; 0.02 is GPT-2's, 768 wide; AdamW on a model 128 wide wants 0.08",
+        "standard deviation of the first weights; AdamW on a model 128 wide wants 0.08",
         (1e-6, 1.0),
         only=("init_from", (None,)),
     )
-    seed: int = required("weights and dropout; with another data_seed it shows what is chance", (0, 2**31 - 1))
+    seed: int = required("first weights and dropout", (0, 2**31 - 1))
     gradient_checkpointing: str = run(
         "none",
-        "what the backward pass computes again, to save memory: mlp: its activations; full: blocks, a third more work",
+        "saves memory: mlp: its activations are computed again; full: blocks, a third more work",
         choices=("none", "mlp", "full"),
     )
 
@@ -181,7 +177,7 @@ class Batch:
 
     tokens_per_step: int = required("tokens in one update, over all processes; few for a small model", (1, 2**40))
     per_device_train_batch_size: int | Auto = run(
-        "auto", "most sequences of a micro-batch; auto = what the memory holds, tried before the first step", (1, 2**20)
+        "auto", "most sequences of a micro-batch; auto = what the memory holds", (1, 2**20)
     )
 
 
@@ -225,9 +221,7 @@ class Schedule:
     """How many updates, and the learning rate of each."""
 
     max_steps: int = required("number of updates", (1, 10**9))
-    max_hours: float = science(
-        0.0, "plan fewer updates, to take at most this long (without evaluating and saving); 0 = no", (0.0, 1e6)
-    )
+    max_hours: float = science(0.0, "plan fewer updates, to train at most this long; 0 = no", (0.0, 1e6))
     learning_rate: float = required("peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0))
     min_lr_ratio: float = required(
         "last learning rate / peak; 0.1 is usual", (0.0, 1.0), only=("lr_scheduler_type", ("cosine", "linear", "wsd"))
@@ -247,11 +241,9 @@ class Evaluation:
 
     logging_steps: int = run(10, "steps between rows of metrics.jsonl", (0, 10**9))
     eval_steps: int = run(250, "steps between validations", (0, 10**9))
-    eval_on_start: bool = run(True, "also validate, score and sample before the first update; false saves that time")
-    eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split; fewer are faster and noisier", (0, 2**40))
-    early_stopping_patience: int = run(
-        0, "end after so many validations in a row without a lower loss; 0 = no", (0, 10**6)
-    )
+    eval_on_start: bool = run(True, "also validate, score and sample before the first update")
+    eval_tokens: int = run(0, "tokens of a validation; 0 = the whole split", (0, 2**40))
+    early_stopping_patience: int = run(0, "end after so many validations without a lower loss; 0 = no", (0, 10**6))
     sample_steps: int = run(0, "steps between samples", (0, 10**9))
     sample_prompts: list[str] = run((), "texts that the samples continue; none: beginnings of validation documents")
     sample_tokens: int = run(100, "new tokens of a sample", (1, 10**6))
@@ -260,7 +252,7 @@ class Evaluation:
     sample_top_p: float = run(1.0, "sample among the likeliest that hold this probability; 1.0 = all", (1e-6, 1.0))
     tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", choices=TASKS)
     task_steps: int = run(0, "steps between scores of the tasks; small models stay near chance", (0, 10**9))
-    task_limit: int = run(0, "items of each task, the first so many; 0 = all; fewer are faster and noisier", (0, 10**9))
+    task_limit: int = run(0, "the first so many items of each task; 0 = all", (0, 10**9))
     task_files: list[str] | None = run(None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's")
 
     def files_of(self, task: str) -> list[str] | None:
@@ -273,12 +265,10 @@ class Saving:
     """The run folder and its checkpoints."""
 
     save_steps: int = run(1000, "steps between checkpoints: what a crash can cost", (0, 10**9))
-    load_best_model_at_end: bool = run(
-        False, "model/ has the weights of the lowest validation loss, not the last; for many epochs of little text"
-    )
+    load_best_model_at_end: bool = run(False, "model/ has the weights of the lowest validation loss, not the last")
     save_total_limit: int = run(2, "newest checkpoints that are kept: 2 or more; 0 = all", (0, 10**6))
     output_dir: str | None = run(None, "run folder; without it runs/<run_name>")
-    run_name: str | None = run(None, "name of the run folder, and of the run in trackers; without it the recipe's")
+    run_name: str | None = run(None, "name of the run, its folder and in trackers; else the recipe's")
     resume_from_checkpoint: str = run("auto", "auto, none, a checkpoint's path, or hub://ID (hub://ID@REVISION)")
 
     @property
