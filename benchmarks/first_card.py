@@ -129,7 +129,8 @@ class Command:
     def row(self, part: str, words: list[str]) -> str:
         """Return a part's row of the table in benchmarks/results/README.md."""
         about = self.record
-        of = [about["date"], about["commit"], about["machine"], *([f"driver {about['driver']}"] if about["driver"] else [])]
+        of = [about["date"], about["commit"], about["machine"]]
+        of += [f"driver {about['driver']}"] if about["driver"] else []
         of += [f"{name} {about['versions'].get(name)}" for name in ("torch", "transformers")]
         command = "make card-report" if part == "report" else f"bash benchmarks/first_card.sh {part}"
         result = ("**a rehearsal: no measurement**; " if self.rehearsal else "") + "; ".join(words or ["nothing yet"])

@@ -1,54 +1,109 @@
-"""A picture of a terminal, as SVG, from the log that a run left.
+"""A picture of a terminal, as SVG: what a command shows at a width.
 
-    python benchmarks/terminal_picture.py runs/quickstart --command "make train" --out docs/quickstart/terminal.svg
+    python benchmarks/terminal_picture.py --columns 80 --out docs/quickstart/terminal.svg -- make train
+    python benchmarks/terminal_picture.py --columns 120 --light --until 'step 400/760' --out light.svg -- make train
 
-The middle of a long log is left out: its first and last lines are shown, each cut to the picture's width.
+``--until`` draws the screen once it shows that text, progress bar included, and ends the command. The middle of a long
+screen is left out.
 """
 
+import argparse
+import contextlib
+import fcntl
+import html
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
 import sys
+import termios
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import argparse
-import html
-
-from pretrain.base.layout import LOG
-
-COLUMNS, FIRST, LAST = 104, 32, 9
+FIRST, LAST = 34, 9
 SIZE, LINE, CELL = 13, 18, 7.8  # pixels: of the font, a line, a character
+DARK, LIGHT = ("#1d2021", "#d5d8dc", "#8ec07c"), ("#ffffff", "#24292f", "#116329")  # back, text, command
+ESCAPE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
 
-def draw(command: str, lines: list[str]) -> str:
-    """Return the SVG of a command and the lines that it showed."""
+class Screen:
+    """What a terminal shows of the bytes that a program wrote: lines, carriage returns, and the escapes of a bar."""
+
+    def __init__(self) -> None:
+        self.lines, self.row, self.column = [""], 0, 0
+
+    def write(self, text: str) -> None:
+        """Show text, which may hold ESC [K (erase the rest of the line), ESC [A (a line up) and escapes that show nothing."""
+        for part in re.split(r"(\x1b\[[0-9;?]*[A-Za-z]|[\r\n])", text):
+            if part == "\n":
+                self.row, self.column = self.row + 1, 0
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            elif part == "\r":
+                self.column = 0
+            elif escape := ESCAPE.fullmatch(part):
+                self.row -= escape[2] == "A" and self.row > 0
+                if escape[2] == "K":
+                    self.lines[self.row] = self.lines[self.row][: self.column]
+            else:
+                line = self.lines[self.row].ljust(self.column)
+                self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
+                self.column += len(part)
+
+
+def record(command: list[str], columns: int, until: str = "") -> list[str]:
+    """Run a command on a terminal of so many columns and return the lines on it at the end, or once it shows a text."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    program = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    screen, left = Screen(), b""
+    with contextlib.suppress(OSError):  # what reading raises once the program has ended
+        while data := os.read(ours, 65536):
+            *whole, left = re.split(rb"(?<=[\r\n])", left + data)
+            screen.write(b"".join(whole).decode("utf-8", "replace"))
+            if until and until in screen.lines[screen.row] + left.decode("utf-8", "replace"):
+                screen.write(left.decode("utf-8", "replace"))
+                os.killpg(program.pid, signal.SIGTERM)
+                break
+    program.wait()
+    os.close(ours)
+    return [line.rstrip() for line in screen.lines]
+
+
+def draw(command: str, lines: list[str], columns: int = 80, light: bool = False) -> str:
+    """Return the SVG of a command and the lines that it showed, each cut to the width."""
+    while lines and not lines[-1]:
+        lines = lines[:-1]
     if len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
-    shown = [
-        f"$ {command.removeprefix('$ ')}",
-        *(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in lines),
-    ]
-    width, height = round(COLUMNS * CELL) + 32, len(shown) * LINE + 32
+    shown = [f"$ {command}", *(line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines)]
+    width, height = round(columns * CELL) + 32, len(shown) * LINE + 32
+    back, text, accent = LIGHT if light else DARK
     rows = [
-        f'<text x="16" y="{24 + LINE * number}" fill="{"#8ec07c" if number == 0 else "#d5d8dc"}" xml:space="preserve" '
+        f'<text x="16" y="{24 + LINE * number}" fill="{accent if number == 0 else text}" xml:space="preserve" '
         f'textLength="{CELL * len(line):g}" lengthAdjust="spacingAndGlyphs">{html.escape(line, quote=False)}</text>'
         for number, line in enumerate(shown)
     ]
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
     style = f'<g font-family="ui-monospace, Menlo, DejaVu Sans Mono, monospace" font-size="{SIZE}">'
+    edge = ' stroke="#d0d7de"' if light else ""
     return "\n".join(
-        [begin, '<rect width="100%" height="100%" rx="8" fill="#1d2021"/>', style, *rows, "</g>", "</svg>", ""]
+        [begin, f'<rect width="100%" height="100%" rx="8" fill="{back}"{edge}/>', style, *rows, "</g>", "</svg>", ""]
     )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Read the log, write the picture."""
+    """Run the command, write the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="run folder")
-    parser.add_argument("--command", default="make train")
+    parser.add_argument("command", nargs="+")
+    parser.add_argument("--columns", type=int, default=80)
+    parser.add_argument("--light", action="store_true", help="dark text on white")
+    parser.add_argument("--until", default="", help="draw once the last line shows this text, and end the command")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(argv)
-    lines = (asked.run / LOG).read_text(encoding="utf-8").splitlines()
-    asked.out.write_text(draw(asked.command, lines), encoding="utf-8")
+    lines = record(asked.command, asked.columns, asked.until)
+    asked.out.write_text(draw(" ".join(asked.command), lines, asked.columns, asked.light), encoding="utf-8")
     return 0
 
 
