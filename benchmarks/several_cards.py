@@ -2,7 +2,7 @@
 
     .venv-null-card/bin/python benchmarks/several_cards.py --json benchmarks/results/several-cards.json
 
-Each case is launched on simulated cards (tests/card/null/README.md), as train.py is launched on real ones, for updates of two
+Each case is launched on simulated cards (tests/card/null), as train.py is launched on real ones, for updates of two
 micro-batches. The first process counts graphs and kernels that Inductor plans. Of eight the others wait for it, and take
 its compiled code from the cache; equal graphs are then planned once.
 """

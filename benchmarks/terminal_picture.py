@@ -34,7 +34,7 @@ class Screen:
         self.lines, self.row, self.column = [""], 0, 0
 
     def write(self, text: str) -> None:
-        """Show text, which may hold ESC [K (erase the rest of the line), ESC [A (a line up) and escapes that show nothing."""
+        """Show text, which may hold ESC [K (erase the rest of the line), ESC [A (a line up); other escapes are skipped."""
         for part in re.split(r"(\x1b\[[0-9;?]*[A-Za-z]|[\r\n])", text):
             if part == "\n":
                 self.row, self.column = self.row + 1, 0
