@@ -165,7 +165,7 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     if asked.json:
         print(json.dumps({"checks": [dataclasses.asdict(check) for check in found], "facts": facts}, indent=1))
     else:
-        print(f"{counts['error']} errors, {counts['warning']} warnings")
+        print(", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items()))
     return 1 if counts["error"] else 0
 
 

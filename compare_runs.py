@@ -3,14 +3,16 @@
     python compare_runs.py runs/adamw runs/muon
     python compare_runs.py runs/a1 runs/a2 runs/a3 runs/b1 runs/b2 runs/b3 --group seed
 
-A run is its folder or its metrics.jsonl. With --group, runs whose recipes differ in nothing else are one column: mean and
-standard deviation, and the difference from the first column with its 95% interval (Welch's t). Hours are hours of training.
+A run is its folder or its metrics.jsonl. With --group, runs whose recipes differ in nothing else are one column (data_seed
+goes with seed): mean and standard deviation, and the difference from the first column with its 95% interval (Welch's t).
+Hours are hours of training.
 """
 
 import argparse
 import itertools
 import json
 import math
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,16 +48,20 @@ class Column(NamedTuple):
 def main(argv: list[str] | None = None) -> int:
     """Read the runs, print the table, draw the picture."""
     asked = parse(sys.argv[1:] if argv is None else argv)
-    columns = grouped([*map(find_metrics, asked.runs)], asked.group, asked.labels)
+    paths = [*map(find_metrics, asked.runs)]
+    columns = grouped(paths, asked.group, asked.labels)
     if not any(row for column in columns for row in column.reached):
         raise BadInput(f"{', '.join(asked.runs)}: no row with a loss or a score yet")
     named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
-    draw(columns, asked.out, references.load(str(named)) if named else None)
+    picture = asked.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
+    draw(columns, picture, references.load(str(named)) if named else None)
     lines = table(columns)
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
-    print(f"\n{asked.out}")
+    if any(len(column.runs) > 1 for column in columns):
+        print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
+    print(f"\n{picture}")
     return 0
 
 
@@ -68,9 +74,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--labels", nargs="+", help="one a column; default: the folders' names")
     parser.add_argument("--reference", metavar="FILE", help="a published curve; default: the recipes' reference_curve")
-    parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="PNG", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, metavar="PNG", help="default: compare.png beside the first run")
     asked = reading.parse_flags(parser, argv)
-    if asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir():
+    if asked.out and (asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir()):
         raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
     if odd := [key for key in asked.group if key not in keys.FIELDS]:
         raise BadInput(f"--group {odd[0]}: is not a recipe key; seeds are --group seed")
@@ -158,7 +164,7 @@ def difference(first: Sequence[float], second: Sequence[float], digits: str) -> 
     a, b = (statistics.variance(values) / len(values) for values in (first, second))
     freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1) or 1)
     half = student(freedom) * math.sqrt(a + b) if a + b else 0.0
-    return f"{apart} ± {half:{digits}}"
+    return f"{apart} ± {half:{digits}}{' *' * (abs(statistics.fmean(second) - statistics.fmean(first)) > half)}"
 
 
 def student(freedom: float) -> float:

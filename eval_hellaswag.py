@@ -44,11 +44,11 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description="Score a model on HellaSwag.", allow_abbrev=False)
-    flags.add(parser, "items as JSON lines or Parquet; else the Hub's validation split")
+    flags.add(parser)
     parser.add_argument("--push_to_hub", metavar="ID", help="put the scores into the card of this model of the Hub")
     asked = reading.parse_flags(parser, argv)
-    faults = flags.faults_of(asked)
-    if asked.push_to_hub and (asked.limit or asked.data_files):
+    faults = flags.faults_of(asked, [TASK])
+    if asked.push_to_hub and (asked.limit or asked.task_files):
         faults.append("--push_to_hub: a card's scores are of the whole validation split: without --limit, --data_files")
     if faults:
         raise BadInput(faults)

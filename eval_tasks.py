@@ -37,19 +37,17 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description="Score a model on tasks.", allow_abbrev=False)
-    flags.add(parser, "items as JSON lines, Parquet or TSV, of a single task; else the Hub's")
+    flags.add(parser)
     tasks_help = f"tasks: {rules.either(keys.TASKS)}; multiblimp_LANGUAGE"
     parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
     asked = reading.parse_flags(parser, argv)
-    known, faults = keys.TASKS, flags.faults_of(asked)
+    asked.tasks = list(dict.fromkeys(asked.tasks))
+    known, faults = keys.TASKS, flags.faults_of(asked, asked.tasks)
     for name in asked.tasks:
         if name not in known:
             faults.append(f"--tasks {name}: must be {rules.either(known)}{rules.nearest(name, known)}")
-    if asked.data_files and len(asked.tasks) > 1:
-        faults.append("--data_files: are the items of one task, and --tasks names several; score them one by one")
     if faults:
         raise BadInput(faults)
-    asked.tasks = list(dict.fromkeys(asked.tasks))
     return asked
 
 

@@ -10,6 +10,7 @@ The loss before and after is measured on the run's validation split, or on --tex
 
 import argparse
 import difflib
+import json
 import sys
 from pathlib import Path
 
@@ -39,9 +40,13 @@ def main(argv: list[str] | None = None) -> int:
     refusals = [chat.refuse_chat] * asked.chat + [llama_cpp.refuse] * bool(asked.gguf)
     print(conversion.convert(asked, refusals, chat.add_chat if asked.chat else None))
     if asked.chat:
+        config = json.loads((Path(asked.out) / "config.json").read_text(encoding="utf-8"))
+        context = config.get("n_positions") or config["max_position_embeddings"]
+        recipe, data = ("sft_own_text", " --dataset_name MY_CHATS") if context < 1024 else ("sft_smoltalk", "")
         print(
-            "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat:\n"
-            f"trl sft --config recipes/post/sft_smoltalk.yaml --model_name_or_path {asked.out} (docs/post_training.md)"
+            "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat "
+            f"(docs/post_training.md):\ntrl sft --config recipes/post/{recipe}.yaml{data} --model_name_or_path {asked.out} "
+            f"--output_dir runs/{Path(asked.out).resolve().name} --max_length {context}"
         )
     if asked.gguf:
         name = Path(asked.out).resolve().name.lower()

@@ -99,6 +99,9 @@ def main(argv: list[str] | None = None) -> int:
             print(folder)
     if "prefetch" in extras:
         words = shlex.join(word for word in argv if word != "--prefetch")
+        mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
+        mine += [file.partition("=")[2] for file in recipe.evaluation.task_files or ()]
+        print(f"to carry: {', '.join(dict.fromkeys([constants.HF_HOME, recipe.data.prepared_data_dir, *mine]))}")
         print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}")
     return 0
 

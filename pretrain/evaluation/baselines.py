@@ -1,6 +1,7 @@
 """What needs no training, on the text that a run is validated on: a bigram model's loss, and gzip's bits per byte."""
 
 import gzip
+import math
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ BATCH = 64
 
 
 def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:
-    """Return ``bigram`` (nats per token) and ``gzip`` (bits per byte).
+    """Return ``bigram`` (nats per token), ``bigram_bits_per_byte`` and ``gzip`` (bits per byte).
 
     Of a corpus that is large, a mixture or not whole: nothing.
 
@@ -31,6 +32,7 @@ def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:
     train = np.concatenate([ids for ids, _ in source.train.read_all()])
     found = {"bigram": bigram_loss(train, pairs_2N, source.train.vocab_size)}
     if text := decode(corpus.tokenizer, pairs_2N[1].tolist()).encode():
+        found["bigram_bits_per_byte"] = found["bigram"] * pairs_2N.shape[1] / len(text) / math.log(2)
         found["gzip"] = 8 * len(gzip.compress(text)) / len(text)
     return found
 

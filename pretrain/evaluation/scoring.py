@@ -6,7 +6,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,7 +50,7 @@ class Scored:
 def run(asked: argparse.Namespace, tasks: Sequence[str], table: Callable[[list[Scored]], str]) -> list[Scored]:
     """Score tasks as a script was asked to; log the table, write ``--output``. Empty but on the main process."""
     disable_progress_bar()  # Transformers' own bars, over loading one file
-    if not (found := list(score(asked.model, tasks, asked.data_files, asked.limit, asked.batch_size))):
+    if not (found := list(score(asked.model, tasks, asked.task_files, asked.limit, asked.batch_size))):
         return found
     log.info(table(found))
     if asked.output:
@@ -62,13 +62,13 @@ def run(asked: argparse.Namespace, tasks: Sequence[str], table: Callable[[list[S
 
 
 def score(
-    model_name: str, tasks: Sequence[str], data_files: Sequence[str] | None, limit: int, batch_size: int | None
+    model_name: str, tasks: Sequence[str], task_files: Mapping[str, list[str]], limit: int, batch_size: int | None
 ) -> Iterator[Scored]:
     """Score a model on tasks, one after the other; yield on the main process only.
 
     Args:
         model_name: a run's folder, a model's, or a Hub id.
-        data_files: the items of the only task; None: each task's data set.
+        task_files: the files of a task's items, by its name; where it has none its data set is read.
         limit: only the first so many items of each; 0: all.
         batch_size: questions at once; None: as many as suit the device.
 
@@ -77,7 +77,9 @@ def score(
     name = find(model_name)
     tokenizer = tokenization.load(name, of_model=True)
     records = items.records()
-    tests = [Encoded(records[task], items.read(records[task], data_files, limit), tokenizer) for task in tasks]
+    tests = [
+        Encoded(records[task], items.read(records[task], task_files.get(task), limit), tokenizer) for task in tasks
+    ]
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = make_accelerator(hardware.this_device(), precision="no")
     model = pretrained.load(name).to(accelerator.device)
@@ -94,7 +96,9 @@ def score(
         if accelerator.is_main_process:
             line = {
                 "model": model_name,
-                "dataset": ", ".join(data_files or [f"{test.task.dataset[0]}@{str(test.commit)[:7]}"]),
+                "dataset": ", ".join(
+                    task_files.get(test.task.name) or [f"{test.task.dataset[0]}@{str(test.commit)[:7]}"]
+                ),
                 "items": len(test.items),
                 "cut": cut,
                 "precision": PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision,
@@ -162,12 +166,14 @@ def table(found: Sequence[Scored]) -> str:
     lines, notes = [("", found[0].line["model"][-26:], "GPT-2 124M", "chance")], []
     for scored in found:
         task, line = scored.test.task, scored.line
-        known = task.published.get("GPT-2 124M", [None] * len(task.scores))
+        whole = f"{line['items']:,} of {task.size:,}" if scored.test.commit else f"{line['items']:,}"
+        comparable = scored.test.commit or line["items"] == task.size  # others' scores are of the whole data set
+        known = comparable and task.published.get("GPT-2 124M") or [None] * len(task.scores)
         for name, ours, theirs in zip(task.scores, task.with_errors(line), known, strict=True):
             chance = f"{100 * task.chance:.2f}" if task.chance and name in task.shares else "-"
             lines.append((f"{task.name} {name}", ours, f"{theirs:.2f}" if theirs else "-", chance))
-        notes.append(f"{task.name}: {line['items']:,} of {task.size:,} items of {line['dataset']}{scored.cut}")
-        notes += [line for line in task.citations if line.startswith("GPT-2 124M")]
+        notes.append(f"{task.name}: {whole} items of {line['dataset']}{scored.cut}")
+        notes += [line for line in task.citations if comparable and line.startswith("GPT-2 124M")]
     width = max(len(line[0]) for line in lines)
     rows = [f"{what:{width}}  {ours:>26}  {theirs:>10}  {chance:>6}" for what, ours, theirs, chance in lines]
     last = f"per cent ± standard error; {found[0].line['precision']} on {found[0].device}"

@@ -157,7 +157,7 @@ def step(name: str, answer: dict[str, Any], device: str) -> Check:
     text = f"a step of a tiny GPT-2 takes {1000 * answer['seconds']:.1f} ms on {device}"
     if name != "fp32":
         plain = answer["fp32_seconds"]
-        text += f", {plain / answer['seconds']:.2f} times as fast as fp32 in turn with it ({1000 * plain:.1f} ms)"
+        text += f", {plain / answer['seconds']:.2f} times as fast as one in fp32 beside it ({1000 * plain:.1f} ms)"
         text += " (a tiny model gains little)" if device == "cuda" else ""
     return Check(name, OK, text)
 

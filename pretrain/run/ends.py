@@ -47,6 +47,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
             run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
     if recipe.saving.load_best_model_at_end and step == run.state.best_step:
         log.info(f"model/ has the weights of step {step}: {best_of(run.state)}")
+    run.report.draw()
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
     for line in folder.describe(run_dir):
         log.info(line)
@@ -65,9 +66,10 @@ def best_of(state: RunState) -> str:
 
 
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:
-    """Draw the curves, wait for the other processes and the Hub, and return the exit status."""
-    run.report.draw()
-    if not stopped:
+    """Wait for the other processes and the Hub, and return the exit status; a run that was stopped draws its curves."""
+    if stopped:
+        run.report.draw()
+    else:
         run.publish.finished()
     run.report.close()
     accelerator.wait_for_everyone()

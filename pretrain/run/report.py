@@ -68,6 +68,7 @@ class Report:
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
         state.trackers = self._trackers.ids
         self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
+        self._loss = 0.0  # of the last validation
         named = recipe.tracking.reference_curve
         self._reference = references.load(named) if named else None
         self._draws = find_spec("matplotlib") is not None
@@ -109,6 +110,7 @@ class Report:
         """Report the loss of a split; None: a request to stop has ended the evaluation."""
         if result is not None:
             prefix = "eval" if split == "validation" else split
+            self._loss = result["loss"] if split == "validation" else self._loss
             self._evaluated(step, prefix, result, describe_loss(split, result))
 
     def scores(self, step: int, task: Task, result: dict[str, float] | None) -> None:
@@ -120,8 +122,12 @@ class Report:
         """Report what needs no training, on the same text; nothing where nothing was found."""
         if found:
             self.log(step, {f"baseline/{name}": value for name, value in found.items()})
-            bits = f", gzip {found['gzip']:.3f} bits per byte" if "gzip" in found else ""
-            log.info(f"without training: a bigram model {found['bigram']:.4f} nats per token{bits}")
+            words = f"without training: a bigram model {found['bigram']:.4f} nats per token"
+            if "gzip" in found:
+                words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
+            log.info(words)
+            if self._loss > found["bigram"]:
+                log.info("this run has not learned more than a bigram model yet: try more --max_steps")
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""

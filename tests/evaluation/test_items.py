@@ -157,7 +157,7 @@ WRONG = {
     "winogrande": ({"sentence": "none", "option1": "a", "option2": "b", "answer": "1"}, "sentence has no blank, _"),
     "lambada_openai": ({"text": "ends in space "}, "text ends in white space"),
     "blimp": ({"sentence_good": "a"}, "has no sentence_bad; a BLiMP item has sentence_good, sentence_bad"),
-    "arc_challenge": ({"question": "Q", "choices": "AB", "answerKey": "B"}, "is not a ARC-Challenge item"),
+    "arc_challenge": ({"question": "Q", "choices": "AB", "answerKey": "B"}, "a mapping of two lists, text and label"),
 }
 
 
@@ -189,12 +189,39 @@ def test_a_data_set_that_lacks_a_part_is_refused_with_the_command_that_fetches_i
 
 def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(place):
     flags = ("--tasks", "lambada_openai", "hellaswag", "--task_steps", "6", "--run_name", "offline")
+    flags += ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")
     done = run("train.py", "--recipe", "tiny.yaml", *flags, HF_HOME=str(place / "empty"))
     lines = [line for line in done.stderr.splitlines() if "left out: " in line]
     assert len(lines) == 2 and "hf download EleutherAI/lambada_openai data/lambada_test_en.jsonl" in lines[0]
     assert "Retrying" not in done.stderr and not any("/acc" in name for row in rows("offline") for name in row)
     done = run("eval_tasks.py", "--model", "runs/offline", "--tasks", "piqa", expect=2, HF_HOME=str(place / "empty"))
     assert "hf download baber/piqa piqa_validation.parquet --repo-type dataset --revision 142f6d7" in done.stderr
+    assert "or give items of your own: --task_files piqa=FILE" in done.stderr
+    for name in ("winogrande", "hellaswag"):
+        row = {"sentence": "the _ sat", "option1": "cat", "option2": "dog", "answer": "1", "activity_label": "a"}
+        row |= {
+            "ctx_a": "the cat",
+            "ctx_b": "sat",
+            "ctx": "the cat sat",
+            "label": 1,
+            "endings": ["on", "the", "mat", "dog"],
+        }
+        Path(f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    own = (
+        "--tasks",
+        "winogrande",
+        "hellaswag",
+        "--task_files",
+        "winogrande=winogrande.jsonl",
+        "hellaswag=hellaswag.jsonl",
+    )
+    done = run("eval_tasks.py", "--model", "runs/offline", *own)
+    assert [json.loads(line)["dataset"] for line in done.stdout.splitlines()] == ["winogrande.jsonl", "hellaswag.jsonl"]
+    assert (
+        "winogrande: 1 items of winogrande.jsonl" in done.stderr and "51.62" not in done.stderr
+    )  # of others, on all items
+    done = run("eval_tasks.py", "--model", "runs/offline", *own[:4], "piqa=winogrande.jsonl", expect=2)
+    assert "--task_files piqa=winogrande.jsonl: must be NAME=FILE" in done.stderr
 
 
 def rows(run_name):

@@ -154,7 +154,7 @@ def test_a_cpu_build_beside_a_card_ends_with_1_and_the_wheel(quiet, capsys, tmp_
     out, _ = called(capsys, "--quick", expect=1)
     assert "error    torch:" in out and "--index-url https://download.pytorch.org/whl/cu126" in out
     assert "ok       card: NVIDIA GeForce RTX 4090, 24.0 GiB" in out and "rtx4090.yaml" in out
-    assert out.splitlines()[-1].startswith("1 errors") and "fp32" not in out
+    assert out.splitlines()[-1].startswith("1 error,") and "fp32" not in out
 
 
 def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
@@ -187,7 +187,7 @@ def test_every_trial_of_cards_has_its_line(monkeypatch):
     assert found.keys() == {"fp32", "bf16", "attention", "TF32", "compile", "all-reduce"}
     assert "nccl, 2 processes: 10.00 GB/s" in found["all-reduce"].text
     assert "40.0 against 10.0 TFLOP/s" in found["TF32"].text
-    assert "10.0 ms on cuda, 3.00 times as fast as fp32 in turn with it (30.0 ms)" in found["bf16"].text
+    assert "10.0 ms on cuda, 3.00 times as fast as one in fp32 beside it (30.0 ms)" in found["bf16"].text
     assert "compiled in 30 s, then 3.00 times as fast" in found["compile"].text
     assert "cudnn 1.00 ms, math 4.00 ms; training takes cudnn" in found["attention"].text
     old = simulated(monkeypatch, [{"name": "Tesla V100-SXM2-16GB", "capability": (7, 0)}], "v100")

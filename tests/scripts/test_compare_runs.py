@@ -64,8 +64,8 @@ def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
     ]
     assert ["validation", "loss", "2.0000", "1.8500"] in lines and ["bits", "per", "byte", "0.6667", "0.6167"] in lines
     assert ["tokens", "3,000", "3,000"] in lines and ["tokens/s", "100", "50"] in lines
-    assert ["hours", "0.00833", "0.0167"] in lines and lines[-1] == ["runs.png"]
-    assert Path("runs.png").is_file()
+    assert ["hours", "0.00833", "0.0167"] in lines and lines[-1] == ["compare.png"]
+    assert Path("compare.png").is_file()
 
 
 def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six, drawn, capsys):
@@ -76,7 +76,8 @@ def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six,
     # By hand: variances 0.01 and 0.0067, so 0.0746 = sqrt((0.01 + 0.0067) / 3) with 3.849 degrees, t = 2.821
     at = lines.index(["validation loss", "2.1000 ± 0.1000", "1.8700 ± 0.0819"])
     *_, name, apart = [word for word in lines[at + 1] if word]
-    gap, half = map(float, apart.split(" ± "))
+    gap, half = map(float, apart.removesuffix(" *").split(" ± "))
+    assert apart.endswith(" *") and lines[-3][0].startswith("±: standard deviation; of a difference its 95% interval")
     assert name == "difference" and gap == -0.23 and half == pytest.approx(0.2105, abs=2e-4)
     band = [collection for collection in drawn[0].axes[0].collections if len(collection.get_paths())]
     assert len(lines_of(drawn[0], 0)) == 2 and len(band) == 2

@@ -127,7 +127,7 @@ def test_the_five_minute_experiment_runs_and_is_compared(workplace):
     for script, words in commands(ROOT / "AGENTS.md"):
         more = shlex.split(SMALL) if script == "train.py" else []
         done = run(script, *words, *more, PICTURES="1")
-    assert "learning_rate" in done.stdout and Path("runs.png").is_file()
+    assert "learning_rate" in done.stdout and Path("runs/compare.png").is_file()
 
 
 def test_pages_have_commands_of_every_script():

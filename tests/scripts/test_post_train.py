@@ -247,9 +247,9 @@ def test_sft_by_trls_command_line_makes_a_model_that_answers_and_stops(chatty):
         "--max_length",
         "64",
     )
-    quick += ("--max_steps", "60", "--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "1")
-    quick += ("--learning_rate", "1e-2", "--warmup_steps", "5", "--disable_tqdm", "true")
-    trl("sft", "--config", str(POST / "sft_smoltalk.yaml"), *quick)
+    quick += ("--max_steps", "60", "--per_device_train_batch_size", "16")
+    quick += ("--learning_rate", "1e-2", "--disable_tqdm", "true")
+    trl("sft", "--config", str(POST / "sft_own_text.yaml"), *quick)
     words = [sys.executable, ROOT / "generate.py", "--model", "runs/chat", "--chat", "--temperature", "0"]
     out = subprocess.run(words, input="say dog\nsay sea\n", capture_output=True, text=True).stdout
     assert out.split() == ["dog.", "sea."]

@@ -87,7 +87,10 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     assert "bits per byte" in done.stderr
     (baseline,) = (row for row in rows("r") if "baseline/bigram" in row)
     assert baseline["step"] == 12 and 0 < baseline["baseline/bigram"] < 5 and 0 < baseline["baseline/gzip"] < 8
-    assert f"a bigram model {baseline['baseline/bigram']:.4f} nats per token, gzip" in done.stderr
+    assert f"a bigram model {baseline['baseline/bigram']:.4f} nats per token, " in done.stderr
+    (last,) = (row["eval/loss"] for row in rows("r") if row["step"] == 12 and "eval/loss" in row)
+    assert ("has not learned more than a bigram model" in done.stderr) == (last > baseline["baseline/bigram"])
+    assert "runs/r/curves.png" in done.stderr
     assert reading.load_recipe(folder / "recipe.yaml").saving.run_name == "r"
     assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
     again = run("train.py", *TINY, "--run_name", "r")  # a finished run has nothing left to do, and says so

@@ -11,6 +11,8 @@ HARNESS_GPT2 = "GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#12
 
 def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
     """Return the question with its answers; the right one is named by its label, a letter or a number."""
+    if not (isinstance(row["choices"], Mapping) and {"label", "text"} <= {*row["choices"]}):
+        raise ValueError(f"choices = {row['choices']!r}: must be a mapping of two lists, text and label")
     labels, texts = row["choices"]["label"], row["choices"]["text"]
     if row["answerKey"] not in labels:
         raise ValueError(f"answerKey = {row['answerKey']!r}: must be one of {', '.join(map(str, labels))}")
