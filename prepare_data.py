@@ -103,6 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         mine += [file.partition("=")[2] for file in recipe.evaluation.task_files or ()]
         print(f"to carry: {', '.join(dict.fromkeys([constants.HF_HOME, recipe.data.prepared_data_dir, *mine]))}")
         print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}")
+        print("accelerate launch --config_file YAML train.py takes the same flags")
     return 0
 
 
@@ -111,12 +112,15 @@ def prefetch(recipe: keys.Recipe) -> None:
 
     Raises BadInput where one of them cannot be had.
     """
+    from huggingface_hub.utils.logging import set_verbosity_error
     from transformers.utils.logging import disable_progress_bar
 
     from pretrain.evaluation import items
     from pretrain.model import pretrained
 
     disable_progress_bar()
+    set_verbosity_error()  # of the client, whose own retries are as many lines
+    logging.getLogger("pretrain").info(f"tokenizer, model and items of tasks are fetched into {constants.HF_HOME}")
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)
     if recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS:

@@ -57,7 +57,7 @@ from pretrain.run.opening import open_run
 from pretrain.run.profile import Profile
 from pretrain.run.report import due
 from pretrain.run.resume import extended
-from pretrain.run.score import score
+from pretrain.run.score import refuse_without_weights, score
 
 log = logging.getLogger("pretrain.train")
 
@@ -80,10 +80,9 @@ def main(argv: list[str] | None = None, parent: int | None = None) -> int:
 
     # Fail early: nothing is written before this is through.
     make_plan(recipe, int(os.environ.get("WORLD_SIZE", "1")))
-    trains = "eval_only" not in modes
-    repo_id = None
+    trains, repo_id = "eval_only" not in modes, None
+    (folder.refuse_foreign_run if trains else refuse_without_weights)(recipe)
     if trains:
-        folder.refuse_foreign_run(recipe)
         trackers.check(recipe.tracking.names)
         repo_id = publisher.check(recipe)
     disable_progress_bar()  # Transformers' own bars, over saving and loading one file

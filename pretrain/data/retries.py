@@ -65,7 +65,8 @@ class RetryPolicy:
             reason = f"{type(error).__name__}: {reason[:300]}"
         if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
             raise BadInput(
-                f"{where}: HF_HUB_OFFLINE is set; unset it, or give local data: --data_files FILE, --data_dir FOLDER"
+                f"{where}: HF_HUB_OFFLINE is set. Prepare it where there is a network (prepare_data.py ... --prefetch), or "
+                f"give local data: --data_files FILE, --data_dir FOLDER"
             ) from None
         # Clients say "not found" of a server that is down, too: then there is a status.
         missing = status is None and isinstance(error, (FileNotFoundError, PermissionError))

@@ -11,6 +11,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.evaluator import Evaluator
 from pretrain.evaluation.record import Task
+from pretrain.hub import fetch
 from pretrain.machine import hardware
 from pretrain.machine.fit import propose_micro_batch
 from pretrain.machine.sharding import WholeModel
@@ -18,6 +19,14 @@ from pretrain.recipe import keys, reading
 from pretrain.recipe.plan import make_plan
 from pretrain.run import checkpoint
 from pretrain.run.resume import begins_at, find_checkpoint, read_state
+
+
+def refuse_without_weights(recipe: keys.Recipe) -> None:
+    """Raise BadInput, before any data is read, where neither ``init_from`` nor a checkpoint has weights to score."""
+    saving = recipe.saving
+    here = recipe.model.init_from or begins_at(saving) or checkpoint.list_checkpoints(saving.checkpoints)
+    if not here and not fetch.is_address(saving.resume_from_checkpoint):
+        raise BadInput(f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL")
 
 
 def score(
@@ -28,10 +37,12 @@ def score(
     accelerator: Accelerator,
 ) -> str:
     """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
-    begun_from, run_dir = recipe.model.init_from, recipe.saving.run_dir
+    begun_from = recipe.model.init_from
     path = None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
     if path is None and not begun_from:
-        raise BadInput(f"eval_only: {run_dir} holds no checkpoint; train first, or give --init_from MODEL")
+        raise BadInput(
+            f"eval_only: {recipe.saving.run_dir} holds no sound checkpoint; train first, or give --init_from MODEL"
+        )
     if path is not None:
         reading.refuse_changed_science(path, read_state(path)["science"], recipe)
         checkpoint.load_weights(path, model)

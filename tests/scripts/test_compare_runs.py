@@ -66,6 +66,9 @@ def test_two_runs_differ_in_the_keys_that_the_table_shows(six, drawn, capsys):
     assert ["tokens", "3,000", "3,000"] in lines and ["tokens/s", "100", "50"] in lines
     assert ["hours", "0.00833", "0.0167"] in lines and lines[-1] == ["compare.png"]
     assert Path("compare.png").is_file()
+    assert not any("--group seed" in " ".join(line) for line in lines)
+    compare_runs.main(["adamw0", "adamw1", "muon1"])
+    assert "--group seed: runs that differ in seeds only" in capsys.readouterr().out
 
 
 def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six, drawn, capsys):

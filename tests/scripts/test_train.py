@@ -640,6 +640,7 @@ def bad_inputs() -> dict[str, tuple[list[str], str]]:
         "run name": (["--run_name", "../x"], "letters, digits"),
         "Hub data set": (["--data_files", "none", "--dataset_name", "owner/name"], "HF_HUB_OFFLINE is set"),
         "no such checkpoint": (["--resume_from_checkpoint", "runs/x"], "no such checkpoint"),
+        "nothing to score": (["--eval_only"], "holds no checkpoint; train first, or give --init_from MODEL"),
         "made tokenizer for others' shards": (["--data_dir", "nano"], "--tokenizer openai-community/gpt2"),
         "no such tokenizer": (["--tokenizer", "./nowhere"], "tokenizer = ./nowhere: cannot be loaded"),
     }
