@@ -256,6 +256,12 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         count *= 2
         row = estimated(card, count, supply_of(recipe, asked, count))
     print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
+    preset = cards.preset(card.name, count)
+    if row["fits"] and not asked.json and not asked.size and (count == 1 or preset.endswith(f"_x{count}")):
+        length = f" --max_steps {asked.max_steps}" if asked.max_steps else ""
+        print(
+            f"\naccelerate launch --config_file accelerate_configs/{preset}.yaml train.py --recipe {asked.recipe}{length}"
+        )
     return 0
 
 

@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     if not 0 <= (only := extras.get("source", 0)) < len(found):
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
     if "prefetch" in extras:
+        reading.refuse_idle_tasks(recipe, flags)
         prefetch(recipe)
     elif all(map(keys.is_here, found)):
         raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")
@@ -101,9 +102,10 @@ def main(argv: list[str] | None = None) -> int:
         words = shlex.join(word for word in argv if word != "--prefetch")
         mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
         mine += [file.partition("=")[2] for file in recipe.evaluation.task_files or ()]
-        print(f"to carry: {', '.join(dict.fromkeys([constants.HF_HOME, recipe.data.prepared_data_dir, *mine]))}")
+        places = [name for name in (constants.HF_HOME, recipe.data.prepared_data_dir) if Path(name).is_dir()]
+        print(f"to carry beside this folder and its packages: {', '.join(dict.fromkeys([*places, *mine]))}")
+        print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
         print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}")
-        print("accelerate launch --config_file YAML train.py takes the same flags")
     return 0
 
 
@@ -120,7 +122,7 @@ def prefetch(recipe: keys.Recipe) -> None:
 
     disable_progress_bar()
     set_verbosity_error()  # of the client, whose own retries are as many lines
-    logging.getLogger("pretrain").info(f"tokenizer, model and items of tasks are fetched into {constants.HF_HOME}")
+    logging.getLogger("pretrain").info(f"fetching tokenizer, model and items of tasks into {constants.HF_HOME}")
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)
     if recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS:

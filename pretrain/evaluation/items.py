@@ -107,11 +107,11 @@ def _questions(task: Task, row: object) -> tuple[Question, ...]:
     if not isinstance(row, dict):
         raise ValueError(f"is not a JSON object{f' ({row})' if isinstance(row, Exception) else ''}")
     if missing := [name for name in task.fields if row.get(name) is None]:
-        raise ValueError(f"has no {', '.join(missing)}; a {task.label} item has {', '.join(task.fields)}")
+        raise ValueError(f"has no {', '.join(missing)}; an item of {task.label} has {', '.join(task.fields)}")
     try:
         return task.questions(row)
     except (TypeError, KeyError, AttributeError, IndexError):
-        raise ValueError(f"is not a {task.label} item: {str(row)[:100]}") from None
+        raise ValueError(f"is not an item of {task.label}: {str(row)[:100]}") from None
 
 
 def _rows(path: Path) -> Iterator[tuple[str, object]]:

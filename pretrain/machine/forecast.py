@@ -14,9 +14,9 @@ from pretrain.recipe import keys
 from pretrain.recipe.plan import make_plan
 
 SHARED = ("weights", "gradients", "moments", "half copies")
-SOURCES = """Estimated: memory, speed, time and energy, by the formulas of pretrain/machine/estimate.py, fitted to 20 cards
-on which others trained GPT-2 124M in plain PyTorch (benchmarks/estimate_cards.py). Rates of matrix products are those that
-others measured (pretrain/base/cards.csv). Parameters and FLOPs are counted."""
+SOURCES = (
+    "Memory, speed, time and energy are estimated (docs/cards.md says how well); parameters and FLOPs are counted."
+)
 
 
 def estimate_run(
@@ -153,8 +153,12 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     lines += [
         f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
         f"{', gathering shared weights not counted' if row['shared_out'] else ''}",
-        *([f"others       {measured(card.training, 'others')}"] if "measured_by_others" in row else []),
-        *([f"ours         {measured(card.ours, 'us')}"] if card.ours and "measured_by_us" in row else []),
+        *([f"others       {measured(card.training, 'others', row['tokens'])}"] if "measured_by_others" in row else []),
+        *(
+            [f"ours         {measured(card.ours, 'us', row['tokens'])}"]
+            if card.ours and "measured_by_us" in row
+            else []
+        ),
         f"time         {rounded(hours)} h{days}, evaluating and saving not counted",
         f"reader       {reader(row)}",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
@@ -187,12 +191,13 @@ def products(card: cards.Card) -> str:
     return f"{rate}: never measured; {share:.0f}% of the peak, as measured cards reach"
 
 
-def measured(known: cards.Measured | None, by: str) -> str:
-    """Return a measurement of GPT-2 124M on a card, and who made it."""
+def measured(known: cards.Measured | None, by: str, tokens: int) -> str:
+    """Return a measurement of GPT-2 124M on a card, the time that it means for so many tokens, and who made it."""
     if not known:
         return "n/a, never measured"
     size = f"at micro-batch {known.micro_batch}, " if known.micro_batch else ""
-    return f"{known.figure:,} tokens/s, {size}measured by {by} ({known.source})"
+    hours = rounded(tokens / known.figure / 3600)
+    return f"{known.figure:,} tokens/s, so {hours} h, {size}measured by {by} ({known.source})"
 
 
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:

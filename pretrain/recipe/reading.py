@@ -144,9 +144,15 @@ def parse_training(argv: Sequence[str]) -> tuple[Recipe | None, dict[str, Any], 
         return None, modes, []
     reader_argv = argv_of(flags)
     recipe = load_recipe(Path(flags.pop("recipe", RECIPE)), flags)
-    if "tasks" in flags and not recipe.evaluation.task_steps and "eval_only" not in modes:
-        raise BadInput(f"--tasks {shown(flags['tasks'])}: has no effect with task_steps = 0; add --task_steps 250")
+    if "eval_only" not in modes:
+        refuse_idle_tasks(recipe, flags)
     return recipe, modes, reader_argv
+
+
+def refuse_idle_tasks(recipe: Recipe, flags: Mapping[str, Any]) -> None:
+    """Raise BadInput for tasks that a command names and no step scores."""
+    if "tasks" in flags and not recipe.evaluation.task_steps:
+        raise BadInput(f"--tasks {shown(flags['tasks'])}: has no effect with task_steps = 0; add --task_steps 250")
 
 
 def show_translation(text: str) -> None:

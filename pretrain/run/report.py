@@ -197,19 +197,19 @@ class Report:
 
     def _show(self, step: int, row: dict[str, float]) -> None:
         """Move the bar; without one log a line, at most every few seconds, and the last."""
-        elapsed, left = row["elapsed_seconds"], "?"
+        elapsed, left = row["elapsed_seconds"], ""
         if self._measured is None:
             self._measured = step, elapsed
         elif step > self._measured[0]:
             per_step = (elapsed - self._measured[1]) / (step - self._measured[0])
-            left = duration((self._max_steps - step) * per_step)
+            left = f"left {duration((self._max_steps - step) * per_step)}"
             if not self._expected:
                 self._expected = True
                 log.info(f"expected training time {duration((self._max_steps - self._first_step) * per_step)}")
         shown = [f"loss {row['train/loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
         shown += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
         shown += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
-        words = "  ".join([*shown, f"left {left}"])
+        words = "  ".join(filter(None, [*shown, left]))
         if self._bar is not None:
             self._bar.set_description_str(words, refresh=False)
             self._bar.update(step - self._bar.n)

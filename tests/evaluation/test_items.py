@@ -156,7 +156,7 @@ WRONG = {
     ),
     "winogrande": ({"sentence": "none", "option1": "a", "option2": "b", "answer": "1"}, "sentence has no blank, _"),
     "lambada_openai": ({"text": "ends in space "}, "text ends in white space"),
-    "blimp": ({"sentence_good": "a"}, "has no sentence_bad; a BLiMP item has sentence_good, sentence_bad"),
+    "blimp": ({"sentence_good": "a"}, "has no sentence_bad; an item of BLiMP has sentence_good, sentence_bad"),
     "arc_challenge": ({"question": "Q", "choices": "AB", "answerKey": "B"}, "a mapping of two lists, text and label"),
 }
 

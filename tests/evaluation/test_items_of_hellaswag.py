@@ -265,7 +265,7 @@ def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_p
         ("{", "is not a JSON object (Expecting property name"),
         ('["ctx"]', "is not a JSON object"),
         ("[" * 100_000, "is not a JSON object (nests too deeply)"),
-        (ROW | {"ctx": None}, "has no ctx; a HellaSwag item has activity_label, ctx_a,"),
+        (ROW | {"ctx": None}, "has no ctx; an item of HellaSwag has activity_label, ctx_a,"),
         ({"ctx": "x"}, "has no activity_label, ctx_a, ctx_b, endings, label; "),
         (ROW | {"label": ""}, "label = '': must be 0, 1, 2 or 3; the test split has none: take the validation split"),
         (ROW | {"label": "7"}, "label = '7': must be 0, 1, 2 or 3"),

@@ -196,7 +196,7 @@ def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys,
     lines = err.splitlines()
     assert out == "" and "\r" not in err
     assert [line.split("/")[0].split()[-1] for line in lines if line.startswith("step ")] == ["1", "3", "10"]
-    assert "loss 2.000" in err and "  1,234 tok/s  " in err and "mfu" not in err and "left 0 s" in lines[-1]
+    assert "loss 2.000" in err and "  1,234 tok/s\n" in err and "mfu" not in err and "left 0 s" in lines[-1]
 
 
 def test_the_bar_of_a_terminal_of_80_columns_has_room_and_words_that_are_whole(tmp_path, monkeypatch):

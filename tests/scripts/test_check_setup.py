@@ -295,12 +295,16 @@ def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
     out, _ = called(capsys, "--estimate", "--price_per_machine_hour", "3.2")
     for word in ("parameters   124,475,904", "855 M a token", "weights 0.5", "micro-batch", "% MFU", " kWh", "cost"):
         assert word in out
-    assert "Nothing of it is measured" in out and "pretrain/machine/estimate.py" in out
+    assert "Nothing of it is measured" in out and "are estimated (docs/cards.md says how well)" in out
+    assert "\naccelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe" in out
 
 
 def test_an_estimate_says_what_others_measured_and_what_nobody_did(capsys):
     measured, _ = called(capsys, "--card", "rtx5090")
-    assert "others       196,551 tokens/s, at micro-batch 32, measured by others (plain PyTorch GPT-2" in measured
+    assert (
+        "others       196,551 tokens/s, so 14.1 h, at micro-batch 32, measured by others (plain PyTorch GPT-2"
+        in measured
+    )
     assert "products     236 TFLOP/s of matrix products, measured by others (zzc0721" in measured
     guessed, _ = called(capsys, "--card", "a30")
     assert "others       n/a, never measured\n" in guessed
@@ -349,7 +353,7 @@ def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_
 def test_a_measured_speed_is_said_to_be_measured(capsys):
     one = called(capsys, "--card", "h100")[0]
     assert (
-        "ours         525,116 tokens/s, at micro-batch 64, measured by us (train.py" in one
+        "ours         525,116 tokens/s, so 5.29 h, at micro-batch 64, measured by us (train.py" in one
         and "Nothing of it" not in one
     )
     assert "Nothing of it is measured by us" in called(capsys, "--card", "h100", "--count", "2")[0]
