@@ -138,21 +138,24 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
         if "baseline/gzip" in row and ratio:
             levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio, 0.45
     smooth = _smoothed(train[1])
-    faint = {"linewidth": 0.6, "alpha": 0.45} if smooth is not None else {"linewidth": 1.2, "label": "train"}
+    faint = {"linewidth": 0.6, "alpha": 0.45} if smooth is not None else {"linewidth": 1.2}
     axes.plot(*train, color=SKY, marker="." if len(train[0]) < 2 else None, **faint)
     if smooth is not None:
-        axes.plot(train[0], smooth, color=BLUE, linewidth=1.6, label="train, smoothed")
-    axes.plot(*held_out, color=VERMILLION, linewidth=1.6, marker="o", markersize=4, label="validation")
+        axes.plot(train[0], smooth, color=BLUE, linewidth=1.6)
+    axes.plot(*held_out, color=VERMILLION, linewidth=1.6, marker="o", markersize=4)
     for label, (value, where) in levels.items():
         level(axes, value, label, BLACK, where)
     if reference:
         most = max((float(places[-1]) for places, _ in (train, held_out) if len(places)), default=0.0)
         axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
-    if len(held_out[1]):
-        place = {"xytext": (0, 9), "textcoords": "offset points", "ha": "right", "fontweight": "bold"}
-        axes.annotate(f"{held_out[1][-1]:.3f}", (held_out[0][-1], held_out[1][-1]), color=VERMILLION, **place)
+    ends = [("validation", held_out, VERMILLION), ("train", (train[0], train[1] if smooth is None else smooth), BLUE)]
+    ends = sorted((end for end in ends if len(end[1][0])), key=lambda end: -end[1][1][-1])
+    for (name, (places, values), color), (height, side) in zip(ends, ((9, "bottom"), (-9, "top")), strict=False):
+        place = {"xytext": (0, height), "textcoords": "offset points", "ha": "right", "va": side, "fontweight": "bold"}
+        axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place)
     axes.set(ylabel="loss (nats per token)", ylim=view([train, held_out], [value for value, _ in levels.values()]))
-    axes.legend(loc="upper right", frameon=False, labelcolor="linecolor")
+    if reference:
+        axes.legend(loc="upper right", frameon=False, labelcolor="linecolor")
     if ratio:
         bits = axes.secondary_yaxis("right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio))
         bits.set_ylabel("bits per byte")
