@@ -99,7 +99,8 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
     what, at = f"--include '{pattern}'" if number > 1 else pattern, f" --revision {wanted}" if wanted else ""
     raise BadInput(
         f"{task.name} ({name} of the Hub) cannot be loaded: {why.rstrip('.')}. Fetch it once, with a network: "
-        f"hf download {name} {what} --repo-type dataset{at}; or give items of your own: --task_files {task.name}=FILE"
+        f"hf download {name} {what} --repo-type dataset{at}; or give items of your own, with {', '.join(task.fields)}: "
+        f"--task_files {task.name}=FILE"
     )
 
 

@@ -196,7 +196,7 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(p
     assert "Retrying" not in done.stderr and not any("/acc" in name for row in rows("offline") for name in row)
     done = run("eval_tasks.py", "--model", "runs/offline", "--tasks", "piqa", expect=2, HF_HOME=str(place / "empty"))
     assert "hf download baber/piqa piqa_validation.parquet --repo-type dataset --revision 142f6d7" in done.stderr
-    assert "or give items of your own: --task_files piqa=FILE" in done.stderr
+    assert "or give items of your own, with goal, sol1, sol2, label: --task_files piqa=FILE" in done.stderr
     for name in ("winogrande", "hellaswag"):
         row = {"sentence": "the _ sat", "option1": "cat", "option2": "dog", "answer": "1", "activity_label": "a"}
         row |= {
