@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     if "prefetch" in extras:
         words = shlex.join(word for word in argv if word != "--prefetch")
         mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
-        mine += [file.partition("=")[2] for file in recipe.evaluation.task_files or ()]
+        mine += [file for name in recipe.evaluation.tasks for file in recipe.evaluation.files_of(name) or ()]
         places = [name for name in (constants.HF_HOME, recipe.data.prepared_data_dir) if Path(name).is_dir()]
         print(f"to carry beside this folder and its packages: {', '.join(dict.fromkeys([*places, *mine]))}")
         print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")

@@ -272,8 +272,8 @@ class Corpus:
                 ids = row_T1[start + 1 : start + 1 + PROMPT_TOKENS]
                 text = tokenization.decode(self.tokenizer, ids[np.cumsum(ids == end) == 0].tolist())  # of this document
                 found.append(text.partition("\n")[0])
-        if len(found) == 1 and not self._recipe.data.validation_files:  # the text was cut there, maybe within a word
-            found = [found[0].partition(" ")[2] or found[0]]
+        if len(found) == 1 and self._recipe.data.data_files and not self._recipe.data.validation_files:
+            found = [found[0].partition(" ")[2] or found[0]]  # the text was cut there, maybe within a word
         return [text for text in found if text.strip()][:PROMPTS] or [""]
 
 

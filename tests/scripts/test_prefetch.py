@@ -101,3 +101,7 @@ def test_what_a_recipe_asks_the_hub_for_beside_its_data_is_prefetched_and_nothin
     asked.clear()
     prepare_data.prefetch(reading.load_recipe(ROOT / "recipes" / "quickstart.yaml"))
     assert not asked
+    assert (
+        prepare_data.main(["--recipe", str(ROOT / "recipes" / "quickstart.yaml"), "--tasks", "piqa", "--prefetch"]) == 2
+    )
+    assert not asked  # what train.py refuses, too

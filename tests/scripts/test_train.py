@@ -162,6 +162,10 @@ def test_a_beginning_ends_with_its_document_and_one_without_a_whole_character_is
     recipe = SimpleNamespace(model=SimpleNamespace(sequence_length=9))
     fake = SimpleNamespace(sources=[SimpleNamespace(validation=validation)], tokenizer=tokenizer, _recipe=recipe)
     assert Corpus.beginnings(fake) == ["ab", "de", "g"]
+    windows[:] = [[end, *tokenization.Encoder(tokenizer)(["ed cat "])[0].tolist(), face[0], face[0]], [face[0]] * 10]
+    for validation_files, expected in ((None, ["cat "]), (["v.txt"], ["ed cat "])):  # what was cut within a word
+        recipe.data = SimpleNamespace(data_files=["t.txt"], validation_files=validation_files)
+        assert Corpus.beginnings(fake) == expected
 
 
 def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_the_trains(workplace):
