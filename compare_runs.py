@@ -19,8 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
@@ -95,6 +93,8 @@ def find_metrics(name: str) -> Path:
 
 def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] | None) -> list[Column]:
     """Return a column for each run, or for each group of them. Raises BadInput for labels that do not fit."""
+    import yaml
+
     if len({path.resolve() for path in paths}) < len(paths):
         raise BadInput("a run is given twice; give each once")
     free = {*NAMES, *group} | ({"data_seed"} if "seed" in group else set())

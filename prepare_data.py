@@ -16,8 +16,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from huggingface_hub import constants
-
 from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
@@ -99,6 +97,8 @@ def main(argv: list[str] | None = None) -> int:
         if target is None:
             print(folder)
     if "prefetch" in extras:
+        from huggingface_hub import constants
+
         words = shlex.join(word for word in argv if word != "--prefetch")
         mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
         mine += [file for name in recipe.evaluation.tasks for file in recipe.evaluation.files_of(name) or ()]
@@ -114,6 +114,7 @@ def prefetch(recipe: keys.Recipe) -> None:
 
     Raises BadInput where one of them cannot be had.
     """
+    from huggingface_hub import constants
     from huggingface_hub.utils.logging import set_verbosity_error
     from transformers.utils.logging import disable_progress_bar
 

@@ -15,6 +15,7 @@ from pathlib import Path
 if __name__ == "__main__":
     PARENT = os.getppid()  # noted first: a launcher may die during the imports below
 
+from pretrain.base.entry import exit_on_bad_input  # first: it says why another import fails
 from pretrain.recipe import keys, reading
 
 if __name__ == "__main__":  # before the imports below, which take seconds
@@ -35,7 +36,6 @@ from accelerate import Accelerator
 from transformers.utils.logging import disable_progress_bar
 
 from pretrain.base import console
-from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import StopRequest, end_with_launcher, raise_on_lost_peer
 from pretrain.data.corpus import Corpus, TrainBatches

@@ -448,13 +448,13 @@ def ladder(part: Part) -> None:
     part.note(f"times the first rung's tokens/s: {said}", ladder=measured["micro_batches"])
 
 
-def exactness(part: Part) -> None:
+def exactness(part: Part, name: str = "gpt2_124m", kinds: tuple = ("true", "false"), **more) -> None:
     """Whether a resumed run is the run that was never stopped, with deterministic kernels and without; what they cost."""
-    steps, recipe = (12, part.recipe("gpt2_124m")) if part.tiny else (40, part.recipe("gpt2_124m"))
-    keys = {"max_steps": steps, "warmup_steps": 5, "save_steps": steps // 2, "save_total_limit": 0}
+    steps, recipe = 12 if part.tiny else 40, part.recipe(name)
+    keys = more | {"max_steps": steps, "warmup_steps": 5, "save_steps": steps // 2, "save_total_limit": 0}
     keys |= {} if part.tiny else {"tokens_per_step": 131072, "per_device_train_batch_size": 32}
     found = {}
-    for deterministic in ("true", "false"):
+    for deterministic in kinds:
         folder = part.fresh(f"exact_{deterministic}")
         whole = None
         for what in ("whole", "resumed"):
@@ -483,6 +483,11 @@ def exactness(part: Part) -> None:
     if len(found) == 2:
         cost = 1 - found["true"]["tokens_per_second"] / found["false"]["tokens_per_second"]
         part.note(f"deterministic costs {cost:.1%} of the tokens/s (one run after the other)", deterministic_costs=cost)
+
+
+def exactness_of_muon(part: Part) -> None:
+    """Whether a resumed run of gpt2_124m_fast, Nesterov and cautious, is the run that was never stopped."""
+    exactness(part, "gpt2_124m_fast", ("true",), adam_nesterov="true", cautious="true", decay_ratio=0.5)
 
 
 def evaluation(part: Part) -> None:
@@ -573,6 +578,7 @@ PARTS = {
     "a": profiled_steps,
     "g": memory,
     "c": exactness,
+    "c2": exactness_of_muon,
     "d": evaluation,
     "h": compile_modes,
     "i": fp16,

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-from tqdm import tqdm
-
 from pretrain.base import files, foreign
 
 ABOUT = re.compile(r"\S+ {2,}")  # "data     ...": what a line is about, before its words
@@ -81,6 +79,8 @@ def _show(line: str, stream: TextIO | None) -> None:
     """Write a line to ``stream``; to standard error (None) as long as somebody reads it: a dead terminal ends no run."""
     terminal = stream or sys.stderr
     try:
+        from tqdm import tqdm  # here, so that a Python without packages comes as far as entry's remedy
+
         tqdm.write(_wrapped(line) if terminal.isatty() else line, file=terminal)
         terminal.flush()
     except OSError as error:

@@ -88,6 +88,9 @@ def _end(show: Callable, kind: type[BaseException], error: BaseException, trace:
     """Show what ended an import; nothing of Ctrl-C, which the exit status tells."""
     if fault := machine_fault(error):
         _print(fault)
+    elif isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("pretrain"):
+        remedy = "make environment && source .venv/bin/activate, or pip install -r requirements.txt"
+        sys.stderr.write(f"error: {error.name} is not installed for {sys.executable}. Remedy: {remedy}\n")
     elif kind is not KeyboardInterrupt:
         show(kind, error, trace)
 

@@ -110,6 +110,14 @@ def test_ctrl_c_during_the_imports_of_a_script_ends_it_without_a_word(tmp_path, 
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_started_outside_the_environment_names_the_remedy(script):
+    command = [sys.executable, "-S", str(ROOT / script)]  # -S: no installed package is found
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and " is not installed" in done.stderr and "make environment" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_memory_that_runs_out_is_a_line_during_the_imports_too(tmp_path, capsys):
     for error in (
         MemoryError(),
