@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 METRICS = Path(__file__).parents[2] / "metrics"
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+FEW = 100  # items, below which a score is nearly chance
 COLUMNS = 79  # of a bar that no terminal shows
 
 
@@ -170,13 +171,14 @@ def table(found: Sequence[Scored]) -> str:
         comparable = scored.test.commit or line["items"] == task.size  # others' scores are of the whole data set
         known = comparable and task.published.get("GPT-2 124M") or [None] * len(task.scores)
         for name, ours, theirs in zip(task.scores, task.with_errors(line), known, strict=True):
-            chance = f"{100 * task.chance:.2f}" if task.chance and name in task.shares else "-"
+            chance = f"{100 * task.chance:.2f}" if name in task.shares else "-"
             lines.append((f"{task.name} {name}", ours, f"{theirs:.2f}" if theirs else "-", chance))
-        notes.append(f"{task.name}: {whole} items of {line['dataset']}{scored.cut}")
+        few = "; so few say little, nor does their standard error" if line["items"] < FEW else ""
+        notes.append(f"{task.name}: {whole} items of {line['dataset']}{scored.cut}{few}")
         notes += [line for line in task.citations if comparable and line.startswith("GPT-2 124M")]
     width = max(len(line[0]) for line in lines)
     rows = [f"{what:{width}}  {ours:>26}  {theirs:>10}  {chance:>6}" for what, ours, theirs, chance in lines]
-    last = f"per cent ± standard error; {found[0].line['precision']} on {found[0].device}"
+    last = f"shares in per cent, each score ± its standard error; {found[0].line['precision']} on {found[0].device}"
     return "\n".join(["", *rows, "", last, *notes])
 
 

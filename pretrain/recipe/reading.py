@@ -323,6 +323,11 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
                 f"warmup_steps = {asked} is longer than the run, max_steps = {values['max_steps']}: the learning rate "
                 f"rises over the first {values['warmup_steps']}, a quarter of it"
             )
+        elif 2 * values["warmup_steps"] > values["max_steps"] > 1:
+            log.info(
+                f"warmup_steps = {values['warmup_steps']} is more than half of max_steps = {values['max_steps']}: the "
+                f"learning rate hardly reaches its peak; a tenth is usual: --warmup_steps {max(1, values['max_steps'] // 10)}"
+            )
         faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
         faults += references.faults(values["reference_curve"])
     if faults or wrong:

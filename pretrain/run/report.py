@@ -38,6 +38,7 @@ BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; la
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
+EXPECT_SECONDS = 5  # of updates after the first, before the time that is expected is logged
 LINE_SECONDS = 5  # without a terminal a line at most so often
 
 
@@ -203,9 +204,10 @@ class Report:
         elif step > self._measured[0]:
             per_step = (elapsed - self._measured[1]) / (step - self._measured[0])
             left = f"left {duration((self._max_steps - step) * per_step)}"
-            if not self._expected:
+            if not self._expected and elapsed - self._measured[1] >= EXPECT_SECONDS:
                 self._expected = True
-                log.info(f"expected training time {duration((self._max_steps - self._first_step) * per_step)}")
+                expected = duration((self._max_steps - self._first_step) * per_step)
+                log.info(f"expected training time {expected}, beside evaluations")
         shown = [f"loss {row['train/loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
         shown += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
         shown += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
