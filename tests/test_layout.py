@@ -255,6 +255,14 @@ def test_a_pages_lines_are_at_most_120_columns_but_for_tables_and_commands(page)
     assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    ", "!["))]
 
 
+def test_each_row_of_a_pages_table_has_a_head():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+    for page in pages:
+        blocks = re.split(r"\n\s*\n", page.read_text(encoding="utf-8"))
+        for rows in (block.splitlines() for block in blocks if block.startswith("|")):
+            assert len(rows) > 2 and re.fullmatch(r"[|-]+", rows[1]), f"{page}: {rows[0]}"
+
+
 def test_the_page_of_knobs_has_every_key_of_a_recipe_as_make_presets_writes_them():
     text = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
     assert len(FIELDS) > 60 and text.partition(keys_table.MARK)[2] == keys_table.tables()

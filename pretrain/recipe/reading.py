@@ -326,7 +326,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
         elif 2 * values["warmup_steps"] > values["max_steps"] > 1:
             log.info(
                 f"warmup_steps = {values['warmup_steps']} is more than half of max_steps = {values['max_steps']}: the "
-                f"learning rate hardly reaches its peak; a tenth is usual: --warmup_steps {max(1, values['max_steps'] // 10)}"
+                f"learning rate rises for most of the run; a tenth is usual: --warmup_steps {-(-values['max_steps'] // 10)}"
             )
         faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
         faults += references.faults(values["reference_curve"])
