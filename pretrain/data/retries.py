@@ -86,9 +86,10 @@ class RetryPolicy:
         left = math.ceil(max(self._since, network.moved_at) + RETRY_SECONDS - time.monotonic())
         if self.failures >= TRIES or left <= 0:
             times = f"{self.failures} times" if self.failures > 1 else "once"
+            remedy = "" if status else "; without a network, first prepare_data.py ... --prefetch where there is one"
             raise TrainingStopped(
                 f"{where}: failed {times} in a row, last with {reason}. What was read before is kept; the same "
-                f"command resumes from there"
+                f"command resumes from there{remedy}"
             ) from None
         wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
         wait = min(left, max(wait, asked))
