@@ -117,9 +117,7 @@ def train(
     *,
     profiled: bool = False,
 ) -> int:
-    """Train to ``max_steps``, from the newest checkpoint where there is one; return the exit status.
-
-    How a run ends otherwise stands in pretrain/run/ends.py.
+    """Train to ``max_steps``, from the newest checkpoint if any; pretrain/run/ends.py has how a run ends otherwise.
 
     Args:
         tests: the tasks that the run scores itself on.

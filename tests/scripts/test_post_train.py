@@ -359,7 +359,7 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
         *_, unknown = parser.parse_args_and_config(words[2:], return_remaining_strings=True)
         if "--accelerate_config" in unknown:  # TRL's own word for accelerate's --config_file
             unknown[unknown.index("--accelerate_config")] = "--config_file"
-        assert not vars(launch_command_parser().parse_args([*unknown, "sft.py"]))["training_script_args"], (line, unknown)
+        launch_command_parser().parse_args([*unknown, "sft.py"])  # exits where it does not know a word
         assert (
             yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())["env"]["HF_HUB_DISABLE_TELEMETRY"]
             == "1"
