@@ -47,6 +47,7 @@ help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
 
 environment venv: $(if $(LOCKED),locked,$(VENV)/.installed) ## make .venv and install requirements.txt (LOCKED=1: uv.lock's versions and hashes, by uv)
+	@echo "$(VENV) is ready. Next: source $(VENV)/bin/activate"
 
 locked:
 	$(if $(UV),,$(error uv is not installed: https://docs.astral.sh/uv/))

@@ -5,7 +5,7 @@
 
 A run is its folder or its metrics.jsonl. With --group, runs whose recipes differ in nothing else are one column (data_seed
 goes with seed): mean and standard deviation, and the difference from the first column with its 95% interval (Welch's t).
-Hours are hours of training.
+Hours are hours of training; of short runs minutes.
 """
 
 import argparse
@@ -31,6 +31,7 @@ DASHES = ("-", "--", "-.")  # for more columns than colors
 POINTS = 400  # of a train loss
 NAMES = ("run_name", "output_dir", "resume_from_checkpoint", "tags")  # keys that say nothing of a run
 CELL = 28  # characters of a value
+SHORT = 0.2  # hours, below which minutes are shown
 
 
 class Column(NamedTuple):
@@ -134,6 +135,11 @@ def reach(rows: Sequence[Mapping]) -> dict[str, float]:
     return reached
 
 
+def unit(columns: Sequence[Column]) -> str:
+    """Return the unit of time that suits the longest run."""
+    return "minutes" if max(one.get("hours", 0.0) for column in columns for one in column.reached) < SHORT else "hours"
+
+
 def table(columns: Sequence[Column]) -> list[list[str]]:
     """Return the cells of the table: recipe keys that differ, then what was reached, with differences between groups."""
     lines = [["", *(column.label for column in columns)]]
@@ -144,6 +150,8 @@ def table(columns: Sequence[Column]) -> list[list[str]]:
     for name in dict.fromkeys(itertools.chain.from_iterable(one for column in columns for one in column.reached)):
         digits = ",.0f" if "tokens" in name else ".3g" if name == "hours" else ".4f"
         first, *others = samples = [[one[name] for one in column.reached if name in one] for column in columns]
+        if name == "hours" and unit(columns) == "minutes":
+            name, samples = "minutes", [[60 * hours for hours in values] for values in samples]
         lines.append([name, *(with_spread(values, digits) for values in samples)])
         if digits == ".4f" and first and max(map(len, samples)) > 1:
             lines.append(["  difference", "", *(difference(first, values, digits) for values in others)])
@@ -181,7 +189,7 @@ def student(freedom: float) -> float:
 
 def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None) -> None:
     """Draw the losses over tokens and over hours, and the scores of the tasks; a group as mean and standard deviation."""
-    panels = [("eval/loss", "tokens"), ("eval/loss", "hours"), ("train/loss", "tokens")]
+    panels = [("eval/loss", "tokens"), ("eval/loss", unit(columns)), ("train/loss", "tokens")]
     tasks = {
         task.metric("acc_norm" if "acc_norm" in task.scores else task.shares[0]): task for task in records().values()
     }
@@ -190,6 +198,8 @@ def draw(columns: Sequence[Column], path: Path, reference: references.Reference 
     panels = [(name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)]
     heights = [3.2 if name == "eval/loss" else 2.4 for name, _ in panels]
     with curves.picture(path, heights, [x for _, x in panels]) as found:
+        if most := max(len(column.runs) for column in columns) - 1:
+            found[0].set_title(f"mean of {most + 1} runs, band: one standard deviation")
         for axes, (name, x) in zip(found, panels, strict=True):
             axes.spines.right.set_visible(False)
             lines = [drawn(axes, column, number, name, x) for number, column in enumerate(columns)]

@@ -105,6 +105,8 @@ def messages() -> Iterator[str]:
     if isinstance(sys.stdin, io.TextIOWrapper):  # None where it was closed
         sys.stdin.reconfigure(errors="surrogateescape")  # a message of other bytes is refused, not raised
     prompt = "> " if sys.stdin and sys.stdin.isatty() else ""
+    if prompt:
+        print("Ctrl-D ends the chat", file=sys.stderr)
     catch_interrupts()
     while True:
         try:

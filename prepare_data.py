@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
     if "prefetch" in extras:
         reading.refuse_idle_tasks(recipe, flags)
-        prefetch(recipe)
+        fetched = prefetch(recipe)
     elif all(map(keys.is_here, found)):
         raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")
     for index, asked in enumerate(found):
@@ -102,15 +102,18 @@ def main(argv: list[str] | None = None) -> int:
         words = shlex.join(word for word in argv if word != "--prefetch")
         mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
         mine += [file for name in recipe.evaluation.tasks for file in recipe.evaluation.files_of(name) or ()]
-        places = [name for name in (constants.HF_HOME, recipe.data.prepared_data_dir) if Path(name).is_dir()]
+        cache = [constants.HF_HOME] if fetched else []  # of the Hub
+        places = [name for name in (*cache, recipe.data.prepared_data_dir) if Path(name).is_dir()]
         print(f"to carry beside this folder and its packages: {', '.join(dict.fromkeys([*places, *mine]))}")
         print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
         print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}")
     return 0
 
 
-def prefetch(recipe: keys.Recipe) -> None:
+def prefetch(recipe: keys.Recipe) -> bool:
     """Fetch into HF_HOME what a run asks the Hub for beside its data: the model that it begins from, tokenizer, tasks.
+
+    Returns whether there was anything.
 
     Raises BadInput where one of them cannot be had.
     """
@@ -123,14 +126,25 @@ def prefetch(recipe: keys.Recipe) -> None:
 
     disable_progress_bar()
     set_verbosity_error()  # of the client, whose own retries are as many lines
-    logging.getLogger("pretrain").info(f"fetching tokenizer, model and items of tasks into {constants.HF_HOME}")
+    wanted = [] if recipe.data.tokenizer in keys.TRAINED_TOKENIZERS else [recipe.data.tokenizer]
+    tasks = [
+        name
+        for name in recipe.evaluation.tasks
+        if recipe.evaluation.task_steps and not recipe.evaluation.files_of(name)
+    ]
+    if not (recipe.model.init_from or wanted or tasks):
+        return False
+    logging.getLogger("pretrain").info(
+        f"fetching tokenizer, model and items of tasks into {constants.HF_HOME}; without a network "
+        "that ends after about a minute"
+    )
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)
-    if recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS:
-        tokenization.load(recipe.data.tokenizer)
-    for name in recipe.evaluation.tasks if recipe.evaluation.task_steps else ():
-        if not recipe.evaluation.files_of(name):
-            items.fetch(items.records()[name])
+    for name in wanted:
+        tokenization.load(name)
+    for name in tasks:
+        items.fetch(items.records()[name])
+    return True
 
 
 if __name__ == "__main__":

@@ -253,7 +253,8 @@ def draw(runs: Runs, reached: dict[str, list[float]], share: tuple[float, float,
         axes.annotate(words, (ends[0], below), (8, -4), textcoords="offset points", color=VERMILLION)
         axes.set(ylabel="validation loss (nats per character)", ylim=(target - 0.13, target + 0.9))
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=11)
-        axes.set_title(f"Updates to {target:g}: each run has a schedule of its own length")
+        title = f"Updates to {target:g}, first of {len(asked.seeds)} seeds; each run has a schedule of its own length"
+        axes.set_title(title)
 
 
 def main(argv: list[str] | None = None) -> int:

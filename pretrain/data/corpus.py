@@ -249,9 +249,12 @@ class Corpus:
                     f"shorter than sequence_length"
                 )
             if complete and tokens > MANY_EPOCHS * there:
+                remedy = "Give more text or fewer --max_steps, a smaller model, or dropout"
+                if self._recipe.saving.load_best_model_at_end:
+                    remedy = "model/ keeps the weights of the lowest one"
                 yield (
                     f"note     more than {MANY_EPOCHS} epochs: the model begins to learn this text by heart, and the "
-                    f"validation loss may rise. Give more text or fewer --max_steps, a smaller model, or dropout"
+                    f"validation loss may rise. {remedy}"
                 )
             if unlike := _unlike_validation(manifest["splits"]):
                 remedy = ": --validation_files FILE..." if self._recipe.data.data_files else ""

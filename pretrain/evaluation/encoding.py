@@ -24,6 +24,7 @@ class Encoded:
         tokens: of each text the endings' tokens, N times (E,).
         characters: of the first text the endings' characters, N times (E,).
         gold: the right endings, (N,).
+        left_out: items that ``fitting`` has left out.
 
     Raises BadInput where the tokenizer cannot write an item, or makes nothing of an ending.
     """
@@ -36,7 +37,7 @@ class Encoded:
         scores: Sequence[str] | None = None,
     ):
         self.task, self.items, self.scores = task, items, tuple(task.scores if scores is None else scores)
-        self.commit = items.commit if isinstance(items, Items) else None
+        self.commit, self.left_out = items.commit if isinstance(items, Items) else None, 0
         self.gold = np.array([item.questions[0].gold for item in items])
         self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in items]
         self.questions: list[likelihood.Question] = []
@@ -63,22 +64,33 @@ class Encoded:
                         f"{item.where}: this tokenizer makes no token of its context or of one of its endings"
                     )
 
-    def longer_than(self, context_length: int | None) -> int:
-        """Return how many questions a model's context does not hold whole: they lose tokens from the left.
+    def fitting(self, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> "Encoded":
+        """Return the items whose endings a model's context holds; ``left_out``: how many others there were.
 
-        Raises BadInput where the longest ending alone does not fit (its last token is predicted, not read).
+        Raises BadInput where it holds none (an ending's last token is predicted, not read).
         """
         if context_length is None:
-            return 0
-        longest = [max(map(len, endings)) for _, endings in self.questions]
-        if (most := max(longest)) > context_length:
+            return self
+        longest = np.array([max(map(len, endings)) for _, endings in self.questions])
+        fits = np.all([[longest[own].max() <= context_length for own in owners] for owners in self._owners], axis=0)
+        if fits.all():
+            return self
+        if not fits.any():
             raise BadInput(
-                f"{self.task.label} cannot be scored: the longest ending of these items has {most} tokens with this "
-                f"tokenizer, and the model's context is {context_length}; it needs at least {most} (in training: "
-                f"--sequence_length, or --tasks without {self.task.name})"
+                f"{self.task.label} cannot be scored: each item has an ending of more tokens than the model's context, "
+                f"{context_length}; the longest has {longest.max()} (in training: --sequence_length, or --tasks without "
+                f"{self.task.name})"
             )
-        lengths = zip(self.questions, longest, strict=True)
-        return sum(len(context) + ending - 1 > context_length for (context, _), ending in lengths)
+        kept = [item for item, fit in zip(self.items, fits, strict=True) if fit]
+        found = Encoded(self.task, kept, tokenizer, self.scores)
+        found.commit, found.left_out = self.commit, len(self.items) - len(kept)
+        return found
+
+    def longer_than(self, context_length: int | None) -> int:
+        """Return how many questions a model's context does not hold whole: they lose tokens from the left."""
+        if context_length is None:
+            return 0
+        return sum(len(context) + max(map(len, ends)) - 1 > context_length for context, ends in self.questions)
 
     def sums(self, answers: Sequence[Answer], text: int = 0) -> list[np.ndarray]:
         """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""
@@ -152,5 +164,6 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_token
             texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False, truncation=False
         )
     except Exception as error:  # tokenizers raises bare Exceptions
-        raise BadInput(f"the tokenizer cannot write the items' text: {first_line(error)}") from None
+        remedy = "; its ids are the characters of one text: take tokenizer: bpe" if "UNK" in str(error) else ""
+        raise BadInput(f"the tokenizer cannot write the items' text: {first_line(error)}{remedy}") from None
     return encoded["input_ids"]

@@ -52,11 +52,8 @@ def read_items(
 def encode_items(
     found: Mapping[Task, Items], tokenizer: PreTrainedTokenizerFast, sequence_length: int
 ) -> dict[Task, Encoded]:
-    """Return each task's items, encoded. Raises BadInput where the context does not hold the longest ending."""
-    tests = {task: Encoded(task, of_task, tokenizer) for task, of_task in found.items()}
-    for test in tests.values():
-        test.longer_than(sequence_length)
-    return tests
+    """Return each task's items, encoded, those whose endings the context holds. Raises BadInput where it holds none."""
+    return {task: Encoded(task, rows, tokenizer).fitting(tokenizer, sequence_length) for task, rows in found.items()}
 
 
 def refuse_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -85,6 +85,7 @@ def score(
     accelerator = make_accelerator(hardware.this_device(), precision="no")
     model = pretrained.load(name).to(accelerator.device)
     length, precision = likelihood.context_length(model.config), accelerator.mixed_precision
+    tests = [test.fitting(tokenizer, length) for test in tests]
     cuts = [test.longer_than(length) for test in tests]
     catch_interrupts()
     for test, cut in zip(tests, cuts, strict=True):
@@ -102,11 +103,13 @@ def score(
                 ),
                 "items": len(test.items),
                 "cut": cut,
+                "left_out": test.left_out,
                 "precision": PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision,
                 **by_metrics(test, answers),
                 "seconds": round(seconds, 2),
             }
             left = f", {cut:,} texts cut from the left to {length} tokens" if cut else ""
+            left += f", {test.left_out:,} with a longer ending left out" if test.left_out else ""
             yield Scored(test, answers, line, left, hardware.device_name(accelerator.device))
 
 
@@ -168,7 +171,8 @@ def table(found: Sequence[Scored]) -> str:
     for scored in found:
         task, line = scored.test.task, scored.line
         whole = f"{line['items']:,} of {task.size:,}" if scored.test.commit else f"{line['items']:,}"
-        comparable = scored.test.commit or line["items"] == task.size  # others' scores are of the whole data set
+        # Others' scores are of the whole data set.
+        comparable = (scored.test.commit and not scored.test.left_out) or line["items"] == task.size
         known = comparable and task.published.get("GPT-2 124M") or [None] * len(task.scores)
         for name, ours, theirs in zip(task.scores, task.with_errors(line), known, strict=True):
             chance = f"{100 * task.chance:.2f}" if name in task.shares else "-"

@@ -85,6 +85,7 @@ def estimate_run(
     row["reader_tokens_per_second"] = supply.speed if math.isfinite(supply.speed) else None
     row["waiting_hours"] = supply.waiting_seconds(tokens, 3600 * run["hours"]) / 3600
     if price_per_hour:
+        row["price_per_hour"] = price_per_hour
         row["cost"] = (run["hours"] + row["waiting_hours"]) * price_per_hour
     return row
 
@@ -164,7 +165,7 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
     ]
     if "cost" in row:
-        lines.append(f"cost         {rounded(row['cost'])}")
+        lines.append(f"cost         {rounded(row['cost'])}, at {row['price_per_hour']:g} an hour for the machine")
     known = [] if row.get("measured_by_us") else ["Nothing of it is measured by us."]
     return "\n".join([*lines, "", *known, SOURCES])
 

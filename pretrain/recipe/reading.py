@@ -312,7 +312,11 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
             faults.append(f"{name} is missing: {field.metadata['help']}. It has no default; state it")
         elif name in values:
-            faults += rules.key_faults(name, values[name])
+            found = rules.key_faults(name, values[name])
+            if name in flags:  # the file is not to blame
+                wrong += [fault.replace(f"{name} = ", f"--{name} ", 1) for fault in found]
+            else:
+                faults += found
     if not faults and not wrong:
         for name, field in FIELDS.items():
             value = values.get(name, field.default)

@@ -17,7 +17,8 @@ from pretrain.recipe.references import Reference
 # Okabe and Ito's colors, which color-blind people can distinguish; their yellow is too light for a line.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905
 SCORES = {"acc": (GREEN, "o"), "acc_norm": (BLUE, "s"), "acc_token_norm": (VERMILLION, "^")}
-AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training"}
+AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training", "minutes": "minutes of training"}
+SHADE = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0}  # behind words that a line may cross
 STYLE = {"text.parse_math": False, "font.size": 10, "legend.fontsize": 9, "axes.grid": True, "grid.alpha": 0.3}
 STYLE |= {"axes.spines.top": False, "legend.framealpha": 0.8, "axes.titlesize": 12, "axes.xmargin": 0.01}
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
@@ -152,6 +153,7 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
     ends = sorted((end for end in ends if len(end[1][0])), key=lambda end: -end[1][1][-1])
     for (name, (places, values), color), (height, side) in zip(ends, ((9, "bottom"), (-9, "top")), strict=False):
         place = {"xytext": (0, height), "textcoords": "offset points", "ha": "right", "va": side, "fontweight": "bold"}
+        place |= {"bbox": SHADE, "zorder": 4}
         axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place)
     axes.set(ylabel="loss (nats per token)", ylim=view([train, held_out], [value for value, _ in levels.values()]))
     if reference:
@@ -224,8 +226,7 @@ def _side(axes, points: tuple[np.ndarray, np.ndarray], color: str, label: str, y
 def level(axes, value: float, label: str, color: str, place: float) -> None:
     """Draw a dashed line over the whole width, with its name at ``place`` (a share of the width)."""
     axes.axhline(value, color=color, linestyle="--", linewidth=1)
-    shade = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0}
-    how = {"ha": "left" if place < 0.5 else "right", "color": color, "fontsize": 8, "bbox": shade, "zorder": 3}
+    how = {"ha": "left" if place < 0.5 else "right", "color": color, "fontsize": 8, "bbox": SHADE, "zorder": 3}
     above = {"xytext": (0, 2), "textcoords": "offset points"}
     axes.annotate(f" {label} ", (place, value), xycoords=axes.get_yaxis_transform(), **above, **how)
 
@@ -234,10 +235,12 @@ def name_ends(axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write each line's name and last value at its end, (x, y, name, color), moved apart where two would overlap."""
     low, high = axes.get_ylim()
     least, free = 0.9 * 12 / (72 * axes.get_figure().get_figheight() * axes.get_position().height), -math.inf
-    for _, y, label, color in sorted(ends, key=lambda end: end[1]):
+    for x, y, label, color in sorted(ends, key=lambda end: end[1]):
         free = max((y - low) / (high - low), free + least)  # shares of the axes' height
         where = {"xycoords": axes.transAxes, "fontsize": 8, "va": "center", "annotation_clip": False}
-        axes.annotate(f" {label} {y:.3f}", (1.0, free), color=color, **where)
+        at = axes.transLimits.transform((x, y))[0]  # a line that ends early has its name there
+        place = (at, free) if at < 0.8 else (1.0, free)
+        axes.annotate(f" {label} {y:.3f}", place, color=color, **where)
 
 
 def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:
@@ -245,10 +248,10 @@ def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.nd
     key = "tokens" if x == "tokens" else "step"
     found = [row for row in rows if _is_number(row.get(name)) and _is_number(row.get(key))]
     places = np.array([row[key] for row in found], dtype=float)
-    if x == "hours":  # an evaluation has no time of its own, for the clock stands still meanwhile
+    if x in ("hours", "minutes"):  # an evaluation has no time of its own, for the clock stands still meanwhile
         clock = [(0, 0.0), *((row["step"], row["elapsed_seconds"]) for row in rows if "elapsed_seconds" in row)]
         steps, seconds = zip(*clock, strict=True)
-        places = np.interp(places, steps, seconds) / 3600
+        places = np.interp(places, steps, seconds) / {"hours": 3600, "minutes": 60}[x]
     return places, np.array([row[name] for row in found], dtype=float)
 
 

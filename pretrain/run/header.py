@@ -54,6 +54,7 @@ def header(
     for task, test in tests.items():
         number = test.longer_than(recipe.model.sequence_length)
         cut = f"; {number} texts lose their beginning to the context" if number else ""
+        cut += f"; {test.left_out} with a longer ending are left out" if test.left_out else ""
         where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
         yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
     yield (

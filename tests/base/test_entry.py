@@ -118,6 +118,16 @@ def test_a_script_started_outside_the_environment_names_the_remedy(script):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("environment", "count"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_a_thread_that_waits_frees_its_core_soon_unless_the_user_has_said_how_threads_wait(
+    tmp_path, environment, count
+):
+    slow = "import os; raise SystemExit(str(os.environ.get('GOMP_SPINCOUNT')))"
+    assert started(tmp_path, "train.py", slow=slow, **environment).stderr == f"{count}\n"
+
+
 def test_memory_that_runs_out_is_a_line_during_the_imports_too(tmp_path, capsys):
     for error in (
         MemoryError(),

@@ -229,7 +229,7 @@ def test_consumed_keeps_a_bounded_number_of_files_on_the_disk_and_trains_on_all(
         ("hf://datasets/me/tokens/empty", "HTTP status 404"),
         (
             "hf://me/tokens",
-            "data_dir = hf://me/tokens: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]",
+            "--data_dir hf://me/tokens: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]",
         ),
     ],
 )

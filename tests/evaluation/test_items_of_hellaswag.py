@@ -182,17 +182,24 @@ def test_an_ending_or_context_that_becomes_no_token_is_refused_with_its_line(tmp
         Encoded(hellaswag.TASK, items, tokenizer, (score,))
 
 
-def test_questions_longer_than_the_context_are_counted_and_an_ending_that_is_longer_is_refused(tmp_path, characters):
+def test_questions_longer_than_the_context_are_counted(tmp_path, characters):
     rows = [ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (10, 11, 12)]
     test = Encoded(hellaswag.TASK, items_of(tmp_path, *rows), characters, ("acc_token_norm",))
     assert max(tokens.max() for tokens in test.tokens[0]) == 4
     assert [test.longer_than(limit) for limit in (None, 15, 14, 13, 12, 4)] == [0, 0, 1, 2, 3, 3]
-    with pytest.raises(BadInput) as caught:
-        test.longer_than(3)
-    assert str(caught.value) == (
-        "HellaSwag cannot be scored: the longest ending of these items has 4 tokens with this tokenizer, and the model's "
-        "context is 3; it needs at least 4 (in training: --sequence_length, or --tasks without hellaswag)"
-    )
+
+
+@pytest.mark.parametrize("scores", [None, ("acc_token_norm",)])
+def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted(tmp_path, characters, scores):
+    rows = [
+        ROW | {"endings": [ending, "a", "b", "c"], "label": label} for ending, label in ((" er", 0), ("b", 1), ("c", 2))
+    ]
+    test = Encoded(hellaswag.TASK, items_of(tmp_path, *rows), characters, scores)
+    assert test.fitting(characters, 4) is test and test.fitting(characters, None) is test and test.left_out == 0
+    fits = test.fitting(characters, 3)
+    assert (len(fits.items), fits.left_out, fits.gold.tolist()) == (2, 1, [1, 2]) and fits.scores == test.scores
+    with pytest.raises(BadInput, match=r"^HellaSwag cannot be scored: .* context, 1; the longest has 4 \(in"):
+        test.fitting(characters, 1)
 
 
 # Scores

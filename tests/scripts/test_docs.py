@@ -117,7 +117,7 @@ def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, 
         "export_model.py",
     ]
     printed = "".join(text for _, text in ran)
-    assert "4 x a6000" in printed and "runs/own_text/model/" in printed
+    assert "1 x a6000" in printed and "runs/own_text/model/" in printed
     assert "acc_token_norm" in printed and Path("exports/gpt2/model.safetensors").is_file()
 
 

@@ -155,15 +155,23 @@ def test_what_the_user_can_mend_is_said_before_anything_is_scored(place):
     )
 
 
-def test_a_context_too_short_for_the_endings_is_refused_with_the_length_it_needs(place):
+def test_items_whose_endings_the_context_does_not_hold_are_left_out_and_refused_where_all_are(place):
     long = items(3)
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
-    message = refused("--model", "runs/r", "--data_files", "items.jsonl")
-    needed = int(re.search(r"it needs at least (\d+)", message)[1])
-    assert "16" in message and needed > 16
-    done = run(*TRAIN, *SCORED, "--run_name", "short", expect=2)
-    assert f"it needs at least {needed}" in done.stderr and not Path("runs/short").exists()
+    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl")
+    assert (
+        json.loads(done.stdout)["left_out"] == 1
+        and "2 items of items.jsonl, 1 with a longer ending left" in done.stderr
+    )
+    done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
+    assert re.search(r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr)
+    write_items(Path("items.jsonl"), long[1:2])
+    assert "than the model's context, 16; the longest has" in refused(
+        "--model", "runs/r", "--data_files", "items.jsonl"
+    )
+    done = run(*TRAIN, *SCORED, "--run_name", "none", expect=2)
+    assert "(in training: --sequence_length" in done.stderr and not Path("runs/none").exists()
 
 
 def test_training_with_and_without_scores_is_the_same_to_the_bit(place):
