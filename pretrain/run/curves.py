@@ -151,11 +151,15 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
         axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
     ends = [("validation", held_out, VERMILLION), ("train", (train[0], train[1] if smooth is None else smooth), BLUE)]
     ends = sorted((end for end in ends if len(end[1][0])), key=lambda end: -end[1][1][-1])
+    low, high = view([train, held_out], [value for value, _ in levels.values()])
     for (name, (places, values), color), (height, side) in zip(ends, ((9, "bottom"), (-9, "top")), strict=False):
+        crossed = any(0 <= values[-1] - value < 0.12 * (high - low) for value, _ in levels.values())
+        if crossed and values[-1] < ends[0][1][1][-1] - 0.07 * (high - low):  # above it there is room
+            height, side = 4, "bottom"
         place = {"xytext": (0, height), "textcoords": "offset points", "ha": "right", "va": side, "fontweight": "bold"}
         place |= {"bbox": SHADE, "zorder": 4}
         axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place)
-    axes.set(ylabel="loss (nats per token)", ylim=view([train, held_out], [value for value, _ in levels.values()]))
+    axes.set(ylabel="loss (nats per token)", ylim=(low, high))
     if reference:
         axes.legend(loc="upper right", frameon=False, labelcolor="linecolor")
     if ratio:
@@ -196,7 +200,9 @@ def _draw_scores(task: Task, axes, rows: Sequence[Mapping], published: Published
 
 
 def _draw_rate(axes, rows: Sequence[Mapping], published: Published) -> None:
-    _side(axes, series(rows, "train/lr"), GREEN, "learning rate", (0, None), linewidth=1.8)
+    rate = series(rows, "train/lr")
+    _side(axes, rate, GREEN, "learning rate", (0, None), linewidth=1.8)
+    axes.set_yticks([0, rate[1].max()])
 
 
 def _draw_norm(axes, rows: Sequence[Mapping], published: Published) -> None:
