@@ -19,7 +19,7 @@ from pretrain.recipe import keys
 from pretrain.recipe.plan import MANY_EPOCHS, Plan, make_plan
 
 RESIDENT_BYTES = 2**30  # data_device = auto: train ids up to this size (4 bytes each) live on the card
-PROMPTS, PROMPT_TOKENS = 3, 8  # of samples, where the recipe has none
+PROMPTS, PROMPT_TOKENS, PROMPT_WORDS = 3, 8, 4  # of samples, where the recipe has none
 
 
 class OpenedSource:
@@ -276,8 +276,18 @@ class Corpus:
                 text = tokenization.decode(self.tokenizer, ids[np.cumsum(ids == end) == 0].tolist())  # of this document
                 found.append(text.partition("\n")[0])
         if len(found) == 1 and self._recipe.data.data_files and not self._recipe.data.validation_files:
-            found = [found[0].partition(" ")[2] or found[0]]  # the text was cut there, maybe within a word
+            found = self._first_words() or [found[0].partition(" ")[2] or found[0]]  # it was cut, maybe within a word
         return [text for text in found if text.strip()][:PROMPTS] or [""]
+
+    def _first_words(self) -> list[str]:
+        """Return the first words of the validation split's first line of words, if any."""
+        validation, row_T1 = self.sources[0].validation, np.empty(self._recipe.model.sequence_length + 1, np.int64)
+        for window in range(min(validation.num_windows, 100)):
+            validation.read(window, row_T1)
+            for line in tokenization.decode(self.tokenizer, row_T1.tolist()).split("\n")[1:-1]:
+                if line[:1].isalpha() and len(words := line.split()) > PROMPT_WORDS:
+                    return [" ".join(words[:PROMPT_WORDS])]
+        return []
 
 
 def _unlike_validation(splits: dict[str, list[dict]]) -> str | None:

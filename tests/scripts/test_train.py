@@ -161,11 +161,26 @@ def test_a_beginning_ends_with_its_document_and_one_without_a_whole_character_is
     validation = SimpleNamespace(num_windows=2, read=lambda window, row: np.copyto(row, windows[window]))
     recipe = SimpleNamespace(model=SimpleNamespace(sequence_length=9))
     fake = SimpleNamespace(sources=[SimpleNamespace(validation=validation)], tokenizer=tokenizer, _recipe=recipe)
+    fake._first_words = lambda: Corpus._first_words(fake)
     assert Corpus.beginnings(fake) == ["ab", "de", "g"]
     windows[:] = [[end, *tokenization.Encoder(tokenizer)(["ed cat "])[0].tolist(), face[0], face[0]], [face[0]] * 10]
     for validation_files, expected in ((None, ["cat "]), (["v.txt"], ["ed cat "])):  # what was cut within a word
         recipe.data = SimpleNamespace(data_files=["t.txt"], validation_files=validation_files)
         assert Corpus.beginnings(fake) == expected
+
+
+def test_a_text_that_was_cut_begins_its_sample_at_a_line_of_words():
+    tokenizer = tokenization.train_bpe(["a"], 257)
+    text = "V:55, I\n    3  4  5  6  7\nLa commande qui suit affiche\n"
+    ids = [tokenizer.eos_token_id, *tokenization.Encoder(tokenizer)([text])[0].tolist()]
+    validation = SimpleNamespace(num_windows=1, read=lambda window, row: np.copyto(row, ids))
+    recipe = SimpleNamespace(
+        model=SimpleNamespace(sequence_length=len(ids) - 1),
+        data=SimpleNamespace(data_files=["t.txt"], validation_files=None),
+    )
+    fake = SimpleNamespace(sources=[SimpleNamespace(validation=validation)], tokenizer=tokenizer, _recipe=recipe)
+    fake._first_words = lambda: Corpus._first_words(fake)
+    assert Corpus.beginnings(fake) == ["La commande qui suit"]
 
 
 def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_the_trains(workplace):
