@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -156,7 +157,13 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
         crossed = any(0 <= values[-1] - value < 0.12 * (high - low) for value, _ in levels.values())
         if crossed and values[-1] < ends[0][1][1][-1] - 0.07 * (high - low):  # above it there is room
             height, side = 4, "bottom"
-        place = {"xytext": (0, height), "textcoords": "offset points", "ha": "right", "va": side, "fontweight": "bold"}
+        place: dict[str, Any] = {
+            "xytext": (0, height),
+            "textcoords": "offset points",
+            "ha": "right",
+            "va": side,
+            "fontweight": "bold",
+        }
         place |= {"bbox": SHADE, "zorder": 4}
         axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place)
     axes.set(ylabel="loss (nats per token)", ylim=(low, high))
