@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
     if any(len(column.runs) > 1 for column in columns):
         print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
+        if any(len(column.runs) == 2 for column in columns):
+            print("two seeds give a wide interval; a third makes it about a third as wide")
     elif len(grouped(paths, ["seed"], None)) < len(paths):
         print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
     print(f"\n{picture}")

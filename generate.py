@@ -101,12 +101,12 @@ def print_samples(asked: argparse.Namespace) -> None:
 
 
 def messages() -> Iterator[str]:
-    """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C."""
+    """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C; "": a new chat begins."""
     if isinstance(sys.stdin, io.TextIOWrapper):  # None where it was closed
         sys.stdin.reconfigure(errors="surrogateescape")  # a message of other bytes is refused, not raised
     prompt = "> " if sys.stdin and sys.stdin.isatty() else ""
     if prompt:
-        print("Ctrl-D ends the chat", file=sys.stderr)
+        print("each answer sees what was said before; an empty line begins a new chat, Ctrl-D ends", file=sys.stderr)
     catch_interrupts()
     while True:
         try:
@@ -114,8 +114,7 @@ def messages() -> Iterator[str]:
         except (EOFError, KeyboardInterrupt, OSError, RuntimeError):  # the last two: an input or output that is closed
             print()
             return
-        if line:
-            yield line
+        yield line
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pretrain.base.errors import BadInput, first_line
 from pretrain.base.foreign import one_line
 from pretrain.evaluation.record import Question, Task
 
-FAULTS_SHOWN, TIMEOUT_SECONDS = 10, 30
+FAULTS_SHOWN, TIMEOUT_SECONDS = 3, 30
 
 
 class Item(NamedTuple):

@@ -17,6 +17,7 @@ import torch
 from torch.utils._triton import has_triton_package
 
 from pretrain.base import cards
+from pretrain.recipe.rules import counted
 
 # Of a micro-batch. Others measured 2% from twice as many on an H100, 4% on an RTX 5090 (one GPT-2 124M script on 20
 # cards, RunPod, PyTorch 2.8).
@@ -88,7 +89,7 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
-        return f"CPU ({processor_name()}), {torch.get_num_threads()} threads"
+        return f"CPU ({processor_name()}), {counted(torch.get_num_threads(), 'thread', 'threads')}"
     return str(device)
 
 

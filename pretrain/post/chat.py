@@ -81,7 +81,7 @@ def converse(
     how: sampling.Sampling,
     streamer: BaseStreamer | None = None,
 ) -> None:
-    """Answer each message through ``streamer``, with what was said before.
+    """Answer each message through ``streamer``, with what was said before; an empty message begins anew.
 
     The oldest turns are forgotten where they would leave less than half of the context, or than ``max_new_tokens``, for
     the answer.
@@ -92,6 +92,9 @@ def converse(
     room = context - min(how.max_new_tokens, context // 2) if context else None
     said: list[dict[str, str]] = []
     for number, message in enumerate(messages):
+        if not message:
+            said.clear()
+            continue
         said.append({"role": "user", "content": message})
         try:
             while len(ids := prompt_ids(tokenizer, said)) > (room or len(ids)) and len(said) > 1:

@@ -136,9 +136,9 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
     ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None  # the same text each time
     for row in rows:
         if "baseline/bigram" in row:
-            levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"], 0.45
+            levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"], 0.01
         if "baseline/gzip" in row and ratio:
-            levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio, 0.45
+            levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio, 0.01
     smooth = _smoothed(train[1])
     faint = {"linewidth": 0.6, "alpha": 0.45} if smooth is not None else {"linewidth": 1.2}
     axes.plot(*train, color=SKY, marker="." if len(train[0]) < 2 else None, **faint)
@@ -154,9 +154,10 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
     ends = sorted((end for end in ends if len(end[1][0])), key=lambda end: -end[1][1][-1])
     low, high = view([train, held_out], [value for value, _ in levels.values()])
     for (name, (places, values), color), (height, side) in zip(ends, ((9, "bottom"), (-9, "top")), strict=False):
-        crossed = any(0 <= values[-1] - value < 0.12 * (high - low) for value, _ in levels.values())
-        if crossed and values[-1] < ends[0][1][1][-1] - 0.07 * (high - low):  # above it there is room
-            height, side = 4, "bottom"
+        below = [values[-1] - value for value, _ in levels.values() if 0 <= values[-1] - value < 0.12 * (high - low)]
+        if below and side == "top":  # a dashed line would cross the label: it stands above its own line, or below that
+            room = ends[0][1][1][-1] - values[-1] > 0.045 * (high - low)
+            height, side = (3, "bottom") if room else (-4 - 200 * max(below) / (high - low), "top")
         place: dict[str, Any] = {
             "xytext": (0, height),
             "textcoords": "offset points",

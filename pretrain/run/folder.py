@@ -110,7 +110,8 @@ def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedToke
 
 def describe(run_dir: Path) -> Iterator[str]:
     """Yield what a finished run has left, a line a file."""
-    for name, what in CONTENTS.items():
-        path = run_dir / name
+    names = {f"{run_dir / name}{'' if '.' in name else '/'}": what for name, what in CONTENTS.items()}
+    for name, what in names.items():
+        path = Path(name)
         if path.is_dir() or (path.is_file() and path.stat().st_size):  # there may be no samples
-            yield f"{str(run_dir / name) + ('/' if '.' not in name else ''):32} {what.format(run_dir)}"
+            yield f"{name:{max(32, *map(len, names))}} {what.format(run_dir)}"

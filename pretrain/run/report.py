@@ -5,6 +5,7 @@ On a terminal there is a progress bar; in a file or a pipe there is one line eve
 
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -76,7 +77,7 @@ class Report:
         if not self._draws:
             log.info("curves.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
         self._line_at, self._bar = -1e9, None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines:  # tqdm needs a line to draw on
             self._bar = tqdm(total=self._max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True)
 
     def _drop_future(self, first_step: int) -> dict[str, int]:

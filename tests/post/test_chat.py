@@ -115,6 +115,15 @@ def test_a_conversation_remembers_until_the_context_is_full_and_then_forgets_the
     assert all(len(prompt) + how.max_new_tokens <= 80 and how.max_new_tokens == 20 for prompt, how in heard.asked)
 
 
+def test_an_empty_message_begins_a_new_chat(monkeypatch):
+    _, tokenizer = both = pair()
+    chat.add_chat(*both)
+    heard = Heard(monkeypatch, tokenizer, "yes")
+    answers(*both, ["one", "", "two"])
+    shown = [tokenizer.decode(prompt) for prompt, _ in heard.asked]
+    assert len(shown) == 2 and "one" in shown[0] and "one" not in shown[1]
+
+
 def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(
     monkeypatch, caplog
 ):

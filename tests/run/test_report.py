@@ -218,6 +218,18 @@ def test_the_bar_of_a_terminal_of_80_columns_has_room_and_words_that_are_whole(t
     assert re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tok/s  left \d+ s$", last) and len(last) <= 80, last
 
 
+def test_a_terminal_without_lines_gets_a_line_an_update(tmp_path, monkeypatch):
+    mine, its = os.openpty()
+    termios.tcsetwinsize(its, (0, 80))
+    with open(its, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        made = make(tmp_path)
+        update(made, 1, 1.0)
+        made.close()
+        assert made._bar is None and b"step  1/10  loss" in os.read(mine, 10_000)
+    os.close(mine)
+
+
 def test_expected_time_is_logged_once_from_the_first_seconds_of_updates(tmp_path, capsys):
     made = make(tmp_path, max_steps=100)
     update(made, 1, 50.0)  # the first update pays for compiling: not in the estimate
