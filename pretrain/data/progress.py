@@ -104,7 +104,11 @@ class Progress:
             self._bar.close()
         for split, rows in manifest["splits"].items():
             tokens, text_bytes = sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
-            counts = ", ".join(f"{n:,} {name.removesuffix('s') if n == 1 else name}" for name, n in manifest["counts"].get(split, {}).items() if n)
+            counts = ", ".join(
+                f"{n:,} {name.removesuffix('s') if n == 1 else name}"
+                for name, n in manifest["counts"].get(split, {}).items()
+                if n
+            )
             if tokens:
                 log.info(
                     f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {text_bytes / tokens:.2f} bytes per token; "
