@@ -136,9 +136,11 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
     ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None  # the same text each time
     for row in rows:
         if "baseline/bigram" in row:
-            levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"], 0.01
+            value = row["baseline/bigram"]
+            levels[f"a bigram model: {value:.2f}"] = value, _free_place([train, held_out], value)
         if "baseline/gzip" in row and ratio:
-            levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio, 0.01
+            value = row["baseline/gzip"] / ratio
+            levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = value, _free_place([train, held_out], value)
     smooth = _smoothed(train[1])
     faint = {"linewidth": 0.6, "alpha": 0.45} if smooth is not None else {"linewidth": 1.2}
     axes.plot(*train, color=SKY, marker="." if len(train[0]) < 2 else None, **faint)
@@ -173,6 +175,18 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
     if ratio:
         bits = axes.secondary_yaxis("right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio))
         bits.set_ylabel("bits per byte")
+
+
+def _free_place(lines: Sequence[tuple[np.ndarray, np.ndarray]], value: float) -> float:
+    """Return where along the width (a share) a level's label is farthest from the lines."""
+    lines = [line for line in lines if len(line[0])]
+    most = max(places[-1] for places, _ in lines)
+
+    def distance(begin: float) -> float:
+        under = np.linspace(begin, begin + 0.2, 20) * most
+        return min(np.abs(np.interp(under, *line) - value).min() for line in lines)
+
+    return max((0.01, 0.25, 0.49), key=distance)  # right of the middle a label would be written to the left
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray | None:

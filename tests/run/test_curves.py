@@ -165,3 +165,9 @@ def test_a_long_run_is_drawn_from_few_updates_at_even_steps_and_every_evaluation
     evaluations = [row["step"] for row in thinned.rows if "eval/loss" in row]
     assert evaluations == [step for step in range(steps // 2, steps + 1) if step % 500 == 0]
     assert [row["step"] for row in thinned.rows] == sorted(row["step"] for row in thinned.rows)
+
+
+def test_the_name_of_a_level_stands_where_the_lines_are_far_from_it():
+    places = np.arange(100.0)
+    falling = (places, np.linspace(8, 2, 100))
+    assert curves._free_place([falling], 7.5) == 0.49 and curves._free_place([falling], 2.0) == 0.01
