@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pretrain.recipe import references
+from pretrain.run import curves
 from pretrain.run.curves import Thinned, draw_curves
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
