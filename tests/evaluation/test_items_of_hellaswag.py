@@ -290,10 +290,10 @@ def test_an_item_that_is_none_is_refused_with_file_and_line(tmp_path, row, words
     assert len(lines) == 1 and lines[0].startswith(f"{path}: line 3: ") and words in lines[0]
 
 
-def test_faults_are_listed_at_once_ten_of_them_and_how_many_more(tmp_path):
+def test_faults_are_listed_at_once_three_of_them_and_how_many_more(tmp_path):
     path, lines = refused(tmp_path, ROW, *["{"] * 13)
-    assert [line.split(": is")[0] for line in lines[:-1]] == [f"{path}: line {n}" for n in range(2, 12)]
-    assert lines[-1] == "and 3 more such items"
+    assert [line.split(": is")[0] for line in lines[:-1]] == [f"{path}: line {n}" for n in range(2, 5)]
+    assert lines[-1] == "and 10 more such items"
 
 
 def test_limit_reads_only_the_first_items_and_no_later_line(tmp_path):

@@ -94,5 +94,6 @@ def test_a_hint_is_given_where_something_is_to_be_had(memory, micro_batch, waiti
 
 def test_cpu_is_named_with_its_threads():
     name = hardware.device_name(torch.device("cpu"))
-    assert name.startswith("CPU (") and name.endswith(f"{torch.get_num_threads()} threads")
+    count = torch.get_num_threads()
+    assert name.startswith("CPU (") and name.endswith(f"), {count} thread{'s' if count > 1 else ''}")
     assert hardware.processor_name() in name and hardware.processor_name()
