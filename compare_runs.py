@@ -200,8 +200,8 @@ def draw(columns: Sequence[Column], path: Path, reference: references.Reference 
     panels = [(name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)]
     heights = [3.2 if name == "eval/loss" else 2.4 for name, _ in panels]
     with curves.picture(path, heights, [x for _, x in panels]) as found:
-        if most := max(len(column.runs) for column in columns) - 1:
-            found[0].set_title(f"mean of {most + 1} runs, band: one standard deviation")
+        if (most := max(len(column.runs) for column in columns)) > 1:
+            found[0].set_title(f"mean of {most} runs, band: one standard deviation")
         for axes, (name, x) in zip(found, panels, strict=True):
             axes.spines.right.set_visible(False)
             lines = [drawn(axes, column, number, name, x) for number, column in enumerate(columns)]

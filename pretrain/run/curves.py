@@ -22,6 +22,7 @@ AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training", "minu
 SHADE = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0}  # behind words that a line may cross
 STYLE = {"text.parse_math": False, "font.size": 10, "legend.fontsize": 9, "axes.grid": True, "grid.alpha": 0.3}
 STYLE |= {"axes.spines.top": False, "legend.framealpha": 0.8, "axes.titlesize": 12, "axes.xmargin": 0.01}
+LOSS_POINTS = 200  # about the height of the loss's panel, 72 an inch
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
 MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
 SMOOTHED = 25  # of this many parts of a run a smoothed point is the mean of one
@@ -159,16 +160,10 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
         below = [values[-1] - value for value, _ in levels.values() if 0 <= values[-1] - value < 0.12 * (high - low)]
         if below and side == "top":  # a dashed line would cross the label: it stands above its own line, or below that
             room = ends[0][1][1][-1] - values[-1] > 0.045 * (high - low)
-            height, side = (3, "bottom") if room else (-4 - 200 * max(below) / (high - low), "top")
-        place: dict[str, Any] = {
-            "xytext": (0, height),
-            "textcoords": "offset points",
-            "ha": "right",
-            "va": side,
-            "fontweight": "bold",
-        }
-        place |= {"bbox": SHADE, "zorder": 4}
-        axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place)
+            height, side = (3, "bottom") if room else (-4 - LOSS_POINTS * max(below) / (high - low), "top")
+        place = {"xytext": (0, height), "textcoords": "offset points"}
+        how: dict[str, Any] = {"ha": "right", "va": side, "fontweight": "bold", "bbox": SHADE, "zorder": 4}
+        axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place, **how)
     axes.set(ylabel="loss (nats per token)", ylim=(low, high))
     if reference:
         axes.legend(loc="upper right", frameon=False, labelcolor="linecolor")

@@ -116,7 +116,7 @@ def test_a_conversation_remembers_until_the_context_is_full_and_then_forgets_the
 
 
 def test_an_empty_message_begins_a_new_chat(monkeypatch):
-    _, tokenizer = both = pair()
+    _, tokenizer = both = pair(sequence_length=200)  # room for both turns
     chat.add_chat(*both)
     heard = Heard(monkeypatch, tokenizer, "yes")
     answers(*both, ["one", "", "two"])

@@ -293,7 +293,15 @@ def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
     alone = json.loads(called(capsys, "--card", "a6000", "--json")[0])
     assert alone["count"] == 1 and alone["hours"] < 4 * row["hours"] < 4.5 * alone["hours"]
     out, _ = called(capsys, "--estimate", "--price_per_machine_hour", "3.2")
-    for word in ("parameters   124,475,904", "855 M a token", "weights 0.5", "micro-batch", "% MFU", " kWh", "cost"):
+    for word in (
+        "parameters   124,475,904",
+        "855 M a token",
+        "weights 0.5",
+        "micro-batch",
+        "% MFU",
+        " kWh",
+        "at 3.2 an hour",
+    ):
         assert word in out
     assert "Nothing of it is measured" in out and "are estimated (docs/cards.md says how well)" in out
     assert "\naccelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe" in out
