@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         print(
             "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat "
             f"(docs/post_training.md):\ntrl sft --config recipes/post/{recipe}.yaml{data} --model_name_or_path {asked.out} "
-            f"--output_dir runs/{Path(asked.out).resolve().name} --max_length {context}"
+            f"--output_dir runs/{Path(asked.out).resolve().name} --max_length {context}\n"
+            f"python generate.py --model runs/{Path(asked.out).resolve().name} --chat"
         )
     if asked.gguf:
         name = Path(asked.out).resolve().name.lower()

@@ -6,6 +6,7 @@ Where one of our scripts is what runs, importing this ends it at an environment 
 import functools
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -73,15 +74,28 @@ def exit_on_bad_input(main: Callable[..., int | None]) -> Callable[..., int]:
         foreign.guard()
         sys.excepthook = functools.partial(_end, sys.excepthook)
         try:
-            return main(*args, **kwargs) or 0
+            status = main(*args, **kwargs) or 0
+            sys.stdout.flush()
+            return status
         except (BadInput, TrainingStopped) as error:
             return _print(error)
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and _output_is_closed():
+                return 1
             if (fault := machine_fault(error)) is None:
                 raise
             return _print(fault)
 
     return wrapper
+
+
+def _output_is_closed() -> bool:
+    """Return whether who read standard output has gone, as head does; what is still to be written is then dropped."""
+    watch = select.poll()
+    watch.register(output := sys.stdout.fileno(), 0)
+    if closed := any(event & select.POLLERR for _, event in watch.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # else Python complains at its end
+    return closed
 
 
 def _end(show: Callable, kind: type[BaseException], error: BaseException, trace: object) -> None:

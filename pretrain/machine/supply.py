@@ -53,7 +53,9 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
         from pretrain.data import prepare  # imports Transformers
 
         core, free = prepare.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
-        limits[f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, measured here"] = free * core
+        limits[f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"] = (
+            free * core
+        )
     if link:
         limits[f"{link / 1e6:g} MB/s"] = link / (READY_BYTES if fetched else SENT_BYTES)
     return Supply(text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link")

@@ -129,7 +129,9 @@ class Report:
                 words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
             log.info(words)
             if self._loss > found["bigram"]:
-                log.info("this run has not learned more than a bigram model yet: try more --max_steps")
+                log.info(
+                    "this run has not learned more than a bigram model yet: try more --max_steps, with another --run_name"
+                )
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""

@@ -121,11 +121,13 @@ def test_a_reader_slower_than_the_cards_costs_hours_and_the_remedy_is_said(capsy
     assert row["cost"] == pytest.approx(16 * (row["hours"] + waiting))
     assert check_setup.main(flags) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("reader "))
-    assert "1 core of 9 at 2.0 M, measured here): the cards wait 0.5" in line and "prepare_data.py before" in line
+    assert (
+        "1 core of 9 at 2.0 M, the speed of one here): the cards wait 0.5" in line and "prepare_data.py before" in line
+    )
     assert check_setup.main([*flags, "--reader_tokens_per_second", "5e6"]) == 0
     assert "5,000,000 tokens/s (as you say): no waiting" in capsys.readouterr().out
     assert check_setup.main([*flags[:2], "h100", "--count", "8", "--link_megabytes_per_second", "2.9"]) == 0
-    assert "1,000,000 tokens/s (56 cores of 64 at 2.0 M, measured here, 2.9 MB/s)" in capsys.readouterr().out
+    assert "1,000,000 tokens/s (56 cores of 64 at 2.0 M, the speed of one here, 2.9 MB/s)" in capsys.readouterr().out
 
 
 def test_prepared_data_and_ready_tokens_need_no_core(tmp_path, capsys):

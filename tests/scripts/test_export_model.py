@@ -245,7 +245,7 @@ def test_lm_eval_loads_it_and_finds_the_same_likelihood(place, flags, rounding):
 def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(place):
     own = tokenization.make_characters(["abcdefghijklmnopqrstuvwxyz \n"])
     model_export.write(built(sequence_length=64), Path("spells"), own)
-    export("--chat", source="spells")
+    done = export("--chat", source="spells")
     tokenizer, model = AutoTokenizer.from_pretrained("out"), GPT2LMHeadModel.from_pretrained("out")
     before = GPT2LMHeadModel.from_pretrained("spells")
     assert model.config.vocab_size == before.config.vocab_size and record()["chat"] is True
@@ -257,6 +257,8 @@ def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(place):
     assert (
         "extra_special_tokens" not in Path("out/tokenizer_config.json").read_text()
     )  # Transformers 4 reads no list there
+    tune, chat = done.stdout.splitlines()[-2:]
+    assert tune.startswith("trl sft ") and f" --output_dir {chat.split()[3]} " in tune and chat.endswith(" --chat")
     again = export("--chat", source="out", out="again", expect=2)
     assert "--chat: the model has a chat template already; leave --chat out" in again.stderr
     export("--trim_vocab", source="out", out="trimmed")
