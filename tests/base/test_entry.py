@@ -158,7 +158,7 @@ def test_a_closed_standard_stream_is_nobodys_and_bad_input_still_2(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 100_000])  # shown at the end, or while main runs
 def test_output_that_nobody_reads_any_more_ends_a_script_without_a_traceback(size):
-    start = f"from pretrain.base.entry import exit_on_bad_input as wrap; raise SystemExit(wrap(lambda: print('x' * {size}))())"
+    start = f"from pretrain.base.entry import exit_on_bad_input as wrap; exit(wrap(lambda: print('x' * {size}))())"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
