@@ -115,10 +115,11 @@ class Progress:
                     f"{counts.replace('_', ' ')}"
                 )
             if split == "train" and manifest["tokenizer"]["name"] != "characters" and text_bytes < FEW_BYTES * tokens:
+                own = manifest["tokenizer"]["name"] == "bpe"
+                remedy = "Give it more text" if own else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
                 log.warning(
                     f"{text_bytes / tokens:.2f} bytes per token: the tokenizer does not fit this text, and a model sees "
-                    f"less of it at a time. Make one from it: --tokenizer bpe --tokenizer_split qwen35, with more ids: "
-                    f"--tokenizer_vocab_size N"
+                    f"less of it at a time. {remedy}, with more ids: --tokenizer_vocab_size N"
                 )
         log.info(f"prepared in {time.perf_counter() - self._started:.1f} s")
 

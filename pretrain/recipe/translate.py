@@ -198,7 +198,7 @@ def _rule_of(flag: str, first: str | None = None) -> tuple[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _number(value: Any) -> Any:
@@ -260,7 +260,7 @@ def _recipe_of(values: dict[str, Any], program: Mapping[str, Any]) -> str:
     row = program if "recipe" in program else book()["default"]
     for words, recipe in row.get("fits", {}).items():
         key, *value = words.split()
-        if key in values and value in ([], [values[key]]):
+        if values.get(key, "null") != "null" and value in ([], [values[key]]):
             return f"recipes/{recipe}.yaml"
     return f"recipes/{row['recipe']}.yaml"
 
@@ -342,6 +342,8 @@ def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict
         chosen = {}  # as plain python train.py chooses by itself
     if not file and chosen:
         file = "accelerate_configs/conservative.yaml"
+        if "mixed_precision" not in chosen:
+            notes["precision"] = f"{file} has fp16: add --mixed_precision bf16 for a card from Ampere on"
     if not file and processes * machines == 1:
         return ["python"]
     names = book()["launch"]["torchrun"]

@@ -44,7 +44,8 @@ def score(
             f"eval_only: {recipe.saving.run_dir} holds no sound checkpoint; train first, or give --init_from MODEL"
         )
     if path is not None:
-        reading.refuse_changed_science(path, read_state(path)["science"], recipe)
+        begun = {name: value for name, value in read_state(path)["science"].items() if name in vars(recipe.model)}
+        reading.refuse_changed_science(path, keys.fixed(recipe) | begun, recipe)  # how it was trained changes no score
         checkpoint.load_weights(path, model)
     auto = recipe.batch.per_device_train_batch_size == "auto"
     free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)

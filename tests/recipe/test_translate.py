@@ -41,6 +41,9 @@ GPT2 = {
     "eval_steps": 250,
     "sequence_length": 1024,
 }
+GPT2_ID = "openai-community/gpt2"
+OPENWEBTEXT = {"dataset_name": "Skylion007/openwebtext", "data_files": None, "validation_tokens": 4434897}
+SHAKESPEARE = {"dataset_name": None, "dataset_config_name": None, "validation_fraction": 0.1}
 OWT = GPT2 | {"max_steps": 17234, "dataset_name": "Skylion007/openwebtext"}
 NANOGPT = OWT | {
     "max_steps": 600000,
@@ -182,7 +185,17 @@ COMMANDS = [
         1,
         32,
     ),
-    ("python train.py config/eval_gpt2_xl.py", C, {"init_from": "openai-community/gpt2-xl"}, 1, 1, 32),
+    ("python train.py config/eval_gpt2_xl.py", C, OPENWEBTEXT | {"init_from": "openai-community/gpt2-xl"}, 1, 1, 32),
+    ("python train.py config/train_gpt2.py --dataset=shakespeare", C, SHAKESPEARE | {"tokenizer": GPT2_ID}, 1, 12, 40),
+    ("python train.py --dataset=shakespeare_char", C, SHAKESPEARE | {"tokenizer": "characters"}, 1, 16, 1),
+    (
+        "python train.py config/train_shakespeare_char.py --dataset=openwebtext --decay_lr=False",
+        C,
+        OPENWEBTEXT | {"tokenizer": GPT2_ID, "n_embd": 384, "lr_scheduler_type": "constant", "warmup_steps": 0},
+        1,
+        64,
+        1,
+    ),
     (
         "python train.py --max_iters=100 --lr=1e-3 --weight-decay 0.2",
         C,
