@@ -73,12 +73,9 @@ def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None)
     """
     folder, config = source.folder, source.config
     if others := [other for other in _jobs(folder) if other.count != job.count]:
-        name, count = others[0].manifest, others[0].count
-        if job.count == 1:
-            raise BadInput(f"{folder} is being prepared in jobs ({name}); when all are done, use --merge")
-        raise BadInput(
-            f"--num_jobs {job.count}: {folder} is being prepared in {count} jobs ({name}); give --num_jobs {count}"
-        )
+        count = others[0].count
+        remedy = "when all are done, use --merge" if job.count == 1 else f"give --num_jobs {count}"
+        raise BadInput(f"{folder} is being prepared in {count} jobs ({others[0].manifest}); {remedy}")
     if job.count > 1 and config.limit_tokens:
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     manifest = shards.read_manifest(folder, job.manifest)
@@ -302,7 +299,7 @@ def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple
     from pretrain.data import stream  # imports datasets, which text does not need
 
     assert source.tables is not None  # a source without tables has parts
-    return stream.open_tables(source.tables, pinned=pinned, versions=versions, kept_in=str(source.folder))
+    return stream.open_tables(source.tables, pinned, versions, str(source.folder))
 
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:

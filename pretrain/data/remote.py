@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from glob import has_magic
 from io import BufferedReader
 from pathlib import Path
@@ -22,14 +22,12 @@ from fsspec.utils import infer_compression
 
 from pretrain.base import network
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import is_redacted, redact
-from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after
+from pretrain.base.foreign import is_redacted
+from pretrain.base.network import TruncatedError, Unreadable
 from pretrain.data import unread
 from pretrain.data.names import COMPRESSED, path_of, shown_name
 from pretrain.data.records import Reader
 from pretrain.data.retries import RetryPolicy
-
-log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20
@@ -113,7 +111,7 @@ STORAGE = {"http": HTTP, "https": HTTP}
 def watch(url: str, versions: dict[str, dict[str, str]], kept_in: str) -> None:
     """Refuse, from now on, another file behind a URL than ``versions`` has of it, which is filled in while reading."""
     WATCHED[_as_asked(url)] = (versions.setdefault(shown_name(url), {}), kept_in)
-    retry(url, file_size, url, files=[url])  # a missing one is known before hours of reading others
+    retry(url, file_size, url)  # a missing one is known before hours of reading others
 
 
 def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, str]]) -> list[str]:
@@ -189,13 +187,6 @@ def unpacked(name: str, raw: Any) -> Any:
     return compr[compression](raw, mode="rb") if compression else raw
 
 
-class _Redacted(logging.Handler):
-    """Logs a client's warnings as ours, redacted: the Hub's client retries a few times by itself."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        log.warning(redact(" ".join(record.getMessage().split()))[:400])
-
-
 def retry_here() -> None:
     """Leave retries and their messages to ``retry``."""
     # Its own waits (5, 20, 60 s, up to 20 times) would hide the fault from the retries below.
@@ -203,35 +194,18 @@ def retry_here() -> None:
         setattr(datasets.config, name, int(name.endswith("MAX_RETRIES")))
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
-    client = logging.getLogger("huggingface_hub")
-    client.handlers, client.propagate = [_Redacted(logging.WARNING)], False
+    client = logging.getLogger("huggingface_hub")  # which retries a few times by itself, and warns of it
+    client.handlers, client.propagate = logging.getLogger("pretrain").handlers, False
 
 
-def retry(what: str, call: Callable[..., Any], *args, files: Sequence[str] = ()) -> Any:
-    """Return a call's result, retried as ``RetryPolicy`` has it; ``files``: those that an error may be about."""
+def retry(what: str, call: Callable[..., Any], *args) -> Any:
+    """Return a call's result, retried as ``RetryPolicy`` has it."""
     policy = RetryPolicy(what)
     while True:
         try:
             return call(*args)
         except Exception as error:  # each client has kinds of its own; what is final is sorted out there
-            named = [name for name in files if name in str(error)] or files
-            policy.failed(behind(error, named[0]) if named else error)
-
-
-def behind(error: Exception, name: str) -> Exception:
-    """Return the real error of a remote file: ``datasets`` reports a failed request as a missing file."""
-    known = any(
-        isinstance(one, (BadInput, Unreadable)) or "Timeout" in type(one).__name__
-        for one in causes(error, contexts=True)
-    )
-    if "://" not in name or known or http_status_and_retry_after(error, contexts=True)[0] is not None:
-        return error
-    filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
-    try:
-        filesystem.cat_file(path, start=0, end=1)
-    except Exception as truth:
-        return truth
-    return OSError(f"was reported missing, but it exists: {error}") if isinstance(error, FileNotFoundError) else error
+            policy.failed(error)
 
 
 @contextlib.contextmanager

@@ -49,13 +49,16 @@ class RetryPolicy:
         self.local = Path(what).is_absolute()
         self.is_file = self.local or "://" in what
 
-    def failed(self, error: Exception, place: int | None = None) -> None:
+    def failed(self, error: BaseException, place: int | None = None) -> None:
         """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
         behind = [*causes(error, contexts=True)]
         for one in behind:
             if isinstance(one, BadInput):
                 raise one from None
-        error = next((one for one in behind if isinstance(one, Unreadable)), error)
+        # fsspec says of each request that failed that the file is missing; why it failed stands behind that.
+        wrong = [one for one in behind if isinstance(one, Unreadable)]
+        failed = [one for one in behind if not isinstance(one, FileNotFoundError)]
+        error = (wrong or failed or behind)[0]
         status, asked = http_status_and_retry_after(error, contexts=True)
         where = self.what if place is None else f"{self.what}: row {place}"
         reason = redact(" ".join(next(filter(None, map(str, [error, *behind])), "").split()))  # some have no message
@@ -97,7 +100,7 @@ class RetryPolicy:
         time.sleep(wait)
 
 
-def _is_final(error: Exception, local: bool) -> bool:
+def _is_final(error: BaseException, local: bool) -> bool:
     """Return whether the bytes were got and are not what they should be, or whether a disk will not give them."""
     if isinstance(error, TruncatedError):
         return local

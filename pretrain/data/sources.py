@@ -29,7 +29,6 @@ from pretrain.base.network import moving, refuse_page
 from pretrain.data import unread
 from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
-from pretrain.data.records import Reader
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 from pretrain.recipe.rules import nearest_beside
@@ -133,11 +132,6 @@ def _identity(config: Data, **own: Any) -> dict[str, Any]:
     column = {"token_column": config.token_column} if config.token_column else {}
     shared = {"format": FORMAT, "tokenizer": {"tokenizer": config.tokenizer, "size": size} | split} | column
     return shared | {"shard_tokens": config.shard_tokens, "limit_tokens": config.limit_tokens} | own
-
-
-def reader_named(name: str) -> Reader:
-    """Return the reader of a format."""
-    return next(reader for reader in READERS if reader.name == name)
 
 
 def _repository(config: Data) -> FoundSource:

@@ -23,23 +23,19 @@ from pretrain.data.names import path_of
 from pretrain.data.records import IDS, ROWS, Column, refuse_column
 from pretrain.data.remote import retry
 from pretrain.data.retries import RetryPolicy
-from pretrain.data.sources import READERS, Part, Row, Tables, reader_named
+from pretrain.data.sources import READERS, Part, Row, Tables
 
 SAMPLE_BYTES = 2**20
 SIZES_ASKED = 64  # files whose size is asked for; of more, the first one's stands for all
 
 
 def open_tables(
-    tables: Tables,
-    *,
-    pinned: str | None = None,
-    versions: dict[str, dict[str, str]] | None = None,
-    kept_in: str = "its shards",
+    tables: Tables, pinned: str | None, versions: dict[str, dict[str, str]], kept_in: str
 ) -> tuple[str | None, dict[str, list[Part]]]:
     """Open a data set for streaming.
 
     Args:
-        pinned: the commit of an earlier contact; else it is asked for.
+        pinned: the commit of an earlier contact; None: it is asked for.
         versions: of remote ``data_files``: the commit that their repository was pinned to, or what the server said of
             a file when it was first read. It is filled in while reading, and another file than that is refused.
         kept_in: what is to be deleted when all is to be read anew.
@@ -51,8 +47,7 @@ def open_tables(
     column = Column(tables.token_column, IDS) if tables.token_column else Column(tables.text_column)
     if tables.data_files is None:
         return _open_dataset(tables, column, pinned)
-    versions = {} if versions is None else versions
-    reader, splits = reader_named(tables.dataset_name), {}
+    reader, splits = next(one for one in READERS if one.name == tables.dataset_name), {}
     for split, asked in tables.data_files.items():
         names = remote.named_files(reader, asked, versions)
         for name in names:
@@ -93,12 +88,12 @@ def expected_text_bytes(names: list[str], text_column: str) -> float:
 
     Parquet's footer knows; of JSON lines or CSV the beginning is read. 0 where a server states no size.
     """
-    size = retry(names[0], remote.file_size, names[0], files=names[:1])
+    size = retry(names[0], remote.file_size, names[0])
     if not size:
         return 0.0
     asked = names if len(names) <= SIZES_ASKED else names[:1]
-    total = sum(retry(name, remote.file_size, name, files=[name]) for name in asked) * len(names) / len(asked)
-    return total / size * retry(names[0], _text_bytes, names[0], text_column, size, files=names[:1])
+    total = sum(retry(name, remote.file_size, name) for name in asked) * len(names) / len(asked)
+    return total / size * retry(names[0], _text_bytes, names[0], text_column, size)
 
 
 def _text_bytes(name: str, text_column: str, size: int) -> float:
@@ -145,7 +140,7 @@ def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row
                 yield found, True
             return
         except Exception as error:
-            policy.failed(remote.behind(error, name), row)
+            policy.failed(error, row)
 
 
 def _table_values(table: datasets.IterableDataset, index: int, name: str, column: Column, start: int) -> Iterator[Any]:

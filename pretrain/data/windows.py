@@ -128,11 +128,11 @@ class TrainOrder:
     shuffle blocks. So a mixture changes only which windows come between a source's own.
 
     Args:
-        weights: one per source, any scale; 0 leaves a source out. (1.0,) for one source.
+        weights: one per source, of at least 0, any scale; 0 leaves a source out. (1.0,) for one source.
         seed: 0 to 2**32 - 1.
         block_tokens: tokens of a shuffle block, at least one window.
 
-    Raises BadInput for weights that are not shares, or more sources than a cycle has places.
+    Raises BadInput for no source, or more than a cycle has places.
     """
 
     weights: tuple[float, ...]
@@ -144,8 +144,6 @@ class TrainOrder:
     block_tokens: int
 
     def __post_init__(self):
-        if bad := [weight for weight in self.weights if not 0 <= weight < math.inf]:
-            raise BadInput(f"sources: weight = {bad[0]}: must be a number of at least 0")
         drawn = sum(weight > 0 for weight in self.weights)
         if not 1 <= drawn <= CYCLE:
             raise BadInput(f"sources: {drawn} have a weight above 0: must be 1 to {CYCLE}; remove some, or join them")

@@ -103,7 +103,7 @@ def open_files(names, column="text", **more):
     suffix = re.findall(r"\.(parquet|csv|arrow|jsonl?)", str(names[0]))[0]
     kind = {"jsonl": "json"}.get(suffix, suffix)
     given = {"train": [*map(str, names)]} | {split: [*map(str, found)] for split, found in more.items()}
-    return stream.open_tables(Tables(kind, column, data_files=given))[1]
+    return stream.open_tables(Tables(kind, column, data_files=given), None, {}, "data/it")[1]
 
 
 def texts(names, row=0, **more):
@@ -309,18 +309,6 @@ def test_a_url_with_a_query_that_fails_at_opening_is_tried_again_and_read_whole(
     assert [[text for text, _ in read(0)] for _, read in splits["train"] + splits["validation"]] == [ROWS] * 3
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_url_with_a_query_that_stays_away_stops_with_its_name(server, name):
-    urls = [f"{server.url}/files/{name}?v=1", f"{server.url}/files/other-{name}{QUERY}"]
-    with pytest.raises(BadInput, match=rf"/other-{name}.*Check the name, and that you may read it"):
-        open_files(urls[:1], validation=urls[1:])
-    for kind, error in (("404", BadInput), ("429", TrainingStopped), ("503", TrainingStopped)):
-        server.faults = [[f"/other-{name}", kind, ALWAYS]]
-        often = "failed 10 times in a row, last with " if error is TrainingStopped else ""
-        with pytest.raises(error, match=rf"/other-{name}.*{often}.*({kind}|NotFound)"):
-            open_files(urls)
-
-
 @pytest.mark.parametrize("name", ["a.jsonl?v=*", "a.parquet?v=*", "*.csv", "a.csv?v=::"])
 def test_a_url_that_the_client_would_take_for_something_else_is_refused(server, name):
     (server.folder / "files" / "*.csv").write_text("text\nof a star\n")
@@ -357,7 +345,7 @@ def test_a_file_behind_a_url_that_has_changed_since_a_kill_is_refused_before_tex
 
     def read():
         tables = Tables("json", "text", data_files={"train": [growing.url + "?token=canary"]})
-        (part,) = stream.open_tables(tables, versions=versions, kept_in="data/it")[1]["train"]
+        (part,) = stream.open_tables(tables, None, versions, "data/it")[1]["train"]
         return part[1](300)
 
     server.marks = marks
@@ -397,11 +385,9 @@ def test_a_server_that_makes_its_answer_up_each_time_or_says_nothing_of_it_is_re
 # Local files: where a row begins, what a row is, what cannot be read.
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus") / "files"
-    write_corpus(folder)
-    return folder
+@pytest.fixture
+def corpus(running):
+    return running.folder / "files"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -788,8 +774,7 @@ class Hub:
         retries.time.sleep = self.waits.append
         logged = logging.Handler()
         logged.emit = lambda record: self.said.append(record.getMessage())
-        for log in (remote.log, retries.log):
-            log.addHandler(logged)
+        logging.getLogger("pretrain").addHandler(logged)
         remote.TIMEOUT_SECONDS = 0.3
 
     def read(self, faults=(), name="me/corpus", config="sample", pinned=None, column="text", files=None, versions=None):
@@ -803,7 +788,7 @@ class Hub:
             tables = Tables(name, column, dataset_config_name=config)
             if files:
                 tables = Tables("parquet", column, data_files={"train": files})
-            commit, splits = stream.open_tables(tables, pinned=pinned, versions=versions)
+            commit, splits = stream.open_tables(tables, pinned, {} if versions is None else versions, "data/it")
             for _, read in splits["train"]:
                 found += (text for text, _ in read(0))
             parts = [name for name, _ in splits["train"]]

@@ -280,17 +280,9 @@ def test_a_source_with_any_weight_has_a_place_and_one_without_has_none():
     assert set(crowd.shares()) == {1 / windows.CYCLE}
 
 
-@pytest.mark.parametrize(
-    "weights, words",
-    [
-        ((1.0,) * 1025, "1025 have a weight above 0: must be 1 to 1024"),
-        ((0.0, 0.0), "0 have a weight above 0: must be 1 to 1024"),
-        ((1.0, -0.5), "weight = -0.5: must be a number of at least 0"),
-        ((float("nan"),), "weight = nan: must be"),
-    ],
-)
-def test_weights_that_are_no_shares_are_refused(weights, words):
-    with pytest.raises(BadInput, match=words):
+@pytest.mark.parametrize("weights, drawn", [((1.0,) * 1025, 1025), ((0.0, 0.0), 0)])
+def test_weights_that_are_no_shares_are_refused(weights, drawn):
+    with pytest.raises(BadInput, match=f"{drawn} have a weight above 0: must be 1 to 1024"):
         order(weights=weights)
 
 
@@ -357,11 +349,6 @@ def same_batches(one, other, sources, draw):
         for left, right in zip(one.batch(draws), other.batch(draws), strict=True):
             assert left.dtype == right.dtype and left.stride() == right.stride()
             assert torch.equal(left.cpu(), right.cpu())
-
-
-def test_resident_batches_equal_mapped_ones(two_sources):
-    assert len(all_draws(*two_sources)) == 11 + 7 + 3
-    same_batches(windows.Mapped(two_sources, CPU), windows.Resident(two_sources, CPU), two_sources, random.Random(7))
 
 
 @pytest.mark.gpu
