@@ -7,6 +7,7 @@ import unicodedata
 
 import numpy as np
 import pytest
+from odd_texts import random_text
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -39,71 +40,6 @@ REGEXES = {  # the split, and whether the tokenizer normalizes to NFC
     "qwen35": (QWEN35, True),
     "o200k": (O200K, False),
 }
-FRAGMENTS = [
-    *(
-        " ",
-        "  ",
-        "\n",
-        "\n\n",
-        "\r\n",
-        "\r",
-        "\t",
-        " \t ",
-        "\t\n",
-        "\u00a0",
-        "\u2028",
-        "\x85",
-        "\x1c",
-        "\x0b\f",
-        "\u3000",
-    ),
-    *(
-        ".",
-        "。",
-        "!?",
-        "...",
-        "/",
-        "/\n",
-        ".\n",
-        "。\n\u3000\u3000",
-        '"',
-        "'",
-        "'s",
-        "I'll",
-        "DON'T",
-        "'\n",
-        "=" * 9,
-        "_",
-        "$a",
-    ),
-    *(
-        "a",
-        "kann",
-        "The",
-        "ABc",
-        "com",
-        "0",
-        "1234",
-        "²½",
-        "Ⅷ",
-        "٣٤",
-        "é",
-        "e\u0301",
-        "\u0301",
-        "ß",
-        "Ǆ",
-        "中文",
-        "漢",
-        "かな",
-    ),
-    *("हि", "न्दी", "\u0915\u093c", "ខ្មែរ", "ภาษา", "שלום", "مرحبا", "한국", "\u200b", "\u200d", "\u200f", "\ufeff"),
-    *("\U0001f468\u200d\U0001f469", "❤\ufe0f", "\U0010ffff", "\ufffd", "<|endoftext|>", "\u180e", "\u2f800"),
-]
-
-
-def random_text(draw, fragments):
-    some = draw.sample(FRAGMENTS, draw.randint(2, len(FRAGMENTS)))  # few kinds of fragment: long runs of each
-    return "".join(draw.choices(some, k=fragments))
 
 
 def byte_level(regex, nfc=False, vocab_size=900):

@@ -3,7 +3,6 @@
 import bz2
 import functools
 import gzip
-import http.server
 import io
 import lzma
 import os
@@ -13,25 +12,20 @@ import shutil
 import socket
 import subprocess
 import tarfile
-import threading
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
+from data_server import DataServer
+from odd_texts import random_text
 
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import retries, sources, tokenization
+from pretrain.data import retries, sources
 from pretrain.data.readers import text as text_reader
 from pretrain.recipe import keys
 
 ODD = "a\r\nb\rc\n\n\x01\ufeffé中\u2028\x85 \x0c\U0001f600 end\x1c \n"  # what text modes and splitlines() change
-FRAGMENTS = [  # where pieces could be cut wrongly
-    *(" ", "  ", "\n", "\n\n", "\r\n", "\t", " \t ", "\t\n", "\u00a0", "\u2028", "\x85", "\x1c", "\x0b\f", "\u3000 "),
-    *("a", "the", "I'll", "'s", " 's", "don't", "'", "0", "1234", "²½", "!?", "...", "=" * 9, "<|endoftext|>", "_x_"),
-    *("é", "e\u0301", "中文", "漢", "हि", "\u200b", "\u200d", "\ufeff", "\x01", "\U0001f600", "\U0010ffff", "\ufffd"),
-]
 PLAIN = {"data_seed": 1, "validation_tokens": 1000, "shard_tokens": 5000, "tokenizer": "one"}
 
 
@@ -66,52 +60,17 @@ def library(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def server():
-    class Handler(http.server.BaseHTTPRequestHandler):
-        asked = []
-
-        def do_GET(self):
-            self.asked.append(self.path)
-            if self.path == "/missing.txt":
-                self.send_error(404)
-                return
-            if made.busy:
-                made.busy -= 1
-                self.send_error(503)
-                return
-            body = b"" if self.path == "/empty.txt" else made.body
-            self.send_response(200)
-            if "page" in self.path:
-                body = b"<!DOCTYPE html><html>Please log in</html>"
-                self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body) + 5 * (self.path == "/short.txt")))
-            self.end_headers()
-            for byte in body if self.path == "/trickle.txt" else ():
-                self.wfile.write(bytes([byte]))
-                made.closing.wait(0.02)
-            self.wfile.write(b"" if self.path == "/trickle.txt" else body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *args):
-            pass
-
-    made = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    made.busy, made.body, made.closing = 0, b"some text\r\nof a file\n", threading.Event()
-    made.url, made.asked = f"http://127.0.0.1:{made.server_port}", Handler.asked
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
-
-
-@pytest.fixture(scope="module")
-def bpe():
-    """Encodes with a byte-level BPE that has merged much of what the fragments hold; nothing is special."""
-    texts = [random_text(seed) for seed in range(40)] + [" ".join(FRAGMENTS) * 5]
-    return tokenization.Encoder(tokenization.train_bpe(texts, 900, "gpt2"))
+def server(tmp_path):
+    """Text files behind URLs, and what misbehaves on the way: ``page`` answers with HTML, whatever its name ends with."""
+    folder = tmp_path / "served"
+    for name in ("text.txt", "short.txt", "trickle.txt", "b/text.txt"):
+        text(folder, f"files/{name}", "some text\r\nof a file\n")
+    text(folder, "files/empty.txt", "")
+    with DataServer(folder) as made:
+        made.url += "/files"
+        made.faults = [["/page", "<!DOCTYPE html><html>Please log in</html>", 10**6], ["/short", "short", 10**6]]
+        made.faults += [["/trickle", "drip", 10**6]]
+        yield made
 
 
 def find(**changes):
@@ -123,12 +82,6 @@ def text(folder, name, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return str(path)
-
-
-def random_text(seed, fragments=60):
-    draw = random.Random(seed)
-    some = draw.sample(FRAGMENTS, draw.randint(2, len(FRAGMENTS)))  # few kinds of fragment: long runs of each
-    return "".join(draw.choices(some, k=fragments))
 
 
 def pieces(path, block_bytes):
@@ -274,7 +227,7 @@ def test_ninety_ten_split_is_nanogpts(tmp_path, length):
 def test_train_and_validation_are_all_of_the_text_each_character_once(tmp_path, pieces_of, seed):
     """Several files stay documents and are split as one text."""
     draw = random.Random(seed)
-    texts = [random_text(100 * seed + i, draw.randint(1, 40)) for i in range(draw.randint(1, 5))] + [ODD * 3]
+    texts = [random_text(draw, draw.randint(1, 40)) for _ in range(draw.randint(1, 5))] + [ODD * 3]
     names = [text(tmp_path, f"{i}.txt", content) for i, content in enumerate(texts)]
     for fraction in (0.05, 0.1, 0.5, 0.9):
         pieces_of(draw.choice([1, 4, 16, 100]))
@@ -302,22 +255,9 @@ def test_a_long_text_comes_in_pieces_of_about_a_block_and_only_the_first_begins_
         rows(source, "train")
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_ids_of_the_pieces_joined_are_the_ids_of_the_whole(tmp_path, bpe, seed):
-    content = random_text(seed)
-    name = text(tmp_path, "a.txt", content)
-    (wanted,) = bpe([content])
-    for block_bytes in (1, 2, 3, 7, 16, 50):
-        found = pieces(name, block_bytes)
-        assert "".join(found) == content
-        assert np.concatenate(bpe(found)).tolist() == wanted.tolist(), found
-    assert pieces(text(tmp_path, "b", "one two\n\nthree  four \n five"), 1) == [
-        "one",
-        " two",
-        "\n\nthree",
-        "  four",
-        " \n five",
-    ]
+def test_a_text_is_cut_before_each_space_or_line_break_that_follows_no_white_space(tmp_path):
+    found = pieces(text(tmp_path, "a.txt", "one two\n\nthree  four \n five"), 1)
+    assert found == ["one", " two", "\n\nthree", "  four", " \n five"]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 8, 64])
@@ -427,7 +367,7 @@ def test_magic_bytes_tell_an_archive_whatever_its_name_is_and_texts_that_begin_a
 
 
 def test_a_packed_text_behind_a_url_is_refused_with_the_copy_that_was_fetched(tmp_path, downloads, server):
-    server.body = packed("tgz", "a.txt", b"words")
+    text(server.folder, "files/text.txt", packed("tgz", "a.txt", b"words"))
     message = refused(data_files=[f"{server.url}/text.txt"])
     (copy,) = downloads.iterdir()
     assert message == f"data_files: {server.url}/text.txt: is packed; give what this unpacks: tar -xf {copy}"
@@ -466,7 +406,7 @@ def test_bytes_that_are_no_text_have_no_remedy_that_would_make_garbage_of_them(t
 
 def test_reading_from_a_row_on_is_reading_all_without_the_rows_before(tmp_path, pieces_of, library):
     pieces_of(20)
-    names = [text(tmp_path, f"{i}.txt", random_text(i, 30) + " of words" * 9) for i in range(3)]
+    names = [text(tmp_path, f"{i}.txt", random_text(random.Random(i), 30) + " of words" * 9) for i in range(3)]
     for i in range(12):
         text(library, f"m{i}.py", f"x = {i}\n" if i % 4 else b"\xe9")
     found = [find(data_files=names, validation_fraction=0.5), find(data_files=names[:2], validation_files=names[2:])]
@@ -478,13 +418,14 @@ def test_reading_from_a_row_on_is_reading_all_without_the_rows_before(tmp_path, 
                 assert rows(source, split, start) == every[start:]
 
 
-def test_a_source_bounds_the_tokens_that_can_be_made_of_it(tmp_path, bpe, library):
+def test_a_source_bounds_the_tokens_that_can_be_made_of_it(tmp_path, library):
+    """A byte-level tokenizer makes at most one of each byte, and one more of each document."""
     names = [text(tmp_path, f"{i}.txt", content) for i, content in enumerate(["a", "é" * 30, ODD, "xyz", "中文" * 9])]
     for i in range(30):
         text(library, f"m{i}.py", "é = 1\n")
     for changes in ({"data_files": names}, {"dataset_name": "python_stdlib", "validation_fraction": 0.3}):
         source = find(**changes)
-        assert sum(len(ids) + 1 for ids in bpe(documents(source, "train"))) <= source.most_tokens
+        assert sum(len(words.encode()) + 1 for words in documents(source, "train")) <= source.most_tokens
     assert find(data_files=names[:1], validation_files=names[1:]).most_tokens == 2
     assert find(dataset_name="owner/name").most_tokens is None
 
@@ -650,9 +591,9 @@ def test_each_stdlib_file_is_a_document_its_tests_a_split_and_one_that_is_not_ut
 
 
 def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_files(downloads, server):
-    url = f"{server.url}/folder/text.txt?x=1"
+    url = f"{server.url}/text.txt?x=1"
     first, again = find(data_files=[url]), find(data_files=[url])
-    assert server.asked == ["/folder/text.txt?x=1"] and first.folder == again.folder
+    assert server.log == ["GET /files/text.txt"] and first.folder == again.folder
     assert whole(first) == "some text\r\nof a file\n"
     assert len(list(downloads.iterdir())) == 1
     assert len(set(sources.find_files("data_files", [url, f"{server.url}/b/text.txt"]))) == 2
@@ -700,17 +641,18 @@ def test_a_download_that_trickles_is_given_up(downloads, server, monkeypatch):
 def test_a_download_is_tried_again_where_that_can_help(downloads, server, monkeypatch):
     waits = []
     monkeypatch.setattr(retries.time, "sleep", waits.append)
-    server.busy = 3
+    server.faults = [["/text.txt", "503", 3]]
     (kept,) = sources.find_files("data_files", [f"{server.url}/text.txt"])
     assert Path(kept).read_bytes() == b"some text\r\nof a file\n" and waits == [1, 2, 4]
 
 
 def test_a_download_has_a_limit_that_is_said_and_a_name_that_can_be_made(downloads, server, monkeypatch):
     url = f"{server.url}/{'x' * 250}.txt"
+    shutil.copy(server.folder / "files/text.txt", server.folder / f"files/{'x' * 250}.txt")
     monkeypatch.setattr(sources, "DOWNLOAD_BYTES", len("some text\r\nof a file\n"))
     (kept,) = sources.find_files("data_files", [url])
     assert kept.endswith("xx.txt") and Path(kept).read_bytes() == b"some text\r\nof a file\n"
     monkeypatch.setattr(sources, "DOWNLOAD_BYTES", 20)
-    message = refused(data_files=[f"{server.url}/more.txt"])
-    assert re.search(r"/more.txt: has more than [\de-]+ GB, the limit of a text .*JSON lines or Parquet", message)
+    message = refused(data_files=[f"{server.url}/text.txt"])
+    assert re.search(r"/text.txt: has more than [\de-]+ GB, the limit of a text .*JSON lines or Parquet", message)
     assert list(downloads.iterdir()) == [Path(kept)]
