@@ -1,11 +1,9 @@
 """A stream meets faults: each row comes once, every retry is logged, and what cannot be mended stops with file and row.
 
-All through the real ``datasets`` client and a server on localhost that misbehaves. What belongs to the Hub runs in a
-process of its own (``main`` here), because the client holds HF_ENDPOINT from its import on.
+All through the real ``datasets`` client and a server on localhost that misbehaves.
 """
 
 import bz2
-import contextlib
 import csv
 import errno
 import gzip
@@ -18,9 +16,8 @@ import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
+import types
 from pathlib import Path
 
 import datasets
@@ -28,7 +25,7 @@ import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import RECIPE
+from conftest import RECIPE, in_fork
 from data_server import DataServer
 from datasets.packaged_modules.csv.csv import CsvConfig
 
@@ -449,39 +446,19 @@ def test_what_is_no_text_is_a_row_without_text(tmp_path):
         assert texts([tmp_path / name], row=10) == wanted[10:]
 
 
-def test_long_lines_quotes_and_fields_that_only_some_files_have_change_nothing(tmp_path, monkeypatch):
+def test_long_lines_and_fields_that_only_some_files_have_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "BLOCK_BYTES", 64)
     rows = ["x" * n for n in (1, 63, 64, 65, 1000, 3)]
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines([{"text": row, "n": 1} for row in rows]))
     (tmp_path / "b.jsonl").write_bytes(json_lines([{"text": "b", "n": "one"}, {"more": [1], "text": "c"}]))
     parts = open_files([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])["train"]
     assert [[text for text, _ in read(0)] for _, read in parts] == [rows, ["b", "c"]]
-    rows = ["a, b", 'say "so"', "two\nlines", "last"]
-    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("text", "id"), *((row, i) for i, row in enumerate(rows))])
-    assert texts([tmp_path / "a.csv"]) == rows
 
 
 def test_each_text_of_a_csv_is_text(tmp_path):
     """Also what pandas takes for no text or for a number, and where it would take a chunk of 10,000 for numbers."""
-    rows = [
-        "None",
-        "NA",
-        "null",
-        "nan",
-        "N/A",
-        "",
-        " ",
-        "12",
-        "1e3",
-        "-inf",
-        "True",
-        "2020-01-01",
-        " kept ",
-        "a,b",
-        'a "b"',
-    ]
-    rows += ["two\r\nlines", "NUL \0 end", "\u2028 é \x85", "<NA>", "x" * 200_000, *map(str, range(10_500)), "last"]
+    rows = [*"None NA null nan N/A <NA> 12 1e3 -inf True 2020-01-01".split(), "", " ", " kept ", "a,b", 'a "b"']  # noqa: SIM905
+    rows += ["two\r\nlines", "NUL \0 end", "\u2028 é \x85", "x" * 200_000, *map(str, range(10_500)), "last"]
     (tmp_path / "a.csv").write_text("\ufeffid,text\r\n\r\n", encoding="utf-8", newline="")
     with open(tmp_path / "a.csv", "a", newline="", encoding="utf-8") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(enumerate(rows))
@@ -728,236 +705,185 @@ def test_the_amount_of_text_is_estimated_before_it_is_read(corpus, server, name)
         assert 0.9 * 2 * true < found < 1.1 * 2 * true * (1.1 if name.endswith(".csv") else 1)  # all of it is counted
 
 
-# A data set of the Hub, in a process of its own.
+# A data set of the Hub.
+
+SAMPLE, COMMIT = "hf://datasets/me/corpus/sample", "c0ffee" + "0" * 34
+SECOND_FILE = "GET .*train-00001"
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    """What came of each thing that ``main`` did."""
+def served(tmp_path_factory):
+    """A Hub that has the rows in two files of Parquet and in one of packed JSON lines."""
     folder = tmp_path_factory.mktemp("hub")
-    environment = {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "1", "HF_HUB_ETAG_TIMEOUT": "1"}
-    command = [sys.executable, __file__]
-    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def main() -> None:
-    """Do in this folder everything that needs the Hub; print what came of it."""
-    folder = Path.cwd()
-    corpus = folder / "datasets" / "me" / "corpus"
-    (corpus / "sample").mkdir(parents=True)
+    for place in ("corpus/sample", "odd/sample", "lines"):
+        (folder / "datasets" / "me" / place).mkdir(parents=True)
     for number, rows in enumerate((ROWS[: N // 2], ROWS[N // 2 :])):
-        write_parquet(corpus / "sample" / f"train-{number:05d}-of-00002.parquet", rows)
-    (folder / "datasets/me/odd/sample").mkdir(parents=True)
-    lines = folder / "datasets" / "me" / "lines" / "train-00000.json.gz"
-    lines.parent.mkdir()
-    lines.write_bytes(gzip.compress(json_lines([{"text": row} for row in ROWS])))
+        write_parquet(folder / f"datasets/me/corpus/sample/train-{number:05d}-of-00002.parquet", rows)
+    for file in ("train-[0].parquet", "train-0.parquet"):  # the first one, as a pattern, would match the second
+        write_parquet(folder / "datasets/me/odd/sample" / file, [file])
+    lines = gzip.compress(json_lines([{"text": row} for row in ROWS]))
+    (folder / "datasets/me/lines/train-00000.json.gz").write_bytes(lines)
     files = "  data_files:\n  - split: train\n    path: sample/*"
-    (corpus / "README.md").write_text(f"---\nconfigs:\n- config_name: sample\n{files}\n---\n")
+    (folder / "datasets/me/corpus/README.md").write_text(f"---\nconfigs:\n- config_name: sample\n{files}\n---\n")
     with DataServer(folder) as server:
-        os.environ |= {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
-        for module in (huggingface_hub.constants, datasets.config):
-            importlib.reload(module)
-        print(json.dumps(Hub(server, folder).do_all()))
+        server.keeps_commits = True
+        yield server
+
+
+@pytest.fixture
+def hub(served, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    served.commit = COMMIT
+    return Hub(served)
 
 
 class Hub:
-    """The things to do with the Hub."""
+    """Reads from a server, each time in a fork: the client holds HF_ENDPOINT from its import on."""
 
-    def __init__(self, server, folder):
+    def __init__(self, server):
+        self.server = server
+
+    def read(self, *faults, **how):
+        """Read a data set, or Parquet ``files``, from the beginning; return what came of it."""
+        self.server.faults, self.server.log = [*faults], []
+        in_fork(self._read, how)
+        found, met = json.loads(Path("found.json").read_text()), not any(times for *_, times in self.server.faults)
+        return types.SimpleNamespace(**found, log=self.server.log, met=met)
+
+    def prepare(self, *faults):
+        """Prepare the recipe's shards; return the exit status, the names of their files and the manifest."""
+        self.server.faults, self.server.log = [*faults], []
+        in_fork(self._prepare)
+        (path,) = Path("data").glob("*/manifest.json")
+        names = sorted(path.name for path in path.parent.iterdir())
+        return int(Path("status").read_text()), names, json.loads(path.read_text())
+
+    def _connect(self):
+        """Make this process's client one of the server; return its waits, which are noted only, and what is logged."""
+        os.environ |= {"HF_ENDPOINT": self.server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        os.environ |= {"HF_HOME": "home", "HF_HUB_DOWNLOAD_TIMEOUT": "1", "HF_HUB_ETAG_TIMEOUT": "1"}
+        shutil.rmtree("home", ignore_errors=True)
+        for module in (huggingface_hub.constants, datasets.config):
+            importlib.reload(module)
         client.bound_client()
-        client.TIMEOUT_SECONDS["read"] = 0.3
-        self.server, self.folder, self.waits, self.said = server, folder, [], []
-        self.filesystem = huggingface_hub.HfFileSystem
-        retries.time.sleep = self.waits.append
-        logged = logging.Handler()
-        logged.emit = lambda record: self.said.append(record.getMessage())
+        client.TIMEOUT_SECONDS["read"] = remote.TIMEOUT_SECONDS = 0.3
+        waits, said, logged = [], [], logging.Handler()
+        retries.time.sleep = waits.append
+        logged.emit = lambda record: said.append(record.getMessage())
         logging.getLogger("pretrain").addHandler(logged)
-        remote.TIMEOUT_SECONDS = 0.3
+        return waits, said
 
-    def read(self, faults=(), name="me/corpus", config="sample", pinned=None, column="text", files=None, versions=None):
-        """Read a data set (or the Parquet ``files``) from the beginning as a new process does; say what came of it."""
-        self.filesystem.clear_instance_cache()
-        shutil.rmtree(self.folder / "home", ignore_errors=True)
-        self.waits.clear(), self.said.clear(), self.server.log.clear()
-        self.server.faults = [*faults]
-        found, stopped, commit, parts = [], None, None, None
+    def _read(self, how):
+        waits, said = self._connect()
+        given = {"name": "me/corpus", "config": "sample", "pinned": None, "column": "text", "files": None} | how
+        tables = Tables(given["name"], given["column"], dataset_config_name=given["config"])
+        if given["files"]:
+            tables = Tables("parquet", given["column"], data_files={"train": given["files"]})
+        found, stopped, commit, parts, versions = [], None, None, [], given.get("versions", {})
         try:
-            tables = Tables(name, column, dataset_config_name=config)
-            if files:
-                tables = Tables("parquet", column, data_files={"train": files})
-            commit, splits = stream.open_tables(tables, pinned, {} if versions is None else versions, "data/it")
+            commit, splits = stream.open_tables(tables, given["pinned"], versions, "data/it")
+            parts = [name for name, _ in splits["train"]]
             for _, read in splits["train"]:
                 found += (text for text, _ in read(0))
-            parts = [name for name, _ in splits["train"]]
         except (BadInput, TrainingStopped) as error:
             stopped = f"{type(error).__name__}: {error}"
         kept = {"equal": found == ROWS, "begins": found == ROWS[: len(found)], "rows": len(found), "stopped": stopped}
-        met = all(times == 0 for _, kind, times in self.server.faults)
-        now = {"waits": [wait for wait in self.waits if wait], "said": [*self.said], "log": [*self.server.log]}
-        return kept | now | {"commit": commit, "met": met, "parts": parts}
+        kept |= {"waits": [wait for wait in waits if wait], "said": said, "versions": versions}
+        Path("found.json").write_text(json.dumps(kept | {"commit": commit, "parts": parts}))
 
-    def do_all(self) -> dict:
-        one, commit, files = "GET .*train-00001", "^GET /api/datasets/me/corpus$", "GET .*train-0000"
-        places = [
-            ("503", 0, commit),
-            ("silent", 0, commit),
-            ("reset", 0, "HEAD .*README"),
-            ("short", 0, "GET .*README"),
-        ]
-        places += [("429:7", 0, "GET .*/tree/"), ("silent", 0, "GET .*/tree/"), ("500", 0, files), ("lie", 1, files)]
-        places += [("429:7", 1, files), ("502", 1, files), ("short", 0, one), ("reset", 0, one), ("lie", 0, one)]
-        places += [("silent", 0, one)]
-        sample = "hf://datasets/me/corpus/sample"
-        literal = f"{sample}/train-[0].parquet"  # beside train-0.parquet, which it would match
-        for file in ("train-[0].parquet", "train-0.parquet"):
-            write_parquet(self.folder / "datasets/me/odd/sample" / file, [file])
-        return {
-            "pattern": self.read(files=[f"{sample}/*.parquet"]),
-            "pattern, faults": [
-                self.read([["/api/", kind, 3]], files=[f"{sample}/*.parquet"]) for kind in ("503", "reset", "429:7")
-            ],
-            "no match": self.read(files=[f"{sample}/*.csv.parquet"]),
-            "link": self.read(
-                files=[
-                    f"{self.server.url}/datasets/me/corpus/resolve/main/sample/train-0000{i}-of-00002.parquet{query}"
-                    for i, query in enumerate(["?download=true", ""])
-                ]
-            ),
-            "literal": self.read(files=[literal.replace("corpus", "odd")]),
-            "clean": self.read(),
-            "lines": self.read(name="me/lines", config=None),
-            "lines, cut": self.read(fault("lie", times=ALWAYS, method="GET .*/resolve/"), "me/lines", None),
-            "pinned": self.read(pinned=self.server.commit),
-            "campaign": [[*place, self.read(fault(*place[:2], method=place[2]))] for place in places],
-            "readme": self.read(fault("503", times=9, method="README")),
-            "down": self.read(fault("503", times=ALWAYS, method=one)),
-            "down at once": self.read(fault("503", times=ALWAYS)),
-            "gone": self.read(name="me/nothing"),
-            "no commit": self.without_commit(sample),
-            "no config": self.read(config="samples"),
-            "column": self.read(column="txt"),
-            "forbidden": self.read(fault("403", times=ALWAYS, method=one)),
-            "files, moved": self.move(f"{sample}/*.parquet"),
-            "moved": self.prepare(),
-            "outwaited": self.server.outwaited,
-        }
-
-    def without_commit(self, sample: str) -> list[dict]:
-        """Read where the Hub names no commit; by name, by pattern."""
-        commit, versions = self.server.commit, {}
-        self.server.commit = None
-        found = [self.read(), self.read(files=[f"{sample}/*.parquet"], versions=versions) | {"versions": versions}]
-        self.server.commit = commit
-        return found
-
-    def move(self, pattern: str) -> list[dict]:
-        """Read files twice; main moves on in between."""
-        versions: dict = {}
-        first, commit = self.read(files=[pattern], versions=versions), self.server.commit
-        self.server.commit = "e" * 40
-        again = self.read(files=[pattern], versions=versions)
-        self.server.commit = commit
-        return [first, again]
-
-    def prepare(self) -> dict:
-        """Prepare shards; the server goes down in between, and main moves on."""
-        keys = "dataset_name: me/corpus\ndataset_config_name: sample\nvalidation_tokens: 500\nshard_tokens: 1000\n"
-        Path("tiny.yaml").write_text(keys + RECIPE)
-        outcomes = []
-
-        def run(*faults) -> dict:
-            self.server.faults = [*faults]
-            with contextlib.redirect_stdout(sys.stderr):
-                outcomes.append(prepare_data.main(["--recipe", "tiny.yaml"]))
-            (path,) = Path("data").glob("*/manifest.json")
-            return {"names": sorted(p.name for p in path.parent.iterdir()), "manifest": json.loads(path.read_text())}
-
-        whole = run()
-        Path("data").rename("whole")
-        # The tokenizer is made of all text: both files are read once before the first shard.
-        file = "GET .*train-00001"
-        cut = run([file, "ok", 1], [file, "503", ALWAYS])
-        self.server.commit, before = "d" * 40, self.server.commit
-        self.server.log.clear()
-        again = run()
-        strange = [line for line in self.server.log if "/resolve/" in line and before not in line]
-        return {"outcomes": outcomes, "whole": whole, "cut": cut, "again": again, "strange": strange}
+    def _prepare(self):
+        self._connect()
+        Path("status").write_text(str(prepare_data.main(["--recipe", "tiny.yaml"])))
 
 
 def test_a_hub_that_gives_no_commit_is_refused_by_name_and_none_is_kept(hub):
-    for done in hub["no commit"]:
-        assert done["stopped"].startswith("BadInput: me/corpus: the Hub names no commit of it"), done["stopped"]
-        assert not done["rows"] and not done["waits"]
-    assert done["versions"] == {}
+    hub.server.commit = None
+    for done in (hub.read(), hub.read(files=[f"{SAMPLE}/*.parquet"])):
+        assert done.stopped.startswith("BadInput: me/corpus: the Hub names no commit of it"), done.stopped
+        assert not done.rows and not done.waits and not done.versions
 
 
 def test_files_of_the_hub_are_read_at_the_commit_of_the_first_contact(hub):
-    first, again = hub["files, moved"]
-    assert first["equal"] and again["equal"] and first["parts"] == again["parts"]
-    assert all("c0ffee" in line for line in first["log"] + again["log"] if "/resolve/" in line)
+    first = hub.read(files=[f"{SAMPLE}/*.parquet"])
+    hub.server.commit = "e" * 40
+    again = hub.read(files=[f"{SAMPLE}/*.parquet"], versions=first.versions)
+    assert first.equal and again.equal and first.parts == again.parts
+    assert all("c0ffee" in line for line in first.log + again.log if "/resolve/" in line)
 
 
 def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
-    for name in ("clean", "lines"):
-        assert hub[name]["equal"] and not hub[name]["said"] and hub[name]["commit"] == "c0ffee" + "0" * 34
-    assert hub["pinned"]["equal"] and hub["pinned"]["commit"] == "c0ffee" + "0" * 34
-    # By the reader of its kind, which knows file and row.
-    assert re.match("BadInput: hf://.*/train-00000.json.gz: row 0: cannot be read: EOF", hub["lines, cut"]["stopped"])
-    asked = [line for line in hub["clean"]["log"][1:] + hub["pinned"]["log"] if "c0ffee" not in line]
+    clean, lines, pinned = hub.read(), hub.read(name="me/lines", config=None), hub.read(pinned=COMMIT)
+    assert all(done.equal and not done.said and done.commit == COMMIT for done in (clean, lines, pinned))
+    asked = [line for line in clean.log[1:] + pinned.log if "c0ffee" not in line]
     assert not asked, "after the first contact everything is asked for by commit"
+    # By the reader of its kind, which knows file and row.
+    cut = hub.read(*fault("lie", times=ALWAYS, method="GET .*/resolve/"), name="me/lines", config=None)
+    assert re.match("BadInput: hf://.*/train-00000.json.gz: row 0: cannot be read: EOF", cut.stopped)
 
 
 def test_files_of_the_hub_by_pattern_or_link_are_all_of_them_each_once(hub):
-    for done in (hub["pattern"], *hub["pattern, faults"]):
-        assert done["equal"] and done["met"], done
-        assert [Path(name).name for name in done["parts"]] == [f"train-0000{i}-of-00002.parquet" for i in range(2)]
-    assert all(done["said"] for done in hub["pattern, faults"])
-    assert re.match(r"BadInput: hf://datasets/me/corpus/sample/\*.csv.parquet: .*may read", hub["no match"]["stopped"])
-    assert hub["link"]["equal"] and hub["link"]["parts"] == [
-        f"hf://datasets/me/corpus@{hub['clean']['commit']}/sample/train-0000{i}-of-00002.parquet" for i in range(2)
-    ]
-    assert [Path(name).name for name in hub["literal"]["parts"]] == ["train-[0].parquet"]
+    names = [f"train-0000{i}-of-00002.parquet" for i in range(2)]
+    for kind in (None, "503", "reset", "429:7"):
+        done = hub.read(*([["/api/", kind, 3]] if kind else []), files=[f"{SAMPLE}/*.parquet"])
+        assert done.equal and done.met and bool(done.said) == bool(kind), (kind, done)
+        assert [Path(name).name for name in done.parts] == names
+    done = hub.read(files=[f"{SAMPLE}/*.csv.parquet"])
+    assert re.match(r"BadInput: hf://datasets/me/corpus/sample/\*.csv.parquet: .*may read", done.stopped)
+    page = f"{hub.server.url}/datasets/me/corpus/resolve/main/sample"
+    done = hub.read(files=[f"{page}/{names[0]}?download=true", f"{page}/{names[1]}"])
+    assert done.equal and done.parts == [f"hf://datasets/me/corpus@{COMMIT}/sample/{name}" for name in names]
+    done = hub.read(files=["hf://datasets/me/odd/sample/train-[0].parquet"])
+    assert [Path(name).name for name in done.parts] == ["train-[0].parquet"]
 
 
 def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
     """Its list of subsets too, and where it asks to wait it is obeyed."""
-    for kind, after, method, done in hub["campaign"]:
-        assert done["equal"] and done["met"], (kind, after, method, done)
-        assert done["said"] and len(done["said"]) >= len(done["waits"]) > 0, (kind, after, method, done)
-        assert kind != "429:7" or min(done["waits"]) >= 7
-    assert hub["readme"]["equal"] and hub["readme"]["met"] and hub["readme"]["said"]
-    assert hub["outwaited"] == 0, "every request has a time-out"
+    commit, files, readme, tree = "^GET /api/datasets/me/corpus$", "GET .*train-0000", "GET .*README", "GET .*/tree/"
+    places = [("503", 0, commit), ("silent", 0, commit), ("reset", 0, "HEAD .*README"), ("short", 0, readme)]
+    places += [("429:7", 0, tree), ("silent", 0, tree), ("500", 0, files), ("lie", 1, files), ("429:7", 1, files)]
+    places += [("502", 1, files)] + [(kind, 0, SECOND_FILE) for kind in ("short", "reset", "lie", "silent")]
+    for kind, after, method in places:
+        done = hub.read(*fault(kind, after, method=method))
+        assert done.equal and done.met, (kind, after, method, done)
+        assert len(done.said) >= len(done.waits) > 0, (kind, after, method, done)
+        assert kind != "429:7" or min(done.waits) >= 7
+    done = hub.read(*fault("503", times=9, method="README"))
+    assert done.equal and done.met and done.said
+    assert hub.server.outwaited == 0, "every request has a time-out"
 
 
 def test_a_hub_that_stays_down_stops_with_file_and_row(hub):
-    done = hub["down"]
-    assert done["begins"] and done["rows"] == N // 2
+    done = hub.read(*fault("503", times=ALWAYS, method=SECOND_FILE))
+    assert done.begins and done.rows == N // 2
     wanted = "TrainingStopped: hf://.*/sample/train-00001-of-00002.parquet: row 0: failed 10 .* HTTP status 503"
-    assert re.match(wanted, done["stopped"])
-    assert sum("of 10 in" in line for line in done["said"]) == 9
-    assert re.match("TrainingStopped: me/corpus: failed 10 .* HTTP status 503", hub["down at once"]["stopped"])
+    assert re.match(wanted, done.stopped)
+    assert sum("of 10 in" in line for line in done.said) == 9
+    done = hub.read(*fault("503", times=ALWAYS))
+    assert re.match("TrainingStopped: me/corpus: failed 10 .* HTTP status 503", done.stopped)
 
 
 def test_what_the_hub_does_not_have_is_bad_input_at_once(hub):
-    assert re.match("BadInput: me/nothing: HTTP status 404. Check the name", hub["gone"]["stopped"])
-    assert re.match("BadInput: .*'samples' not found. Available: .*'sample'", hub["no config"]["stopped"])
-    column = "text_column = txt: no such column; it has id, text; did you mean --text_column text?"
-    assert column in hub["column"]["stopped"]
-    assert re.match("BadInput: .*HTTP status 403.*that you may read it", hub["forbidden"]["stopped"])
-    for name in ("gone", "no config", "column", "forbidden"):
-        assert not hub[name]["waits"], name
+    column = "text_column = txt: no such column; it has id, text; did you mean --text_column text\\?"
+    for wanted, done in {
+        "me/nothing: HTTP status 404. Check the name": hub.read(name="me/nothing"),
+        ".*'samples' not found. Available: .*'sample'": hub.read(config="samples"),
+        f".*{column}": hub.read(column="txt"),
+        ".*HTTP status 403.*that you may read it": hub.read(*fault("403", times=ALWAYS, method=SECOND_FILE)),
+    }.items():
+        assert re.match(f"BadInput: {wanted}", done.stopped) and not done.waits, done
 
 
 def test_a_run_that_was_cut_off_goes_on_with_the_commit_of_its_first_contact(hub):
-    moved = hub["moved"]
-    assert moved["outcomes"] == [0, 1, 0]
-    assert moved["cut"]["manifest"]["splits"]["train"] and not moved["cut"]["manifest"]["complete"]
-    assert moved["again"] == moved["whole"] and moved["whole"]["manifest"]["complete"]
-    assert moved["whole"]["manifest"]["revision"] == "c0ffee" + "0" * 34
-    assert not moved["strange"]
+    own = "dataset_name: me/corpus\ndataset_config_name: sample\nvalidation_tokens: 500\nshard_tokens: 1000\n"
+    Path("tiny.yaml").write_text(own + RECIPE)
+    whole = hub.prepare()
+    Path("data").rename("whole")
+    # The tokenizer is made of all text: both files are read once before the first shard.
+    status, _, manifest = hub.prepare([SECOND_FILE, "ok", 1], [SECOND_FILE, "503", ALWAYS])
+    assert status == 1 and manifest["splits"]["train"] and not manifest["complete"]
+    hub.server.commit = "d" * 40
+    assert hub.prepare() == whole and whole[0] == 0 and whole[2]["complete"] and whole[2]["revision"] == COMMIT
+    assert not [line for line in hub.server.log if "/resolve/" in line and COMMIT not in line]
 
 
 def test_a_cursor_is_applied_to_no_other_file_than_its_own(corpus, tmp_path, monkeypatch):
@@ -1002,7 +928,3 @@ def test_a_url_that_changes_between_kill_and_resume_stops_with_file_and_remedy_a
     source.folder.mkdir()
     prepare.prepare(source, prepare.Job())
     assert is_complete(source.folder) and "versions" not in json.loads((source.folder / "manifest.json").read_text())
-
-
-if __name__ == "__main__":
-    main()

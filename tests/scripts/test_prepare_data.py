@@ -11,7 +11,6 @@ import select
 import shutil
 import signal
 import sys
-import types
 from itertools import pairwise
 from pathlib import Path
 
@@ -283,23 +282,6 @@ def test_validation_may_take_whole_files_and_train_begins_right_after(workplace,
         assert decoded(folder, "train") == train
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
-def test_every_file_of_a_glob_is_read_once_whatever_its_name(workplace, kind):
-    names = ["a1", "a[1]", "b", "c*", "c2", "d2", "d?"]
-    documents = {name: f"the text of {name} " * 9 for name in names}
-    for folder in ("train", "held"):
-        Path(f"{folder}[1]").mkdir()
-        for name, document in documents.items():
-            path = Path(f"{folder}[1]") / f"{name}.{kind}"
-            path.write_text(document) if kind == "txt" else write_table(path, [document])
-    given = ("--data_files", f"train[[]1]/*.{kind}", "--validation_files", f"held[[]1]/*.{kind}")
-    folder = folder_of(*given, "--shard_tokens", "100")
-    for split in ("train", "validation"):
-        found = decoded(folder, split)
-        assert sorted(text for part in found.values() for text in part) == sorted(documents.values())
-    assert counts(folder) == {"documents": 7}
-
-
 def split_by_lines() -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of the new split: a full stop and the line break behind it are one word."""
     made = json.loads(tokenization.train_bpe(texts(50), 400).backend_tokenizer.to_str())
@@ -409,7 +391,7 @@ def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, nam
     assert kills >= 2 and contents(folder) == whole
 
 
-@pytest.mark.parametrize("kill", ["shard:1", "shard:4", "manifest:1", "manifest:5"])
+@pytest.mark.parametrize("kill", ["shard:4", "manifest:1"])
 def test_a_kill_after_a_shard_or_a_manifest_changes_no_byte(workplace, kill):
     flags = source("limit")
     folder, whole = prepared_once(*flags)
@@ -704,38 +686,13 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def edit(change) -> types.FunctionType:
-    def damage(folder: Path, path: Path) -> None:
-        manifest = json.loads((folder / shards.MANIFEST).read_text())
-        change(manifest, manifest["splits"]["train"][0])
-        (folder / shards.MANIFEST).write_text(json.dumps(manifest))
-
-    return damage
-
-
-DAMAGE = {
-    "an id": (
-        lambda folder, path: flip(path, 2000),
-        "train_00000_00000.bin: offset 0 to .*changed since manifest.json",
-    ),
-    "the count": (lambda folder, path: flip(path, 8), "train_00000_00000.bin: offset 8: the header says"),
-    "missing": (lambda folder, path: path.unlink(), "train_00000_00000.bin: .*(cannot be read|No such file)"),
-    "the manifest's count": (edit(lambda manifest, row: row.update(tokens=row["tokens"] - 1)), "manifest.json says"),
-    "the manifest's hash": (edit(lambda manifest, row: row.update(sha256="0" * 64)), "changed since manifest.json"),
-    "the manifest": (lambda folder, path: (folder / shards.MANIFEST).write_text('{"splits": '), "not a manifest"),
-    "an id too high": (edit(lambda manifest, row: manifest["tokenizer"].update(size=5)), r"is id \d+"),
-    "a split": (edit(lambda manifest, row: manifest["splits"].pop("validation")), "holds no validation shards"),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_verify_finds_damage(workplace, kind):
+def test_verify_finds_an_id_that_the_tokenizer_does_not_have(workplace):
     (folder,) = workplace.glob("data/text-*")
-    damage, words = DAMAGE[kind]
-    damage(folder, folder / "train_00000_00000.bin")
-    with pytest.raises(BadInput) as refused:
+    manifest = shards.read_manifest(folder)
+    manifest["tokenizer"]["size"] = 5
+    shards.files.write_json(folder / shards.MANIFEST, manifest)
+    with pytest.raises(BadInput, match=r"is id \d+"):
         prepare.verify(folder, 64)
-    assert re.search(words, str(refused.value)), str(refused.value)
 
 
 def test_verify_names_every_fault_at_once_and_shards_that_are_not_named(workplace):
@@ -953,27 +910,17 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace, kind):
 @pytest.mark.parametrize(
     ("tokens", "flags", "words"),
     [
-        (
-            [[1, 2]],
-            ("--token_column", "tokenz"),
-            "token_column = tokenz: no such column; it has tokens; did you mean --token_column tokens?",
-        ),
-        (["text"], ("--token_column", "tokens"), "token_column = tokens: holds text, not lists of ids"),
-        ([[0.5, 1.5]], ("--token_column", "tokens"), "holds lists, not lists of ids"),
-        ([[1, -2]], ("--token_column", "tokens"), "row 0: is not a list of ids, whole numbers from 0"),
-        ([[1, 99_999]], ("--token_column", "tokens"), "holds the id 99999, and tokenizer = tokenizer has"),
-        (
-            [[1, 2]],
-            ("--token_column", "tokens", "--tokenizer", "bpe"),
-            "tokenizer = bpe is made from text, and there is none",
-        ),
-        ([[1, 2]], (), "text_column = text: no such column; it has tokens"),
+        ([1, 2], "--token_column tokenz", "tokenz: no such column; it has tokens; did you mean --token_column tokens?"),
+        ("text", "--token_column tokens", "token_column = tokens: holds text, not lists of ids"),
+        ([0.5, 1.5], "--token_column tokens", "token_column = tokens: holds lists, not lists of ids"),
+        ([1, -2], "--token_column tokens", "row 0: is not a list of ids, whole numbers from 0"),
+        ([1, 99_999], "--token_column tokens", "holds the id 99999, and tokenizer = tokenizer has"),
+        ([1, 2], "--token_column tokens --tokenizer bpe", "tokenizer = bpe is made from text, and there is none"),
     ],
 )
 def test_a_column_that_holds_no_ids_of_the_tokenizer_is_refused(workplace, tokens, flags, words):
     ids_of_rows([])
-    Path("rows.jsonl").write_text("".join(json.dumps({"tokens": each}) + "\n" for each in tokens))
-    done = run(
-        "prepare_data.py", *TINY, *FEW, "--data_files", "rows.jsonl", "--tokenizer", "tokenizer", *flags, expect=2
-    )
+    Path("rows.jsonl").write_text(json.dumps({"tokens": tokens}) + "\n")
+    asked = ("--data_files", "rows.jsonl", "--tokenizer", "tokenizer", *flags.split())
+    done = run("prepare_data.py", *TINY, *FEW, *asked, expect=2)
     assert words in done.stderr and "Traceback" not in done.stderr
