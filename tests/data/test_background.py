@@ -403,19 +403,6 @@ def test_until_waits_alone_looks_after_the_readers_and_logs_it(clock, caplog):
     assert clock.sleeps == 65 and story.data_wait.waited_seconds == 0  # before training: not training's wait
 
 
-def test_a_real_reader_is_sent_what_training_needs_and_feeds_it_until_it_dies_for_good(
-    start, logged, clock, monkeypatch
-):
-    one = start("import sys\nfor line in sys.stdin:\n  print(line.strip(), flush=True)\n  if line == '7\\n': " + DIE)
-    story = Story([0], readers=[one])
-    assert logged.next() == "0"
-    clock.meanwhile = lambda: story.have.__setitem__(0, int(logged.next()))
-    assert story.wait([6]) is None and story.have == [6]
-    monkeypatch.setattr(reading, "RESTARTS", 0)
-    clock.meanwhile = lambda: one._process.wait(timeout=SECONDS)
-    assert story.wait([7]).startswith("the reader was killed 1 times in a row (signal 9)")
-
-
 def test_a_reader_that_was_started_ahead_is_the_one_that_prepares(workplace, monkeypatch):
     opened: list = []
     monkeypatch.setattr(

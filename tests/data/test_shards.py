@@ -209,10 +209,6 @@ def test_a_shard_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_ha
     assert calls == [(temporary, [temporary]), (tmp_path.name, [final])]
 
 
-def test_a_writer_that_holds_nothing_makes_no_file(tmp_path):
-    assert write(tmp_path, []) == [] and not list(tmp_path.iterdir())
-
-
 def test_what_a_killed_writer_leaves_is_no_shard_and_is_cleared_for_its_own_part_only(tmp_path):
     for split, part in (("train", 7), ("train", 8), ("train", 70), ("validation", 0)):
         writer = make_writer(tmp_path, split=split, part=part, shard_tokens=1000)

@@ -300,7 +300,6 @@ def packed(suffix, name, content):
 
 PACKED = {  # the name, what it holds, the command
     "a.tar": ("tar", "tar -xf a.tar"),
-    "a.tgz": ("tgz", "tar -xf a.tgz"),
     "a.txt.tar.gz": ("tgz", "tar -xf a.txt.tar.gz"),
     "a.txt": ("tar", "tar -xf a.txt"),
     "notes.gz": ("tgz", "tar -xf notes.gz"),
@@ -309,13 +308,10 @@ PACKED = {  # the name, what it holds, the command
     "my notes.zip": ("zip", "unzip 'my notes.zip'"),
     "b.txt": ("zip", "unzip b.txt"),
     "c.txt.gz": ("gz", "gunzip -k c.txt.gz"),
-    "c.gz": ("gz", "gunzip -k c.gz"),
     "c.bz2": ("bz2", "bunzip2 -k c.bz2"),
     "c.xz": ("xz", "unxz -k c.xz"),
     "c": ("gz", "gunzip -k < c > new.txt"),
     "d.TXT": ("xz", "unxz -k < d.TXT > new.TXT"),
-    "d.tar.zip": ("zip", "unzip d.tar.zip"),
-    "e.jsonl.tar": ("tar", "tar -xf e.jsonl.tar"),
 }
 
 
