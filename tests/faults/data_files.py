@@ -109,10 +109,7 @@ def _case(rng: random.Random, kind: str, packed: str, how: str, detail: str = ""
             name = f"attacked{dice.choice([other for other in FORMATS if other != kind])}"
         path = folder / name
         path.write_bytes(data)
-        commands.copy(folder.parents[1] / "base", folder)
-        done = commands.run(
-            "prepare_data.py", "--recipe", "tiny.yaml", "--data_files", f"./{name}", cwd=folder, hasty=True
-        )
+        done = _prepare(folder, "--data_files", f"./{name}")
         if done.code != 0:
             if how == "good":
                 return f"refused: {(done.errors or [done.stderr])[0][:300]}"
@@ -177,14 +174,18 @@ ODD |= {
 def _odd(name: str, make: Callable[[bytes], bytes]) -> Callable[[Path], str | None]:
     def hit(folder: Path) -> str | None:
         (folder / name).write_bytes(make(commands.text(0, 300_000).encode()))
-        commands.copy(folder.parents[1] / "base", folder)
-        done = commands.run("prepare_data.py", "--recipe", "tiny.yaml", "--data_files", name, cwd=folder, hasty=True)
+        done = _prepare(folder, "--data_files", name)
         if done.code == 0:
             return f"is trained on as text: {commands.prepared(folder)}"
         wrong = "iconv" in done.stderr and name != "attacked.txt"
         return commands.fault_of(done, name) or ("an archive is said to be another encoding's text" if wrong else None)
 
     return hit
+
+
+def _prepare(folder: Path, *flags: str) -> commands.Done:
+    commands.copy(folder.parents[1] / "base", folder)
+    return commands.run("prepare_data.py", "--recipe", "tiny.yaml", *flags, cwd=folder, hasty=True)
 
 
 def _patient(done: commands.Done) -> str | None:
@@ -318,20 +319,16 @@ MUTATIONS: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 def _address(address: str) -> Callable[[Path], str | None]:
     def hit(folder: Path) -> str | None:
-        commands.copy(folder.parents[1] / "base", folder)
-        done = commands.run("prepare_data.py", "--recipe", "tiny.yaml", "--data_files", address, cwd=folder, hasty=True)
-        return commands.fault_of(done, address, "data_files")
+        return commands.fault_of(_prepare(folder, "--data_files", address), address, "data_files")
 
     return hit
 
 
 def _flag(name: str, value: str) -> Callable[[Path], str | None]:
     def hit(folder: Path) -> str | None:
-        commands.copy(folder.parents[1] / "base", folder)
         (folder / "attacked.jsonl").write_bytes(_write_json([commands.text(i, 9) for i in range(40)]))
         file = "text.txt" if name == "validation_fraction" else "attacked.jsonl"
-        flags = ("--recipe", "tiny.yaml", "--data_files", file, f"--{name}", value)
-        done = commands.run("prepare_data.py", *flags, cwd=folder, hasty=True)
+        done = _prepare(folder, "--data_files", file, f"--{name}", value)
         return None if done.code == 0 and not done.errors else commands.fault_of(done, name, "validation")
 
     return hit
@@ -383,19 +380,8 @@ def _shards(rng: random.Random, how: str) -> Callable[[Path], str | None]:
             )
         elif how == "ids too large":
             path.write_bytes(data[:1500] + b"\xff\xff" * 20 + data[1540:])
-        flags = (
-            "--recipe",
-            "tiny.yaml",
-            "--data_dir",
-            "theirs",
-            "--max_steps",
-            "2",
-            "--warmup_steps",
-            "1",
-            "--eval_steps",
-            "0",
-        )
-        done = commands.run("train.py", *flags, cwd=folder)
+        few = ("--max_steps", "2", "--warmup_steps", "1", "--eval_steps", "0")
+        done = commands.run("train.py", "--recipe", "tiny.yaml", "--data_dir", "theirs", *few, cwd=folder)
         if done.code == 0 and maker == "nanoGPT" and how in ("cut", "bit in the header", "negative count", "pickle"):
             return None  # nothing in these files shows it, but for ids that are too large
         return commands.fault_of(done, path.name, "theirs") if done.code else "trained on, without a word"
