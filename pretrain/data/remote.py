@@ -195,7 +195,7 @@ def retry_here() -> None:
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
     client = logging.getLogger("huggingface_hub")  # which retries a few times by itself, and warns of it
-    client.handlers, client.propagate = logging.getLogger("pretrain").handlers, False
+    client.handlers, client.propagate = [*logging.getLogger("pretrain").handlers], False
 
 
 def retry(what: str, call: Callable[..., Any], *args) -> Any:
