@@ -7,12 +7,13 @@ answer in time, is off from there.
 import contextlib
 import html
 import io
-import json
 import logging
+import shlex
 import uuid
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
@@ -21,14 +22,14 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import one_line
 from pretrain.recipe import keys
-from pretrain.run import wandb_start
 
 log = logging.getLogger(__name__)
 
 # Those that are tested here; they show text, too.
 PINS = {"wandb": "wandb==0.31.0", "tensorboard": "tensorboard==2.21.0", "trackio": "trackio==0.43.0"}
 IDS = "trackers.json"
-CALL_SECONDS = 60
+CALL_SECONDS, INIT_SECONDS, FINISH_SECONDS = 60, 20, 50  # of each call; the last two are wandb's own
+TEXT = '<pre style="white-space: pre-wrap">{}</pre>'  # trackio reads it as Markdown
 
 
 def check(names: list[str]) -> None:
@@ -53,7 +54,7 @@ class Trackers:
         self._open: dict[str, tuple[GeneralTracker, dict[str, int]]] = {}  # and the last step it has, by kind of row
         if not names:
             return
-        known = ids | (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
+        known = ids | (files.read_json(path) if path.is_file() else {})
         steps = known.pop("sent", {})
         steps |= {kind: max(step, steps.get(kind, 0)) for kind, step in sent.items()}
         steps["samples"] = max(steps.values(), default=0) - 1  # they follow the rows of their step
@@ -66,9 +67,7 @@ class Trackers:
                 self._open[name] = started
         if "mlflow" in self._open:  # MLflow chooses the id
             self.ids["mlflow"] = self._open["mlflow"][0].tracker.info.run_id
-        files.write_json(
-            path, self.ids | {"sent": steps}
-        )  # before any row is sent, so that a run killed at once keeps its curves
+        files.write_json(path, self.ids | {"sent": steps})  # before any row, so that a killed run keeps its curves
         for row in rows:
             self.log(row["step"], row)
 
@@ -87,7 +86,6 @@ class Trackers:
         """Let the trackers send what they have left."""
         for name, (tracker, _) in list(self._open.items()):
             self._try(name, tracker.finish)
-        self._open.clear()
 
     def _try(self, name: str, call: Callable, *args) -> Any:
         try:
@@ -105,11 +103,8 @@ def kind_of(row: dict) -> str:
 
 
 def _send(name: str, tracker: GeneralTracker, step: int, values: dict, held: dict[str, int]) -> None:
-    if samples := values.get("samples"):
-        texts = (html.escape(prompt + text) for prompt, text in samples)
-        page = "".join(
-            f'<pre style="white-space: pre-wrap">{text}</pre>' for text in texts
-        )  # trackio reads it as Markdown
+    if "samples" in values:
+        page = "".join(TEXT.format(html.escape(prompt + text)) for prompt, text in values["samples"])
         values = {"samples": page if name == "tensorboard" else import_module(name).Html(page)}
     if name == "wandb":  # its own count of steps is left alone: it drops what comes out of order
         tracker.log({"step": step} | values)
@@ -124,7 +119,7 @@ def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, 
     about: dict[str, Any] = {"name": recipe.saving.name, "resume": "allow", "config": keys.public(recipe)}
     if name == "wandb":
         tracker = kind(project, id=run_id, tags=tuple(recipe.tracking.tags), dir=run_dir, **about)
-        return tracker, wandb_start.start(tracker, run_dir, held)
+        return tracker, _start_wandb(tracker, run_dir, held)
     if name == "tensorboard":  # without a config, which would be one more run in its list
         held = dict.fromkeys(held if (run_dir / name).is_dir() else (), first_step - 1)
         tracker = kind(name, run_dir, purge_step=first_step)  # what it has from there on is hidden, and sent again
@@ -137,8 +132,42 @@ def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, 
         tags = dict.fromkeys(("mlflow.user", "mlflow.source.name"), "")
         tracker = kind(project, run_id=run_id, run_name=recipe.saving.name, tags=tags)
     else:  # each process begins a run there, with the whole curve
-        tracker, held = kind(project, *[run_dir] * kind.requires_logging_directory), {}
+        tracker = kind(project, *[run_dir] * kind.requires_logging_directory)
     tracker.start()
     if name not in PINS and not run_id:  # MLflow takes a config once
         tracker.store_init_configuration(about["config"])
     return tracker, held
+
+
+def _start_wandb(tracker: GeneralTracker, run_dir: Path, held: dict[str, int]) -> dict[str, int]:
+    """Begin without what wandb gathers by itself, and offline where there is no login or no answer.
+
+    Returns the last step that the run has by kind of row: as its server says, else ``held``, what was sent.
+    """
+    import wandb
+
+    mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
+    why = f"as its settings ask (WANDB_MODE = {mode})"
+    if mode == "online" and not wandb.login(prompt=False, verify=False):
+        mode, why = "offline", "for no login was found (wandb login)"
+    hidden = {"disable_code": True, "disable_git": True, "x_disable_meta": True}  # the last: command line and host
+    quiet = {"silent": True, "console": "off", "symlink": False, "x_save_requirements": False}
+    settings = wandb.Settings(**hidden, **quiet, init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS)
+    tracker.init_kwargs |= {"mode": mode, "settings": settings}
+    try:
+        tracker.start()
+    except wandb.Error as error:
+        why, tracker.init_kwargs["mode"] = f"for the server cannot be used ({one_line(error)})", "offline"
+        wandb.teardown()  # its process, which would report that the run's id is in use
+        tracker.start()
+    run = tracker.tracker
+    run.define_metric("*", step_metric="step")
+    if run.offline:
+        parts = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-*"  # one by one: a sync of all ends at a torn one
+        log.info(f'wandb: offline, {why}. To send the curves later: for part in {parts}; do wandb sync "$part"; done')
+    elif run.url:
+        log.info(f"wandb: {run.url}")
+        for path in run_dir.glob(f"wandb/offline-*/run-{run.id}.wandb"):  # what they have is sent from metrics.jsonl
+            path.with_suffix(".wandb.synced").touch()
+        return dict(run.summary.get("held") or {})
+    return held
