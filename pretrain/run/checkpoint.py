@@ -11,9 +11,7 @@ There is no generator state to save: order and dropout are functions of (seed, s
 import contextlib
 import logging
 import os
-import shutil
 import stat
-import uuid
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -99,7 +97,8 @@ class Saver:
             keep_steps: of checkpoints that stay, however old.
         """
         self.finish()
-        self.ready()
+        if self._preparing is not None:
+            self._preparing.result()
         weights, moments = _gather(model, optimizer, alone)
         again = step == self._saved and find_fault(self.folder / step_name(step)) is None
         if not (self.is_main or alone) or again:
@@ -108,16 +107,6 @@ class Saver:
         weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
         write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep, keep_steps))  # noqa: E731
         self._writing = step, self._writer.submit(write)
-
-    def ready(self) -> None:
-        """Wait until the memory that ``prepare`` makes is there."""
-        if self._preparing is not None:
-            self._preparing.result()
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is being written."""
-        return self._writing is None or self._writing[1].done()
 
     def finish(self) -> None:
         """Wait until what was begun is on disk."""
@@ -155,29 +144,19 @@ def _write(
     folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int, keep_steps: Collection[int | None]
 ) -> Path:
     path = folder / step_name(step)
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{path.name}.tmp-{uuid.uuid4().hex[:8]}"
-    temporary.mkdir()
-    try:
-        with files.naming(path):
-            _write_tensors(weights, temporary / MODEL)
-            _write_tensors(moments, temporary / OPTIMIZER)
+    if not path.exists():
+        path.unlink(missing_ok=True)  # a link that leads nowhere
+    with files.making(path, replace=True) as temporary:  # a damaged one, which the run did not resume from, makes way
+        _write_tensors(weights, temporary / MODEL)
+        _write_tensors(moments, temporary / OPTIMIZER)
         files.write_json(temporary / STATE, {"step": step, **state})
         rows = {
             name: {"size": (temporary / name).stat().st_size, "sha256": files.sha256(temporary / name)}
             for name in (MODEL, OPTIMIZER, STATE)
         }
         files.write_json(temporary / MANIFEST, {"step": step, "files": rows})
-        files.fsync(temporary)
         with contextlib.suppress(OSError):  # a checkpoint is worth more than rows that a disk refuses
             files.fsync(folder.parent / METRICS)  # a power cut leaves no step without the rows before it
-        if os.path.lexists(path):  # a damaged one of this step, which the run did not resume from
-            path.rename(temporary.with_name(temporary.name[:-8] + uuid.uuid4().hex[:8]))
-        temporary.rename(path)
-        files.fsync(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     if fault := find_fault(path):
         raise OSError(f"{path}: does not read back as written: {fault}")
     try:
@@ -237,7 +216,6 @@ def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     # With what Transformers asks a file for, the weights are also those of a pushed model.
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    files.fsync(path)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
