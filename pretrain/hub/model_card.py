@@ -111,7 +111,13 @@ def model_card(
         f'generate = pipeline("text-generation", model={name}, revision="{step_name(step)}")',
         f'print(generate({prompt}, max_new_tokens={length})[0]["generated_text"])',
     ]
-    picture = ["![Loss, learning rate and speed over tokens](curves.png)"]
+    results = _results(scored, of, recipe)
+    if {"train/loss", "eval/loss"} & newest.keys():
+        results.insert(0, "![Loss, learning rate and speed over tokens](curves.png)")
+    if best_step is not None:
+        number = len({row["step"] for row in rows if "eval/loss" in row})
+        lowest = f"whose validation loss is the lowest of {number} evaluations"
+        results.append(f"The weights are those of step {of:,}, {lowest}.")
     main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
     tokens, record = step * recipe["tokens_per_step"], ARCHITECTURES.get(facts.model_type)
     parts = [
@@ -122,9 +128,7 @@ def model_card(
         "## Load",
         _fenced("\n".join(code), "python"),
         "Without `revision` it is the newest step.",
-        *(picture if {"train/loss", "eval/loss"} & newest.keys() else []),
-        *_results(scored, of, recipe),
-        *([_best(rows, of)] if best_step is not None else []),
+        *results,
         "## Recipe",
         "All numbers stand in [recipe.yaml](recipe.yaml); the main ones:",
         _fenced(yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "yaml"),
@@ -144,11 +148,6 @@ def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
     return {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
 
 
-def _best(rows: Sequence[Mapping], step: int) -> str:
-    number = len({row["step"] for row in rows if "eval/loss" in row})
-    return f"The weights are those of step {step:,}, whose validation loss is the lowest of {number} evaluations."
-
-
 def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
     """Return the head of a card, YAML between its fences; ``results``: EvalResults of this model."""
     from huggingface_hub import ModelCardData
@@ -162,7 +161,8 @@ def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
         pipeline_tag="text-generation",
         library_name="transformers",
         tags=["ursa-minor", *(recipe.get("tags") or ())],
-        **({"model_name": repo_id.rpartition("/")[2], "eval_results": results} if results else {}),
+        model_name=repo_id.rpartition("/")[2] if results else None,
+        eval_results=list(results) or None,
     )
     return f"---\n{data.to_yaml()}\n---\n"
 
@@ -208,8 +208,8 @@ def _is_about(source: str, whose: str) -> bool:
 
 def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, facts: Facts) -> list[tuple[str, str]]:
     """Return the rows of the table of what the run took."""
-    machine = {"hardware": facts.hardware, "processes": facts.num_processes, "precision": facts.precision}
-    lines = [*((name, _text(value)) for name, value in machine.items()), ("tokens", f"{tokens:,}")]
+    lines = [("hardware", _text(facts.hardware)), ("processes", f"{facts.num_processes}")]
+    lines += [("precision", facts.precision), ("tokens", f"{tokens:,}")]
     seconds, when = newest.get("elapsed_seconds", (None, None))
     if seconds is not None:
         shown = timedelta(seconds=round(seconds))
@@ -221,10 +221,8 @@ def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, facts: Fact
     joules, covered = energy(rows)
     used = "not measured"
     if covered:
-        used = (
-            f"{joules * facts.num_processes / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
-            f"{covered / seconds:.0%} of the training time, times {facts.num_processes}"
-        )
+        used = f"{joules * facts.num_processes / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
+        used += f"{covered / seconds:.0%} of the training time, times {facts.num_processes}"
     lines.append(("energy", used))
     if skipped := newest.get("skipped_updates", (0, None))[0]:
         lines.append(("updates skipped", f"{skipped:,}"))

@@ -22,7 +22,6 @@ AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training", "minu
 SHADE = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0}  # behind words that a line may cross
 STYLE = {"text.parse_math": False, "font.size": 10, "legend.fontsize": 9, "axes.grid": True, "grid.alpha": 0.3}
 STYLE |= {"axes.spines.top": False, "legend.framealpha": 0.8, "axes.titlesize": 12, "axes.xmargin": 0.01}
-LOSS_POINTS = 200  # about the height of the loss's panel, 72 an inch
 WIDTH, DPI = 9, 120  # inches; 1,080 pixels, of which a README shows 900
 MOST_UPDATES = 4000  # rows of updates that a picture is drawn from: more than it has pixels
 SMOOTHED = 25  # of this many parts of a run a smoothed point is the mean of one
@@ -73,19 +72,19 @@ def draw_curves(
         published: what others reached, as lines: a metric's name in the rows -> whose -> value.
         reference: another's validation loss, drawn as far as this run has come.
     """
-    panels: tuple[
-        tuple[Callable[..., None], float, tuple[str, ...]], ...
-    ] = (  # what draws it, its height in inches, what it shows
-        (partial(_draw_loss, reference), 3.2, ("train/loss", "eval/loss")),
-        *((partial(_draw_scores, task), 2.8, tuple(map(task.metric, task.shares))) for task in records().values()),
-        (_draw_rate, 1.2, ("train/lr",)),
-        (_draw_norm, 1.2, ("train/grad_norm",)),
-        (_draw_speed, 1.2, ("tokens_per_second",)),
-    )
+    others = published or {}
+    # What draws it, its height in inches, what it shows.
+    panels: list[tuple[Callable[..., None], float, list[str]]] = [
+        (partial(_draw_loss, others, reference), 3.2, ["train/loss", "eval/loss"])
+    ]
+    for task in records().values():
+        panels.append((partial(_draw_scores, others, task), 2.8, [*map(task.metric, task.shares)]))
+    panels += [(_draw_rate, 1.2, ["train/lr"]), (_draw_norm, 1.2, ["train/grad_norm"])]
+    panels.append((_draw_speed, 1.2, ["tokens_per_second"]))
     shown = [panel for panel in panels if any(len(series(rows, name)[0]) for name in panel[2])]
     with picture(path, [height for _, height, _ in shown], "tokens") as found:
         for axes, (draw, _, _) in zip(found, shown, strict=True):
-            draw(axes, rows, published or {})
+            draw(axes, rows)
         if shown:
             found[0].set_title(title)
 
@@ -130,7 +129,7 @@ def picture(path: Path, heights: list[float], x: str | Sequence[str]) -> Iterato
             figure.savefig(temporary, format="png", dpi=DPI)
 
 
-def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], published: Published) -> None:
+def _draw_loss(published: Published, reference: Reference | None, axes, rows: Sequence[Mapping]) -> None:
     train, held_out = series(rows, "train/loss"), series(rows, "eval/loss")
     levels = {f"{whose}: {value:.2f}": (value, 0.01) for whose, value in published.get("eval/loss", {}).items()}
     known = [row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")]
@@ -143,24 +142,18 @@ def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping], publi
             value = row["baseline/gzip"] / ratio
             levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = value, _free_place([train, held_out], value)
     smooth = _smoothed(train[1])
-    faint = {"linewidth": 0.6, "alpha": 0.45} if smooth is not None else {"linewidth": 1.2}
-    axes.plot(*train, color=SKY, marker="." if len(train[0]) < 2 else None, **faint)
-    if smooth is not None:
-        axes.plot(train[0], smooth, color=BLUE, linewidth=1.6)
+    axes.plot(*train, color=SKY, linewidth=0.6, alpha=0.45)
+    axes.plot(train[0], smooth, color=BLUE, linewidth=1.6, marker="." if len(smooth) < 2 else None)
     axes.plot(*held_out, color=VERMILLION, linewidth=1.6, marker="o", markersize=4)
     for label, (value, where) in levels.items():
         level(axes, value, label, BLACK, where)
     if reference:
         most = max((float(places[-1]) for places, _ in (train, held_out) if len(places)), default=0.0)
         axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
-    ends = [("validation", held_out, VERMILLION), ("train", (train[0], train[1] if smooth is None else smooth), BLUE)]
+    ends = [("validation", held_out, VERMILLION), ("train", (train[0], smooth), BLUE)]
     ends = sorted((end for end in ends if len(end[1][0])), key=lambda end: -end[1][1][-1])
     low, high = view([train, held_out], [value for value, _ in levels.values()])
     for (name, (places, values), color), (height, side) in zip(ends, ((9, "bottom"), (-9, "top")), strict=False):
-        below = [values[-1] - value for value, _ in levels.values() if 0 <= values[-1] - value < 0.12 * (high - low)]
-        if below and side == "top":  # a dashed line would cross the label: it stands above its own line, or below that
-            room = ends[0][1][1][-1] - values[-1] > 0.045 * (high - low)
-            height, side = (3, "bottom") if room else (-4 - LOSS_POINTS * max(below) / (high - low), "top")
         place = {"xytext": (0, height), "textcoords": "offset points"}
         how: dict[str, Any] = {"ha": "right", "va": side, "fontweight": "bold", "bbox": SHADE, "zorder": 4}
         axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place, **how)
@@ -184,22 +177,22 @@ def _free_place(lines: Sequence[tuple[np.ndarray, np.ndarray]], value: float) ->
     return max((0.01, 0.25, 0.49), key=distance)  # right of the middle a label would be written to the left
 
 
-def _smoothed(values: np.ndarray) -> np.ndarray | None:
-    """Return the mean of each value and its neighbors, or None where there are too few to smooth."""
+def _smoothed(values: np.ndarray) -> np.ndarray:
+    """Return the mean of each value and its neighbors; of few values themselves."""
     width = len(values) // SMOOTHED
     if width < 2:
-        return None
+        return values
     window = np.ones(width)
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
-def _draw_scores(task: Task, axes, rows: Sequence[Mapping], published: Published) -> None:
+def _draw_scores(published: Published, task: Task, axes, rows: Sequence[Mapping]) -> None:
     for number, score in enumerate(task.shares):
         name, (color, marker) = task.metric(score), SCORES[score]
         tokens, values = series(rows, name)
         if not len(tokens):
             continue
-        errors = series([row for row in rows if name in row], f"{name}_stderr")[1]
+        errors = series(rows, f"{name}_stderr")[1]
         label = f"{score} {100 * values[-1]:.2f}"
         if len(errors) == len(values):
             axes.fill_between(tokens, values - errors, values + errors, color=color, alpha=0.2, linewidth=0)
@@ -216,18 +209,18 @@ def _draw_scores(task: Task, axes, rows: Sequence[Mapping], published: Published
     axes.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=3, borderaxespad=0, frameon=False)
 
 
-def _draw_rate(axes, rows: Sequence[Mapping], published: Published) -> None:
+def _draw_rate(axes, rows: Sequence[Mapping]) -> None:
     rate = series(rows, "train/lr")
     _side(axes, rate, GREEN, "learning rate", (0, None), linewidth=1.8)
     axes.set_yticks([0, rate[1].max()])
 
 
-def _draw_norm(axes, rows: Sequence[Mapping], published: Published) -> None:
+def _draw_norm(axes, rows: Sequence[Mapping]) -> None:
     norm = series(rows, "train/grad_norm")
     _side(axes, norm, PURPLE, "gradient norm", (0, view([norm])[1]), linewidth=0.8)
 
 
-def _draw_speed(axes, rows: Sequence[Mapping], published: Published) -> None:
+def _draw_speed(axes, rows: Sequence[Mapping]) -> None:
     speed, mfu = series(rows, "tokens_per_second"), series(rows, "mfu")
     _side(axes, speed, BLUE, "tokens / s", (0, 1.1 * view([speed])[1]), linewidth=1.2)
     axes.yaxis.set_major_formatter(_count)

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -73,9 +72,6 @@ class Report:
         self._loss = 0.0  # of the last validation
         named = recipe.tracking.reference_curve
         self._reference = references.load(named) if named else None
-        self._draws = find_spec("matplotlib") is not None
-        if not self._draws:
-            log.info("curves.png is not drawn: matplotlib is not installed; metrics.jsonl has its numbers")
         self._line_at, self._bar = -1e9, None
         if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines:  # tqdm needs a line to draw on
             self._bar = tqdm(total=self._max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True)
@@ -129,20 +125,16 @@ class Report:
                 words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
             log.info(words)
             if self._loss > found["bigram"]:
-                log.info(
-                    "this run has not learned more than a bigram model yet: try more --max_steps, with another --run_name"
-                )
+                more = "try more --max_steps, with another --run_name"
+                log.info(f"this run has not learned more than a bigram model yet: {more}")
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
         gauges = hardware.gauges(device)
         row = {"train/loss": update.loss, "train/grad_norm": update.grad_norm, "train/lr": lr}
         row |= {"skipped_updates": state.skipped_updates, "elapsed_seconds": self._clock.elapsed}
-        row |= {
-            **self._clock.read(),
-            **gauges,
-            "data_wait_seconds": state.data_wait_seconds,
-        }  # a part of elapsed_seconds
+        row |= self._clock.read() | gauges
+        row["data_wait_seconds"] = state.data_wait_seconds  # a part of elapsed_seconds
         self.log(state.step, row)
         if self._is_main:
             self._show(state.step, row)
@@ -165,15 +157,16 @@ class Report:
 
     def draw(self, at_least: float = 0.0) -> None:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
-        if self._is_main and self._draws and time.monotonic() - self._drawn >= at_least:
+        if self._is_main and time.monotonic() - self._drawn >= at_least:
             published, name = model_card.published(keys.public(self._recipe)), self._recipe.saving.name
             try:
                 rows, reference = self._rows.rows, self._reference
                 curves.draw_curves(rows, self._picture, name, published=published, reference=reference)
                 self._undrawn = False
-            except OSError as error:
+            except (OSError, ImportError) as error:  # a full disk; no matplotlib
                 if not self._undrawn:
-                    log.warning(f"{self._picture}: not drawn: {error.strerror or error}; it is tried again")
+                    why = getattr(error, "strerror", None) or error
+                    log.warning(f"{self._picture}: not drawn: {why}; it is tried again")
                 self._undrawn = True
             self._drawn = time.monotonic()
 
@@ -188,7 +181,6 @@ class Report:
         if self._is_main:
             if self._bar is not None:
                 self._bar.close()
-                self._bar = None
             for file in (self._metrics, self._samples):
                 if lost := file.close():
                     log.error(lost)
@@ -227,14 +219,9 @@ class Report:
         if self._hinted or self._clock.updates < HINT_AFTER:
             return
         size = self._plan.per_device_train_batch_size
-        text = hardware.hint(
-            gauges,
-            micro_batch=size,
-            most=size * self._plan.gradient_accumulation_steps,
-            tokens=size * self._recipe.model.sequence_length,
-            waiting=waited_seconds / max(self._clock.elapsed, 1e-9),
-        )
-        if text:
+        most, tokens = size * self._plan.gradient_accumulation_steps, size * self._recipe.model.sequence_length
+        waiting = waited_seconds / max(self._clock.elapsed, 1e-9)
+        if text := hardware.hint(gauges, micro_batch=size, most=most, tokens=tokens, waiting=waiting):
             self._hinted = True
             log.info(f"hint: {text}")
 

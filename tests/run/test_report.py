@@ -71,14 +71,23 @@ def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "tokens": 24, "train/loss": 1.5}]
 
 
-def test_resume_drops_a_torn_last_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1, "train/loss": 2}\n{"step": 2, "train/lo\xc3')
-    assert read_metrics(path) == [{"step": 1, "train/loss": 2}]
-    made = make(tmp_path, first_step=2)
-    made.log(3, {})
+def test_trackers_are_given_the_rows_of_the_past_and_the_last_step_of_each_kind_that_was_sent(tmp_path, monkeypatch):
+    made = make(tmp_path)
+    for step in (1, 2, 3):
+        made.log(step, {"train/loss": 2.0})
+    made.log(2, {"eval/loss": 3.0})
     made.close()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
+    given = []
+
+    def trackers(recipe, first_step, *, ids, rows, sent):
+        given.append((first_step, [(row["step"], *row)[::3] for row in rows], sent))
+        return SimpleNamespace(ids={"wandb": "x"}, log=lambda *row: given.append(row), close=lambda: None)
+
+    monkeypatch.setattr(report, "Trackers", trackers)
+    made = make(tmp_path, first_step=2)
+    made.log(3, {"train/loss": 1.0})
+    assert given[0] == (2, [(1, "train/loss"), (2, "train/loss")], {"train": 3, "eval": 2})
+    assert given[1:] == [(3, {"step": 3, "tokens": 24, "train/loss": 1.0})]
 
 
 def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypatch):
@@ -104,9 +113,12 @@ def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypa
 def test_lines_of_metrics_that_are_no_rows_are_left_out_and_the_first_is_named(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     odd = ["[]", "3", "null", "{}", '{"step": "1"}', '{"step": null}', '{"step": 1.5}', "[" * 100_000, "{", "\x00"]
-    path.write_text("\n".join(['{"step": 1, "train/loss": 2}', *odd, '{"step": 2, "train/loss": 2}', '{"st']))
-    make(tmp_path, first_step=2).close()
-    assert [row["step"] for row in read_metrics(path)] == [1, 2] == [json.loads(x)["step"] for x in path.open()]
+    lines = ['{"step": 1, "train/loss": 2}', *odd, '{"step": 2, "train/loss": 2}', '{"step": 3, "train/lo']
+    path.write_bytes("\n".join(lines).encode() + b"\xc3")  # a kill has torn the last one
+    made = make(tmp_path, first_step=2)
+    made.log(3, {})
+    made.close()
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3] == [json.loads(x)["step"] for x in path.open()]
     assert f"{path}: line 2 is not a row; {len(odd)} such lines are left out" in capsys.readouterr().err
 
 
@@ -174,9 +186,8 @@ def test_an_evaluation_that_was_stopped_is_not_reported(tmp_path, capsys):
     made.loss(4, "validation", None)
     made.scores(4, hellaswag.TASK, None)
     made.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
-    assert [set(row) - {"step", "tokens"} for row in read_metrics(tmp_path / "metrics.jsonl")] == [
-        {"eval/loss", "eval/bits_per_byte"}
-    ]
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert set(row) == {"step", "tokens", "eval/loss", "eval/bits_per_byte"}
     assert "step 4: validation loss 1.5000 nats per token, 0.500 bits per byte" in capsys.readouterr().err
 
 
