@@ -6,12 +6,10 @@
         assert server.titles("me/run") == ["step 1", "initial commit"]
 
 Checked with huggingface_hub 2.4.0. Its environment, before it is imported: HF_ENDPOINT=server.url, HF_HUB_DISABLE_XET=1,
-HF_TOKEN=anything, HF_HUB_OFFLINE=0 (``server.environment()`` has all of them). ``python tests/hub_server.py`` serves
-one until it is interrupted.
+HF_TOKEN=anything, HF_HUB_OFFLINE=0 (``server.environment()`` has all of them).
 """
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
@@ -89,22 +87,21 @@ class Repository:
 class HubServer(ThreadingHTTPServer):
     """The server, and what tests set and look at.
 
-    ``login``: what whoami answers. ``tokens``: those that are known, None = any. ``read_only``: ids of repositories, and
-    owners, without the right to write. ``requests``: all that came. ``objects``: LFS objects by SHA-256. ``xet``: a folder
-    for hf_xet's store, where a client uses that instead of LFS; the files' own bytes are then not known here. ``ignored``:
-    names that a .gitignore of the repository keeps out, a regular expression.
+    ``login``: what whoami answers. ``read_only``: ids of repositories, and owners, without the right to write.
+    ``requests``: all that came. ``objects``: LFS objects by SHA-256. ``xet``: a folder for hf_xet's store, where a client
+    uses that instead of LFS; the files' own bytes are then not known here. ``ignored``: names that a .gitignore of the
+    repository keeps out, a regular expression.
     """
 
     daemon_threads = True
 
-    def __init__(self, port: int = 0):
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
-        self.tokens: set[str] | None = None
         self.read_only: set[str] = set()
         self.xet: os.PathLike | str | None = None
         self.ignored: str | None = None
@@ -230,8 +227,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def route(self, path: str, body: bytes) -> None:
         """Find the method for a path and let it answer."""
-        if self.server.tokens is not None and self.token not in self.server.tokens and not path.startswith("/lfs/"):
-            return self.error(401, "Invalid credentials in Authorization header")
         for method, pattern, answer in ROUTES:
             found = re.fullmatch(pattern, path)
             if not found or method not in (self.command, "ANY"):
@@ -413,9 +408,3 @@ def lfs_oid(data: bytes) -> str:
 def blob_id(data: bytes) -> str:
     """Return what git calls these bytes."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-
-
-if __name__ == "__main__":
-    with HubServer(8765) as hub, contextlib.suppress(KeyboardInterrupt):
-        print(hub.url)
-        hub.ending.wait()

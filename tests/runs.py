@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from pretrain.base import files
 from pretrain.base.layout import read_metrics
 from pretrain.run import checkpoint
@@ -30,6 +32,12 @@ def final_state(run_name: str, step: int = 12) -> dict:
         state.pop(name, None)
     manifest = json.loads((path / "manifest.json").read_text())["files"]
     return {"state": state} | {name: manifest[name]["sha256"] for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
+
+
+def weights(folder: Path) -> dict[str, list]:
+    """The weights of a checkpoint or a model, whose tied head is none of its own."""
+    found = load_file(folder / checkpoint.MODEL)
+    return {name: tensor.tolist() for name, tensor in found.items() if name != "lm_head.weight"}
 
 
 def sign(path: Path) -> None:

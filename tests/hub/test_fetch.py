@@ -65,6 +65,10 @@ def test_newest_of_all_checkpoints_is_fetched(server, pending, new):
     push.push_pending(pending)
     assert held(fetch(new)) == parts(12)
     assert held(fetch(new, f"hub://{ID}@{tag(5)}")) == parts(5)
+    files = server.repositories[ID].commits[-1].files
+    files[f"checkpoints/{tag(12)}/manifest.json"] = files[f"checkpoints/{tag(5)}/manifest.json"]  # of another folder
+    with pytest.raises(BadInput, match=f"{tag(12)}/manifest.json cannot be read"):
+        fetch(new)
 
 
 def test_other_checkpoint_under_the_same_name_is_left_alone(pushed, new):
@@ -88,20 +92,14 @@ def test_damaged_file_is_found_and_nothing_of_it_is_kept(pushed, new, name):
     assert held(fetch(new)) == parts(12)
 
 
-def test_manifest_that_is_none_is_refused(pushed, new):
-    for manifest in (b"", b"{}", b"[]", b'{"step": "x", "files": {}}', b'{"step": 1, "files": {}}', b"[" * 100_000):
-        pushed.repositories[ID].commits[-1].files["last-checkpoint/manifest.json"] = manifest
+def test_manifest_that_is_none_or_of_a_step_that_no_checkpoint_has_is_refused(pushed, new):
+    tree = pushed.repositories[ID].commits[-1].files
+    stated = json.loads(tree["last-checkpoint/manifest.json"])
+    odd = [json.dumps(stated | {"step": step}).encode() for step in (-1, "../x", 10**9, 1.5, None)]
+    for manifest in (*odd, b"", b"{}", b"[]", b'{"step": 1, "files": {}}', b"[" * 100_000):
+        tree["last-checkpoint/manifest.json"] = manifest
         with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
             fetch(new)
-
-
-@pytest.mark.parametrize("step", [-1, "../x", 10**9, 1.5, None])
-def test_a_manifest_of_a_step_that_no_checkpoint_has_is_refused(pushed, new, step):
-    tree = pushed.repositories[ID].commits[-1].files
-    stated = json.loads(tree["last-checkpoint/manifest.json"]) | {"step": step}
-    tree["last-checkpoint/manifest.json"] = json.dumps(stated).encode()
-    with pytest.raises(BadInput, match="last-checkpoint/manifest.json cannot be read"):
-        fetch(new)
     assert not [path for path in new.rglob("*") if path.name.startswith("step-")]
 
 
@@ -154,6 +152,18 @@ def test_fetch_that_gave_up_goes_on_from_what_it_has(pushed, new):
     pushed.requests.clear()
     assert held(fetch(new)) == parts(12)
     assert not pushed.count("GET .*last-checkpoint/model.safetensors") and os.listdir(new / "checkpoints") == [tag(12)]
+
+
+def test_half_of_a_checkpoint_is_refused_and_one_without_its_log_is_not(pushed, new):
+    files = pushed.repositories[ID].commits[-1].files
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        data = files.pop(f"last-checkpoint/{name}")
+        for _ in range(2):  # the second start finds what the first has left
+            with pytest.raises(BadInput, match=f"hub://{ID}: HTTP status 404"):
+                fetch(new)
+        files[f"last-checkpoint/{name}"] = data
+    del files["metrics.jsonl"]
+    assert held(fetch(new)) == parts(12) and not (new / "metrics.jsonl").exists()
 
 
 def test_a_run_that_pushes_there_begins_where_nothing_was_pushed_and_nowhere_else(server, pending, new, monkeypatch):

@@ -4,12 +4,9 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 
 import pytest
-from conftest import ROOT
 from hub_server import Fault
 from huggingface_hub import HfApi, constants
 from pushes import ENDPOINTS, ID, add, assert_arrived, content, stage, tag, title, wait_until, waiting
@@ -20,7 +17,6 @@ from pretrain.hub import client, push
 
 pytest_plugins = ["pushes"]
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # how the client sends LFS objects
-PUSH = "import sys, pathlib; from pretrain.hub import push; push.push_pending(pathlib.Path(sys.argv[1]))"
 
 
 # A push.
@@ -65,6 +61,10 @@ def test_last_checkpoint_goes_when_another_kind_comes_and_stays_when_none_does(s
     third = content(3, f"checkpoints/{tag(3)}")
     assert server.files(ID, tag(3)) == third
     assert server.files(ID, tag(4)) == third | content(4, f"checkpoints/{tag(4)}")
+    server.repositories[ID].commits[-1].files["last-checkpoint/more.safetensors"] = b"of an older format"
+    stage(pending, 5)
+    assert push.push_pending(pending) == 0
+    assert {name for name in server.files(ID) if name.startswith("last-checkpoint/")} == last.keys()
 
 
 # What is laid ready.
@@ -130,6 +130,10 @@ def link(path, name):
     path.symlink_to("elsewhere")
 
 
+def gone(path, name):
+    path.unlink()
+
+
 def other_name(path, name):
     push_json = path.parent.parent / "push.json"
     made = json.loads(push_json.read_text())
@@ -137,16 +141,12 @@ def other_name(path, name):
     push_json.write_text(json.dumps(made))
 
 
-@pytest.mark.parametrize(
-    "change, name, words",
-    [
-        *(
-            (change, "", "config.json: is damaged; to abandon this push, remove ")
-            for change in (longer, other_bytes, link)
-        ),
-        *((other_name, name, "is not on the list") for name in ("../../../secret", ".env")),
-    ],
-)
+DAMAGED = "config.json: is damaged; to abandon this push, remove "
+DAMAGES = [(change, "", DAMAGED) for change in (longer, other_bytes, link, gone)]
+DAMAGES += [(other_name, name, "is not on the list") for name in ("../../../secret", ".env")]
+
+
+@pytest.mark.parametrize("change, name, words", DAMAGES)
 def test_staged_push_that_was_changed_is_never_sent_and_holds_up_no_other(server, pending, caplog, change, name, words):
     (pending.parent.parent / "secret").write_text("secret")
     stage(pending, 1, 2)
@@ -337,9 +337,8 @@ def test_background_logs_a_fault_once_and_sends_when_the_hub_is_back(server, pen
     server.faults.clear()
     add(pusher, tmp_path, 4)
     assert pusher.close(20) == 0
-    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(
-        f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected."
-    )
+    (message,) = caplog.messages
+    assert message.startswith(f"hub: {tag(1)} is not on the Hub: HTTP status 503: injected.")
     assert_arrived(server, pending, 1, 2, 3, 4)
 
 
@@ -368,21 +367,6 @@ def test_two_processes_do_not_send_the_same_pushes(server, pending):
     assert not server.requests
 
 
-@pytest.mark.parametrize("kind", ["hang", "lose"])
-def test_kill_in_the_middle_of_a_commit_neither_loses_nor_doubles_it(server, pending, tmp_path, kind):
-    stage(pending, 1, 2)
-    server.faults = [Fault(ENDPOINTS["commit"], 1, kind)]
-    command = [sys.executable, "-c", PUSH, str(pending)]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    child = subprocess.Popen(command, cwd=ROOT, env=clean | server.environment(tmp_path / "home"))
-    wait_until(lambda: server.count(ENDPOINTS["commit"]))
-    child.kill()
-    child.wait()
-    assert server.titles(ID) == ([title(1)] if kind == "lose" else [])
-    assert push.push_pending(pending) == 0
-    assert_arrived(server, pending, 1, 2)
-
-
 def test_nothing_pending_needs_no_hub(server, tmp_path, pending):
     assert push.push_pending(tmp_path / "nothing") == 0
     assert push.Pusher(pending).close(5) == 0
@@ -408,8 +392,8 @@ def test_push_goes_through_xet_where_the_client_uses_it(server, pending, tmp_pat
 # Before step 0.
 
 
-def check(repo_id: str = "run", private: bool = True, fresh: bool = True):
-    return push.check(repo_id, private=private, fresh=fresh)
+def check(repo_id: str = "run", private: bool = True, fresh: bool = True, card: str = ""):
+    return push.check(repo_id, private=private, fresh=fresh, card=card)
 
 
 def scope(name: str, *permissions: str) -> dict:
@@ -423,8 +407,8 @@ def test_check_makes_nothing_finds_the_owner_and_refuses_a_license_that_the_hub_
     assert not server.count("POST")
     server.faults = [Fault("validate-yaml", 1, status=400, message='"license" must be one of [mit, ...]')]
     with pytest.raises(BadInput, match="license, language, tags: the Hub refuses them.*must be one of"):
-        push.check("run", private=True, fresh=True, card="---\nlicense: MTI\n---\n")
-    assert push.check("run", private=True, fresh=True, card="---\nlicense: mit\n---\n")[0] == ID
+        check(card="---\nlicense: MTI\n---\n")
+    assert check(card="---\nlicense: mit\n---\n")[0] == ID
     assert not server.repositories
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import ROOT, fork, run
 from hub_server import Fault, HubServer
 from pushes import wait_until
-from runs import final_state, ledger
+from runs import final_state, ledger, weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,10 +36,6 @@ def train(server: HubServer, *flags: str, expect: int = 0, **environment: str) -
     return done.stdout + done.stderr
 
 
-def weights(run_dir: str) -> dict[str, torch.Tensor]:
-    return load_file(Path(run_dir) / "model" / "model.safetensors")
-
-
 def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch):
     with HubServer() as server:
         said = train(server, *PUSHED, "--run_name", "p", "--hub_strategy", "all_checkpoints")
@@ -57,13 +53,16 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
         source = f"hub://me/p@{steps[1]}"
         said = train(server, "--recipe", "tiny.yaml", *STEPS, "--run_name", "q", "--resume_from_checkpoint", source)
         assert "resumed from runs/q/checkpoints/step-00000006" in said
-    mine, theirs = weights("../runs/p"), weights("runs/q")
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+        assert not any(CANARY.encode() in request.body for request in server.requests)
+        server.requests.clear()
+        shutil.rmtree("runs/q/model")
+        said = train(server, "--recipe", "tiny.yaml", *STEPS, "--run_name", "q", "--resume_from_checkpoint", source)
+        assert "nothing is left to train" in said and not server.requests  # what was fetched is here
+    assert weights(Path("../runs/p/model")) == weights(Path("runs/q/model"))
     rows = [json.loads(line) for line in Path("runs/q/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 13))
     for path in (path for folder in (Path("runs"), Path("../runs")) for path in folder.rglob("*") if path.is_file()):
         assert CANARY.encode() not in path.read_bytes(), path
-    assert not any(CANARY.encode() in request.body for request in server.requests)
 
 
 def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace, tmp_path):
@@ -74,6 +73,8 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
         tree = server.files("me/named", "step-00000006")
         last = server.files("me/named")
         assert not server.repositories["me/named"].private
+        train(server, *PUSHED, "--run_name", "e", "--hub_strategy", "end")
+        assert list(server.tags("me/e")) == ["step-00000012"]
     assert {"config.json", "generation_config.json", "model.safetensors", "README.md", "recipe.yaml"} <= tree.keys()
     assert {"tokenizer.json", "tokenizer_config.json", "metrics.jsonl"} <= tree.keys() and "curves.png" in last
     assert not any("env" in name or "checkpoint" in name for name in tree)
@@ -92,28 +93,16 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
 
 def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(workplace):
     Path("held.txt").write_text("".join(sorted(Path("text.txt").read_text()[:600])))  # whose loss falls, then rises
-    given = (
-        "--recipe",
-        "tiny.yaml",
-        "--run_name",
-        "p",
-        "--sample_steps",
-        "0",
-        "--save_steps",
-        "3",
-        "--eval_steps",
-        "2",
-    )
-    given += ("--validation_files", "held.txt", "--validation_fraction", "0", "--learning_rate", "2e-2")
-    given += ("--load_best_model_at_end", "true")
+    given = ("--recipe", "tiny.yaml", *STEPS, "--eval_steps", "2", "--run_name", "p", "--learning_rate", "2e-2")
+    given += ("--validation_files", "held.txt", "--validation_fraction", "0", "--load_best_model_at_end", "true")
     run("train.py", *given)
-    before = weights("runs/p")
+    before = weights(Path("runs/p/model"))
     with HubServer() as server:
         train(server, *given, "--push_to_hub", "true", "--license", "mit", "--language", "hi")
         files = server.files("me/p")
         assert len(server.titles("me/p")) == 1 and list(server.tags("me/p")) == ["step-00000012"]
     assert files["model.safetensors"] == Path("runs/p/model/model.safetensors").read_bytes()
-    assert all(torch.equal(tensor, weights("runs/p")[name]) for name, tensor in before.items())
+    assert weights(Path("runs/p/model")) == before
     card, losses = files["README.md"].decode(), [json.loads(line) for line in files["metrics.jsonl"].splitlines()]
     found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
     best = min(found, key=found.__getitem__)
@@ -164,9 +153,8 @@ def script_flags(repo_id: str, recipe: Path) -> list[str]:
     (line,) = {re.search(start, (ROOT / "scripts" / name).read_text())[1] for name in ("hf_jobs.sh", "skypilot.yaml")}
     given = {"HUB_MODEL_ID": repo_id, "RECIPE": str(recipe), "DRY_RUN": "1", "HOME": os.environ["HOME"]}
     given["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    done = subprocess.run(
-        ["bash", "-c", f"bash {line}"], env=given, cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    command = ["bash", "-c", f"bash {line}"]
+    done = subprocess.run(command, env=given, cwd=ROOT, capture_output=True, text=True, check=True)
     words = shlex.split(done.stdout.splitlines()[-1])
     return words[words.index("train.py") + 1 :]
 
