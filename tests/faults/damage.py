@@ -35,9 +35,8 @@ def flips(base: Path, rng: random.Random, shared: Path) -> Iterator[Case]:
             commands.copy(whole, folder)
             flip(folder / path, seed, keep_time=kind == "at rest")
             if kind == "at rest":
-                done = commands.run(
-                    "prepare_data.py", "--recipe", "tiny.yaml", "--verify", str(path.parent), cwd=folder
-                )
+                verify = ("prepare_data.py", "--recipe", "tiny.yaml", "--verify", str(path.parent))
+                done = commands.run(*verify, cwd=folder)
                 return commands.fault_of(done, path.name) if done.code else "the flipped bit was not seen"
             if kind == "shard":
                 shutil.rmtree(folder / LAST)  # so that there is something to train
@@ -275,6 +274,17 @@ TENSORS: dict[str, Callable[[dict], object]] = {
     "another name": lambda tensors: tensors.update(other=tensors.pop(_largest(tensors))),
     "none": lambda tensors: tensors.clear(),
 }
+STATES = ({"step": "12"}, {"step": None}, {"step": -1}, {"step": ...}, {"step": 1e400}, {"step": [12]}, {"more": 1})
+NO_STATES = (b"", b"[]", b"null", b"3", b"{}", b"{", b"\xff", b"[" * 100_000)
+WEIGHTS = ("model.safetensors", "optimizer.safetensors")
+# Changes of one file, whose row in the manifest agrees with it: the title, the file, and its new bytes.
+HASHED: list[tuple[str, str, Callable[[bytes], bytes]]] = [
+    ("state.json is of another step than its manifest", "state.json", _state(step=7)),
+    *((f"state.json of {fields!r:.40}, hashed anew", "state.json", _state(**fields)) for fields in STATES),
+    *((f"state.json {data!r:.20}, hashed anew", "state.json", lambda _, data=data: data) for data in NO_STATES),
+    *((f"{name}: {how}, hashed anew", name, _tensors(TENSORS[how])) for name in WEIGHTS for how in TENSORS),
+    *((f"{name}: random, hashed anew", name, lambda _: bytes(range(256)) * 9) for name in WEIGHTS),
+]
 CHECKPOINTS = (
     ("a manifest's step is text", _manifest(lambda rows: rows | {"step": "twelve"}), (LAST.name,)),
     ("a manifest's step is null", _manifest(lambda rows: rows | {"step": None}), (LAST.name,)),
@@ -282,44 +292,7 @@ CHECKPOINTS = (
     ("a manifest's size is text", _manifest(lambda rows: rows | {"files": {"state.json": "x"}}), (LAST.name,)),
     ("a manifest is a list", _manifest(lambda rows: [rows]), (LAST.name,)),
     ("a manifest is 100,000 brackets deep", _nested, (LAST.name,)),
-    (
-        "state.json is of another step than its manifest",
-        _hashed("state.json", _state(step=7)),
-        (BEFORE.name, "state.json"),
-    ),
-    *(
-        (
-            f"state.json of {fields!r:.40}, hashed anew",
-            _hashed("state.json", _state(**fields)),
-            (BEFORE.name, "state.json"),
-        )
-        for fields in (
-            {"step": "12"},
-            {"step": None},
-            {"step": -1},
-            {"step": ...},
-            {"step": 1e400},
-            {"step": [12]},
-            {"more": 1},
-        )
-    ),
-    *(
-        (
-            f"state.json {data!r:.20}, hashed anew",
-            _hashed("state.json", lambda _, data=data: data),
-            (BEFORE.name, "state.json"),
-        )
-        for data in (b"", b"[]", b"null", b"3", b"{}", b"{", b"\xff", b"[" * 100_000)
-    ),
-    *(
-        (f"{name}: {how}, hashed anew", _hashed(name, _tensors(change)), (BEFORE.name, name))
-        for name in ("model.safetensors", "optimizer.safetensors")
-        for how, change in TENSORS.items()
-    ),
-    *(
-        (f"{name}: random, hashed anew", _hashed(name, lambda _: bytes(range(256)) * 9), (BEFORE.name, name))
-        for name in ("model.safetensors", "optimizer.safetensors")
-    ),
+    *((title, _hashed(name, change), (BEFORE.name, name)) for title, name, change in HASHED),
     ("a file has the name of the newest checkpoint", _file_for_checkpoint, (LAST.name,)),
     ("a file has the name of a checkpoint that is being made", _file_for_partial, (LAST.name,)),
 )

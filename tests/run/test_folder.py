@@ -104,6 +104,12 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_prepare
             folder.refuse_foreign_run(recipe(run_dir))
 
 
+def test_a_second_trainer_in_a_run_folder_is_refused_with_the_pid_of_the_first(run_dir):
+    run_dir.mkdir(parents=True)
+    with files.locked(run_dir / ".lock", ""), pytest.raises(BadInput, match=f"process {os.getpid()} is training there"):
+        begin(recipe(run_dir))
+
+
 def test_a_folder_of_other_files_is_left_as_it_is(run_dir):
     for name in ("thesis.txt", ".hidden"):
         files.remove(run_dir)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, fork, free_port, run, torchrun_environments
-from runs import final_state, ledger, losses, rows, sign
+from runs import TINY, final_state, losses, rows, sign
 
 import train
 from pretrain.base import cards, files
@@ -28,7 +28,6 @@ from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
 WITNESS = str(ROOT / "tests" / "ledger_child.py")
-TINY = ("--recipe", "tiny.yaml")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")
 
 
@@ -91,24 +90,16 @@ def test_a_resumed_auto_run_keeps_its_size_and_so_its_bits(workplace):
 
 @pytest.mark.parametrize("processes, rank", [pytest.param(1, "0", marks=pytest.mark.slow), (2, "0"), (2, "1")])
 def test_memory_that_runs_out_later_leaves_a_checkpoint_and_a_remedy(uninterrupted_two, processes, rank):
-    children = [
-        fork(
-            CHILD, (*TINY, "--run_name", "k"), machine | {"ACCELERATE_USE_CPU": "true", "OUT_AT": "5", "OUT_RANK": rank}
-        )
-        for machine in torchrun_environments(processes)
-    ]
-    out = Path(children[int(rank)][2])
-    assert os.waitstatus_to_exitcode(os.waitpid(children[int(rank)][0], 0)[1]) == 1
-    for number, (pid, _, _) in enumerate(children):
-        if number != int(rank):  # the launcher ends it; here it notices by itself
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    said = out.read_text()
+    out = {"ACCELERATE_USE_CPU": "true", "OUT_AT": "5", "OUT_RANK": rank}
+    children = [fork(CHILD, (*TINY, "--run_name", "k"), own | out) for own in torchrun_environments(processes)]
+    for pid, _, _ in children:  # the launcher ends the other one; here it notices by itself
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    said = Path(children[int(rank)][2]).read_text()
     assert "runs out of memory" in said and "--per_device_train_batch_size 1" in said and "Traceback" not in said
     path = Path("runs/k/checkpoints/step-00000005")
     assert checkpoint.find_fault(path) is None
     run("train.py", *TINY, "--run_name", "k", processes=processes)
-    whole = "whole" if processes == 1 else "two"
-    assert final_state("k") == final_state(whole)
+    assert final_state("k") == final_state("whole" if processes == 1 else "two")
 
 
 def test_a_run_from_before_the_rule_of_dropout_was_named_keeps_its_masks_to_its_end(uninterrupted_two, monkeypatch):
@@ -231,17 +222,8 @@ def test_a_lost_process_ends_the_run_and_the_same_command_resumes_it_exactly(uni
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["HANG_AT", "DIE_AT"])
 def test_a_lost_process_ends_the_run_in_time_and_the_launcher_resumes_it_exactly(uninterrupted_two, what):
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "--max_restarts",
-        "1",
-    ]
-    command = [*launcher, CHILD, *TINY, "--run_name", "k", "--ddp_timeout", "6"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--max_restarts", "1"]
+    command = [sys.executable, *launcher, CHILD, *TINY, "--run_name", "k", "--ddp_timeout", "6"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", what: "7", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}
     environment["PYTHONPATH"] = str(ROOT)
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -270,9 +252,6 @@ def test_max_hours_plans_a_shorter_run_and_a_resumed_run_keeps_the_plan(workplac
     assert f"nothing is left to train: max_steps = {planned} is reached" in again.stderr
     changed = run("train.py", *TINY, *flags, "--run_name", "h", expect=2)
     assert "max_hours" in changed.stderr
-
-
-# Gradient checkpointing.
 
 
 # Pretended cards.
@@ -340,17 +319,6 @@ def test_a_cpu_takes_small_micro_batches():
     assert propose_micro_batch(gpt2_124m(), 60 * 2**30, FakeAccelerator("no", False, "cpu")) == 8
 
 
-def test_windows_are_one_list_whatever_the_micro_batch(workplace):
-    run(WITNESS, *TINY, *QUIET, "--run_name", "a", "--per_device_train_batch_size", "auto", LEDGER="a.ledger")
-    run(WITNESS, *TINY, *QUIET, "--run_name", "b", "--per_device_train_batch_size", "1", LEDGER="b.ledger")
-
-    def flat(path):
-        read = ledger(Path(path))
-        return [window for key in sorted(read) for window in read[key].split()]
-
-    assert flat("a.ledger") == flat("b.ledger")
-
-
 def test_a_card_that_torch_has_no_kernels_for_is_refused_with_the_build_that_has(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_120"])
     v100 = hardware.Device("cuda", "Tesla V100-SXM2-16GB", 16 * 2**30, (7, 0), 1, True)
@@ -367,13 +335,8 @@ CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA
 
 def launch(yaml: str, *flags: str) -> str:
     """Run train.py through `accelerate launch` on one card; return what it said."""
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(ROOT / "accelerate_configs" / yaml),
-    ]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / yaml)]
+    command = [sys.executable, *launcher]
     command += ["--num_processes", "1", "--main_process_port", str(free_port()), str(ROOT / "train.py"), *TINY, *flags]
     environment = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
     done = subprocess.run(command, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)

@@ -118,9 +118,8 @@ def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, kin
     }[fault]
     if fault == "dead" and kind == "jsonl":
         pytest.skip("is tried again for five minutes; test_stream.py has it")
-    done = run(
-        "prepare_data.py", "--recipe", "tiny.yaml", "--validation_tokens", "300", "--data_files", given, expect=2
-    )
+    flags = ("--recipe", "tiny.yaml", "--validation_tokens", "300")
+    done = run("prepare_data.py", *flags, "--data_files", given, expect=2)
     named = {"malformed": "data_files, number 1: is not a URL", "spaces": "data_files, number 1: is not a URL"}
     assert named.get(fault, f"/files/a.{kind}") in done.stderr and "Traceback" not in done.stderr
     assert not [secret for secret in SECRETS if secret in done.stderr]
