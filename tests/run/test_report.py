@@ -210,35 +210,31 @@ def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys,
     assert "loss 2.000" in err and "  1,234 tok/s\n" in err and "mfu" not in err and "left 0 s" in lines[-1]
 
 
-def test_the_bar_of_a_terminal_of_80_columns_has_room_and_words_that_are_whole(tmp_path, monkeypatch):
+def drawn_on_a_terminal(run_dir, monkeypatch, lines: int) -> list[str]:
+    """The lines that a run of two updates draws on a terminal of so many lines of 80 columns."""
     mine, its = os.openpty()
-    termios.tcsetwinsize(its, (24, 80))
+    termios.tcsetwinsize(its, (lines, 80))
     with open(its, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
-        made = make(tmp_path)
+        made = make(run_dir)
         for step in (1, 9):
             update(made, step, float(step))
-        made._bar.refresh()
+        if made._bar:
+            made._bar.refresh()
         made.close()
         print("end", file=terminal, flush=True)
         drawn = ""
         while "end" not in drawn:  # the kernel hands it over in pieces
             drawn += os.read(mine, 10_000).decode()
     os.close(mine)
-    last = [line for line in re.split(r"[\r\n]+", drawn) if line.startswith("step 9/10 ")][-1].rstrip()
+    return [line.rstrip() for line in re.split(r"[\r\n]+", drawn)]
+
+
+def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lines_a_line(tmp_path, monkeypatch):
+    last = [line for line in drawn_on_a_terminal(tmp_path, monkeypatch, 24) if line.startswith("step 9/10 ")][-1]
     assert re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tok/s  left \d+ s$", last) and len(last) <= 80, last
-
-
-def test_a_terminal_without_lines_gets_a_line_an_update(tmp_path, monkeypatch):
-    mine, its = os.openpty()
-    termios.tcsetwinsize(its, (0, 80))
-    with open(its, "w") as terminal:
-        monkeypatch.setattr("sys.stderr", terminal)
-        made = make(tmp_path)
-        update(made, 1, 1.0)
-        made.close()
-        assert made._bar is None and b"step  1/10  loss" in os.read(mine, 10_000)
-    os.close(mine)
+    lines = drawn_on_a_terminal(tmp_path, monkeypatch, 0)
+    assert lines[0].startswith("step  1/10  loss") and not [line for line in lines if line.startswith("step 9/10 ")]
 
 
 def test_expected_time_is_logged_once_from_the_first_seconds_of_updates(tmp_path, capsys):
