@@ -11,6 +11,7 @@ exit status 1 or 2 with one line that names the culprit. A traceback, a hang and
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -29,6 +30,11 @@ import commands
 ROOT = commands.HERE.parents[1]
 SEED = 19  # another one's results have a file of their own
 PART = 4  # without --full every fourth case
+# By name: the file, and what there yields the cases.
+CAMPAIGNS = {"bits": ("damage", "flips"), "cuts": ("damage", "cuts"), "kills": ("kills", "cases")}
+CAMPAIGNS |= {"disk": ("full_disk", "cases"), "data": ("data_files", "cases"), "recipes": ("recipe_files", "cases")}
+CAMPAIGNS |= {"flags": ("recipe_files", "flags"), "server": ("lying_server", "cases"), "hub": ("lying_hub", "cases")}
+CAMPAIGNS |= {"trainers": ("two_trainers", "cases"), "environment": ("environment", "cases")}
 
 
 def main() -> int:
@@ -73,29 +79,7 @@ def main() -> int:
 
 def load_campaigns() -> dict:
     """Return each campaign's ``cases``, by name, in the order in which they run."""
-    import damage
-    import data_files
-    import environment
-    import full_disk
-    import kills
-    import lying_hub
-    import lying_server
-    import recipe_files
-    import two_trainers
-
-    return {
-        "bits": damage.flips,
-        "cuts": damage.cuts,
-        "kills": kills.cases,
-        "disk": full_disk.cases,
-        "data": data_files.cases,
-        "recipes": recipe_files.cases,
-        "flags": recipe_files.flags,
-        "server": lying_server.cases,
-        "hub": lying_hub.cases,
-        "trainers": two_trainers.cases,
-        "environment": environment.cases,
-    }
+    return {name: getattr(importlib.import_module(file), cases) for name, (file, cases) in CAMPAIGNS.items()}
 
 
 def attack(name: str, make_cases, asked: argparse.Namespace, base: Path, scratch: Path) -> dict:
@@ -148,9 +132,8 @@ def attack(name: str, make_cases, asked: argparse.Namespace, base: Path, scratch
 def table(results: dict[str, dict]) -> str:
     """Return the results as lines to read."""
     lines = ["", f"{'campaign':10} {'tried':>6} {'held':>6} {'seconds':>8}"]
-    lines += [
-        f"{name:10} {result['tried']:6} {result['held']:6} {result['seconds']:8.0f}" for name, result in results.items()
-    ]
+    for name, result in results.items():
+        lines.append(f"{name:10} {result['tried']:6} {result['held']:6} {result['seconds']:8.0f}")
     return "\n".join(lines)
 
 
