@@ -157,7 +157,8 @@ def _draw_loss(published: Published, reference: Reference | None, axes, rows: Se
         place = {"xytext": (0, height), "textcoords": "offset points"}
         how: dict[str, Any] = {"ha": "right", "va": side, "fontweight": "bold", "bbox": SHADE, "zorder": 4}
         axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place, **how)
-    axes.set(ylabel="loss (nats per token)", ylim=(low, high))
+    room = 0.06 * (high - low)  # for the lower line's name
+    axes.set(ylabel="loss (nats per token)", ylim=(low - room, high))
     if reference:
         axes.legend(loc="upper right", frameon=False, labelcolor="linecolor")
     if ratio:
@@ -253,7 +254,7 @@ def name_ends(axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     least, free = 0.9 * 12 / (72 * axes.get_figure().get_figheight() * axes.get_position().height), -math.inf
     for x, y, label, color in sorted(ends, key=lambda end: end[1]):
         free = max((y - low) / (high - low), free + least)  # shares of the axes' height
-        where = {"xycoords": axes.transAxes, "fontsize": 8, "va": "center", "annotation_clip": False}
+        where = {"xycoords": axes.transAxes, "fontsize": 8, "va": "center", "annotation_clip": False, "bbox": SHADE}
         at = axes.transLimits.transform((x, y))[0]  # a line that ends early has its name there
         place = (at, free) if at < 0.8 else (1.0, free)
         axes.annotate(f" {label} {y:.3f}", place, color=color, **where)
