@@ -13,52 +13,16 @@ SECONDS = 10.0  # on two busy cores; a user waits no longer for a typo
 # Refused behind the recipe: what stands in this line was accepted.
 ENDS = ("--job_index", "7", "--num_jobs", "2")
 ACCEPTED = "--job_index 7"
-VALUES = (
-    "null",
-    "true",
-    "''",
-    "-1",
-    "0",
-    "1e309",
-    "-1e400",
-    ".nan",
-    ".inf",
-    "9" * 6000,
-    "0x" + "f" * 5000,
-    "1_000",
-    "[]",
-    "{}",
-    "[" * 5000 + "]" * 5000,
-    "{a: " * 3000 + "1" + "}" * 3000,
-    "!!python/object/apply:os.system ['true']",
-    "&a [*a]",
-    "2001-99-99",
-    "'\\x00'",
-    '"\\ud800"',
-    "1:20:30",
-    "~",
-    "6e-4",
-    "1e5",
-    "''''",
-    "🦣" * 2000,
-    "- a\n- b",
-    "|\n  text\n",
-)
+VALUES = r"""null|true|''|-1|0|1e309|-1e400|.nan|.inf|1_000|[]|{}|[[[]]]|{a: 1}|[1, 2]|6e-4|1e5|~|''''|'|+|-|=|>|@x|auto
+"\ud800"|'\x00'|"\0"|1:20:30|0o9|2001-99-99|2001-01-01 00:00:00 +99:99|&a [*a]|*x|<<|? x|%YAML 1.2|!!binary aGk=|!!bool x
+!!python/object/apply:os.system ['true']|!!set {a}|!!timestamp x|../../x|/dev/zero|hub://x"""
+VALUES = [value for line in VALUES.splitlines() for value in line.split("|")]
+VALUES += ["9" * 6000, "0x" + "f" * 5000, "[" * 5000 + "]" * 5000, "[" * 5000, "{a: " * 3000 + "1" + "}" * 3000]
+VALUES += ["a" * 100_000, "é" * 3000, "🦣" * 2000, "- a\n- b", "|\n  text\n", "\t", "\u2028", "\0"]
+HEADS = ("<<: {a: 1}", "<<: [1]", "? [a]\n: 1", "? {a: 1}\n: 2", "---", "...", "1: 2", "null: 3", "=: 1", "\ufeff")
 
-MODES = (
-    "profile",
-    "eval_only",
-    "extend_steps",
-    "push_pending",
-    "verify",
-    "help",
-    "version",
-    "recipe",
-    "true",
-    "null",
-    "1",
-    "-x",
-)
+MODES = ("profile", "eval_only", "extend_steps", "push_pending", "verify", "help", "version", "recipe", "true", "null")
+MODES += ("1", "-x")
 BAD_NUMBERS = ("-1e-3", "-1", "-.5", "-inf", "-1_000", "-0x1", "-1e999")
 CARDS = ("0", "1", "!!", "", "zzz", "-1", "yaml", "\x1b[2J", "_", "x" * 5000)
 
@@ -99,63 +63,26 @@ SCRIPTS = {
 }
 SECRETS = [(f"--{name}={CANARY}",) for name in ("api_key", "api-key", "hub_token", "password", "zzz")]
 SECRETS += [("--api_key", CANARY), (f"--zzz={LINK}",), (f"--api_key={CANARY}=={CANARY}", f"--secret={CANARY}")]
-# A command's words, then the pieces of each of its lines. None of it is made or begun.
+# A command's words, then the pieces of each of its lines; none of it is made or begun. tests/recipe tests the rules
+# themselves; here stands what the command adds.
 REFUSED: list[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = [
     (("--max_stpes", "5"), (("--max_stpes: no such flag; did you mean --max_steps?",),)),
-    (("--max_step", "5"), (("--max_step: no such flag; did you mean --max_steps?",),)),
     (("--lerning_rate=1", "--qqqqqq"), (("--lerning_rate: no such", "--learning_rate?"), ("--qqqqqq: no such flag",))),
-    (("stray",), (("stray: is not a flag",),)),
     (("--data_files", LINK, "--data-files", f"{LINK}&v=1"), (("--data_files", "https://redacted@h/x", "given twice"),)),
     (("--max_steps", LINK), (("--max_steps https://redacted@h/x?redacted: must be an integer",),)),
-    (("--max_steps", "1.5"), (("--max_steps 1.5: must be an integer",),)),
     (("--max_steps", "true", "--eval_steps", "x"), (("--max_steps true",), ("--eval_steps x: must be an integer",))),
-    (("--push_to_hub", "yes"), (("--push_to_hub yes: must be true or false",),)),
-    (("--push_to_hub", "True"), (("--push_to_hub True: must be true or false",),)),
     (("--max_steps", "0"), (("tiny.yaml: max_steps = 0: must be between 1 and",),)),
-    (("--learning_rate", "nan"), (("learning_rate = nan: must be between 0.0 and 10.0",),)),
-    (("--learning_rate", "inf"), (("learning_rate = inf: must be between",),)),
-    (("--attn_pdrop", "0.991"), (("attn_pdrop = 0.991: must be between 0.0 and 0.99",),)),
-    (("--adam_beta1", "1"), (("adam_beta1 = 1.0: must be between",),)),
-    (("--optimizer", "adam"), (("optimizer = adam: must be adamw, adamw_8bit or muon; did you mean adamw?",),)),
-    (("--max_steps", "none"), (("--max_steps none: must be an integer",),)),
-    (
-        ("--tokens_per_step", "65"),
-        (("tokens_per_step = 65 must be a multiple of sequence_length = 16", "nearest is 64"),),
-    ),
-    (("--n_embd", "33"), (("n_embd = 33 must be a multiple of n_head = 2", "n_head 1 is"),)),
-    (("--save_total_limit", "1"), (("save_total_limit = 1: two",),)),
-    (("--token_column", "ids", "--tokenizer", "bpe"), (("token_column = ids: tokenizer = bpe is made from text",),)),
-    (("--stream_keep", "consumed", "--data_dir", "d"), (("stream_keep = consumed deletes", "data_dir"),)),
-    (("--report_to", "none", "wandb"), (("report_to = none wandb: none stands alone",),)),
-    (("--report_to", "wandbb"), (("report_to = wandbb: must be", "did you mean wandb?"),)),
-    (("--project_name", "a/b"), (("project_name = a/b: letters",),)),
-    *(
-        ((f"--run_name={name}",), (("run_name = '", "at most 64"),))
-        for name in (".x", "a b", "x" * 65, "", "a/b", "../x")
-    ),
-    (("--optimizer", "adamw_8bit", "--shard_optimizer", "true"), (("optimizer = adamw_8bit with shard_optimizer",),)),
-    (("--lr_scheduler_type", "wsd", "--decay_ratio", "0.9"), (("warmup_steps = 3", "overlap", "--decay_ratio 0.75"),)),
-    (("--decay_ratio", "0.5"), (("decay_ratio = 0.5: has no effect with lr_scheduler_type = cosine",),)),
-    (("--muon_momentum", "0.5"), (("muon_momentum = 0.5: has no effect with optimizer = adamw",),)),
-    (("--rope_theta", "5"), (("rope_theta = 5.0: has no effect with architecture = gpt2",),)),
-    (("--size", "d12", "--n_layer", "2"), (("--size d12 and --n_layer: both give the shape",),)),
-    (("--size", "d13"), (("--size d13: must be d12, d24",),)),
     (("--data_dir", "hf://datasets/x"), (("data_dir = hf://datasets/x: must be a folder, or hf://",),)),
     (("--run_name", "\udcff"), (("run_name = ", "not UTF-8"),)),
-    (("--recipe=a\nerror: b.yaml",), (("no such recipe",),)),
     (("--run_name", "a\nerror: b"), (("run_name = ",),)),
-    (("--recipe=recpies/tiny.yaml",), (("recpies/tiny.yaml: no such recipe",),)),
+    (("--recipe=a\nerror: b.yaml",), (("no such recipe",),)),
     (("--recipe=.",), ((".: cannot be read as text: Is a directory",),)),
 ]
 OF_TRAIN: list[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = [
-    (("--push_pending", "runs/x", "--max_steps", "3"), (("--push_pending runs/x: stands alone",),)),
     (("--push_pending", "runs/x", "--eval_only"), (("--push_pending runs/x: stands alone",),)),
     (("--push_pending", "runs/x"), (("--push_pending runs/x: no such run folder",),)),
     (("--extend_steps", "x"), (("--extend_steps x: must be an integer",),)),
-    (("--eval_only=1",), (("--eval_only",),)),
 ]
-LLAMA = ("needs num_key_value_heads", "needs intermediate_size", "needs tie_word_embeddings", "needs rope_theta")
-LLAMA += ("resid_pdrop = 0.1: has no effect with architecture = llama; use --resid_pdrop 0", "embd_pdrop = 0.1: has no")
 # Lines of a recipe, in place of those of the same keys, and what is said of each.
 IN_FILE: list[tuple[str, tuple[tuple[str, ...], ...]]] = [
     (f"api_key: {CANARY}", (("api_key: no such key; secrets come from the environment",),)),
@@ -163,39 +90,9 @@ IN_FILE: list[tuple[str, tuple[tuple[str, ...], ...]]] = [
         f"hub_token: {CANARY}\nmy_secret: {CANARY}",
         (("hub_token: no such", "secrets"), ("my_secret: no such", "secrets")),
     ),
-    ("max_stpes: 3", (("max_stpes: no such key; did you mean max_steps?",),)),
-    ("max_steps: 3\nmax_steps: 4", (("line 48: max_steps is given twice (first in line 47)",),)),
-    ("max_steps: true", (("max_steps = True: must be an integer, is true or false",),)),
-    ("learning_rate: true\nadam_beta1: yes", (("learning_rate = True",), ("adam_beta1 = True: must be a number",))),
-    ("max_steps: 3.0", (("max_steps = 3.0: must be an integer, is a number",),)),
-    ("max_steps: '3'", (("max_steps = 3: must be an integer, is text; YAML reads this as text, write 3 without",),)),
-    ("push_to_hub: 1", (("push_to_hub = 1: must be true or false, is an integer",),)),
-    ("data_files: text.txt", (("data_files = text.txt: must be a list of texts, is text; write [text.txt]",),)),
-    ("data_files: [1]", (("data_files = 1: must be a list of texts",),)),
-    ("max_steps: null", (("max_steps = none: must be an integer",),)),
-    ("max_steps: 1e999", (("max_steps = 1e999: must be an integer, is text",),)),
-    ("learning_rate: .nan", (("learning_rate = nan: must be between",),)),
     (f"max_steps: {LINK}", (("max_steps = https://redacted@h/x?redacted: must be",),)),
-    ("max_steps: !!int 3", (("line 47: !!int is a tag",),)),
-    ("run_name: [" + "[" * 10 + "]" * 11, (("line 47: stands for more than 100,000 values, or nests more than 10",),)),
-    ("run_name: 2001-99-99", (("line 47: 2001-99-99: month must be",),)),
-    ("[a]: 3", (("line 47: a key must be a plain word",),)),
-    ("a: b: c", (("line 47: mapping values are not allowed here",),)),
-    ("#" * 2**20, (("not a recipe: has more than 1,048,576 bytes",),)),
-    ("data_files: null\nsources: []", (("sources is empty",),)),
-    (
-        "data_files: null\nsources:\n- {weight: 0, dataset_name: x, dataset_nmae: y}\n- {data_files: [x], text_column: 3}",
-        (
-            ("sources, number 1: weight = 0: must be a number above 0",),
-            ("sources, number 1: dataset_nmae: no such key; did you mean dataset_name?",),
-            ("sources, number 2: weight is missing",),
-            ("sources, number 2: text_column = 3: must be text",),
-        ),
-    ),
-    (
-        "architecture: llama",
-        tuple((f"architecture = llama {need}",) for need in LLAMA[:4]) + tuple((n,) for n in LLAMA[4:]),
-    ),
+    ("max_steps: 3\nmax_steps: 4", (("max_steps is given twice (first in line",),)),
+    ("learning_rate: true\nadam_beta1: yes", (("learning_rate = True",), ("adam_beta1 = True: must be a number",))),
 ]
 # What flags become, in the recipe that the run keeps.
 BECOMES = {
@@ -246,8 +143,7 @@ def _stated(
         if file:
             keys = re.findall(r"^(\w+):", file, re.MULTILINE)
             kept = [line for line in commands.RECIPE.splitlines() if line.partition(":")[0] not in keys]
-            kept += [""] * (46 - len(kept))
-            (folder / "tiny.yaml").write_text("\n".join([*kept, *file.splitlines()]))
+            (folder / "tiny.yaml").write_text("\n".join([*kept, file]))
         before = sorted(folder.rglob("*"))
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
         done = commands.run(script, *words, cwd=folder, environment=world if rank != "0" else {})
@@ -269,7 +165,7 @@ def _stated(
 
 
 def stated() -> Iterator[tuple[str, Callable]]:
-    """Secrets in flags that are none, of each script; each rule of recipes and flags; what flags become."""
+    """Secrets in flags that are none, of each script; what is refused, in its lines; what flags become."""
     for script, words in SCRIPTS.items():
         if script == "post_train.py" and not importlib.util.find_spec("trl"):
             continue
@@ -365,6 +261,10 @@ def _lines(data: bytes, dice: random.Random, flags: list) -> bytes:
     return b"".join(lines)
 
 
+def _head(data: bytes, dice: random.Random, flags: list) -> bytes:
+    return f"{dice.choice(HEADS)}\n".encode() + data
+
+
 def _bits(data: bytes, dice: random.Random, flags: list) -> bytes:
     found = bytearray(data)
     for _ in range(dice.randint(1, 20)):
@@ -407,23 +307,15 @@ def _flag(data: bytes, dice: random.Random, flags: list) -> bytes:
 
 
 def _source(data: bytes, dice: random.Random, flags: list) -> bytes:
-    each = dice.choice(
-        (
-            "{weight: .nan}",
-            "{weight: 1, data_files: x}",
-            "3",
-            "null",
-            "{1: 2}",
-            "{[a]: b}",
-            "{weight: " + "9" * 400 + "}",
-        )
-    )
+    weights = "{weight: " + "9" * 400 + "}", f"{{weight: {dice.choice(VALUES)}, data_files: {dice.choice(VALUES)}}}"
+    each = dice.choice(("{weight: .nan}", "{weight: 1, data_files: x}", "3", "null", "{1: 2}", "{[a]: b}", *weights))
     return data.replace(b"data_files:", b"old_files:") + f"\nsources:\n- {each}\n- {each}\n".encode()
 
 
 WAYS: dict[str, Callable[[bytes, random.Random, list], bytes]] = {
     "a value": _value,
     "lines": _lines,
+    "a head": _head,
     "bits": _bits,
     "noise": _noise,
     "a key's name": _names,

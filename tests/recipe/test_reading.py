@@ -216,6 +216,8 @@ def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(t
     [
         (["--job", "3.5"], "--job 3.5: must be an integer"),
         (["--dry=true"], "dry"),  # a switch
+        (["stray"], "^stray: is not a flag"),
+        (["--push_to_hub", "True"], "--push_to_hub True: must be true or false"),
         (["--seed"], "--seed"),
         (["--sources", "x"], "--sources: no such flag$"),
     ],
@@ -225,18 +227,22 @@ def test_a_flag_that_is_used_wrongly_is_bad_input_not_an_exit(tmp_path, words, f
         command(tmp_path, *words)
 
 
-@pytest.mark.parametrize("name", ["profile", "eval_only", "push_pending", "--profile", "--x", "-1e-3"])
-def test_every_run_name_is_one_and_reaches_the_reader(tmp_path, name):
-    words = ["--recipe", str(write(tmp_path)), f"--run_name={name}", "--data_files", "profile", "extend_steps"]
-    given, modes, for_reader = reading.parse_training([*words, "--extend_steps", "5", "--profile", "--seed", "3e1"])
-    assert given.saving.run_name == name and modes == {"extend_steps": 5, "profile": True}
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([f"--run_name={name}"] for name in ("profile", "push_pending", "--profile", "--x", "-1e-3")),
+        ["--data_files=-1"],
+        ["--data_files=--x y"],
+        ["--data_files", "profile", "extend_steps"],
+        ["--sample_prompts", "", "- a"],
+    ],
+)
+def test_no_value_is_a_mode_and_a_reader_is_given_what_the_run_was_given_letter_by_letter(tmp_path, words):
+    more = ["--extend_steps", "5", "--profile", "--seed", "3e1"]
+    given, modes, for_reader = reading.parse_training(["--recipe", str(write(tmp_path)), *words, *more])
+    flag, _, value = words[0].removeprefix("--").partition("=")
+    assert modes == {"extend_steps": 5, "profile": True} and value in str(keys.flat(given)[flag])
     assert parsed(for_reader, "", {"source": (int, "")}) == (given, {})
-
-
-@pytest.mark.parametrize("words", [["--data_files=-1"], ["--data_files=--x y"], ["--sample_prompts", "", "- a"], []])
-def test_a_reader_is_given_what_the_run_was_given_letter_by_letter(tmp_path, words):
-    given, _, for_reader = reading.parse_training(["--recipe", str(write(tmp_path)), *words])
-    assert parsed(for_reader, "", {})[0] == given
 
 
 def test_push_pending_needs_no_recipe_and_stands_alone(tmp_path, monkeypatch):
@@ -251,10 +257,7 @@ def test_push_pending_needs_no_recipe_and_stands_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "both"),
     [
-        (
-            ["--learning_rate", "1e-3", "--seed", "1", "--learning_rate=2e-3"],
-            "--learning_rate 1e-3, --learning_rate 2e-3",
-        ),
+        (["--seed", "1", "--job", "2", "--seed=3"], "--seed 1, --seed 3"),
         (["--learning-rate", "1e-3", "--learning_rate", "1e-3"], "--learning_rate 1e-3, --learning_rate 1e-3"),
         (["--data_files", "a", "b", "--data_files", "c"], "--data_files a b, --data_files c"),
         (["--dry", "--dry"], "--dry, --dry"),
@@ -273,11 +276,6 @@ def test_a_value_below_zero_is_answered_by_its_keys_own_rule(tmp_path, value):
             command(tmp_path, f"--{name}", value)
 
 
-def test_a_hyphen_in_a_flag_is_an_underscore(tmp_path):
-    got, extras = command(tmp_path, "--learning-rate", "6e-4", "--data-files", "b", "c")
-    assert got.schedule.learning_rate == 6e-4 and got.data.data_files == ["b", "c"] and extras == {}
-
-
 def test_help_can_be_printed(capsys):
     with pytest.raises(SystemExit) as caught:
         parsed(["--help"], "Story.", EXTRAS)
@@ -290,18 +288,12 @@ def test_help_can_be_printed(capsys):
     assert "--sources" not in out
 
 
-def test_python_tags_are_refused_and_not_run(tmp_path):
-    made = tmp_path / "made"
-    lines = refused(line(tmp_path, "tokenizer", f'!!python/object/apply:os.mkdir ["{made}"]'))
-    assert "not a recipe" in lines[0] and not made.exists()
-
-
 def test_a_file_that_is_no_recipe_is_bad_input(tmp_path):
     path = tmp_path / "mine.yaml"
     for content, words in (
         *((text, "a recipe is a mapping") for text in (b"", b"- a\n- b\n")),
-        *((text, "not a recipe: ") for text in (b"a: [1\n", b"a: b: c\n", b"? [1, 2]\n: 3\n", b"a: \0\n")),
-        (b"run_name: 2024-13-45\n", "not a recipe: "),
+        *((text, "not a recipe: ") for text in (b"a: [1\n", b"a: b: c\n")),
+        (b"? [1, 2]\n: 3\n", "not a recipe: line 1: a key must be a plain word"),
         (b"tokenizer: caf\xe9\n", "cannot be read as text"),
     ):
         path.write_bytes(content)
@@ -359,42 +351,11 @@ def test_run_name_decides_the_run_folder_and_one_that_leaves_it_is_refused(tmp_p
 
 
 def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(tmp_path):
+    """tests/test_layout.py holds every key's kind against docs/knobs.md; here, that a run's data are no science."""
     fixed = keys.fixed(recipe(tmp_path))
-    may_change = {
-        "per_device_train_batch_size",
-        "logging_steps",
-        "eval_steps",
-        "eval_on_start",
-        "prepared_data_dir",
-        "eval_tokens",
-        "sample_steps",
-        "sample_temperature",
-        "sample_top_k",
-        "sample_top_p",
-    }
-    may_change |= {"sample_prompts", "sample_tokens", "save_steps", "save_total_limit", "output_dir", "run_name"}
-    may_change |= {
-        "resume_from_checkpoint",
-        "stream_keep",
-        "data_device",
-        "tasks",
-        "task_steps",
-        "task_limit",
-        "task_files",
-    }
-    may_change |= {"tf32", "deterministic", "gradient_checkpointing", "compile_mode", "shard_optimizer", "ddp_timeout"}
-    may_change |= {
-        "report_to",
-        "project_name",
-        "tags",
-        "reference_curve",
-        "push_to_hub",
-        "hub_model_id",
-        "hub_private_repo",
-    }
-    may_change |= {"hub_strategy", "license", "language", "load_best_model_at_end", "early_stopping_patience"}
     data = {*keys.SOURCE_NAMES, *keys.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size", "tokenizer_split"}
-    assert not fixed.keys() & (may_change | data) and fixed.keys() | may_change | data == keys.FIELDS.keys()
+    may_change = {"per_device_train_batch_size", "eval_steps", "output_dir", "run_name", "stream_keep", "tasks", "tf32"}
+    assert not fixed.keys() & (may_change | data)
     assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}
 
 
@@ -489,19 +450,12 @@ def test_a_size_is_gpt_2s_shape_by_either_name_and_stands_without_other_flags_of
     [
         (["--batch_size", "8"], ["--batch_size: a flag of nanoGPT; here it is: per_device_train_batch_size"]),
         (["--gpu", "4090"], ["--gpu: a flag of other scripts; here it is: YAML card"]),
-        (["--steps", "5", "--lr", "1e-3"], ["a flag of other scripts; here it is: max_steps", "learning_rate"]),
         (["--block-size", "8"], ["--block-size: a flag of nanoGPT; here it is: sequence_length"]),
         (["-b", "8"], ["-b: a flag of llm.c; here it is: per_device_train_batch_size; a ceiling, or auto"]),
         (["--grad_accum_steps", "8"], ["not needed: derived: tokens_per_step / (per_device_train_batch_size x"]),
         (["--gradient_accumulation_steps", "8"], ["tokens_per_step = gradient_accumulation_steps * "]),
         (["--max_length", "8", "--max_iters", "5"], ["sequence_length", "nanoGPT; here it is: max_steps"]),
-        (["--amp_dtype", "bf16", "--use_amp"], ["here it is: YAML mixed_precision; plain", "YAML mixed_precision"]),
-        (["--enable_flash_attention", "--enable_jit"], ["always SDPA", "what pays is on by itself; docs/cards.md"]),
-        (["--compile"], ["YAML dynamo_backend"]),
         (["-z", "1"], ["it is: shard_optimizer, YAML yaml"]),
-        (["--dataloader_num_workers", "4"], ["no DataLoader"]),
-        (["--num_train_epochs", "3"], ["max_steps = num_train_epochs * train_tokens / tokens_per_step"]),
-        (["--per_device_eval_batch_size", "3"], ["not needed: the training's micro-batch"]),
     ],
 )
 def test_a_flag_of_another_trainer_is_answered_with_ours(tmp_path, monkeypatch, words, answers):
@@ -566,9 +520,8 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
         for source in (public["sources"] or [public])[:1]:
             assert source["data_files"][0] == "b.jsonl" and source["data_files"][1:] == source["validation_files"]
             assert redact_url(secret) == source["validation_files"][0] != secret
-        assert [given.data.data_files or given.data.sources[0]["data_files"]] == [
-            files["data_files"]
-        ]  # what is read stays
+        read = given.data.data_files or given.data.sources[0]["data_files"]
+        assert read == files["data_files"]
 
 
 @pytest.mark.parametrize(

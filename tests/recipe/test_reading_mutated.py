@@ -4,46 +4,14 @@ import contextlib
 import random
 
 import pytest
+import recipe_files
+import yaml
 from conftest import ROOT
 
 from pretrain.base.errors import BadInput
 from pretrain.recipe import keys, reading
 
 RECIPES = [path.read_bytes() for path in sorted((ROOT / "recipes").glob("*.yaml"))]
-VALUES = r"""null|[]|{}|[[[]]]|true|-1|1e400|.inf|.nan|''|"\0"|"\ud800"|!!binary aGk=|!!python/object:os.system x|!!bool x
-2001-13-45|{a: 1}|[1, 2]|&a [*a]|*x|<<|? x|!!set {a}|!!timestamp x|0o9|1:60:60|1_000|=|>|%YAML 1.2|@x|auto|../../x|/dev/zero
-2001-01-01 00:00:00 +99:99|hub://x|+|-|'"""
-VALUES = [value for line in VALUES.splitlines() for value in line.split("|")]
-VALUES += ["9" * 6000, "0x" + "f" * 6000, "[" * 5000, "{a: " * 300, "a" * 100_000, "é" * 3000, "\t", "\u2028", "\0"]
-HEADS = ("<<: {a: 1}", "<<: [1]", "? [a]\n: 1", "? {a: 1}\n: 2", "---", "...", "1: 2", "null: 3", "=: 1", "\ufeff")
-
-
-def mutate(chance: random.Random) -> bytes:
-    data = bytearray(chance.choice(RECIPES))
-    for _ in range(chance.randint(1, 3)):
-        lines, at = bytes(data).split(b"\n"), chance.randrange(len(data))
-        line, value = chance.randrange(len(lines)), chance.choice(VALUES)
-        match chance.randrange(8):
-            case 0:
-                for at in chance.choices(range(len(data)), k=chance.randint(1, 20)):
-                    data[at] ^= 1 << chance.randrange(8)
-            case 1:
-                chance.shuffle(lines)
-                data = bytearray(b"\n".join(lines))
-            case 2:
-                data = data[: at + 1]
-            case 3:
-                data[at:at] = chance.randbytes(chance.randint(1, 30))
-            case 4:
-                lines.insert(chance.randrange(len(lines)), lines[line])
-                data = bytearray(b"\n".join(lines))
-            case 5:
-                mixture = f"sources: [{{weight: {value}, data_files: {chance.choice(VALUES)}}}]"
-                data = bytearray(f"{chance.choice([*HEADS, mixture])}\n".encode() + data)
-            case _:
-                lines[line] = lines[line].split(b":")[0] + b": " + value.encode()
-                data = bytearray(b"\n".join(lines))
-    return bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +21,10 @@ def test_a_mutated_recipe_is_read_or_refused_in_a_few_lines(tmp_path, seeds):
     path, refused = tmp_path / "mine.yaml", 0
     for seed in seeds:
         chance = random.Random(seed)
-        path.write_bytes(mutate(chance))
+        way = chance.choice(list(recipe_files.WAYS.values()))
+        path.write_bytes(way(chance.choice(RECIPES), chance, []))
         flag = chance.choice([name for name, wanted in keys.TYPES.items() if wanted != list[dict]])
-        flags = [f"--{flag}", chance.choice(VALUES).replace("\0", "")] if chance.random() < 0.3 else []
+        flags = [f"--{flag}", chance.choice(recipe_files.VALUES).replace("\0", "")] if chance.random() < 0.3 else []
         try:
             recipe, _, _ = reading.parse_training(["--recipe", str(path), *flags])
             (tmp_path / "copy.yaml").write_text(keys.as_yaml(recipe), encoding="utf-8")
@@ -94,15 +63,8 @@ def test_what_would_take_minutes_or_all_memory_is_refused_with_its_line(tmp_path
     "name", ["output_dir", "init_from", "data_files", "tokenizer", "run_name", "resume_from_checkpoint"]
 )
 def test_a_name_that_no_file_can_have_is_refused_before_it_is_used(tmp_path, name):
-    for value in (r"a\0b", r"\ud800", "a" * 100_000):
-        path, value = tmp_path / "mine.yaml", f'["{value}"]' if name == "data_files" else f'"{value}"'
-        path.write_bytes(RECIPES[0] + f"\n{name}: {value}\n".encode())
-        text = path.read_text()
-        if text.count(f"\n{name}:") > 1:
-            path.write_text(
-                "\n".join(line for line in text.splitlines() if line.split(":")[0] != name) + f"\n{name}: {value}"
-            )
-        with contextlib.suppress(BadInput):
-            assert "aaa" in str(
-                keys.flat(reading.load_recipe(path))[name]
-            )  # how long a name may be is the disk's matter
+    path, values = tmp_path / "mine.yaml", yaml.safe_load(RECIPES[0])
+    for value in ("a\0b", "\ud800", "a" * 100_000):
+        path.write_text(yaml.safe_dump(values | {name: [value] if name == "data_files" else value}))
+        with contextlib.suppress(BadInput):  # how long a name may be is the disk's matter
+            assert "aaa" in str(keys.flat(reading.load_recipe(path))[name])

