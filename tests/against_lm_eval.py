@@ -1,9 +1,9 @@
-"""Scores the made rows of task_rows.py with lm-eval's own task files and with ours: ``MODEL TEXT``.
+"""Scores rows of tasks, from HF_ENDPOINT, with lm-eval's own task files and with ours: ``MODEL TEXT``.
 
 evaluation/test_items.py runs it.
 
-Prints a JSON object: of each task the items compared, those whose choices differ, the largest difference of a
-log-likelihood in nats, and each score of both.
+Prints a JSON object: of each task the items compared, how often a choice, or a log-likelihood by more than rounding,
+differs, the largest difference of a log-likelihood in nats, and each score of both.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.runs import gpt2_tokenizer
 from pretrain.data import tokenization
@@ -26,11 +26,15 @@ TASKS = ("arc_easy", "arc_challenge", "piqa", "winogrande", "lambada_openai", "b
 
 
 def make(kind: str, text: str):
-    """A random GPT-2 under GPT-2's tokenizer, or one with a BPE of its own after 200 steps, and a context of 256."""
+    """A random GPT-2 under GPT-2's tokenizer; a random Llama, or a GPT-2 after 200 steps, both under a BPE of the text."""
     torch.manual_seed(1)
     if kind == "random":
         return gpt2_tokenizer(), GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=128, vocab_size=50304)).eval()
     tokenizer = tokenization.train_bpe([text], 1024)
+    if kind == "llama":
+        shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.1}
+        shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+        return tokenizer, LlamaForCausalLM(LlamaConfig(**shape, vocab_size=1024)).eval()
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=96, vocab_size=1024, n_positions=256))
     ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -65,7 +69,10 @@ def main() -> None:
         differs, worst = 0, 0.0
         for i, sample in enumerate(samples):
             likelihoods = np.array([nats for nats, _ in sample["filtered_resps"]])
-            worst = max(worst, float(np.abs(likelihoods - sums[i]).max()))
+            gaps = np.abs(likelihoods - sums[i])
+            rounding = 4 * np.spacing(np.abs(likelihoods).astype(np.float32))  # lm-eval sums about 100 terms in fp32
+            differs += bool((gaps > np.maximum(1e-4, rounding)).any())
+            worst = max(worst, float(gaps.max()))
             for score in set(chosen) & set(sample) - {"perplexity"}:
                 differs += bool(sample[score]) != (chosen[score][i] == test.gold[i])
             if len(likelihoods) > 1:

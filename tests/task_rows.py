@@ -8,7 +8,7 @@ import csv
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -135,13 +135,17 @@ CONFIGS = {  # of DATASETS' files: configuration and split
 }
 
 
-def lay_out(folder: Path, parts: Sequence[str] = PARTS) -> None:
+def lay_out(
+    folder: Path, parts: Sequence[str] = PARTS, more: Mapping[str, dict[str, list[dict]]] | None = None
+) -> None:
     """Write every data set under ``folder/datasets/OWNER/NAME``, with a README whose head names the configurations.
 
-    ``parts``: BLiMP's, by their names.
+    Args:
+        parts: BLiMP's, by their names.
+        more: other rows than the made ones, as DATASETS has them.
     """
     pairs = {f"{part}/train-00000-of-00001.parquet": blimp(number) for number, part in enumerate(parts)}
-    for name, files in (DATASETS | {"nyu-mll/blimp": pairs}).items():
+    for name, files in (DATASETS | {"nyu-mll/blimp": pairs} | dict(more or {})).items():
         root, configs = folder / "datasets" / name, []
         for file, rows in files.items():
             path = root / file

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation import likelihood, metrics, record
-from pretrain.evaluation.items import Item, Items
+from pretrain.evaluation.items import Items
 from pretrain.evaluation.likelihood import Answer
 from pretrain.evaluation.record import Task
 
@@ -32,12 +32,12 @@ class Encoded:
     def __init__(
         self,
         task: Task,
-        items: Sequence[Item],
+        items: Items,
         tokenizer: PreTrainedTokenizerBase,
         scores: Sequence[str] | None = None,
     ):
         self.task, self.items, self.scores = task, items, tuple(task.scores if scores is None else scores)
-        self.commit, self.left_out = items.commit if isinstance(items, Items) else None, 0
+        self.commit, self.left_out = items.commit, 0
         self.gold = np.array([item.questions[0].gold for item in items])
         self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in items]
         self.questions: list[likelihood.Question] = []
@@ -51,14 +51,12 @@ class Encoded:
             self.questions += encode(asked, tokenizer)
             sizes = [1 if isinstance(question.context, str) else len(question.context) for question in asked]
             ends = begin + np.cumsum(sizes)
-            self._owners.append([slice(end - size, end) for end, size in zip(ends, sizes, strict=True)])
+            owners = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+            self._owners.append(owners)
             self.tokens.append(
-                [
-                    np.array([len(ids) for _, ids_of in self.questions[own] for ids in ids_of])
-                    for own in self._owners[-1]
-                ]
+                [np.array([len(ids) for _, endings in self.questions[own] for ids in endings]) for own in owners]
             )
-            for item, own in zip(items, self._owners[-1], strict=True):
+            for item, own in zip(items, owners, strict=True):
                 if not all(context and all(endings) for context, endings in self.questions[own]):
                     raise BadInput(
                         f"{item.where}: this tokenizer makes no token of its context or of one of its endings"
@@ -81,9 +79,10 @@ class Encoded:
                 f"{context_length}; the longest has {longest.max()} (in training: --sequence_length, or --tasks without "
                 f"{self.task.name})"
             )
-        kept = [item for item, fit in zip(self.items, fits, strict=True) if fit]
+        kept = Items(item for item, fit in zip(self.items, fits, strict=True) if fit)
+        kept.commit = self.commit
         found = Encoded(self.task, kept, tokenizer, self.scores)
-        found.commit, found.left_out = self.commit, len(self.items) - len(kept)
+        found.left_out = len(self.items) - len(kept)
         return found
 
     def longer_than(self, context_length: int | None) -> int:

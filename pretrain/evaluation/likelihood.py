@@ -77,9 +77,8 @@ def log_likelihoods(
         stop: asked before each batch; True abandons the work (None is returned, on every process).
     """
     was_training = model.training
-    begins = np.cumsum(
-        [0, *(len(endings) for _, endings in questions)]
-    )  # the first ending of each question among all endings
+    # Of each question the place of its first ending among all endings.
+    begins = np.cumsum([0, *(len(endings) for _, endings in questions)])
     rank, num_processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     model.eval()
     try:
@@ -192,9 +191,8 @@ def _branch_mask(model: PreTrainedModel, branch_BT: torch.Tensor) -> torch.Tenso
     seen_B1TT = seen_BTT.tril()[:, None]
     if model.config._attn_implementation != "eager":
         return seen_B1TT
-    return torch.zeros_like(seen_B1TT, dtype=model.dtype).masked_fill(
-        ~seen_B1TT, torch.finfo(model.dtype).min
-    )  # an additive mask
+    lowest = torch.finfo(model.dtype).min
+    return torch.zeros_like(seen_B1TT, dtype=model.dtype).masked_fill(~seen_B1TT, lowest)  # an additive mask
 
 
 def _logits(model: PreTrainedModel, inputs: dict, places: torch.Tensor, shared: bool) -> torch.Tensor:

@@ -53,9 +53,8 @@ class _StrictLoader(yaml.SafeLoader):
     def __init__(self, text: str):
         super().__init__(text)
         self._depth = 0
-        self._extents: dict[
-            object, tuple[int, int]
-        ] = {}  # of each composed node: its values and depth, aliases expanded
+        # Of each composed node: its values and depth, aliases expanded.
+        self._extents: dict[object, tuple[int, int]] = {}
 
     def compose_node(self, parent, index):
         event = self.peek_event()
@@ -346,10 +345,8 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
     """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
-    younger = {
-        name: field.default for name, field in FIELDS.items() if field.default is not ABSENT
-    }  # keys that are younger than the run
-    then = {name: before.get(name, younger.get(name)) for name in fixed(recipe)}
+    defaults = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}
+    then = {name: before.get(name, defaults.get(name)) for name in fixed(recipe)}  # a key may be younger than the run
     faults = [
         f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. "
         f"{_way_on(name, then, now, recipe)}"

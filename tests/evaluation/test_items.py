@@ -21,7 +21,10 @@ from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
 from pretrain.evaluation import items, likelihood, scoring
 from pretrain.evaluation.encoding import Encoded
+from pretrain.evaluation.tasks import hellaswag
 from pretrain.recipe import keys, reading
+
+SHARED = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture
@@ -47,18 +50,21 @@ def environment(server, home: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["random", "trained"])
+@pytest.mark.parametrize("kind", ["random", "llama", "trained"])
 def test_every_item_of_every_task_is_scored_as_by_the_harness(kind, hub, tmp_path):
+    """Of made rows; of HellaSwag, for the models without training, of 1,000 real ones where they are here."""
     harness = pytest.importorskip("lm_eval")
     group = Path(harness.__file__).parent / "tasks" / "blimp" / "_blimp.yaml"
     parts = [name.removeprefix("blimp_") for name in yaml.safe_load(group.read_text())["task"]]
     assert len(parts) == 67
-    task_rows.lay_out(tmp_path / "hub", parts)
+    real, more = SHARED / "hellaswag_val_1000.jsonl", {}
+    if kind != "trained" and real.exists():
+        rows = [row | {"label": str(row["label"])} for row in map(json.loads, real.open(encoding="utf-8"))]
+        more = {"Rowan/hellaswag": {hellaswag.TASK.files[0]: rows}}
+    task_rows.lay_out(tmp_path / "hub", parts, more)
     text = tmp_path / "text.txt"
-    rows = [
-        row["text"] for row in task_rows.lambada(5) if len(row["text"]) < 200
-    ]  # short ones: some are learnt by heart
-    text.write_text("\n".join(rows * 40), encoding="utf-8")
+    rows = [row["text"] for row in task_rows.lambada(5)]  # short ones: some are learnt by heart
+    text.write_text("\n".join([row for row in rows if len(row) < 200] * 40), encoding="utf-8")
     command = [sys.executable, "tests/against_lm_eval.py", kind, str(text)]
     done = subprocess.run(command, cwd=ROOT, env=environment(hub, tmp_path / "home"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -66,7 +72,7 @@ def test_every_item_of_every_task_is_scored_as_by_the_harness(kind, hub, tmp_pat
     print(json.dumps(found, indent=1))
     assert len(found) == 8
     for name, row in found.items():
-        assert row["items"] == row["ours"] >= 60 and not row["differs"] and row["worst"] < 1e-4, (name, row)
+        assert row["items"] == row["ours"] >= 60 and not row["differs"] and row["worst"] < 1e-3, (name, row)
         assert row["scores"] and all(pytest.approx(b, 1e-6) == a for a, b in row["scores"].values()), (name, row)
     if kind == "trained":
         assert found["arc_easy"]["cut"] and 0 < found["lambada_openai"]["scores"]["acc"][0] < 1
@@ -199,27 +205,15 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(p
     assert "or give items of your own, with goal, sol1, sol2, label: --task_files piqa=FILE" in done.stderr
     for name in ("winogrande", "hellaswag"):
         row = {"sentence": "the _ sat", "option1": "cat", "option2": "dog", "answer": "1", "activity_label": "a"}
-        row |= {
-            "ctx_a": "the cat",
-            "ctx_b": "sat",
-            "ctx": "the cat sat",
-            "label": 1,
-            "endings": ["on", "the", "mat", "dog"],
-        }
+        row |= {"ctx_a": "the cat", "ctx_b": "sat", "ctx": "the cat sat", "endings": ["on", "the", "mat", "dog"]}
+        row |= {"label": 1}
         Path(f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    own = (
-        "--tasks",
-        "winogrande",
-        "hellaswag",
-        "--task_files",
-        "winogrande=winogrande.jsonl",
-        "hellaswag=hellaswag.jsonl",
-    )
+    own = ("--tasks", "winogrande", "hellaswag", "--task_files")
+    own += ("winogrande=winogrande.jsonl", "hellaswag=hellaswag.jsonl")
     done = run("eval_tasks.py", "--model", "runs/offline", *own)
     assert [json.loads(line)["dataset"] for line in done.stdout.splitlines()] == ["winogrande.jsonl", "hellaswag.jsonl"]
-    assert (
-        "winogrande: 1 items of winogrande.jsonl" in done.stderr and "51.62" not in done.stderr
-    )  # of others, on all items
+    assert "winogrande: 1 items of winogrande.jsonl" in done.stderr
+    assert "51.62" not in done.stderr  # of others, on all items
     done = run("eval_tasks.py", "--model", "runs/offline", *own[:4], "piqa=winogrande.jsonl", expect=2)
     assert "--task_files piqa=winogrande.jsonl: must be NAME=FILE" in done.stderr
 
@@ -234,24 +228,14 @@ def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_s
     where = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(place / "home"), "HF_HUB_DISABLE_XET": "1"}
     bpe = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320", "--sequence_length", "240")
     bpe += ("--tokens_per_step", "240", "--shuffle_block_tokens", "960", "--max_steps", "4", "--warmup_steps", "1")
-    command = (
-        "train.py",
-        "--recipe",
-        "tiny.yaml",
-        *bpe,
-        "--tasks",
-        "multiblimp_hin",
-        "--task_steps",
-        "2",
-        "--task_limit",
-        "20",
-    )
-    done = run(*command, "--save_steps", "2", "--run_name", "hindi", **where)
+    command = ("train.py", "--recipe", "tiny.yaml", *bpe, "--save_steps", "2", "--run_name", "hindi")
+    command += ("--tasks", "multiblimp_hin", "--task_steps", "2", "--task_limit", "20")
+    done = run(*command, **where)
     assert f"20 MultiBLiMP hin items of jumelet/multiblimp at {hub.commit[:7]} every 2 steps" in done.stderr
     assert [row["multiblimp_hin/items"] for row in rows("hindi") if "multiblimp_hin/acc" in row] == [20, 20, 20]
     began, hub.commit = hub.commit, "beef" + "0" * 36
     shutil.rmtree("runs/hindi/checkpoints/step-00000004")
-    done = run(*command, "--save_steps", "2", "--run_name", "hindi", **where)
+    done = run(*command, **where)
     assert f"jumelet/multiblimp at {began[:7]} every" in done.stderr
     saved = json.loads(Path("runs/hindi/checkpoints/step-00000004/state.json").read_text())
     assert saved["tasks"] == {"multiblimp_hin": began}
