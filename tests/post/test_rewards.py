@@ -120,7 +120,6 @@ class Unsayable(Exception):
         (lambda p, c: (_ for _ in ()).throw(Unsayable()), "raised test_rewards.Unsayable: <exception str() failed>"),
         (lambda p, c: "1.0", "returned '1.0'"),
         (lambda p, c: [1.0, 2.0], "raised TypeError"),
-        (lambda p, c: None, "raised TypeError"),
     ],
 )
 def test_a_reward_that_ends_the_program_or_recurses_for_ever_counts_zero_and_is_warned_of_once(reward, fault, caplog):

