@@ -81,18 +81,14 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
     disable_progress_bars()
     set_verbosity_error()  # of the client, whose own retries are as many lines
     get = partial(snapshot_download, name, repo_type="dataset", revision=wanted, allow_patterns=pattern)
-
-    def found(**how) -> list[Path]:
-        paths = sorted(Path(get(**how)).glob(pattern))
-        return paths if len(paths) == number else []
-
-    paths, why = [], f"its {split} split is not {pattern}"
+    why = f"its {split} split is not {pattern}"
     for local in (True, False) if wanted else (False, True):  # a commit that is here needs no network
         try:
             if not local:
                 HfApi().dataset_info(name, revision=wanted, timeout=TIMEOUT_SECONDS)  # fails at once without a network
-            if paths := found(local_files_only=local):
-                return paths, paths[0].parents[pattern.count("/")].name
+            folder = Path(get(local_files_only=local))
+            if len(paths := sorted(folder.glob(pattern))) == number:
+                return paths, folder.name  # which is the commit
         except Exception as error:  # the Hub's client, the cache and the network each raise their own kinds
             if not local:
                 why = f"{type(error).__name__}: {one_line(error)}"[:200]

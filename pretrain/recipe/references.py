@@ -26,12 +26,12 @@ class Reference(NamedTuple):
 
     def until(self, most: float) -> tuple[list[float], list[float]]:
         """Return the curve up to so many tokens, its last point interpolated."""
-        inside = sum(tokens <= most for tokens in self.tokens)
-        tokens, losses = self.tokens[:inside], self.losses[:inside]
-        if 0 < inside < len(self.tokens):
-            share = (most - tokens[-1]) / (self.tokens[inside] - tokens[-1])
-            tokens, losses = [*tokens, most], [*losses, losses[-1] + share * (self.losses[inside] - losses[-1])]
-        return tokens, losses
+        import numpy as np  # here, for a refusal at the start needs no package
+
+        tokens = [each for each in self.tokens if each <= most]
+        if 0 < len(tokens) < len(self.tokens):
+            tokens.append(most)
+        return tokens, np.interp(tokens, self.tokens, self.losses).tolist()
 
 
 def load(name: str) -> Reference:

@@ -45,12 +45,12 @@ def key_faults(name: str, value: Any) -> list[str]:
                 if math.isfinite(float(value)):
                     hint = f"; YAML reads this as text, write {shown(value)} without quotes"
         return [f"{name} = {shown(value)}: must be {wanted_name(name)}, is {type_name(type(value))}{hint}"]
-    for text in value if isinstance(value, list) else [value]:
-        if isinstance(text, str) and not is_name(text.replace("\0", "") if name == "sample_prompts" else text):
-            return [f"{name} = {shown(text)}: has a NUL byte, or one that is not UTF-8; use a name without it"]
-    for chosen in (value if isinstance(value, list) else [value]) if field["choices"] else ():
-        if chosen not in field["choices"]:
-            return [f"{name} = {shown(value)}: must be {either(field['choices'])}{nearest(chosen, field['choices'])}"]
+    choices = field["choices"]
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, str) and not is_name(each.replace("\0", "") if name == "sample_prompts" else each):
+            return [f"{name} = {shown(each)}: has a NUL byte, or one that is not UTF-8; use a name without it"]
+        if choices and each not in choices:
+            return [f"{name} = {shown(value)}: must be {either(choices)}{nearest(each, choices)}"]
     if name == "data_dir" and value.startswith("hf://") and not REPOSITORY.fullmatch(value):
         return [f"data_dir = {shown(value)}: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"]
     low, high = field["low"], field["high"]

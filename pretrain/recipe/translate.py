@@ -248,9 +248,9 @@ def _puts(rule: Any, value: str) -> dict[str, Any]:
             "none": "; ".join([f"must be {rules.either(list(cases))}", *([rule["note"]] if "note" in rule else [])])
         }
     found = {key: _text(put) for key, put in (rule | (chosen or {})).items() if key not in ("when", "note")}
-    filled = {"{value}": value or "true", "{folder}": os.path.dirname(value)}  # noqa: PTH120
-    return {key: (put[2:],) if put.startswith("= ") else filled.get(put, put.replace("{value}", value))
-            for key, put in found.items()}  # fmt: skip
+    folder = os.path.dirname(value)  # noqa: PTH120
+    filled = {key: put.replace("{value}", value or "true").replace("{folder}", folder) for key, put in found.items()}
+    return {key: (put[2:],) if put.startswith("= ") else put for key, put in filled.items()}
 
 
 def _recipe_of(values: dict[str, Any], program: Mapping[str, Any]) -> str:
@@ -338,9 +338,7 @@ def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict
     stem = launch.get("yaml") or (cards.preset(asked, processes) if card else "")
     file = launch.get("config_file") or (f"accelerate_configs/{stem}.yaml" if stem else "")
     chosen = {key: launch[key] for key in ("mixed_precision", "dynamo_backend") if key in launch}
-    if not file and not {"fp16", "no"} & set(chosen.values()):
-        chosen = {}  # as plain python train.py chooses by itself
-    if not file and chosen:
+    if not file and {"fp16", "no"} & set(chosen.values()):  # plain python train.py chooses all else by itself
         file = "accelerate_configs/conservative.yaml"
         if "mixed_precision" not in chosen:
             notes["precision"] = f"{file} has fp16: add --mixed_precision bf16 for a card from Ampere on"

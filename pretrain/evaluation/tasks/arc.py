@@ -6,8 +6,6 @@ from typing import Any
 
 from pretrain.evaluation.record import RULES, Question, Task
 
-HARNESS_GPT2 = "GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)"
-
 
 def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
     """Return the question with its answers; the right one is named by its label, a letter or a number."""
@@ -43,6 +41,6 @@ CHALLENGE = replace(
     files=("ARC-Challenge/test-00000-of-00001.parquet", 1),
     config="ARC-Challenge",
     published={"GPT-2 124M": (None, 22.70)},
-    citations=(HARNESS_GPT2,),
+    citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",),
 )
 TASKS = (EASY, CHALLENGE)
