@@ -250,14 +250,9 @@ def prepare(shared: Path) -> Path:
     if done.code != 0:
         raise RuntimeError(f"the tree cannot prepare a plain text: {done.stderr}")
     (next((folder / "data").iterdir()) / "tokenizer").rename(folder / "tok")
-    clear(folder)
+    subprocess.run(["rm", "-rf", str(folder / "data")], check=True)
     (folder / "tiny.yaml").write_text(RECIPE)
     return folder
-
-
-def clear(folder: Path) -> None:
-    """Remove what commands have prepared and trained."""
-    subprocess.run(["rm", "-rf", str(folder / "data"), str(folder / "runs")], check=True)
 
 
 def copy(base: Path, folder: Path) -> Path:

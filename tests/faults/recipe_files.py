@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import commands
-import yaml
 
 SECONDS = 10.0  # on two busy cores; a user waits no longer for a typo
 # Refused behind the recipe: what stands in this line was accepted.
@@ -94,43 +93,6 @@ IN_FILE: list[tuple[str, tuple[tuple[str, ...], ...]]] = [
     ("max_steps: 3\nmax_steps: 4", (("max_steps is given twice (first in line",),)),
     ("learning_rate: true\nadam_beta1: yes", (("learning_rate = True",), ("adam_beta1 = True: must be a number",))),
 ]
-# What flags become, in the recipe that the run keeps.
-BECOMES = {
-    ("--max-steps=2",): ("max_steps", 2),
-    ("--warmup_steps", "1e0"): ("warmup_steps", 1),
-    ("--learning-rate", "6e-4"): ("learning_rate", 6e-4),
-    ("--min_lr_ratio", ".5"): ("min_lr_ratio", 0.5),
-    ("--sample_prompts", "a b", "the\n*", "null"): ("sample_prompts", ["a b", "the\n*", "null"]),
-    ("--sample-steps", "2"): ("sample_steps", 2),
-    ("--tags=--x",): ("tags", ["--x"]),
-    ("--hub_private_repo", "false"): ("hub_private_repo", False),
-    ("--per_device_train_batch_size", "auto"): ("per_device_train_batch_size", "auto"),
-    ("--data_files", "text.txt", "a [b] 'c.txt"): ("data_files", ["text.txt", "a [b] 'c.txt"]),
-    ("--report_to", "none"): ("report_to", None),
-    ("--output_dir", "runs/a 'b\""): ("output_dir", "runs/a 'b\""),
-}
-
-
-def _becomes(folder: Path) -> str | None:
-    commands.copy(base_of(folder), folder)
-    (folder / "a [b] 'c.txt").write_text(commands.text(7, 300))
-    words = [word for words in BECOMES for word in words]
-    done = commands.run("train.py", "--recipe", "tiny.yaml", *words, cwd=folder)
-    if done.code != 0:
-        return commands.fault_of(done, "") or f"exit status {done.code}: {done.errors[0][:300]}"
-    kept = folder / "runs" / "a 'b\"" / "recipe.yaml"
-    found = yaml.safe_load(kept.read_text())
-    if wrong := [(key, found.get(key)) for key, wanted in BECOMES.values() if found.get(key) not in (wanted, ["none"])]:
-        return f"recipe.yaml has {wrong}"
-    (folder / "again.yaml").write_bytes(kept.read_bytes())
-    again = commands.run("train.py", "--recipe", "again.yaml", cwd=folder)
-    if (
-        again.code != 0
-        or kept.read_bytes() != (folder / "again.yaml").read_bytes()
-        or len(list((folder / "data").iterdir())) != 1
-    ):
-        return f"the recipe that a run keeps is not the same: {again.stderr[:300]}"
-    return None
 
 
 def _stated(
@@ -165,7 +127,7 @@ def _stated(
 
 
 def stated() -> Iterator[tuple[str, Callable]]:
-    """Secrets in flags that are none, of each script; what is refused, in its lines; what flags become."""
+    """Secrets in flags that are none, of each script; what is refused, in its lines."""
     for script, words in SCRIPTS.items():
         if script == "post_train.py" and not importlib.util.find_spec("trl"):
             continue
@@ -180,7 +142,6 @@ def stated() -> Iterator[tuple[str, Callable]]:
         yield f"{file!r:.60}", _stated("prepare_data.py", ("--recipe", "tiny.yaml"), lines, file)
     for words, lines in REFUSED[:2]:
         yield f"rank 1: {words}", _stated("train.py", ("--recipe", "tiny.yaml", *words), lines, rank="1")
-    yield "what flags become", _becomes
 
 
 def _trains(flag: tuple[str, ...], name: str) -> Callable[[Path], str | None]:

@@ -206,8 +206,9 @@ def test_unknown_flag_is_one_fault_that_names_the_nearest(tmp_path, words, wrong
 
 def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(tmp_path):
     words = ["--seed", "99", "--learning_rate", "6e-4", "--data_files", "b", "c", "--verify=3", "--job", "3", "--dry"]
-    got, extras = command(tmp_path, *words)
+    got, extras = command(tmp_path, *words, "--report_to", "none", "--min_lr_ratio", ".5", "--tags=--x")
     assert (got.model.seed, got.schedule.learning_rate, got.data.data_files) == (99, 6e-4, ["b", "c"])
+    assert (got.tracking.report_to, got.schedule.min_lr_ratio, got.tracking.tags) == (None, 0.5, ["--x"])
     assert extras == {"job": 3, "verify": "3", "dry": True} and command(tmp_path)[1] == {}
 
 

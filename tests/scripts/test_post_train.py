@@ -122,9 +122,9 @@ def test_the_generated_problems_that_are_held_out_stand_in_no_order_in_text_or_p
 
 @pytest.mark.post
 @needs_trl
-def test_a_base_model_is_improved_scored_and_written_as_a_stock_model(place):
+def test_a_base_model_is_improved_scored_and_written_as_a_stock_model_and_goes_on_from_trls_checkpoint(place):
     Path("mine.py").write_text("def digits(prompt, completion):\n    return sum(map(str.isdigit, completion)) / 5\n")
-    mine = ("--reward", "mine.py:digits")
+    mine = ("--reward", "mine.py:digits", "--save_strategy", "steps", "--save_steps", "2")
     done = post_train(*mine)
     out = place / "runs/addition-grpo"
     rows = read_metrics(out / "metrics.jsonl")
@@ -137,17 +137,9 @@ def test_a_base_model_is_improved_scored_and_written_as_a_stock_model(place):
     assert "transformer.wte.weight" in changed
     again = post_train(*mine, expect=2)
     assert "output_dir = runs/addition-grpo: holds a model already; give another --output_dir" in again.stderr
-
-
-@pytest.mark.post
-@needs_trl
-def test_an_interrupted_run_goes_on_from_trls_checkpoint(place):
-    saving = ("--save_strategy", "steps", "--save_steps", "2")
-    post_train("--max_steps", "2", *saving)
-    (place / "runs/addition-grpo/model").rename(place / "first")
-    post_train("--max_steps", "4", *saving, "--resume_from_checkpoint", "runs/addition-grpo/checkpoint-2")
-    rows = read_metrics(place / "runs/addition-grpo/metrics.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    (out / "model").rename(place / "first")
+    post_train(*mine, "--max_steps", "4", "--resume_from_checkpoint", "runs/addition-grpo/checkpoint-2")
+    assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.post
