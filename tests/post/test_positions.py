@@ -24,9 +24,7 @@ def differences(one, rows, mask):
     """The largest difference of a row's logits, padded to alone."""
     padded = one(rows, attention_mask=mask).logits
     wanted = alone(one, rows, mask)
-    return [
-        (padded[i][mask[i].bool()] - each).abs().max().item() for i, each in enumerate(wanted)
-    ]  # fmt: skip
+    return [(padded[i][mask[i].bool()] - each).abs().max().item() for i, each in enumerate(wanted)]
 
 
 @torch.no_grad()

@@ -324,9 +324,8 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
     found = [line for page in pages for line in re.findall(pattern, page.read_text().replace("\\\n", " "), re.M)]
     assert len(found) >= 6
     for line in found:
-        words = shlex.split(
-            line.partition(", after")[0].replace(" --bf16 true", ""), comments=True
-        )  # Trainer asks the machine for it
+        line = line.partition(", after")[0].replace(" --bf16 true", "")  # Trainer asks the machine for it
+        words = shlex.split(line, comments=True)
         if words[0] != "trl":
             post_train_script.parse(words[words.index("--config") :])
             continue
@@ -335,10 +334,8 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
         if "--accelerate_config" in unknown:  # TRL's own word for accelerate's --config_file
             unknown[unknown.index("--accelerate_config")] = "--config_file"
         launch_command_parser().parse_args([*unknown, "sft.py"])  # exits where it does not know a word
-        assert (
-            yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())["env"]["HF_HUB_DISABLE_TELEMETRY"]
-            == "1"
-        )
+        config = yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())
+        assert config["env"]["HF_HUB_DISABLE_TELEMETRY"] == "1"
 
 
 @pytest.mark.post
