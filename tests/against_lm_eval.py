@@ -33,7 +33,7 @@ def make(kind: str, text: str):
     tokenizer = tokenization.train_bpe([text], 1024)
     if kind == "llama":
         shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.1}
-        shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+        shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 384}
         return tokenizer, LlamaForCausalLM(LlamaConfig(**shape, vocab_size=1024)).eval()
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=96, vocab_size=1024, n_positions=256))
     ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])

@@ -53,7 +53,7 @@ def read(task: Task, data_files: Sequence[str] | None = None, limit: int = 0, re
         limit: only the first so many; 0 = all.
         revision: the commit that is wanted; None: the task's own, else the newest.
 
-    Raises BadInput where the Hub's cannot be had, and with file and line of each fault (the first ten).
+    Raises BadInput where the Hub's cannot be had, and with file and line of each fault (the first three).
     """
     paths, items = ([Path(name) for name in data_files or ()]), Items()
     if data_files is None:

@@ -44,8 +44,6 @@ class Task:
         files: the pattern of that split's files, and how many match it; of several files items are taken in turn.
         revision: the commit, where one is known; else the newest when a run begins.
         config: the data set's part; None: it has one.
-        license: as the data set's page states it; language: ISO 639-3.
-        citation: the paper.
         fields: what a row must have.
         questions: row -> what is asked: a question, or one for each of two texts; raises ValueError with the fault.
         published: what others measured, by model and in the order of ``scores``, shares in per cent; None: not known.
@@ -61,9 +59,6 @@ class Task:
     files: tuple[str, int]
     fields: tuple[str, ...]
     questions: Callable[[Mapping[str, Any]], tuple[Question, ...]]
-    license: str
-    language: str
-    citation: str
     revision: str | None = None
     config: str | None = None
     published: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)

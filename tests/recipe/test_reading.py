@@ -574,14 +574,12 @@ def test_shards_of_ones_own_are_never_deleted(tmp_path, changes):
     assert recipe(tmp_path, **given, stream_keep="all")
 
 
-MODEL = {"architecture": "llama", "n_layer": 3, "n_head": 4, "n_embd": 64, "vocab_size": 320, "num_key_value_heads": 2}
-MODEL |= {"intermediate_size": 192, "tie_word_embeddings": False, "rope_theta": 5e5}
 LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 96, "tie_word_embeddings": True}
 LLAMA |= {"rope_theta": 10000.0}
 
 
 def test_a_model_or_run_that_is_begun_from_brings_shape_and_tokenizer_along(tmp_path):
-    shapeless = dict.fromkeys(("tokenizer", *MODEL))
+    shapeless = dict.fromkeys(("tokenizer", *keys.MODEL_KEYS))
     found = reading.load_recipe(write(tmp_path, **shapeless, init_from="owner/name"))
     assert found.data.tokenizer == "owner/name" and found.model.n_layer is None
     (tmp_path / "runs" / "r" / "model").mkdir(parents=True)

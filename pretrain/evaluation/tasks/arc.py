@@ -1,4 +1,7 @@
-"""ARC (Clark et al. 2018): science questions of American schools, Easy and Challenge, with three to five answers."""
+"""ARC (Clark et al. 2018): science questions of American schools, Easy and Challenge, with three to five answers.
+
+arXiv:1803.05457; license of the data: CC BY-SA 4.0.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,9 +32,6 @@ EASY = Task(
     config="ARC-Easy",
     fields=("question", "choices", "answerKey"),
     questions=questions,
-    license="CC BY-SA 4.0",
-    language="eng",
-    citation="Clark et al. 2018, Think you have Solved Question Answering? Try ARC, arXiv:1803.05457",
 )
 CHALLENGE = replace(
     EASY,

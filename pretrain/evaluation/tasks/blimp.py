@@ -1,6 +1,7 @@
 """BLiMP (Warstadt et al. 2020) and MultiBLiMP (Jumelet et al. 2025): which of two sentences is grammatical?
 
 Each sentence is scored whole, from the beginning of a text: no other task moves as early in training.
+arXiv:1912.00582 and arXiv:2504.02768; licenses of the data: CC BY 4.0 and CC BY-SA 4.0.
 """
 
 from collections.abc import Mapping
@@ -34,9 +35,6 @@ BLIMP = Task(
     files=("*/train-00000-of-00001.parquet", PARTS),
     fields=("sentence_good", "sentence_bad"),
     questions=pair,
-    license="CC BY 4.0",
-    language="eng",
-    citation="Warstadt et al. 2020, BLiMP: The Benchmark of Linguistic Minimal Pairs for English, arXiv:1912.00582",
 )
 
 
@@ -53,9 +51,6 @@ def _of_language(code: str, size: int) -> Task:
         config=code,
         fields=("sen", "wrong_sen"),
         questions=pair_of_language,
-        license="CC BY-SA 4.0",
-        language=code,
-        citation="Jumelet et al. 2025, MultiBLiMP 1.0: A Massively Multilingual Benchmark, arXiv:2504.02768",
     )
 
 

@@ -3,6 +3,8 @@
 - ``acc``, ``acc_norm``: on lm-evaluation-harness's text (activity label, ctx_b capitalized, brackets cleaned away) the
   likeliest ending, and the likeliest per character.
 - ``acc_token_norm``: build-nanogpt's and llm.c's: on ``ctx`` as it stands the likeliest ending per token.
+
+arXiv:1905.07830; license of the data: MIT.
 """
 
 import re
@@ -49,9 +51,6 @@ TASK = Task(
     files=("data/validation-00000-of-00001.parquet", 1),
     fields=("activity_label", "ctx_a", "ctx_b", "ctx", "endings", "label"),
     questions=questions,
-    license="MIT",
-    language="eng",
-    citation="Zellers et al. 2019, HellaSwag: Can a Machine Really Finish Your Sentence?, arXiv:1905.07830",
     published={
         "GPT-2 124M": (28.92, 31.14, 29.55),
         "GPT-2 355M": (None, None, 37.52),

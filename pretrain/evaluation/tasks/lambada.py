@@ -1,4 +1,7 @@
-"""LAMBADA (Paperno et al. 2016), as OpenAI prepared it for GPT-2: the last word of a passage."""
+"""LAMBADA (Paperno et al. 2016), as OpenAI prepared it for GPT-2 (Radford et al. 2019): the last word of a passage.
+
+arXiv:1606.06031; license of the data: MIT.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,9 +29,6 @@ TASKS = (
         files=("data/lambada_test_en.jsonl", 1),
         fields=("text",),
         questions=questions,
-        license="MIT",
-        language="eng",
-        citation="Paperno et al. 2016, The LAMBADA dataset, arXiv:1606.06031; Radford et al. 2019 (OpenAI's preparation)",
         published={"GPT-2 124M": (32.56, 40.06)},
         citations=("GPT-2 124M: EleutherAI/lm-evaluation-harness#2159 (its own run on openai-community/gpt2)",),
     ),

@@ -1,4 +1,7 @@
-"""PIQA (Bisk et al. 2020): which of two ways reaches an everyday goal?"""
+"""PIQA (Bisk et al. 2020): which of two ways reaches an everyday goal?
+
+arXiv:1911.11641; license of the data: not stated.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,9 +30,6 @@ TASKS = (
         files=("piqa_validation.parquet", 1),
         fields=("goal", "sol1", "sol2", "label"),
         questions=questions,
-        license="not stated",
-        language="eng",
-        citation="Bisk et al. 2020, PIQA: Reasoning about Physical Commonsense in Natural Language, arXiv:1911.11641",
         published={"GPT-2 124M": (None, 62.51)},
         citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it (acc_norm)",),
     ),

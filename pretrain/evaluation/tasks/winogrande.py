@@ -1,6 +1,7 @@
 """WinoGrande (Sakaguchi et al. 2019): which of two names fills the blank? By partial evaluation, as Trinh and Le 2018.
 
 The names stand in the context, and what follows the blank is the ending of both.
+arXiv:1907.10641; license of the data: CC BY.
 """
 
 from collections.abc import Mapping
@@ -35,9 +36,6 @@ TASKS = (
         config="winogrande_xl",
         fields=("sentence", "option1", "option2", "answer"),
         questions=questions,
-        license="CC BY",
-        language="eng",
-        citation="Sakaguchi et al. 2019, WinoGrande: An Adversarial Winograd Schema Challenge at Scale, arXiv:1907.10641",
         published={"GPT-2 124M": (51.62,)},
         citations=("GPT-2 124M: lm-evaluation-harness on gpt2, as CortexLM/cortex#126 quotes it",),
     ),
