@@ -60,7 +60,7 @@ SCRIPTS = {
     "eval_hellaswag.py": ("--model", "nowhere"),
     "check_setup.py": (),
 }
-SECRETS = [(f"--{name}={CANARY}",) for name in ("api_key", "api-key", "hub_token", "password", "zzz")]
+SECRETS = [(f"--{name}={CANARY}",) for name in ("api_key", "api-key", "session_token", "password", "zzz")]
 SECRETS += [("--api_key", CANARY), (f"--zzz={LINK}",), (f"--api_key={CANARY}=={CANARY}", f"--secret={CANARY}")]
 # A command's words, then the pieces of each of its lines; none of it is made or begun. tests/recipe tests the rules
 # themselves; here stands what the command adds.
@@ -70,9 +70,9 @@ REFUSED: list[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = [
     (("--data_files", LINK, "--data-files", f"{LINK}&v=1"), (("--data_files", "https://redacted@h/x", "given twice"),)),
     (("--max_steps", LINK), (("--max_steps https://redacted@h/x?redacted: must be an integer",),)),
     (("--max_steps", "true", "--eval_steps", "x"), (("--max_steps true",), ("--eval_steps x: must be an integer",))),
-    (("--max_steps", "0"), (("tiny.yaml: max_steps = 0: must be between 1 and",),)),
-    (("--data_dir", "hf://datasets/x"), (("data_dir = hf://datasets/x: must be a folder, or hf://",),)),
-    (("--run_name", "\udcff"), (("run_name = ", "not UTF-8"),)),
+    (("--max_steps", "0"), (("--max_steps 0: must be between 1 and",),)),
+    (("--data_dir", "hf://datasets/x"), (("--data_dir hf://datasets/x: must be a folder, or hf://",),)),
+    (("--run_name", "\udcff"), (("--run_name ", "not UTF-8"),)),
     (("--run_name", "a\nerror: b"), (("run_name = ",),)),
     (("--recipe=a\nerror: b.yaml",), (("no such recipe",),)),
     (("--recipe=.",), ((".: cannot be read as text: Is a directory",),)),

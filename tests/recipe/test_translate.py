@@ -125,7 +125,7 @@ COMMANDS = [
         (1, 64, 1),
     ),
     (
-        "python train.py --max_iters=100 --lr=1e-3 --weight-decay 0.2",
+        "python train.py --max_iters=100 --lr=1e-3 --weight-decay 0.2 --dtype=bfloat16",
         C,
         {"max_steps": 100, "weight_decay": 0.2},
         (1, 64, 8),
