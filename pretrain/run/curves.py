@@ -255,9 +255,10 @@ def name_ends(axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     for x, y, label, color in sorted(ends, key=lambda end: end[1]):
         free = max((y - low) / (high - low), free + least)  # shares of the axes' height
         where = {"xycoords": axes.transAxes, "fontsize": 8, "va": "center", "annotation_clip": False, "bbox": SHADE}
-        at = axes.transLimits.transform((x, y))[0]  # a line that ends early has its name there
-        place = (at, free) if at < 0.8 else (1.0, free)
-        axes.annotate(f" {label} {y:.3f}", place, color=color, **where)
+        at = axes.transLimits.transform((x, y))[0]
+        if at < 0.8:  # a line that ends early has its name under its end, where a falling one is not
+            where |= {"xytext": (0, -9), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(f" {label} {y:.3f}", (at if at < 0.8 else 1.0, free), color=color, **where)
 
 
 def series(rows: Sequence[Mapping], name: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:
