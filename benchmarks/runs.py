@@ -1,6 +1,5 @@
 """What benchmarks share that needs no torch: training runs in processes of their own, files, facts."""
 
-import argparse
 import contextlib
 import importlib.util
 import json
@@ -18,14 +17,6 @@ torch.set_num_threads({threads})
 import train
 sys.exit(train.main({argv!r}))
 """
-
-
-def add_runs(parser: argparse.ArgumentParser, folder: str, seeds: tuple[int, ...] = (1, 2)) -> None:
-    """Add the flags of benchmarks that train several runs to their ends."""
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds), help="default: %(default)s")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    parser.add_argument("--folder", default=folder, type=Path, help="for the runs; finished ones are not repeated")
-    parser.add_argument("--json", help="write the figures here too")
 
 
 def flag_words(flags: Mapping[str, object]) -> list[str]:
@@ -50,31 +41,27 @@ def prepare_shards(folder: Path, recipe: Path, flags: list[str]) -> None:
     _run([str(ROOT / "prepare_data.py"), "--recipe", str(recipe), *once(flags)], folder, os.environ)
 
 
-def train_once(
-    folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int | None = None, cpu: bool = True
-) -> dict:
-    """Train to the end and return the last ``loss`` (validation, nats per token), ``seconds`` of training and ``steps``.
+def train_once(folder: Path, name: str, recipe: Path, flags: list[str], *, threads: int, seed: int) -> dict:
+    """Train to the end in fp32 on the CPU; return the last ``loss`` (validation, nats per token) and ``seconds``.
 
     Args:
         folder: where the run (``runs/name``) and its data lie; a run that is finished there is only read.
         flags: recipe keys over the recipe's and over those that keep a run quiet, as train.py takes them.
-        seed: of weights and order; None: the recipe's.
-        cpu: train in fp32 on the CPU; else in bf16 on the card.
+        seed: of weights and order.
     """
     own = {"run_name": name, "eval_steps": 10**9, "sample_steps": 0, "save_steps": 0, "logging_steps": 100}
-    own |= {"seed": seed, "data_seed": seed} if seed is not None else {}
+    own |= {"seed": seed, "data_seed": seed}
     argv = once(["--recipe", str(recipe), *flag_words(own), *flags])
     metrics = folder / "runs" / name / "metrics.jsonl"
     if not (folder / "runs" / name / "model").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        environment |= {"ACCELERATE_USE_CPU": "true"} if cpu else {"ACCELERATE_MIXED_PRECISION": "bf16"}
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
         code = START.format(root=str(ROOT), threads=threads, argv=argv)
         _run(["-c", code], folder, environment, name=f"{name}: train.py")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     last = [row for row in rows if "eval/loss" in row][-1]
     timed = [row for row in rows if "elapsed_seconds" in row][-1]
-    return {"name": name, "loss": last["eval/loss"], "seconds": timed["elapsed_seconds"], "steps": last["step"]}
+    return {"name": name, "loss": last["eval/loss"], "seconds": timed["elapsed_seconds"]}
 
 
 def write_json(path: str | Path | None, record: Mapping) -> None:

@@ -21,7 +21,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
 from benchmarks.runs import ROOT, flag_words, once
-from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.data.corpus import Corpus, TrainBatches
 from pretrain.machine import estimate, hardware
@@ -41,14 +40,10 @@ TOKENS = 2**22  # ids in the file that is read
 
 
 class Turns:
-    """A variant's end of the alternation: its loop calls ``done`` after each update and sleeps there between turns.
-
-    Attributes:
-        notes: further figures of a turn, which the variant may set.
-    """
+    """A variant's end of the alternation: its loop calls ``done`` after each update and sleeps there between turns."""
 
     def __init__(self, connection):
-        self.connection, self.notes, self.card = connection, {}, device().type == "cuda"
+        self.connection, self.card = connection, device().type == "cuda"
         self._parent = os.getppid()
 
     def wait(self) -> None:
@@ -74,7 +69,7 @@ class Turns:
         if self.card:
             figures["bytes"] = torch.cuda.max_memory_allocated()
             torch.cuda.empty_cache()
-        self.connection.send(figures | self.notes)
+        self.connection.send(figures)
         self.wait()
 
 
@@ -174,9 +169,9 @@ def recipe_of(**changes) -> keys.Recipe:
     return keys.replace(reading.load_recipe(RECIPE), **changes)
 
 
-def our_flags(asked: argparse.Namespace, micro_batch: int, folder: Path, processes: int = 1) -> dict[str, str]:
+def our_flags(asked: argparse.Namespace, micro_batch: int, folder: Path) -> dict[str, str]:
     """Return flags of train.py: the sizes asked for, and full learning rate from the first update on."""
-    step = micro_batch * asked.accumulation * asked.sequence_length * processes
+    step = micro_batch * asked.accumulation * asked.sequence_length
     flags = sizes_of(asked) | {"tokens_per_step": step, "per_device_train_batch_size": micro_batch, "warmup_steps": 0}
     # A whole corpus is memory-mapped; one as small as this would be put on the card.
     flags |= {"data_dir": folder, "data_device": "cpu", "output_dir": folder / "run"}
@@ -184,47 +179,20 @@ def our_flags(asked: argparse.Namespace, micro_batch: int, folder: Path, process
 
 
 def be_train(argv: list[str], turns: Turns) -> None:
-    """Be train.py with these flags, and sleep at the end of each update until the next turn.
-
-    Notes ``outside_ms``: what the host spends in a turn's last update outside forward, backward and the optimizer.
-    """
-    apply, exchange = update.update, train.sync_gradients
-    inside, begin = 0.0, time.perf_counter()
-
-    @contextlib.contextmanager
-    def timed_exchange(*given, **named):
-        nonlocal inside
-        with exchange(*given, **named):
-            start = time.perf_counter()
-            yield
-            inside += time.perf_counter() - start
+    """Be train.py with these flags, and sleep at the end of each update until the next turn."""
+    apply = update.update
 
     def then_sleep(*given, **named) -> update.Update:
-        nonlocal inside, begin
-        turns.notes["outside_ms"] = 1000 * (time.perf_counter() - begin - inside)
         outcome = apply(*given, **named)
         turns.done(outcome.loss)
-        inside, begin = 0.0, time.perf_counter()
         return outcome
 
-    update.update, train.sync_gradients = then_sleep, timed_exchange
+    update.update = then_sleep
     with tempfile.TemporaryFile("w+") as log:
         with contextlib.redirect_stderr(log):
             status = train.main(once([*argv, *flag_words(QUIET)]))
         log.seek(0)
         raise RuntimeError(f"train.py ended with {status}: {(log.read().strip().splitlines() or [''])[-1]}")
-
-
-def apply_update(module: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """Do what train.py does after an update's backward passes, in one process without a scaler."""
-    update.update(
-        optimizer,
-        list(module.parameters()),
-        loss.detach(),
-        max_grad_norm=1.0,
-        scaler=None,
-        reduce_mean=lambda tensor: tensor,
-    )
 
 
 def fixed_batches(asked: argparse.Namespace, micro_batch: int, folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -280,9 +248,11 @@ def add_sizes(parser: argparse.ArgumentParser, **defaults: int) -> None:
     parser.add_argument("--json", help="write the figures here too")
 
 
-def add_turns(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of what is measured in turns."""
-    steps = 10 if device().type == "cuda" else 1
+def add_turns(parser: argparse.ArgumentParser, *, micro_batch: int) -> None:
+    """Add the flags of what is measured in turns; ``micro_batch``: the CPU's default."""
+    card = device().type == "cuda"
+    sizes, steps = [16 if card else micro_batch], 10 if card else 1  # 16: more rows than our loss takes at once
+    parser.add_argument("--micro_batch", type=positive, nargs="+", default=sizes, help="default: %(default)s here")
     parser.add_argument("--precision", choices=["bf16", "fp16", "no"], help="default: what the device is good at")
     parser.add_argument("--compile", type=json.loads, default=True, metavar="true|false", help="default: true")
     parser.add_argument("--rounds", type=positive, default=5, help="default: %(default)s")
@@ -298,22 +268,11 @@ def settle(asked: argparse.Namespace) -> hardware.Device:
     """
     os.environ["ACCELERATE_USE_CPU"] = str(device().type == "cpu").lower()
     found = hardware.this_device()
-    asked.precision = asked.precision or ("bf16" if bf16_processor() else found.precision)
+    asked.precision = asked.precision or found.precision
     os.environ["ACCELERATE_MIXED_PRECISION"] = asked.precision
     os.environ["ACCELERATE_DYNAMO_BACKEND"] = "inductor" if asked.compile else "no"
-    if asked.precision == "fp16" and found.kind != "cuda":
-        raise BadInput("--precision fp16: needs a GPU; use bf16 or no")
-    if asked.n_embd % asked.n_head:
-        raise BadInput(f"--n_embd {asked.n_embd}: must be a multiple of --n_head {asked.n_head}")
     refuse_impossible(found, os.environ)
     return found
-
-
-def bf16_processor() -> bool:
-    """Return whether this is to run on a CPU that multiplies bf16 matrices in hardware (Linux tells)."""
-    info = Path("/proc/cpuinfo")
-    flags = info.read_text(errors="replace").split() if info.is_file() and device().type == "cpu" else []
-    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def shape_of(asked: argparse.Namespace) -> estimate.Shape:

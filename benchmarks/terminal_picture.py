@@ -1,10 +1,8 @@
 """A picture of a terminal, as SVG: what a command shows at a width.
 
     python benchmarks/terminal_picture.py --columns 80 --out docs/quickstart/terminal.svg -- make train
-    python benchmarks/terminal_picture.py --columns 120 --light --until 'step 400/760' --out light.svg -- make train
 
-``--until`` draws the screen once it shows that text, progress bar included, and ends the command. The middle of a long
-screen is left out.
+The middle of a long screen is left out.
 """
 
 import argparse
@@ -14,7 +12,6 @@ import html
 import os
 import pty
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -23,7 +20,7 @@ from pathlib import Path
 
 FIRST, LAST = 34, 9
 SIZE, LINE, CELL = 13, 18, 7.8  # pixels: of the font, a line, a character
-DARK, LIGHT = ("#1d2021", "#d5d8dc", "#8ec07c"), ("#ffffff", "#24292f", "#116329")  # back, text, command
+BACK, TEXT, COMMAND = "#1d2021", "#d5d8dc", "#8ec07c"
 ESCAPE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
 
@@ -51,27 +48,23 @@ class Screen:
                 self.column += len(part)
 
 
-def record(command: list[str], columns: int, until: str = "") -> list[str]:
-    """Run a command on a terminal of so many columns and return the lines on it at the end, or once it shows a text."""
+def record(command: list[str], columns: int) -> list[str]:
+    """Run a command on a terminal of so many columns and return the lines on it at the end."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    program = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    program = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     screen, left = Screen(), b""
     with contextlib.suppress(OSError):  # what reading raises once the program has ended
         while data := os.read(ours, 65536):
             *whole, left = re.split(rb"(?<=[\r\n])", left + data)
             screen.write(b"".join(whole).decode("utf-8", "replace"))
-            if until and until in screen.lines[screen.row] + left.decode("utf-8", "replace"):
-                screen.write(left.decode("utf-8", "replace"))
-                os.killpg(program.pid, signal.SIGTERM)
-                break
     program.wait()
     os.close(ours)
     return [line.rstrip() for line in screen.lines]
 
 
-def draw(command: str, lines: list[str], columns: int = 80, light: bool = False) -> str:
+def draw(command: str, lines: list[str], columns: int = 80) -> str:
     """Return the SVG of a command and the lines that it showed, each cut to the width."""
     while lines and not lines[-1]:
         lines = lines[:-1]
@@ -79,18 +72,15 @@ def draw(command: str, lines: list[str], columns: int = 80, light: bool = False)
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
     shown = [f"$ {command}", *(line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines)]
     width, height = round(columns * CELL) + 32, len(shown) * LINE + 32
-    back, text, accent = LIGHT if light else DARK
     rows = [
-        f'<text x="16" y="{24 + LINE * number}" fill="{accent if number == 0 else text}" xml:space="preserve" '
+        f'<text x="16" y="{24 + LINE * number}" fill="{TEXT if number else COMMAND}" xml:space="preserve" '
         f'textLength="{CELL * len(line):g}" lengthAdjust="spacingAndGlyphs">{html.escape(line, quote=False)}</text>'
         for number, line in enumerate(shown)
     ]
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
     style = f'<g font-family="ui-monospace, Menlo, DejaVu Sans Mono, monospace" font-size="{SIZE}">'
-    edge = ' stroke="#d0d7de"' if light else ""
-    return "\n".join(
-        [begin, f'<rect width="100%" height="100%" rx="8" fill="{back}"{edge}/>', style, *rows, "</g>", "</svg>", ""]
-    )
+    ground = f'<rect width="100%" height="100%" rx="8" fill="{BACK}"/>'
+    return "\n".join([begin, ground, style, *rows, "</g>", "</svg>", ""])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -98,12 +88,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="+")
     parser.add_argument("--columns", type=int, default=80)
-    parser.add_argument("--light", action="store_true", help="dark text on white")
-    parser.add_argument("--until", default="", help="draw once the last line shows this text, and end the command")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(argv)
-    lines = record(asked.command, asked.columns, asked.until)
-    asked.out.write_text(draw(" ".join(asked.command), lines, asked.columns, asked.light), encoding="utf-8")
+    lines = record(asked.command, asked.columns)
+    asked.out.write_text(draw(" ".join(asked.command), lines, asked.columns), encoding="utf-8")
     return 0
 
 

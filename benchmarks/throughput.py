@@ -31,7 +31,6 @@ import argparse
 import functools
 import importlib.util
 import itertools
-import os
 import statistics
 import tempfile
 
@@ -73,7 +72,7 @@ from pretrain.machine import estimate, hardware
 
 def ours(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Turns, **more: str) -> None:
     """Train by train.py."""
-    flags = our_flags(asked, micro_batch, folder, int(os.environ.get("WORLD_SIZE", "1")))
+    flags = our_flags(asked, micro_batch, folder)
     be_train(["--recipe", str(RECIPE), *flag_words(flags | more)], turns)
 
 
@@ -249,35 +248,18 @@ def ceiling(asked: argparse.Namespace, micro_batch: int, folder: Path, turns: Tu
 
 VARIANTS = {"ours": ours, "hf": hf, "trainer": trainer, "plain": plain, "nanogpt": nanogpt, "ceiling": ceiling}
 VARIANTS |= {"descent": descent, "autotune": autotune}
-MINUTES = ("descent", "autotune")  # they compile for minutes: only where they are named
+USUAL = ("ours", "hf", "trainer", "plain", "ceiling")  # the two that compile for minutes are to be named
 
 
 # The command line.
 
 
-def measured(variants: dict, asked: argparse.Namespace, micro_batch: int) -> tuple[dict, dict, str]:
-    """Return what each variant's turns gave, the turns that ours had between them, and how they were taken, in words.
-
-    A machine drifts by a third within minutes: what was not taken in turn with ours is not compared with it.
-    """
-    take = functools.partial(alternate, rounds=asked.rounds, steps=asked.steps_per_round)
-    if fit_together(len(variants), asked, micro_batch):
-        found = take(variants)
-        return found, {name: found["ours"]["turns"] for name in found if "ours" in found}, "in turns"
-    if "ours" in variants and fit_together(2, asked, micro_batch):
-        found, beside = {}, {}
-        for name in [name for name in variants if name != "ours"]:
-            pair = take({"ours": variants["ours"], name: variants[name]})
-            found, beside[name] = found | pair, pair["ours"]["turns"]
-        return {name: found[name] for name in variants}, beside, "each in turn with ours: all at once do not fit"
-    return take(variants, together=False), {}, "one after the other, so without ratios: two at once do not fit"
-
-
-def report(found: dict, beside: dict, asked: argparse.Namespace, micro_batch: int) -> dict:
+def report(found: dict, together: bool, asked: argparse.Namespace, micro_batch: int) -> dict:
     """Print the table and the ratios of a micro-batch; return them for the JSON.
 
     Args:
-        beside: the turns of ours between those of another, by its name.
+        together: whether the variants took turns. A machine drifts by a third within minutes: what was not taken in turn
+            with ours is not compared with it.
     """
     tokens, flops = micro_batch * asked.accumulation * asked.sequence_length, shape_of(asked).flops_per_token
     peak = cards.peak_flops(hardware.this_device().name, asked.precision)
@@ -299,20 +281,12 @@ def report(found: dict, beside: dict, asked: argparse.Namespace, micro_batch: in
             f"{'   n/a' if row['loss'] is None else format(row['loss'], '6.3f')}"
         )
     sound, ratios = {name: result["turns"] for name, result in found.items() if not result["problem"]}, {}
-    mine = sound.pop("ours", ())
-    for name, turns in sound.items():
-        each = [turn["seconds"] / my["seconds"] for turn, my in zip(turns, beside.get(name, ()), strict=False)]
-        if not each:
-            continue
+    mine = sound.pop("ours", ()) if together else ()
+    for name, turns in sound.items() if mine else ():
+        each = [turn["seconds"] / my["seconds"] for turn, my in zip(turns, mine, strict=True)]
         ratios[name] = statistics.median(each)
         print(
             f"ours / {name:9} {ratios[name]:.3f} times (median of the rounds' ratios; {min(each):.3f} .. {max(each):.3f})"
-        )
-    if mine:
-        rows["ours"]["outside_ms"] = outside = statistics.median(turn["outside_ms"] for turn in mine)
-        print(
-            f"our loop outside the model: {outside:.2f} ms an update, {outside / rows['ours']['ms']:.2%} of the time, by "
-            f"the host's clock{' (beside which the card works)' if device().type == 'cuda' else ''}"
         )
     return {"micro_batch": micro_batch, "variants": rows, "ours_over": ratios}
 
@@ -322,12 +296,8 @@ def main(argv: list[str] | None = None) -> int:
     """Measure every micro-batch; print a table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_sizes(parser)
-    size = 16 if device().type == "cuda" else 4
-    parser.add_argument(
-        "--micro_batch", type=positive, nargs="+", default=[size], help="sequences; default: %(default)s here"
-    )
     parser.add_argument("--accumulation", type=positive, default=1, help="micro-batches an update")
-    add_turns(parser)
+    add_turns(parser, micro_batch=4)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, help="variants to run")
     parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT: its model.py is measured too")
     asked = parser.parse_args(argv)
@@ -335,23 +305,23 @@ def main(argv: list[str] | None = None) -> int:
         raise BadInput(f"--nanogpt {asked.nanogpt}: holds no model.py; give the folder of a nanoGPT checkout")
     if "nanogpt" in (asked.only or ()) and not asked.nanogpt:
         raise BadInput("--only nanogpt: give --nanogpt PATH too, the folder of a nanoGPT checkout")
-    unasked = {*MINUTES, *(() if asked.nanogpt else ("nanogpt",))}
-    names = [name for name in VARIANTS if (name in asked.only if asked.only else name not in unasked)]
-    found = settle(asked)
-    record = about(asked, found)
+    names = asked.only or [*USUAL, *(["nanogpt"] if asked.nanogpt else [])]
+    record = about(asked, settle(asked))
     record |= {"compiled": asked.compile, "accumulation": asked.accumulation, "steps_per_round": asked.steps_per_round}
     record["micro_batches"] = []
     for micro_batch in asked.micro_batch:
         with tempfile.TemporaryDirectory() as name:
             write_ids(Path(name), asked.vocab_size)
             variants = {name_: functools.partial(VARIANTS[name_], asked, micro_batch, Path(name)) for name_ in names}
-            results, beside, way = measured(variants, asked, micro_batch)
+            together = fit_together(len(variants), asked, micro_batch)
+            found = alternate(variants, rounds=asked.rounds, steps=asked.steps_per_round, together=together)
+        way = "in turns" if together else "one after the other, without ratios: all at once do not fit (see --only)"
         print(
             f"micro-batch  {micro_batch} x {asked.accumulation}, precision {asked.precision}, "
             f"{'compiled' if asked.compile else 'eager'}, {asked.rounds} rounds of {asked.steps_per_round} updates, "
             f"{way}"
         )
-        record["micro_batches"].append(report(results, beside, asked, micro_batch) | {"in_turns": way})
+        record["micro_batches"].append(report(found, together, asked, micro_batch) | {"in_turns": way})
     write_json(asked.json, record)
     return 0
 

@@ -5,14 +5,12 @@
 trains both as tuned (``TUNED``) with the seeds that no search has seen (``HELD_OUT``), at several lengths, each with a
 schedule of its own; finds for each seed the length that ends at --target; then times one run of each in turn, alone on the
 machine, with all threads. Losses are of the whole validation split; seconds are of training, evaluations left out. About
-11 minutes on two cores. ``--text`` may be any text file or glob, and ``--recipe`` and ``--set`` change the model.
+11 minutes on two cores. ``--text`` may be any text file or glob, and ``--recipe`` changes the model.
 
-    python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part search --trials 64 --way adamw --json search.json
-    python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part undo --way adamw --json undo.json
+    python benchmarks/time_to_loss.py --text tinyshakespeare.txt --part undo --json undo.json
 
-``search`` is what has found ``TUNED``, the same for both: each trial moves 1 to 3 knobs of one of the three best so far to
-a value nearby, and is the mean of two seeds; the four best are then trained with three more seeds. ``undo`` takes the
-tuned settings back one by one. Finished runs are kept in --folder and not repeated.
+takes AdamW's tuned settings back one by one. What has found ``TUNED``, one search for both, stands at commit d9010dd.
+Finished runs are kept in --folder and not repeated.
 """
 
 import sys
@@ -23,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import hashlib
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,32 +28,15 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import yaml
 
-from benchmarks.runs import ROOT, add_runs, commit, flag_words, prepare_shards, train_once, write_json
+from benchmarks.runs import ROOT, commit, flag_words, prepare_shards, train_once, write_json
 from pretrain.base.layout import read_metrics
 from pretrain.machine import hardware
 from pretrain.run.curves import BLACK, BLUE, VERMILLION, picture, series
 
 HELD_OUT = (901, 902, 903, 904, 905)  # chosen before the search; no search may use them
-SEARCH, CONFIRM = (11, 12), (13, 14, 15)
+UNDO, UNDO_STEPS = (13, 14, 15), 650  # seeds, and about where AdamW comes to the target
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 95% of Student's t, by the number of seeds
 
-# What a search may change, for both ways. A line is the shape that ends at 0.
-SPACE = {
-    "learning_rate": (2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2, 1.6e-2, 2.2e-2, 3.2e-2, 4.5e-2),
-    "embedding_lr_ratio": (0.25, 0.5, 1.0, 2.0, 4.0),
-    "position_lr_ratio": (0.25, 0.5, 1.0, 2.0, 4.0),
-    "vector_lr_ratio": (0.1, 0.3, 1.0, 3.0),
-    "adam_beta1": (0.7, 0.8, 0.85, 0.9, 0.95),
-    "adam_beta2": (0.95, 0.98, 0.99, 0.995),
-    "warmup_steps": (10, 30, 60, 100, 150),
-    "shape": ("cosine 0.1", "cosine 0.0", "linear 0.0", "wsd 0.8", "wsd 0.5"),
-    "weight_decay": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "max_grad_norm": (0.1, 0.3, 1.0, 0.0),
-    "initializer_range": (0.02, 0.03, 0.04, 0.06, 0.08),
-    "adam_nesterov": ("false", "true"),
-    "cautious": ("false", "true"),
-}
-SPACES = {"adamw": SPACE, "muon": SPACE | {"muon_momentum": (0.7, 0.8, 0.85, 0.9, 0.95)}}
 # What GPT-2 and the recipes have where nothing was tuned: what undo goes back to.
 STOCK = {
     "embedding_lr_ratio": 1.0,
@@ -64,38 +44,26 @@ STOCK = {
     "vector_lr_ratio": 1.0,
     "adam_beta1": 0.9,
     "adam_beta2": 0.99,
-    "shape": "linear 0.0",
+    "lr_scheduler_type": "linear",
+    "min_lr_ratio": 0.0,
     "weight_decay": 0.1,
     "max_grad_norm": 1.0,
     "initializer_range": 0.02,
     "adam_nesterov": "false",
     "cautious": "false",
 }
-# Where each search begins: the best known before it (the end of docs/fewer_tokens.md; the Muon recipe, on this grid).
-BEGIN = {
-    "adamw": STOCK
-    | {"learning_rate": 8e-3, "warmup_steps": 100, "max_grad_norm": 0.3, "initializer_range": 0.06}
-    | {"adam_nesterov": "true", "cautious": "true"},
-    "muon": STOCK | {"learning_rate": 2.2e-2, "warmup_steps": 10, "muon_momentum": 0.85},
-}
-SEARCH_STEPS = {"adamw": 650, "muon": 400}  # about where each comes to the target
-# What the searches found: of Muon's, no trial was better on the confirming seeds than where it began.
 TUNED = {
-    "adamw": BEGIN["adamw"]
-    | {"learning_rate": 5.6e-3, "embedding_lr_ratio": 2.0, "vector_lr_ratio": 3.0, "adam_beta1": 0.8}
-    | {"max_grad_norm": 1.0, "initializer_range": 0.08, "adam_nesterov": "false"},
-    "muon": BEGIN["muon"],
+    "adamw": STOCK
+    | {"learning_rate": 5.6e-3, "embedding_lr_ratio": 2.0, "vector_lr_ratio": 3.0, "warmup_steps": 100}
+    | {"adam_beta1": 0.8, "initializer_range": 0.08, "cautious": "true"},
+    "muon": STOCK | {"learning_rate": 2.2e-2, "warmup_steps": 10, "muon_momentum": 0.85},
 }
 LENGTHS = {"adamw": (600, 700), "muon": (340, 400)}
 
 
 def flags(way: str, settings: dict, steps: int) -> list[str]:
     """Return train.py's words for a run of ``steps`` updates with these settings."""
-    shape, number = settings["shape"].split()
-    keys = {key: value for key, value in settings.items() if key != "shape"} | {"optimizer": way, "max_steps": steps}
-    keys |= {"lr_scheduler_type": shape, "min_lr_ratio": 0.0 if shape == "wsd" else number, "eval_on_start": "false"}
-    keys |= {"decay_ratio": number} if shape == "wsd" else {}
-    return flag_words(keys)
+    return flag_words(settings | {"optimizer": way, "max_steps": steps, "eval_on_start": "false"})
 
 
 def steps_to(target: float, losses: dict[int, float]) -> float:
@@ -124,67 +92,30 @@ class Runs:
         self.asked = asked
         self.pool = ThreadPoolExecutor(asked.workers)
         self.more = ["--data_files", str(Path(asked.text).resolve())]
-        self.more += flag_words(dict(pair.split("=", 1) for pair in asked.set))
         prepare_shards(asked.folder, asked.recipe, self.more)
 
     def losses(self, way: str, settings: dict, steps: int, seeds: Sequence[int]) -> list[float]:
         """Return the final validation loss of each seed."""
-        return list(self.pool.map(lambda seed: self.one(way, settings, steps, seed, self.asked.threads)["loss"], seeds))
-
-    def one(self, way: str, settings: dict, steps: int, seed: int, threads: int, prefix: str = "") -> dict:
-        """Train once. The run's name has a hash of all that it was asked for."""
-        return self.train(f"{prefix}{way}-{steps}", flags(way, settings, steps), seed, threads)
+        what, words = f"{way}-{steps}", flags(way, settings, steps)
+        return list(self.pool.map(lambda seed: self.train(what, words, seed, self.asked.threads)["loss"], seeds))
 
     def train(self, what: str, words: list[str], seed: int, threads: int) -> dict:
-        """Train with these words of train.py."""
+        """Train once with these words of train.py. The run's name has a hash of all that it was asked for."""
         recipe, words = self.asked.recipe, [*words, *self.more]
         asked_for = hashlib.sha256(repr((recipe.read_text(), words)).encode()).hexdigest()[:8]
         name = f"{what}-{asked_for}-{seed}"
         return train_once(self.asked.folder, name, recipe, words, threads=threads, seed=seed)
 
 
-def moved(parent: dict, space: dict, chance: random.Random) -> dict:
-    """Return settings with 1 to 3 knobs moved by 1 or 2 values."""
-    found = dict(parent)
-    for key in chance.sample(sorted(space), chance.randint(1, 3)):
-        here = space[key].index(found[key])
-        near = [value for place, value in enumerate(space[key]) if 0 < abs(place - here) <= 2]
-        found[key] = chance.choice(near)
-    return found
-
-
-def search(runs: Runs, way: str, trials: int) -> dict:
-    """Search; print each trial; return all of them and the best."""
-    chance, space = random.Random(0), SPACES[way]
-    tried: list[tuple[float, dict]] = []
-    for number in range(trials):
-        settings = BEGIN[way]
-        while any(settings == other for _, other in tried):
-            settings = moved(chance.choice(sorted(tried, key=lambda t: t[0])[:3])[1], space, chance)
-        losses = runs.losses(way, settings, SEARCH_STEPS[way], SEARCH)
-        tried.append((statistics.mean(losses), settings))
-        changed = {key: value for key, value in settings.items() if value != BEGIN[way][key]}
-        best = min(loss for loss, _ in tried)
-        print(f"{way} {number:3} {tried[-1][0]:.4f} (best {best:.4f}) {changed}", flush=True)
-    confirmed = []
-    for loss, settings in sorted(tried, key=lambda t: t[0])[:4]:
-        again = runs.losses(way, settings, SEARCH_STEPS[way], CONFIRM)
-        confirmed.append((statistics.mean(again), loss, settings))
-        print(f"{way} confirmed {confirmed[-1][0]:.4f} (was {loss:.4f})", flush=True)
-    best = min(confirmed, key=lambda t: t[0])[-1]
-    print(f"{way}: {best}")
-    return {"trials": tried, "confirmed": confirmed, "best": best}
-
-
-def undo(runs: Runs, way: str) -> dict:
-    """Take the tuned settings back one by one; print and return the differences in loss, by seed."""
-    tuned, steps, seeds = TUNED[way], SEARCH_STEPS[way], CONFIRM
-    base = runs.losses(way, tuned, steps, seeds)
-    print(f"{way}, {steps} updates: {statistics.mean(base):.4f}")
+def undo(runs: Runs) -> dict:
+    """Take AdamW's tuned settings back one by one; print and return the differences in loss, by seed."""
+    tuned = TUNED["adamw"]
+    base = runs.losses("adamw", tuned, UNDO_STEPS, UNDO)
+    print(f"adamw, {UNDO_STEPS} updates: {statistics.mean(base):.4f}")
     found = {}
     for key, value in STOCK.items():
         if tuned[key] != value:
-            losses = runs.losses(way, tuned | {key: value}, steps, seeds)
+            losses = runs.losses("adamw", tuned | {key: value}, UNDO_STEPS, UNDO)
             found[key] = [loss - before for loss, before in zip(losses, base, strict=True)]
             each = ", ".join(f"{difference:+.3f}" for difference in found[key])
             print(f"{key} {tuned[key]} -> {value}: {statistics.mean(found[key]):+.3f} ({each})", flush=True)
@@ -211,8 +142,8 @@ def headline(runs: Runs, asked: argparse.Namespace) -> dict:
     for number in range(asked.rounds):
         for way in TUNED:
             steps = round(statistics.mean(reached[way]))
-            done = runs.one(way, TUNED[way], steps, asked.seeds[0], torch.get_num_threads(), f"timed{number}-")
-            seconds[way].append(done["seconds"])
+            what, words = f"timed{number}-{way}-{steps}", flags(way, TUNED[way], steps)
+            seconds[way].append(runs.train(what, words, asked.seeds[0], torch.get_num_threads())["seconds"])
     print(f"\n| | updates to {asked.target:g}, mean | standard error | each seed | seconds |\n|---|---|---|---|---|")
     for way, each in reached.items():
         error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.nan
@@ -261,21 +192,20 @@ def main(argv: list[str] | None = None) -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", required=True, help="TinyShakespeare, 1,115,394 characters; or any text")
-    parser.add_argument("--part", choices=("headline", "search", "undo"), default="headline")
-    parser.add_argument("--way", choices=tuple(TUNED), help="of search and undo")
-    parser.add_argument("--trials", type=int, default=64, help="of search")
+    parser.add_argument("--part", choices=("headline", "undo"), default="headline")
     parser.add_argument("--target", type=float, default=1.88, help="nats per token; nanoGPT's README says 1.88")
     parser.add_argument(
         "--recipe", type=Path, default=ROOT / "recipes" / "shakespeare_char.yaml", help="model and data"
     )
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe keys of every run")
     parser.add_argument("--adamw_steps", type=int, nargs="+", help="lengths of AdamW's runs")
     parser.add_argument("--muon_steps", type=int, nargs="+", help="lengths of Muon's runs")
     parser.add_argument("--rounds", type=int, default=3, help="of the timed runs in turn; 0: none")
     parser.add_argument("--threads", type=int, default=1, help="of each run that is not timed")
     parser.add_argument("--picture", type=Path, metavar="PNG", help="draw one run of each way, too")
-    add_runs(parser, "time_to_loss", seeds=HELD_OUT)
-    parser.set_defaults(workers=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(HELD_OUT), help="default: %(default)s")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument("--folder", default="time_to_loss", type=Path, help="finished runs there are not repeated")
+    parser.add_argument("--json", help="write the figures here too")
     asked = parser.parse_args(argv)
     asked.recipe = asked.recipe.resolve()
     about = {"machine": hardware.this_device().name, "torch": torch.__version__, "commit": commit()}
@@ -286,7 +216,7 @@ def main(argv: list[str] | None = None) -> int:
         if asked.picture:
             draw(runs, found["reached"], found["ratio"])
     else:
-        found = search(runs, asked.way, asked.trials) if asked.part == "search" else undo(runs, asked.way)
+        found = undo(runs)
     write_json(asked.json, about | found)
     return 0
 

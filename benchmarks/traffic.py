@@ -1,8 +1,7 @@
 """The bytes that a compiled micro-batch moves through a card's memory beside its matrix products, counted, not timed.
 
     python benchmarks/traffic.py                    # GPT-2 124M, 64 x 1,024 tokens, bf16: a card of 24 GiB or more
-    python benchmarks/traffic.py --n_layer 2 --micro_batch 8 --detail                   # and every kernel
-    python benchmarks/traffic.py --of nanogpt --nanogpt ~/nanoGPT --name nanoGPT        # another's GPT-2, as compiled
+    python benchmarks/traffic.py --of nanogpt --nanogpt ~/nanoGPT                       # another's GPT-2, as compiled
 
 Each kernel that Inductor's scheduler plans counts what it reads and writes once, as if no cache kept anything between
 kernels and every byte within one were read once: a lower bound of the real traffic, that of attention above all. Time
@@ -17,8 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import collections
-import datetime
-import json
 from collections.abc import Callable
 
 import torch
@@ -77,21 +74,14 @@ def kind(node: scheduler.BaseSchedulerNode) -> str:
     return "generated, with sums" if node.is_reduction() else "generated, elementwise"
 
 
-def operations(node: scheduler.BaseSchedulerNode) -> str:
-    """Return the names of the operations that a kernel was made of."""
-    parts = [part.node for part in node.get_nodes() if part.node is not None]
-    return " ".join(sorted({str(origin.target).removeprefix("aten.") for part in parts for origin in part.origins}))
-
-
 def count(module: torch.nn.Module, ids_BT: torch.Tensor) -> list[dict]:
-    """Compile a forward and a backward pass in bf16; return each kernel's kind, bytes and operations."""
+    """Compile a forward and a backward pass in bf16; return each kernel's kind and bytes."""
     kernels, generate = [], scheduler.Scheduler.codegen
 
     def noted(self):
         for node in self.nodes:
             if not isinstance(node, scheduler.NopKernelSchedulerNode):
-                moved = int(node.get_read_write_buffers_sizes())
-                kernels.append({"kind": kind(node), "bytes": moved, "operations": operations(node)})
+                kernels.append({"kind": kind(node), "bytes": int(node.get_read_write_buffers_sizes())})
         return generate(self)
 
     scheduler.Scheduler.codegen = noted
@@ -116,10 +106,6 @@ def main(argv: list[str] | None = None) -> int:
     side_by_side.add_sizes(parser, micro_batch=64)
     parser.add_argument("--of", choices=MODELS, default="ours", help="whose GPT-2 (default: ours)")
     parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT")
-    parser.add_argument("--detail", action="store_true", help="print every kernel too")
-    today = datetime.datetime.now(datetime.UTC).date()
-    parser.set_defaults(json=Path(__file__).parent / "results" / f"traffic-{today}.json")
-    parser.add_argument("--name", default="now", help="of this row in the JSON, beside those there (default: now)")
     asked = parser.parse_args(argv)
     if asked.of == "nanogpt" and not asked.nanogpt:
         parser.error("--of nanogpt: --nanogpt PATH must name a checkout of it")
@@ -134,9 +120,6 @@ def main(argv: list[str] | None = None) -> int:
     forward_and_backward(module, ids_BT)  # beside the first one's gradients, as every micro-batch but an update's first
     peak = torch.cuda.max_memory_allocated()
 
-    if asked.detail:
-        for kernel in kernels:
-            print(f"{kernel['bytes'] / 1e9:8.3f} GB  {kernel['kind']:24}  {kernel['operations'][:160]}")
     moved, number = collections.Counter(), collections.Counter(kernel["kind"] for kernel in kernels)
     for kernel in kernels:
         moved[kernel["kind"]] += kernel["bytes"]
@@ -146,13 +129,10 @@ def main(argv: list[str] | None = None) -> int:
     for name, size in moved.most_common():
         print(f"{size / 1e9:8.2f} GB  {number[name]:5} kernels  {name}")
     print(f"{beside / 1e9:8.2f} GB beside products and attention; peak of memory {peak / 2**30:.2f} GiB")
-    found = {"name": asked.name, "card": card, "torch": torch.__version__, **shape, "micro_batch": asked.micro_batch}
+    found = {"name": asked.of, "card": card, "torch": torch.__version__, **shape, "micro_batch": asked.micro_batch}
     found |= {"kinds": {name: {"bytes": moved[name], "kernels": number[name]} for name in moved}}
     found |= {"beside_products_and_attention": beside, "peak_memory": peak}
-    written = Path(asked.json)
-    rows = json.loads(written.read_text())["rows"] if written.exists() else []
-    rows = [row for row in rows if row["name"] != asked.name] + [found]
-    write_json(written, {"rows": rows})
+    write_json(asked.json, {"rows": [found]})
     return 0
 
 

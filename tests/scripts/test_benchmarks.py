@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import math
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import corpus, ladder, side_by_side, throughput, time_to_loss, traffic, trends
+from benchmarks import ladder, side_by_side, throughput, time_to_loss, traffic
 from pretrain.machine import estimate, hardware
 from pretrain.recipe import keys, reading
 
@@ -90,7 +88,7 @@ def test_throughput_prints_every_variant(tmp_path):
         assert f"\n{name} " in done.stdout, done.stdout
     for name in names[1:]:
         assert f"ours / {name} " in done.stdout
-    assert "our loop outside the model" in done.stdout and "micro-batch  4 x 2" in done.stdout
+    assert "micro-batch  4 x 2" in done.stdout
     (found,) = json.loads((tmp_path / "t.json").read_text())["micro_batches"]
     losses = {name: row["loss"] for name, row in found["variants"].items()}
     assert losses["ceiling"] is None
@@ -100,30 +98,17 @@ def test_throughput_prints_every_variant(tmp_path):
     assert losses["ours"] == pytest.approx(losses["trainer"], abs=0.3)  # its batches are shuffled
 
 
-@pytest.mark.parametrize(("most", "ratios"), [(3, {"hf": 2.0, "plain": 4.0}), (2, {"hf": 4.0, "plain": 8.0}), (1, {})])
-def test_throughput_compares_only_what_was_measured_in_turn(most, ratios, monkeypatch, capsys):
-    taken = []
-
-    def alternate(variants, together=True, **_):
-        """As on a machine that is twice as fast at each call that has two variants."""
-        taken.append(list(variants))
-        seconds = {"ours": 1.0, "hf": 2.0, "plain": 4.0}
-        turn = {"outside_ms": 1.0, "loss": 3.0}
-        slow = 1 if len(variants) == 3 or not together else 2
-        return {
-            name: {"turns": [turn | {"seconds": seconds[name] * (1 if name == "ours" else slow)}], "problem": ""}
-            for name in variants
-        }
-
-    monkeypatch.setattr(throughput, "alternate", alternate)
-    monkeypatch.setattr(throughput, "fit_together", lambda count, *_: count <= most)
-    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 16, "sequence_length": 8}
-    asked = argparse.Namespace(rounds=1, steps_per_round=1, accumulation=1, precision="no", **sizes)
-    found, beside, way = throughput.measured({"ours": 0, "hf": 0, "plain": 0}, asked, 1)
-    assert list(found) == ["ours", "hf", "plain"] and ("without ratios" in way) == (most == 1)
-    assert taken == ([["ours", "hf"], ["ours", "plain"]] if most == 2 else [["ours", "hf", "plain"]])
-    assert throughput.report(found, beside, asked, 1)["ours_over"] == ratios
-    assert ("ours / hf" in capsys.readouterr().out) == bool(ratios)
+@pytest.mark.parametrize("together", [True, False])
+def test_throughput_compares_only_what_was_measured_in_turn(together, capsys):
+    seconds = {"ours": (1.0, 2.0), "hf": (2.0, 4.0), "plain": (4.0, 8.0)}
+    found = {
+        name: {"turns": [{"seconds": each, "loss": 3.0} for each in turns], "problem": ""}
+        for name, turns in seconds.items()
+    }
+    asked = argparse.Namespace(accumulation=1, precision="no", **SIZES)
+    told = throughput.report(found | {"trainer": {"turns": [], "problem": "out of memory"}}, together, asked, 1)
+    assert told["ours_over"] == ({"hf": 2.0, "plain": 4.0} if together else {})
+    assert ("ours / hf" in capsys.readouterr().out) == together
 
 
 @pytest.mark.slow
@@ -155,54 +140,15 @@ def test_the_length_that_ends_at_a_loss_lies_on_the_line_through_those_that_were
     assert low < 0.5 < found < high
 
 
-class Pretended:
-    """Runs whose loss falls with the logarithm of the updates, from a lower place by Muon and at its best rate."""
-
-    def all(self, jobs):
-        def loss(job):
-            halved = job["way"] == "muon" and math.log(2)  # as many updates as twice those of AdamW
-            return (
-                5 - 0.3 * (math.log(job["steps"]) + halved) + (job["rate"] != {"adamw": 1.0, "muon": 2.0}[job["way"]])
-            )
-
-        return [job | {"loss": loss(job)} for job in jobs]
-
-
-def test_a_trend_with_size_is_of_each_ways_best_rate(capsys):
-    asked = argparse.Namespace(sizes=["2M", "20M"], tokens=[5_000_000], seeds=[11], rates=[0.5, 1.0, 2.0])
-    trends.size(Pretended(), asked)
-    *_, small, large = (line.split(" | ") for line in capsys.readouterr().out.splitlines())
-    assert (small[0], large[0]) == ("| 2M", "| 20M") and large[3].startswith("1.0, 0.0309, ")
-    assert large[4].startswith("2.0, ") and large[5] == "0.50 |"
-
-
 @pytest.mark.parametrize("way", time_to_loss.TUNED)
-def test_every_value_that_a_search_may_try_is_a_recipes_and_no_search_sees_the_held_out_seeds(way):
-    seen = {*time_to_loss.SEARCH, *time_to_loss.CONFIRM}
-    assert len(time_to_loss.HELD_OUT) == 5 and seen.isdisjoint(time_to_loss.HELD_OUT)
-    space, tuned = time_to_loss.SPACES[way], time_to_loss.TUNED[way]
-    assert set(space) == set(tuned) and set(time_to_loss.STOCK) < set(space)
-    for key, values in space.items():
-        assert tuned[key] in values and time_to_loss.BEGIN[way][key] in values
-        for value in values:
-            words = time_to_loss.flags(way, tuned | {key: value}, 500)
-            recipe = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml")]
-            taken = keys.flat(reading.parse_training([*recipe, *words])[0])
-            shape, number = value.split() if key == "shape" else (None, None)
-            if shape is None:
-                assert str(taken[key]).lower() == str(value), key
-            else:
-                ends = taken["decay_ratio"] if shape == "wsd" else taken["min_lr_ratio"]
-                assert (taken["lr_scheduler_type"], ends) == (shape, float(number))
-
-
-def test_a_corpus_has_the_words_of_pages_each_document_once_and_no_more_bytes_than_asked_for():
-    page = "<html><head><title>no</title></head><body><nav>no</nav><h1>A head</h1><p>some &amp; <b>more</b></p></body>"
-    assert corpus.Text(page).text() == "A head\nsome & more"
-    documents = [letter * 600 for letter in "abcdef"] * 2 + ["too short"]
-    taken = corpus.chosen(documents, 1700, random.Random(0))
-    assert len(taken) == len(set(taken)) == 3 and "too short" not in taken
-    assert any("numpy" in source for source in corpus.python_sources("numpy"))
+def test_every_tuned_setting_is_a_recipes_and_the_held_out_seeds_are_no_others(way):
+    assert len(time_to_loss.HELD_OUT) == 5 and {*time_to_loss.UNDO}.isdisjoint(time_to_loss.HELD_OUT)
+    recipe = ["--recipe", str(ROOT / "recipes" / "shakespeare_char.yaml")]
+    for settings in (time_to_loss.TUNED[way], time_to_loss.TUNED[way] | time_to_loss.STOCK):
+        taken = keys.flat(reading.parse_training([*recipe, *time_to_loss.flags(way, settings, 500)])[0])
+        assert {key: str(taken[key]).lower() for key in settings} == {
+            key: str(value) for key, value in settings.items()
+        }
 
 
 def test_two_settings_that_swap_their_values_are_two_runs(monkeypatch, tmp_path):
@@ -210,7 +156,7 @@ def test_two_settings_that_swap_their_values_are_two_runs(monkeypatch, tmp_path)
     monkeypatch.setattr(time_to_loss, "prepare_shards", lambda *a: None)
     monkeypatch.setattr(time_to_loss, "train_once", lambda folder, name, *a, **k: names.append(name) or {"loss": 1.0})
     recipe = ROOT / "recipes" / "shakespeare_char.yaml"
-    runs = time_to_loss.Runs(argparse.Namespace(workers=1, text="t", set=[], folder=tmp_path, recipe=recipe, threads=1))
+    runs = time_to_loss.Runs(argparse.Namespace(workers=1, text="t", folder=tmp_path, recipe=recipe, threads=1))
     for change in ({"adam_nesterov": "true"}, {"cautious": "true"}, {"cautious": "true"}):
-        runs.losses("muon", time_to_loss.BEGIN["muon"] | change, 400, (1, 2))
+        runs.losses("muon", time_to_loss.TUNED["muon"] | change, 400, (1, 2))
     assert len(set(names)) == 4
