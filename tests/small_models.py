@@ -9,10 +9,13 @@ from pretrain.recipe import keys
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 48, "tie_word_embeddings": True}
+LLAMA |= {"rope_theta": 500.0}
+KINDS = {"gpt2": {}, "llama": LLAMA, "untied": LLAMA | {"tie_word_embeddings": False}}
 
 
 def built(**changes) -> PreTrainedModel:
-    """A GPT-2 of ours, without dropout."""
+    """A model of ours, without dropout: a GPT-2 unless ``changes`` say otherwise, as those of ``KINDS`` do."""
     return build.build(keys.Model(**SHAPE | changes), eos_token_id=0)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from small_models import KINDS, SHAPE
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -12,9 +13,6 @@ from pretrain.model import build
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe import keys
 
-SHAPE = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-GATED = {"num_key_value_heads": 2, "intermediate_size": 48, "tie_word_embeddings": False, "rope_theta": 500.0}
 OTHERS = {"n_layer": 3, "n_head": 8, "n_embd": 64, "vocab_size": 128, "sequence_length": 8, "num_key_value_heads": 4}
 OTHERS |= {"intermediate_size": 80, "tie_word_embeddings": True, "rope_theta": 1e6}
 OTHERS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.25)
@@ -23,8 +21,8 @@ OTHERS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.25)
 @pytest.fixture(params=ARCHITECTURES)
 def model(request) -> keys.Model:
     """A recipe's model that states what its architecture needs."""
-    stated = {key: GATED[key] for key in keys.ARCHITECTURES[request.param]}
-    return keys.Model(**SHAPE, architecture=request.param, **stated)
+    kind = {"gpt2": {"architecture": "gpt2"}, "llama": KINDS["untied"]}[request.param]
+    return keys.Model(**SHAPE | {"n_head": 4} | kind)
 
 
 @pytest.fixture

@@ -5,37 +5,28 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import stock_of
+from small_models import KINDS, randomize, stock_of
+from small_models import built as built_small
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 
-from pretrain.model import attention, build
+from pretrain.model import attention
 from pretrain.model.loss import NextTokenLoss
-from pretrain.recipe import keys
 
 SEPARATOR, LENGTH = 0, 24
-SHAPE = {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 64, "sequence_length": LENGTH, "seed": 1}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": True}
-KINDS = {"gpt2": {}, "llama": LLAMA | {"rope_theta": 10000.0}}
 # Inside, at the start, none, of one token each (also the last), all of one token.
 BEGINS = [[7, 15], [0, 10], [], [3, 4, 5, 6, 23], range(LENGTH)]
 
 
 def built(**changes) -> PreTrainedModel:
-    return build.build(keys.Model(**SHAPE | changes), eos_token_id=SEPARATOR)
+    """One whose heads are wide enough for FlexAttention."""
+    return built_small(**{"n_head": 4, "n_embd": 64, "sequence_length": LENGTH} | changes)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["gpt2", "llama"])
 def model(request) -> PreTrainedModel:
-    return loud(built(**KINDS[request.param]))
-
-
-def loud(model: PreTrainedModel) -> PreTrainedModel:
-    """Weights with which a token's context matters much to the loss, as it does after some training."""
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model.train()
+    """With weights with which a token's context matters much to the loss."""
+    return randomize(built(**KINDS[request.param])).train()
 
 
 @pytest.fixture
@@ -75,7 +66,7 @@ def test_the_loss_and_its_gradients_are_those_of_every_document_alone(model, bat
     close(gradients(model, loss), gradients(stock, expected))
     with torch.no_grad():
         assert masked(model)(*batch).item() == pytest.approx(expected.item(), abs=1e-5)
-        assert NextTokenLoss(model)(*batch).item() != pytest.approx(expected.item(), abs=1e-2)
+        assert NextTokenLoss(model)(*batch).item() != pytest.approx(expected.item(), abs=1e-3)
 
 
 @pytest.fixture
@@ -109,13 +100,13 @@ def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, 
     other = [part.flip(0, 1) for part in batch]  # documents elsewhere: the same graph
     assert module(*other).item() == pytest.approx(masked(model)(*other).item(), abs=1e-5)
     (graph,) = graphs
-    assert calls(graph, "flex_attention") == SHAPE["n_layer"]
+    assert calls(graph, "flex_attention") == 2  # one a layer
     assert calls(graph, "scaled_dot_product_attention") == 0
 
 
 @pytest.mark.parametrize("takes_no_flex", [{"attn_pdrop": 0.2}, {"n_head": 8}])
 def test_dropout_and_narrow_heads_get_a_mask_that_every_kernel_takes(takes_no_flex, batch, monkeypatch):
-    model = loud(built(**takes_no_flex))
+    model = randomize(built(**takes_no_flex)).train()
     monkeypatch.delattr(attention, "flex_attention")
     torch.manual_seed(2)
     expected = masked(model)(*batch)
@@ -155,7 +146,7 @@ def attention_masks(graph: torch.fx.GraphModule) -> list:
     return [n.kwargs.get("attn_mask", n.args[3] if len(n.args) > 3 else None) for n in calls]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("gradient_checkpointing", ["none", "mlp"])
 def test_compiled_model_is_one_graph_and_hands_attention_no_mask(kind, gradient_checkpointing, batch):
     model = built(**KINDS[kind], gradient_checkpointing=gradient_checkpointing)

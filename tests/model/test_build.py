@@ -4,14 +4,10 @@ import functools
 
 import pytest
 import torch
-from small_models import built, gradients, ids, randomize, stock_of
+from small_models import KINDS, LLAMA, built, gradients, ids, randomize, stock_of
 from transformers import PreTrainedModel
 
 from pretrain.model.loss import NextTokenLoss
-
-LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 48, "tie_word_embeddings": True}
-LLAMA |= {"rope_theta": 500.0}
-KINDS = {"gpt2": {}, "llama": LLAMA, "untied": LLAMA | {"tie_word_embeddings": False}}
 
 
 @pytest.fixture(params=KINDS)

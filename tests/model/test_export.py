@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from small_models import built, ids, stock_of
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, pipeline
+from small_models import LLAMA, built, ids, randomize, stock_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
@@ -17,14 +17,12 @@ from pretrain.model.attention import CAUSAL
 
 @pytest.fixture
 def model() -> GPT2LMHeadModel:
-    return built()
+    return randomize(built())
 
 
 @pytest.fixture
 def exported(model, tmp_path):
     tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
-    for parameter in model.parameters():  # as after some training: nothing at its initial zero
-        torch.nn.init.normal_(parameter, std=0.1)
     export.write(model, tmp_path / "model", tokenizer)
     return tmp_path / "model", tokenizer
 
@@ -53,16 +51,9 @@ def test_exported_files_are_as_the_ecosystem_reads_them(exported):
     assert json.loads((folder / "config.json").read_text())["n_ctx"] == 16  # llama.cpp's name
     about = json.loads((folder / "tokenizer_config.json").read_text())
     assert about["tokenizer_class"] == "PreTrainedTokenizerFast"  # which older programs know
-    assert type(AutoTokenizer.from_pretrained(folder)) is type(tokenizer)
-
-
-def test_exported_tokenizer_and_pipeline_load(exported):
-    folder, tokenizer = exported
     loaded = AutoTokenizer.from_pretrained(folder)
+    assert type(loaded) is type(tokenizer) and loaded.model_max_length == 16
     assert loaded("abc")["input_ids"] == tokenizer("abc")["input_ids"]
-    assert loaded.model_max_length == 16
-    out = pipeline("text-generation", model=str(folder))("abc", max_new_tokens=10, do_sample=False)
-    assert out[0]["generated_text"].startswith("abc")
 
 
 def reloaded(model, folder, tokenizer, **how) -> GPT2LMHeadModel:
@@ -130,20 +121,15 @@ def test_a_models_own_way_to_generate_is_kept(model, exported, tmp_path):
     assert (loaded.generation_config.temperature, loaded.generation_config.suppress_tokens) == (0.6, [2])
 
 
-LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 48}
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_trained_llama_is_exported_stock_and_exactly(tmp_path, tied):
     tokenizer = tokenization.make_characters(["abcdefghij klmnop"])
-    llama = built(**LLAMA, tie_word_embeddings=tied, rope_theta=500.0).eval()
-    for parameter in llama.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
+    llama = randomize(built(**LLAMA | {"tie_word_embeddings": tied}))
     export.write(llama, tmp_path / "model", tokenizer)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert type(loaded) is LlamaForCausalLM and not info["missing_keys"] and not info["unexpected_keys"]
     config = loaded.config
-    assert (config.num_key_value_heads, config.rope_parameters["rope_theta"], config.use_cache) == (1, 500.0, True)
+    assert (config.num_key_value_heads, config.rope_parameters["rope_theta"], config.use_cache) == (2, 500.0, True)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
     tokens = ids(2, 16)
     llama.set_attn_implementation("sdpa")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_models import built
+from small_models import KINDS, built
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -48,11 +48,7 @@ JOINS = [
     "\ufeff",
 ]
 TEXTS = [text for text in SCRIPTS.values() for _ in range(30)]
-SHAPES = {
-    "gpt2": {},
-    "llama": {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": False},
-}
-SHAPES["llama"] |= {"rope_theta": 10000.0}
+SHAPES = {"gpt2": {}, "llama": KINDS["untied"] | {"intermediate_size": 96}}
 
 
 def strings(script: str, number: int = 200) -> list[str]:

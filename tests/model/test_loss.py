@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
-from small_models import built, ids, stock_of
+from small_models import KINDS, built, ids, randomize, stock_of
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2LMHeadModel
@@ -52,13 +52,6 @@ def gradients(
 
 
 TERMS = [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 0.1, "z_loss": 1e-2}]
-
-
-@pytest.mark.parametrize("scale, terms", [(1.0, TERMS[0]), (2.0**16, TERMS[-1])])
-def test_loss_in_parts_has_the_gradients_of_the_whole(model, scale, terms):
-    whole, parts = gradients(model, 1000, scale, **terms), gradients(model, 7, scale, **terms)
-    for name, gradient in whole.items():
-        assert torch.allclose(gradient, parts[name], rtol=1e-4, atol=1e-6 * scale), name
 
 
 @pytest.mark.parametrize("vocab_size, whole", [(2**14, False), (2**14 + 64, True)])
@@ -108,17 +101,11 @@ def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_f
         assert torch.allclose(gradient, compiled[name], rtol=1e-4, atol=1e-6), name
 
 
-LLAMA = {"architecture": "llama", "num_key_value_heads": 1, "intermediate_size": 48, "tie_word_embeddings": True}
-KINDS = {"gpt2": {}, "llama": LLAMA, "untied": LLAMA | {"tie_word_embeddings": False}}
-
-
 @pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, rows):
-    model = built(**KINDS[kind])
-    for parameter in model.parameters():  # logits far from even, so that each term matters
-        torch.nn.init.normal_(parameter, std=0.2)
+    model = randomize(built(**KINDS[kind])).train()  # logits far from even, so that each term matters
     inputs, targets = ids(3, 16), ids(3, 16).flip(1)
     module = NextTokenLoss(model, **terms)
     module.rows = rows

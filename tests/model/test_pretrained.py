@@ -248,17 +248,10 @@ def test_weights_that_are_not_the_configs_are_refused_and_never_filled_with_nois
         go_on(tmp_path / "llama")
 
 
-def test_a_model_that_lacks_tensors_or_holds_nan_is_neither_used_nor_trained_on(tmp_path):
+def test_a_model_that_holds_nan_is_neither_used_nor_trained_on(tmp_path):
     model = gpt2_source()
-    model.save_pretrained(tmp_path / "lacks")
-    config = json.loads((tmp_path / "lacks" / "config.json").read_text())
-    (tmp_path / "lacks" / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
-    with pytest.raises(BadInput, match=r"--model .*lacks: .*it lacks transformer.h.2.* and 9 more"):
-        pretrained.load(str(tmp_path / "lacks"))
     model.transformer.h[1].attn.c_attn.weight.data[3, 4] = torch.nan
-    model.save_pretrained(tmp_path / "nan")
-    for use in (lambda name: pretrained.load(str(name)), go_on):
-        with pytest.raises(
-            BadInput, match="transformer.h.1.attn.c_attn.weight holds values that are not finite numbers"
-        ):
-            use(tmp_path / "nan")
+    model.save_pretrained(tmp_path)
+    for use in (pretrained.load, go_on):
+        with pytest.raises(BadInput, match="transformer.h.1.attn.c_attn.weight holds values that are not finite"):
+            use(str(tmp_path))

@@ -1,22 +1,15 @@
 """AdamW's groups learn at the recipe's rates; Nesterov's and cautious steps are those of their papers, also in shards."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
-from test_optimizers import EVERY, SETTINGS, fill_gradients, shape, tiny
+from test_optimizers import EVERY, fill_gradients, made, shape, tiny
 
 from pretrain.machine import estimate
-from pretrain.optim import adamw, optimizers, schedule
+from pretrain.optim import adamw
 
 BETA1, BETA2 = 0.9, 0.95
-
-
-def made(model, **changes) -> torch.optim.Optimizer:
-    optimizer = optimizers.build(model, dataclasses.replace(SETTINGS, **changes))
-    schedule.set_lr(optimizer, 0.01)
-    return optimizer
 
 
 def two_updates(**changes) -> dict[str, torch.Tensor]:

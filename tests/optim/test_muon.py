@@ -1,27 +1,15 @@
 """Muon makes orthogonal steps of AdamW's size for the blocks' matrices, and leaves the rest to AdamW."""
 
-import dataclasses
 import math
 import shutil
 
 import pytest
 import torch
 from conftest import in_fork
+from test_optimizers import fill_gradients, made
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from pretrain.optim import adamw, muon, optimizers, schedule
-from pretrain.recipe import keys
-
-SETTINGS = keys.Optimizer(
-    optimizer="muon", weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0
-)
-
-
-def made(model, **changes) -> torch.optim.Optimizer:
-    """The optimizer of these settings, at a learning rate of 0.01."""
-    optimizer = optimizers.build(model, dataclasses.replace(SETTINGS, **changes))
-    schedule.set_lr(optimizer, 0.01)
-    return optimizer
+from pretrain.optim import muon
 
 
 def gpt2() -> GPT2LMHeadModel:
@@ -35,12 +23,6 @@ def llama() -> LlamaForCausalLM:
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16}
     shape |= {"intermediate_size": 32, "vocab_size": 32}
     return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True))
-
-
-def fill_gradients(model, seed: int = 0) -> None:
-    torch.manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
 
 
 def clones(model) -> dict[str, torch.Tensor]:
@@ -82,7 +64,7 @@ def test_half_precision_keeps_singular_values_near_one_and_zero_stays_zero(dtype
 def test_two_steps_equal_pytorchs_own_muon():
     """torch.optim.Muon takes one matrix at a time, and its Newton-Schulz runs in bf16: c_proj, to bf16's rounding."""
     model, other = gpt2(), gpt2()
-    ours = made(model)
+    ours = made(model, optimizer="muon")
     names = [name for name, _ in model.named_parameters() if name.endswith("c_proj.weight") or "c_fc.weight" in name]
     theirs = torch.optim.Muon(
         [dict(other.named_parameters())[name] for name in names],
@@ -108,7 +90,7 @@ def test_query_key_and_value_are_made_orthogonal_each_and_a_step_has_adamws_size
     model = make()
     before = clones(model)
     fill_gradients(model)
-    made(model, weight_decay=0.0).step()
+    made(model, optimizer="muon", weight_decay=0.0).step()
     for name, start in before.items():
         if start.dim() == 2 and (".h." in name or ".layers." in name):
             step = (start - model.get_parameter(name).detach()) / 0.01
@@ -120,23 +102,12 @@ def test_query_key_and_value_are_made_orthogonal_each_and_a_step_has_adamws_size
 
 def test_all_that_is_no_hidden_matrix_takes_adamws_step_to_the_bit():
     model, other = gpt2(), gpt2()
-    for each, optimizer in ((model, made(model)), (other, made(other, optimizer="adamw"))):
+    for each, optimizer in ((model, made(model, optimizer="muon")), (other, made(other))):
         fill_gradients(each)
         optimizer.step()
     for name, parameter in model.named_parameters():
         hidden = parameter.dim() == 2 and ".h." in name
         assert torch.equal(parameter, other.get_parameter(name)) is not hidden, name
-
-
-def test_small_batches_of_matrices_give_the_step_of_large_ones(monkeypatch):
-    model, other = gpt2(), gpt2()
-    fill_gradients(model)
-    fill_gradients(other)
-    made(model).step()
-    monkeypatch.setattr(adamw, "MOST_ELEMENTS", 1)
-    made(other).step()
-    for a, b in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-6)
 
 
 def train_by_transformers(folder, resume: bool) -> None:

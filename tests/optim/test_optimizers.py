@@ -5,6 +5,7 @@ import importlib.util
 import sys
 
 import pytest
+import small_models
 import torch
 from conftest import ROOT
 from torch import nn
@@ -14,14 +15,12 @@ from pretrain.base.errors import BadInput
 from pretrain.machine import estimate
 from pretrain.model import build
 from pretrain.model.architectures import ARCHITECTURES
-from pretrain.optim import optimizers
+from pretrain.optim import optimizers, schedule
 from pretrain.recipe import keys
 
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 SETTINGS = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)
-SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "vocab_size": 512, "sequence_length": 64, "seed": 1}
-SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-GATED = {"num_key_value_heads": 1, "intermediate_size": 192, "tie_word_embeddings": True, "rope_theta": 10000.0}
+SHAPE = small_models.SHAPE | {"n_embd": 128, "vocab_size": 512, "sequence_length": 64}
 EVERY = [
     pytest.param(name, marks=needs_bitsandbytes if record.package else ())
     for name, record in optimizers.OPTIMIZERS.items()
@@ -33,11 +32,18 @@ def settings(name: str) -> keys.Optimizer:
 
 
 def shape(architecture: str) -> keys.Model:
-    return keys.Model(**SHAPE, architecture=architecture, **(GATED if keys.ARCHITECTURES[architecture] else {}))
+    return keys.Model(**SHAPE | {"architecture": architecture} | small_models.KINDS[architecture])
 
 
 def tiny(architecture: str = "gpt2") -> PreTrainedModel:
     return build.build(shape(architecture), eos_token_id=0)
+
+
+def made(model: nn.Module, **changes) -> torch.optim.Optimizer:
+    """AdamW, unless ``changes`` of the settings say otherwise, at a learning rate of 0.01."""
+    optimizer = optimizers.build(model, dataclasses.replace(SETTINGS, **changes))
+    schedule.set_lr(optimizer, 0.01)
+    return optimizer
 
 
 def fill_gradients(model: nn.Module, seed: int = 0) -> None:

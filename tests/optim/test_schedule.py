@@ -1,7 +1,6 @@
 """The learning rate's shape over a run."""
 
 import pytest
-import torch
 
 from pretrain.optim import schedule
 from pretrain.recipe import keys
@@ -44,10 +43,3 @@ def test_wsd_stays_at_the_peak_and_then_falls_in_a_line_to_the_floor():
     assert rates[-1] == 2.0 * 0.1
     assert lr(19, lr_scheduler_type="wsd", decay_ratio=0.0) == 2.0 * 0.1
     assert lr(30, lr_scheduler_type="wsd", decay_ratio=1.0, max_steps=20) == 2.0 * 0.1
-
-
-def test_set_lr_sets_every_group_to_its_ratio():
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr_ratio": ratio} for ratio in (1.0, 0.5)]
-    optimizer = torch.optim.SGD(groups, lr=0.0)
-    schedule.set_lr(optimizer, 0.25)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]

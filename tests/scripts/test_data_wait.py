@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shlex
 import subprocess
 import sys
 
@@ -16,17 +17,10 @@ from pretrain.machine.supply import Supply
 from tests.runs import rows
 
 FILES, ROWS, BYTES_PER_SECOND = 32, 40, 80_000
-FLAGS = [
-    "--recipe",
-    "slow.yaml",
-    "--tokens_per_step",
-    "2048",
-    "--per_device_train_batch_size",
-    "128",
-    "--logging_steps",
-    "10",
-]
-FLAGS += ["--eval_steps", "0", "--sample_steps", "0", "--save_steps", "0", "--run_name", "slow"]
+FLAGS = shlex.split(
+    "--recipe slow.yaml --tokens_per_step 2048 --per_device_train_batch_size 128 --logging_steps 10 --eval_steps 0 "
+    "--sample_steps 0 --save_steps 0 --run_name slow"
+)
 
 
 @pytest.mark.slow
@@ -54,9 +48,7 @@ def test_the_wait_that_is_predicted_is_the_wait_behind_a_slow_hub(tmp_path, monk
             assert done.returncode == 0, done.stderr
             return done.stdout + done.stderr
 
-        called(
-            "prepare_data.py", "--prepared_data_dir", "once"
-        )  # the tokenizer is made of all text: not at the slow pace
+        called("prepare_data.py", "--prepared_data_dir", "once")  # the tokenizer is of all text: not at the slow pace
         (tokenizer,) = (tmp_path / "once").glob("*/tokenizer")
         server.rate = BYTES_PER_SECOND
         slow = ("--tokenizer", str(tokenizer))

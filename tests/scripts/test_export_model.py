@@ -53,9 +53,7 @@ def listing() -> set[str]:
     return {str(path) for path in Path().rglob("*") if not path.name.startswith(".out-")}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "wanted"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
+@pytest.mark.parametrize(("dtype", "wanted"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_each_precision_loads_in_a_pipeline_and_says_what_it_cost(place, dtype, wanted):
     out = export("--dtype", dtype, "--eval_tokens", "320").stdout
     loaded = AutoModelForCausalLM.from_pretrained("out", dtype="auto")
@@ -143,10 +141,8 @@ def test_the_model_folder_of_a_run_is_measured_on_the_runs_data(place):
     ("flags", "words"),
     [
         (["--dtype", "bf15"], "--dtype bf15: must be fp32, bf16, fp16, int8; did you mean bf16?"),
-        (["--dtype", "float16"], "did you mean fp16?"),
         (["--prune", "1.5"], "--prune 1.5: must be 0 or more and below 1"),
         (["--prune", "nan"], "--prune nan: must be"),
-        (["--prune", "most"], "invalid float value: 'most'"),
         (["--eval_tokens", "-1"], "--eval_tokens -1: must be 0"),
         (["--trim_vocabulary"], "did you mean --trim_vocab?"),
         (["--text", "no.txt"], "--text: no.txt: no such file"),
@@ -198,25 +194,11 @@ def test_a_folder_of_yours_is_never_replaced(place, out):
     assert listing() == before
 
 
-def damage(parameter: str, value: float) -> None:
-    model = AutoModelForCausalLM.from_pretrained("runs/tiny/model")
-    with torch.no_grad():
-        model.get_parameter(parameter).view(-1)[0] = value
-    model.save_pretrained("runs/tiny/model")
-
-
-def test_a_weight_beyond_fp16_is_refused_and_nothing_is_written(place):
-    damage("transformer.h.0.mlp.c_fc.weight", 1e5)
-    before = listing()
-    done = export("--dtype", "fp16", expect=2)
-    assert "transformer.h.0.mlp.c_fc.weight has values up to 100000" in done.stderr and "bf16" in done.stderr
-    assert listing() == before
-    export("--dtype", "bf16")
-
-
 def test_a_model_that_fp16_cannot_compute_is_refused_and_nothing_is_written(place):
-    damage("transformer.h.0.mlp.c_fc.bias", 65000)
-    damage("transformer.h.0.mlp.c_proj.weight", 65000)
+    model = GPT2LMHeadModel.from_pretrained("runs/tiny/model")
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.bias[0] = model.transformer.h[0].mlp.c_proj.weight[0, 0] = 65000
+    model.save_pretrained("runs/tiny/model")
     before = listing()
     assert "is not a number any more" in export("--dtype", "fp16", expect=2).stderr
     assert listing() == before
@@ -250,13 +232,10 @@ def test_chat_gives_the_model_a_template_and_tokens_and_keeps_its_size(place):
     before = GPT2LMHeadModel.from_pretrained("spells")
     assert model.config.vocab_size == before.config.vocab_size and record()["chat"] is True
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and "{%- generation -%}" in tokenizer.chat_template
-    assert model.generation_config.eos_token_id == [
-        tokenizer.eos_token_id,
-        tokenizer.convert_tokens_to_ids("<|im_end|>"),
-    ]
-    assert (
-        "extra_special_tokens" not in Path("out/tokenizer_config.json").read_text()
-    )  # Transformers 4 reads no list there
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert model.generation_config.eos_token_id == ends
+    # Transformers 4 reads no list there.
+    assert "extra_special_tokens" not in Path("out/tokenizer_config.json").read_text()
     tune, chat = done.stdout.splitlines()[-2:]
     assert tune.startswith("trl sft ") and f" --output_dir {chat.split()[3]} " in tune and chat.endswith(" --chat")
     again = export("--chat", source="out", out="again", expect=2)

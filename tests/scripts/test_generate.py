@@ -10,21 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, run
+from small_models import built
 
 import generate
 from pretrain.data import tokenization
 from pretrain.model import export
-from pretrain.model.build import build
 from pretrain.post import chat
-from pretrain.recipe import keys
 
 
 @pytest.fixture
 def model_dir(workplace):
     tokenizer = tokenization.make_characters(["abcdefghij \n"])
-    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 16, "seed": 1}
-    shape |= {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-    model = build(keys.Model(**shape), eos_token_id=tokenizer.eos_token_id)
+    model = built(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
     with torch.no_grad():
         model.transformer.wte.weight[len(tokenizer) :] += 5  # the padding would win if it were let
         model.transformer.wte.weight[tokenizer.eos_token_id] = -100 * model.transformer.ln_f.weight
@@ -82,11 +79,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly():
 
 
 def test_chat_answers_each_line_until_the_input_ends_and_its_end_token_is_not_shown(model_dir):
-    tokenizer = tokenization.make_characters(["abcdefghij \n" + string.ascii_lowercase])
-    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 64, "seed": 1}
-    model = build(
-        keys.Model(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), eos_token_id=tokenizer.eos_token_id
-    )
+    tokenizer, model = tokenization.make_characters([string.ascii_lowercase + " \n"]), built(sequence_length=64)
     chat.add_chat(model, tokenizer)
     export.write(model, Path("chatty"), tokenizer)
     words = [sys.executable, str(ROOT / "generate.py"), "--model", "chatty", "--chat", "--max_new_tokens", "5"]
@@ -118,9 +111,7 @@ def test_bytes_that_are_no_text_are_a_message_that_cannot_be_written_and_an_inpu
 
 
 def test_what_a_chat_answers_is_safe_to_show_on_a_terminal(workplace, monkeypatch):
-    tokenizer = tokenization.make_characters([string.ascii_lowercase + "\n\x1b"])
-    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "sequence_length": 64, "seed": 1}
-    model = build(keys.Model(**shape, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0), eos_token_id=tokenizer.eos_token_id)
+    tokenizer, model = tokenization.make_characters([string.ascii_lowercase + "\n\x1b"]), built(sequence_length=64)
     chat.add_chat(model, tokenizer)
     with torch.no_grad():
         model.lm_head.weight.zero_()  # tied: every logit is 0 but the escape's

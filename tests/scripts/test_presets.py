@@ -39,18 +39,6 @@ def test_a_sharded_preset_is_fsdp2_over_gpt2_blocks(name, reshard):
     assert args.num_processes == 8 and args.nproc_per_node == "8" and not args.multi_gpu
 
 
-def test_accelerate_builds_its_fsdp_plugin_from_that_environment(monkeypatch):
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    for name, reshard in (("zero2_x8", False), ("zero3_x8", True)):
-        for key, value in launched(name, "--main_process_port", "0")[1].items():
-            if key.startswith("FSDP_"):
-                monkeypatch.setenv(key, value)
-        plugin = FullyShardedDataParallelPlugin()
-        assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is reshard
-        assert plugin.transformer_cls_names_to_wrap is None and plugin.cpu_ram_efficient_loading is False
-
-
 def test_zero1_is_ddp_and_its_head_gives_the_flag_that_shards():
     args, environment = launched("zero1_x8", "--main_process_port", "0")
     assert args.multi_gpu and args.num_processes == 8 and "ACCELERATE_USE_FSDP" not in environment
@@ -65,14 +53,6 @@ def test_two_machines_get_their_rank_and_address_by_flags():
     assert (args.nnodes, args.nproc_per_node, args.num_processes) == ("2", "8", 16) and args.multi_gpu
     assert args.rdzv_endpoint == "node1:20001" and args.node_rank == 1 and args.max_restarts == 3
     assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-
-
-def test_accelerate_does_not_read_the_rendezvous_from_a_yaml(tmp_path):
-    """Why it is a flag everywhere. When this fails, accelerate has learned it: put it into multi_node_2x8.yaml."""
-    path = tmp_path / "c10d.yaml"
-    path.write_text((ROOT / "accelerate_configs/multi_node_2x8.yaml").read_text() + "rdzv_backend: c10d\n")
-    words = ["--config_file", str(path), "train.py"]
-    assert _validate_launch_command(launch_command_parser().parse_args(words))[0].rdzv_backend == "static"
 
 
 @pytest.mark.parametrize(
@@ -140,9 +120,7 @@ def test_the_tuning_pages_short_run_is_a_valid_one():
 )
 def test_a_big_recipes_arithmetic_is_the_formulas(name):
     recipe = reading.load_recipe(ROOT / "recipes" / f"{name}.yaml")
-    shape = estimate.Shape(
-        recipe.model.n_layer, recipe.model.n_embd, recipe.model.vocab_size, recipe.model.sequence_length
-    )
+    shape = estimate.shape_of(recipe.model)
     tokens = recipe.schedule.max_steps * recipe.batch.tokens_per_step
     text = (ROOT / "recipes" / f"{name}.yaml").read_text()
     assert f"= {shape.flops_per_token * tokens:.2e} FLOP (estimated".replace("e+", "e") in text
