@@ -44,9 +44,14 @@ def randomize(model: PreTrainedModel) -> PreTrainedModel:
 
 def gradients(model: PreTrainedModel, dtype: torch.dtype | None = None, wrap=lambda module: module) -> dict:
     """Of the loss of two sequences by name; ``dtype``: of autocast."""
-    model.zero_grad()
     torch.manual_seed(5)  # dropout's
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         loss = wrap(NextTokenLoss(model).train())(ids(2, 16), ids(2, 16).flip(1))
+    return gradients_of(loss, model)
+
+
+def gradients_of(loss: torch.Tensor, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """By name."""
+    model.zero_grad()
     loss.backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}

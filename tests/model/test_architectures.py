@@ -21,8 +21,8 @@ OTHERS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.25)
 @pytest.fixture(params=ARCHITECTURES)
 def model(request) -> keys.Model:
     """A recipe's model that states what its architecture needs."""
-    kind = {"gpt2": {"architecture": "gpt2"}, "llama": KINDS["untied"]}[request.param]
-    return keys.Model(**SHAPE | {"n_head": 4} | kind)
+    stated = {key: KINDS["untied"][key] for key in keys.ARCHITECTURES[request.param]}
+    return keys.Model(**SHAPE | {"n_head": 4}, architecture=request.param, **stated)
 
 
 @pytest.fixture

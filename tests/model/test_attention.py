@@ -5,9 +5,10 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import KINDS, randomize, stock_of
+from small_models import KINDS, gradients_of, randomize, stock_of
 from small_models import built as built_small
 from torch.nn.attention.flex_attention import BlockMask
+from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from pretrain.model import attention
@@ -41,18 +42,6 @@ def masked(model: PreTrainedModel, flex: bool | None = None) -> NextTokenLoss:
     return NextTokenLoss(model, context=functools.partial(attention.within_documents, separator=SEPARATOR, flex=flex))
 
 
-def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-def close(ours: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
-    assert ours.keys() == others.keys()
-    for name, gradient in others.items():
-        assert torch.allclose(ours[name], gradient, rtol=1e-4, atol=1e-5), name
-
-
 def test_the_loss_and_its_gradients_are_those_of_every_document_alone(model, batch):
     stock, losses = stock_of(model), []
     for row, targets, begins in zip(*batch, BEGINS, strict=True):
@@ -63,7 +52,7 @@ def test_the_loss_and_its_gradients_are_those_of_every_document_alone(model, bat
     expected = torch.stack(losses).sum() / batch[0].numel()
     loss = masked(model)(*batch)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    close(gradients(model, loss), gradients(stock, expected))
+    assert_close(gradients_of(loss, model), gradients_of(expected, stock), rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         assert masked(model)(*batch).item() == pytest.approx(expected.item(), abs=1e-5)
         assert NextTokenLoss(model)(*batch).item() != pytest.approx(expected.item(), abs=1e-3)
@@ -96,7 +85,7 @@ def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, 
     module, graphs = compiled(masked(model, flex=True))
     loss = module(*batch)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    close(gradients(model, loss), gradients(model, expected))
+    assert_close(gradients_of(loss, model), gradients_of(expected, model), rtol=1e-4, atol=1e-5)
     other = [part.flip(0, 1) for part in batch]  # documents elsewhere: the same graph
     assert module(*other).item() == pytest.approx(masked(model)(*other).item(), abs=1e-5)
     (graph,) = graphs

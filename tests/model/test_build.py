@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from small_models import KINDS, LLAMA, built, gradients, ids, randomize, stock_of
+from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from pretrain.model.loss import NextTokenLoss
@@ -78,9 +79,7 @@ def test_recomputing_changes_no_gradient_and_no_name(kind, gradient_checkpointin
     kind = kind | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     plain, other = built(**kind), built(**kind, gradient_checkpointing=gradient_checkpointing)
     assert list(plain.state_dict()) == list(other.state_dict())
-    expected, got = gradients(plain, dtype), gradients(other, dtype)
-    for name, gradient in expected.items():
-        assert torch.equal(gradient, got[name]), name
+    assert_close(gradients(other, dtype), gradients(plain, dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"], indirect=True)
@@ -89,8 +88,7 @@ def test_recomputing_an_mlp_changes_no_gradient_under_a_compiler(kind):
     kind = kind | {"n_layer": 1}
     wrap = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
     expected, got = gradients(built(**kind)), gradients(built(**kind, gradient_checkpointing="mlp"), wrap=wrap)
-    for name, gradient in expected.items():
-        assert torch.allclose(gradient, got[name], atol=1e-6), name
+    assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def saved_activation_bytes(model: PreTrainedModel) -> int:

@@ -19,12 +19,16 @@ def runs(tmp_path, monkeypatch):
     Path("runs/deutsch/model").mkdir(parents=True)
 
 
-def test_a_run_stands_for_its_model_and_a_misspelt_one_names_the_nearest(runs):
+def test_a_run_stands_for_its_model_and_what_holds_none_is_refused_a_misspelt_run_with_the_nearest(runs):
     assert find("runs/deutsch") == "runs/deutsch/model" and find("openai-community/gpt2") == "openai-community/gpt2"
     with pytest.raises(BadInput, match=r"^--model runs/deutch: no such folder .*; did you mean runs/deutsch\?$"):
         find("runs/deutch")
     with pytest.raises(BadInput, match=r"^model = nowhere/at/all: no such folder \(a Hub id is owner/name\)$"):
         find("nowhere/at/all", "model = ")
+    Path("text.txt").touch()
+    for name in ("runs", "text.txt"):
+        with pytest.raises(BadInput, match=f"^--model {name}: holds no model; give a folder with config.json"):
+            find(name)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
-from small_models import KINDS, built, ids, randomize, stock_of
+from small_models import KINDS, built, gradients_of, ids, randomize, stock_of
 from torch._dynamo.backends.common import aot_autograd
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2LMHeadModel
 
@@ -97,8 +98,7 @@ def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_f
 
     for earlier, later in itertools.pairwise(logits):
         assert earlier in before(later)
-    for name, gradient in gradients(model, 1000, **terms).items():
-        assert torch.allclose(gradient, compiled[name], rtol=1e-4, atol=1e-6), name
+    assert_close(compiled, gradients(model, 1000, **terms), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])
@@ -110,16 +110,12 @@ def test_smoothing_and_z_loss_are_their_formulas_with_either_head(kind, terms, r
     module = NextTokenLoss(model, **terms)
     module.rows = rows
     loss = module(inputs, targets)
-    loss.backward()
-    ours = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    model.zero_grad()
+    ours = gradients_of(loss, model)
     logits = model(inputs).logits.flatten(0, 1)
     expected = F.cross_entropy(logits, targets.flatten(), label_smoothing=terms.get("label_smoothing", 0.0))
     expected = expected + terms.get("z_loss", 0.0) * logits.exp().sum(-1).log().square().mean()
-    expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(ours[name], parameter.grad, rtol=1e-4, atol=1e-6), name
+    assert_close(ours, gradients_of(expected, model), rtol=1e-4, atol=1e-6)
 
 
 class Operations(TorchDispatchMode):

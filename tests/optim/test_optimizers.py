@@ -32,7 +32,8 @@ def settings(name: str) -> keys.Optimizer:
 
 
 def shape(architecture: str) -> keys.Model:
-    return keys.Model(**SHAPE | {"architecture": architecture} | small_models.KINDS[architecture])
+    stated = {key: small_models.LLAMA[key] for key in keys.ARCHITECTURES[architecture]}
+    return keys.Model(**SHAPE, architecture=architecture, **stated)
 
 
 def tiny(architecture: str = "gpt2") -> PreTrainedModel:

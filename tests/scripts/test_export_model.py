@@ -158,18 +158,6 @@ def test_bad_input_is_one_error_with_exit_2_and_nothing_is_written(place, flags,
     assert listing() == before
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("runs/nothere", "error: runs/nothere: no such folder"),
-        ("data", "error: data: holds no model"),
-        ("text.txt", "error: text.txt: holds no model"),
-    ],
-)
-def test_a_model_that_is_not_there_is_said_by_name(place, source, words):
-    assert words in export(source=source, expect=2).stderr
-
-
 def test_what_is_missing_of_the_command_is_said(place):
     done = run("export_model.py", expect=2)
     assert "no model is given" in done.stderr and "--out is missing" in done.stderr

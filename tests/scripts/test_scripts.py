@@ -140,17 +140,6 @@ def test_another_recipe_has_its_own_check_data_run_folder_lock_and_repository(ma
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gpt2_350m.lock"]
 
 
-@pytest.mark.parametrize("flags", [["--recipe", "recipes/gpt2_350m.yaml"], ["--recipe=recipes/gpt2_350m.yaml"]])
-def test_a_recipe_that_only_training_would_hear_of_is_refused(machine, flags):
-    done, ran = machine(flags=flags)
-    assert done.returncode == 2 and not ran and "give RECIPE=FILE in the environment" in done.stderr
-
-
-def test_a_recipe_that_is_not_there_is_refused(machine):
-    done, ran = machine(RECIPE="recipes/none.yaml", DRY_RUN="1")
-    assert done.returncode == 2 and not ran and "RECIPE=recipes/none.yaml: there is no such file" in done.stderr
-
-
 SIGNED, SHOWN = "https://me:PW@forge.example/x?token=SECRET", "https://redacted@forge.example/x?redacted"
 
 
@@ -160,15 +149,25 @@ def test_a_dry_run_prints_what_can_be_pasted_and_no_secret(machine):
     assert not re.search("PW|SECRET", done.stdout + done.stderr)
 
 
+NAME = "error: {}: a name that begins with -"
+
+
 @pytest.mark.parametrize(
-    "given",
-    [{"HUB_MODEL_ID": "-x"}, {"HUB_MODEL_ID": "me/-x"}, {"RECIPE": "-x.yaml"}, {"RECIPE": "recipes/--x.yaml"}],
-    ids=lambda given: " ".join(given.values()),
+    ("given", "words"),
+    [
+        ({"flags": ["--recipe", "recipes/gpt2_350m.yaml"]}, "give RECIPE=FILE in the environment"),
+        ({"flags": ["--recipe=recipes/gpt2_350m.yaml"]}, "give RECIPE=FILE in the environment"),
+        ({"RECIPE": "recipes/none.yaml"}, "RECIPE=recipes/none.yaml: there is no such file"),
+        ({"HUB_MODEL_ID": "-x"}, NAME.format("HUB_MODEL_ID")),
+        ({"HUB_MODEL_ID": "me/-x"}, NAME.format("HUB_MODEL_ID")),
+        ({"RECIPE": "-x.yaml"}, NAME.format("RECIPE")),
+        ({"RECIPE": "recipes/--x.yaml"}, NAME.format("RECIPE")),
+    ],
 )
-def test_a_value_that_begins_with_a_dash_is_refused_before_a_command_takes_it_for_a_flag(machine, given):
+def test_a_recipe_or_a_name_that_a_command_would_not_hear_of_or_take_for_a_flag_is_refused(machine, given, words):
     done, ran = machine(HF_TOKEN="x", **given)
-    assert done.returncode == 2 and not ran and not done.stdout and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"error: {next(iter(given))}: a name that begins with -")
+    assert done.returncode == 2 and not ran and not done.stdout
+    assert done.stderr.count("\n") == 1 and words in done.stderr
 
 
 def test_a_failing_check_stops_before_training_whose_status_is_the_scripts_and_which_may_be_started_again(machine):
@@ -404,21 +403,20 @@ ATTACKS = ["ext::sh -c id", "file:///etc", "/srv/x", "../x", "http://forge.examp
 ATTACKS += ["https://-x/y", "ssh://git@-oProxyCommand=id/x", "https://forge.example/x\n--x", "https://"]
 
 
-@pytest.mark.parametrize("address", ATTACKS)
-def test_an_address_that_git_would_run_or_that_is_not_https_or_ssh_is_refused(tmp_path, address):
-    done, got = submit(tmp_path, **WHERE | {"GIT_URL": address})
-    assert done.returncode == 2 and not got and done.stderr.startswith("error: GIT_URL: ")
+DASHED = ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT", "ATTEMPTS"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("GIT_URL", url) for url in ATTACKS] + [(name, "--upload-pack=id") for name in DASHED]
+)
+def test_a_value_that_git_would_run_that_is_not_https_or_ssh_or_a_flag_is_refused(tmp_path, name, value):
+    done, got = submit(tmp_path, **WHERE | {name: value})
+    assert done.returncode == 2 and not got and done.stderr.startswith(f"error: {name}: ")
 
 
 @pytest.mark.parametrize("address", ["ssh://git@forge.example:22/me/x.git", "git@forge.example:me/x.git"])
 def test_an_address_of_ssh_is_given_to_the_job(tmp_path, address):
     assert f"GIT_URL={address}" in submit(tmp_path, **WHERE | {"GIT_URL": address})[1]
-
-
-@pytest.mark.parametrize("name", ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT", "ATTEMPTS"])
-def test_a_jobs_value_that_begins_with_a_dash_is_refused(tmp_path, name):
-    done, got = submit(tmp_path, **WHERE | {name: "--upload-pack=id"})
-    assert done.returncode == 2 and not got and done.stderr.startswith(f"error: {name}: ")
 
 
 def test_what_hf_prints_of_a_job_is_shown_without_secrets_and_its_status_is_kept(tmp_path):
