@@ -139,7 +139,7 @@ class Architecture:
     label: str
     config_names: Mapping[str, str]
     dropout_names: Mapping[str, str]
-    config_more: Callable[[keys.Model], dict[str, Any]] = lambda model: {}
+    config_more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     required: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     activation: Activation | None = None
@@ -158,7 +158,7 @@ class Architecture:
     def config(self, model: keys.Model) -> dict[str, Any]:
         """Return the values of Transformers' config for a recipe's model."""
         stated = {name: _to_config(key, getattr(model, key)) for key, name in self.config_names.items()}
-        return {**self.config_more(model), **{name: value for name, value in stated.items() if value is not None}}
+        return {**self.config_more, **{name: value for name, value in stated.items() if value is not None}}
 
     def training_config(self, model: keys.Model) -> dict[str, Any]:
         """Return the config's values during training, also for a model that is trained on."""
@@ -279,7 +279,7 @@ LLAMA = Architecture(
         "sequence_length": "max_position_embeddings",
     },
     dropout_names={"attn_pdrop": "attention_dropout"},
-    config_more=lambda model: {"rms_norm_eps": 1e-5},
+    config_more={"rms_norm_eps": 1e-5},
     blocks=".layers.",
     mlp=Mlp(("gate_proj", "up_proj"), "act_fn", "down_proj"),
     block_matrices=lambda s: 2 * s.n_embd**2 + 2 * s.n_embd * s.key_width + 3 * s.n_embd * s.mlp_width,

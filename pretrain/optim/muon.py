@@ -7,7 +7,6 @@ benchmarks/results/muon-ablation-cpu-2026-11-22.json.
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -20,9 +19,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: steepest at 0; singular values 
 ROUNDS = 5
 
 
-def groups(
-    model: nn.Module, record: Architecture, weight_decay: float, ratios: Mapping[str, float] = MappingProxyType({})
-) -> list[dict]:
+def groups(model: nn.Module, record: Architecture, weight_decay: float, ratios: Mapping[str, float]) -> list[dict]:
     """Return the groups that ``Muon`` takes: hidden matrices by shape; then AdamW's, with ``ratios`` of the rate."""
     hidden: dict[tuple, list[nn.Parameter]] = {}
     others: list[tuple[str, nn.Parameter]] = []
@@ -157,4 +154,6 @@ class TrainerMuon:
             raise ValueError(
                 f"model_type = {kind}: Muon knows which matrices are hidden for {', '.join(ARCHITECTURES)}"
             )
-        return Muon(groups(model, ARCHITECTURES[kind], weight_decay), lr=lr, momentum=momentum, betas=betas, eps=eps)
+        return Muon(
+            groups(model, ARCHITECTURES[kind], weight_decay, {}), lr=lr, momentum=momentum, betas=betas, eps=eps
+        )

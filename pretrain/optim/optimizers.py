@@ -105,8 +105,8 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
 def _groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dict]:
     from pretrain.optim import adamw
 
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return adamw.groups(named, ARCHITECTURES[model.config.model_type], settings.weight_decay, settings.lr_ratios)
+    named, record = model.named_parameters(), ARCHITECTURES[model.config.model_type]
+    return adamw.groups(named, record, settings.weight_decay, settings.lr_ratios)
 
 
 def _adam(settings: keys.Optimizer) -> dict[str, Any]:

@@ -127,14 +127,11 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(place):
     assert record("measured")["before"]["loss"] == pytest.approx(torch.stack(losses).mean().item(), abs=1e-5)
 
 
-def test_a_run_whose_data_is_elsewhere_says_so(place):
+def test_a_runs_model_is_measured_on_its_data_and_where_they_are_elsewhere_that_is_said(place):
+    assert ", validation" in export(source="runs/tiny/model", out="first").stdout
     shutil.rmtree("data")
     assert "nothing was measured: the run's data, data/" in export().stdout
     assert "measured on" in export("--text", "text.txt", out="measured").stdout
-
-
-def test_the_model_folder_of_a_run_is_measured_on_the_runs_data(place):
-    assert ", validation" in export(source="runs/tiny/model").stdout
 
 
 @pytest.mark.parametrize(
