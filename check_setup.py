@@ -19,15 +19,10 @@ from pathlib import Path
 from pretrain.base import cards, foreign
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
-
-try:
-    from pretrain.data import shards, sources
-    from pretrain.machine import doctor, forecast, planning, supply, verdicts
-    from pretrain.machine.verdicts import Check
-    from pretrain.recipe import keys, reading
-except ModuleNotFoundError as missing:  # before the packages are installed this is the first remedy
-    sys.exit(f"error    packages: {missing.name} is not installed. Remedy: make environment, or "
-             "pip install -r requirements.txt")  # fmt: skip
+from pretrain.data import shards, sources
+from pretrain.machine import doctor, forecast, planning, supply, verdicts
+from pretrain.machine.verdicts import Check
+from pretrain.recipe import keys, reading
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
@@ -65,9 +60,6 @@ def main(argv: list[str] | None = None) -> int:
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
     except KeyboardInterrupt:
         raise BadInput("stopped before all was tried", 130) from None
-    except BrokenPipeError:  # as with "| head": what is left goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -87,10 +79,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--plan", action="store_true", help="the size and tokens for --hours, or for --budget")
     for name, (kind, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=what)
-    if any(word.partition("=")[0] == "--price_per_hour" for word in argv):
-        raise BadInput(
-            "--price_per_hour: of what? --price_per_card_hour P is of one card, --price_per_machine_hour P of all of them"
-        )
     asked = reading.parse_flags(parser, argv)
     prices = asked.price_per_card_hour, asked.price_per_machine_hour
     given = {name: number for name in NUMBERS if (number := getattr(asked, name)) is not None}
@@ -133,14 +121,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def with_its_model(recipe: keys.Recipe) -> keys.Recipe:
-    """Return the recipe with what its ``init_from`` brings along; that needs the packages, which may be missing."""
-    try:
-        from pretrain.model import pretrained
-    except ImportError as error:
-        raise BadInput(
-            f"init_from = {recipe.model.init_from}: reading a model needs {error.name}: make environment, or pip install "
-            f"-r requirements.txt"
-        ) from None
+    """Return the recipe with what its ``init_from`` brings along."""
+    from pretrain.model import pretrained  # it needs the packages, which may be missing
+
     return pretrained.complete(recipe)
 
 

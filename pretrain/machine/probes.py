@@ -1,4 +1,4 @@
-"""Real trials of a machine: ``python -m pretrain.machine.probes NAME ARGUMENTS`` is one; its answer is a JSON object.
+"""Real trials of a machine: ``python -m pretrain.machine.probes NAME ARGUMENTS FILE`` writes a JSON object to FILE.
 
 doctor.attempt runs each in a process of its own, so that a crash or a hang is an answer too.
 """
@@ -24,6 +24,7 @@ from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pretrain.base.errors import first_line
 from pretrain.recipe import keys
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,10 +33,8 @@ ORPHAN_SECONDS = 600
 
 
 def main() -> None:
-    """Run the trial that the command names; print what it returned, or {"problem": one line}."""
-    name, arguments = sys.argv[1:]
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is not an answer
+    """Run the trial that the command names; write what it returned, or {"problem": one line}, to the file that it names."""
+    name, arguments, answer = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a line, not a file of gigabytes
     signal.alarm(ORPHAN_SECONDS)  # should the parent die
     found: dict[str, Any]
@@ -44,10 +43,9 @@ def main() -> None:
     except ProcessRaisedException as error:  # the last line of another's traceback
         found = {"problem": str(error).strip().splitlines()[-1][:300]}
     except BaseException as error:
-        lines = str(error).strip().splitlines() or [""]
-        found = {"problem": f"{type(error).__name__}: {lines[0]}"[:300]}
-    os.write(answer, json.dumps(found).encode())
-    os._exit(0)  # a library that hangs at exit cannot lose the answer
+        found = {"problem": f"{type(error).__name__}: {first_line(error)}"[:300]}
+    Path(answer).write_text(json.dumps(found), encoding="utf-8")
+    os._exit(0)  # a library may hang at exit
 
 
 def training_step(*, device: str, precision: str, compiled: bool = False) -> dict[str, float]:

@@ -2,12 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-
-from pretrain.base import cards
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
@@ -17,7 +14,8 @@ OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts
 # Versions that fail between two that work; requirements.txt excludes them.
 BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
-OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+SLOW_ATTENTION = "training takes a slower kernel, or fails; reinstall torch from requirements.txt"
 Pair = tuple[int, int]  # a compute capability
 
 
@@ -64,9 +62,18 @@ def wheel_index(capability: Pair, driver: str | None = None) -> str | None:
     """
     if capability < (5, 0):
         return None
-    if capability >= (7, 5) and (driver is None or _numbers(driver) >= OLDEST_DRIVER[13]):
+    if capability >= (7, 5) and (driver is None or reaches(driver, 13)):
         return f"{WHEELS}/cu130"
     return f"{WHEELS}/cu128" if capability >= (10, 0) else f"{WHEELS}/cu126"
+
+
+def reaches(driver: str, cuda: int) -> bool:
+    """Return whether a driver runs a major CUDA version; any does where we do not know the oldest."""
+    return _numbers(driver) >= _numbers(OLDEST_DRIVER.get(cuda, ""))
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 def build(version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None, hidden: bool) -> Check:
@@ -89,11 +96,11 @@ def build(version: str, cuda: str | None, usable: int, first: Pair | None, drive
 
 def driver(version: str, cuda: str) -> Check:
     """Judge the driver's version against the CUDA that torch was built with (``13.0``)."""
-    oldest = OLDEST_DRIVER.get(int(cuda.partition(".")[0]))
-    if oldest is None or _numbers(version) >= oldest:
+    major = int(cuda.partition(".")[0])
+    if reaches(version, major):
         return Check("driver", OK, f"{version}, for CUDA {cuda}")
-    remedy = f"install driver {'.'.join(f'{part:02}' for part in oldest)} or newer"
-    if _numbers(version) >= OLDEST_DRIVER[12]:
+    remedy = f"install driver {OLDEST_DRIVER[major]} or newer"
+    if reaches(version, 12):
         remedy += f", or torch for CUDA 12: pip install torch --index-url {WHEELS}/cu126"
     return Check("driver", ERROR, f"{version} is too old for torch's CUDA {cuda}", remedy)
 
@@ -122,95 +129,45 @@ def architecture(name: str, capability: Pair, arch_list: list[str], driver: str 
     return Check("kernels", ERROR, f"torch has no kernels for {name} ({sm}); it has {' '.join(arch_list)}", remedy)
 
 
-def launch(preset: str, count: int, recipe: str = "") -> Check:
-    """Name the accelerate YAML to take, with the flags for more cards than the YAML has, and the recipe."""
-    chosen = f" --recipe {recipe}" if recipe else ""
-    return Check("launch", OK, f"{cards.launcher(preset, count)} train.py{chosen}")
-
-
 def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:
     """Judge a folder's free space against what a recipe writes in all."""
-    need, level, remedy = checkpoint_bytes + shard_bytes, OK, ""
-    text = (
-        f"{free_bytes / 1e9:.1f} GB free at {folder}; {recipe} takes up to {need / 1e9:.1f} GB (checkpoints "
-        f"{checkpoint_bytes / 1e9:.1f}, token shards {shard_bytes / 1e9:.1f})"
-    )
+    need = checkpoint_bytes + shard_bytes
+    text = f"{free_bytes / 1e9:.1f} GB free at {folder}; {recipe} takes up to {need / 1e9:.1f} GB "
+    text += f"(checkpoints {checkpoint_bytes / 1e9:.1f}, token shards {shard_bytes / 1e9:.1f})"
     if free_bytes < checkpoint_bytes:
-        level, remedy = ERROR, "free some, or give --output_dir on another disk, or a lower save_total_limit"
-    elif free_bytes < need:
-        level = WARNING
+        remedy = "free some, or give --output_dir on another disk, or a lower save_total_limit"
+        return Check("disk", ERROR, text, remedy)
+    if free_bytes < need:
         remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
-    return Check("disk", level, text, remedy)
+        return Check("disk", WARNING, text, remedy)
+    return Check("disk", OK, text)
 
 
-# The functions below judge a trial's answer: its values, or {"problem": one line}.
-
-
-def step(name: str, answer: dict[str, Any], device: str) -> Check:
-    """Judge the training steps in a precision, ``name``; a CPU trains in fp32, and may lack another."""
-    if "problem" in answer:
-        level, remedy = ERROR, "reinstall torch and its driver: nothing trains without this"
-        if name != "fp32":
-            level = WARNING if device == "cpu" else ERROR
-            remedy = 'write mixed_precision: "no" in the accelerate YAML'
-        return Check(name, level, f"a training step fails: {answer['problem']}", remedy)
-    text = f"a step of a tiny GPT-2 takes {1000 * answer['seconds']:.1f} ms on {device}"
-    if name != "fp32":
-        plain = answer["fp32_seconds"]
-        text += f", {plain / answer['seconds']:.2f} times as fast as one in fp32 beside it ({1000 * plain:.1f} ms)"
-        text += " (a tiny model gains little)" if device == "cuda" else ""
-    return Check(name, OK, text)
-
-
-def attention(answer: dict[str, Any], modern: bool) -> Check:
+def attention(answer: dict[str, float | str], modern: bool) -> Check:
     """Judge the attention kernels that ran, and the one that training takes (flash needs Ampere: ``modern``)."""
-    taken = answer.get("training")
+    taken = answer["training"]
     text = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in answer.items() if isinstance(value, float))
-    text = (text or answer.get("problem", "")) + (f"; training takes {taken}" if taken else "")
+    text += f"; training takes {taken}" + ("" if modern else " (flash: n/a before Ampere, 8.0)")
     if taken in answer and (taken in ("flash", "cudnn") or not modern):
-        return Check("attention", OK, text if modern else f"{text} (flash: n/a before Ampere, 8.0)")
-    remedy = "training takes a slower kernel, or fails; reinstall torch from requirements.txt"
-    return Check("attention", WARNING, f"neither flash nor cuDNN serves training: {text}", remedy)
+        return Check("attention", OK, text)
+    return Check("attention", WARNING, f"neither flash nor cuDNN serves training: {text}", SLOW_ATTENTION)
 
 
-def tf32(answer: dict[str, Any]) -> Check:
-    """Judge the fp32 products with TF32 and without."""
-    if "problem" in answer:
-        return Check("TF32", WARNING, answer["problem"])
-    return Check("TF32", OK, f"{answer['tf32'] / 1e12:.1f} against {answer['fp32'] / 1e12:.1f} TFLOP/s in fp32")
-
-
-def compiled(answer: dict[str, Any], on_card: bool) -> Check:
-    """Judge torch.compile: on a card the presets need it, on a CPU nothing does."""
-    if "problem" not in answer:
-        faster = f"{answer['fp32_seconds'] / answer['seconds']:.2f} times as fast as plain fp32"
-        text = f"compiled in {answer['first_seconds']:.0f} s, then {faster} (a tiny model gains little)"
-        return Check("compile", OK, text)
-    level, remedy = WARNING, "none needed: plain training is not compiled"
-    if on_card:
-        level, remedy = ERROR, "accelerate_configs/conservative.yaml trains without it"
-    if re.search(r"Python\.h", answer["problem"]):
-        remedy = f"install Python's headers: apt install python3-dev; {remedy}"
-    elif re.search(r"compiler|g\+\+|gcc", answer["problem"], re.IGNORECASE):
-        remedy = f"install a compiler: apt install g++; {remedy}"
-    return Check("compile", level, answer["problem"], remedy)
-
-
-def all_reduce(answer: dict[str, Any], backend: str, count: int) -> Check:
-    """Judge the sum over ``count`` processes, and its bandwidth."""
-    where = f"{backend}, {count} processes"
-    if "problem" not in answer:
-        rate = f"{answer['bytes_per_second'] / 1e9:.2f} GB/s over the ring (2 (n - 1) / n x bytes / seconds)"
-        return Check("all-reduce", OK, f"{where}: {rate}")
-    level, remedy = WARNING, "only training with several processes on the CPU needs it; try GLOO_SOCKET_IFNAME=lo"
-    if backend == "nccl":
-        level = ERROR
-        remedy = (
-            "try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO shows where it hangs; no GPU seen: CUDA_VISIBLE_DEVICES, docker "
-        )
-        remedy += "--gpus all --ipc=host"
-    return Check("all-reduce", level, f"{where}: {answer['problem']}", remedy)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))
+def failed(name: str, problem: str, needed: bool) -> Check:
+    """Judge a trial without a result: an error where training needs here what was tried, else a warning."""
+    compiler = re.search(r"compiler|g\+\+|gcc", problem, re.IGNORECASE) and "Python.h" not in problem
+    remedies = (
+        (name == "fp32", "reinstall torch and its driver: nothing trains without this"),
+        (name in ("bf16", "fp16"), 'write mixed_precision: "no" in the accelerate YAML'),
+        (name == "attention", SLOW_ATTENTION),
+        (name == "compile" and "Python.h" in problem, "install Python's headers: apt install python3-dev"),
+        (name == "compile" and compiler, "install a compiler: apt install g++"),
+        (name == "compile" and needed, "accelerate_configs/conservative.yaml trains without it"),
+        (name == "compile" and not needed, "none needed: plain training is not compiled"),
+        (name == "all-reduce" and needed, "try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO shows where it hangs"),
+        (name == "all-reduce" and needed, "no GPU seen: CUDA_VISIBLE_DEVICES, docker --gpus all --ipc=host"),
+        (name == "all-reduce" and not needed, "only training with several processes on the CPU needs it"),
+        (name == "all-reduce" and not needed, "try GLOO_SOCKET_IFNAME=lo"),
+    )
+    remedy = "; ".join(words for holds, words in remedies if holds)
+    return Check(name, ERROR if needed else WARNING, f"its trial fails: {problem}", remedy)

@@ -187,11 +187,11 @@ def test_every_trial_of_cards_has_its_line(monkeypatch):
     assert found.keys() == {"fp32", "bf16", "attention", "TF32", "compile", "all-reduce"}
     assert "nccl, 2 processes: 10.00 GB/s" in found["all-reduce"].text
     assert "40.0 against 10.0 TFLOP/s" in found["TF32"].text
-    assert "10.0 ms on cuda, 3.00 times as fast as one in fp32 beside it (30.0 ms)" in found["bf16"].text
+    assert "10.0 ms on cuda, 3.00 times as fast as one in fp32 beside it (30.0 ms" in found["bf16"].text
     assert "compiled in 30 s, then 3.00 times as fast" in found["compile"].text
     assert "cudnn 1.00 ms, math 4.00 ms; training takes cudnn" in found["attention"].text
     old = simulated(monkeypatch, [{"name": "Tesla V100-SXM2-16GB", "capability": (7, 0)}], "v100")
-    assert "fp16" in old and "bf16" not in old and "n/a" in old["TF32"].text and "gloo" in old["all-reduce"].text
+    assert "fp16" in old and not {"bf16", "TF32"} & old.keys() and "gloo" in old["all-reduce"].text
 
 
 def test_a_modern_card_whose_training_takes_a_slow_kernel_is_warned_of():
@@ -224,11 +224,6 @@ def test_it_runs_from_any_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_without_packages_the_first_thing_said_is_how_to_install_them():
-    done = subprocess.run([sys.executable, "-S", str(ROOT / "check_setup.py")], capture_output=True, text=True)
-    assert done.returncode == 1 and " is not installed" in done.stderr and "make environment" in done.stderr
-
-
 def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "nvidia_smi", list)
     for flags, words in (
@@ -237,7 +232,6 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         (["--estimte"], "--estimte: no such flag; did you mean --estimate?"),
         (["--card", "t4", "--count", "0"], "--count 0: must be 1 or more"),
         (["--card", "t4", "--price_per_card_hour", "nan"], "--price_per_card_hour nan"),
-        (["--card", "t4", "--price_per_hour", "2"], "--price_per_machine_hour P of all of them"),
         (["--all_cards", "--card", "t4"], "give one of them"),
         (["--card", "t4", "--count", "3"], "which 3 processes cannot share equally"),
         (["--estimate"], "no NVIDIA card; give --card, one of t4"),
