@@ -175,19 +175,19 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     if doctor.package_version("wandb") and os.environ.get("WANDB_MODE", "online") == "online":
         url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
         wanted["wandb"] = (url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here")
-    if works and wanted:
-        yield Check("network", verdicts.TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
-        problems = doctor.reach([url for url, _ in wanted.values()], NETWORK_SECONDS)
-        for name, (url, remedy) in wanted.items():
-            if name.startswith("data set") and problems[hub] and not problems[hub].startswith("HTTP 4"):
-                continue  # one line is enough
-            # A refusal of its front page is an answer; of a data set's page it is not.
-            there = problems[url].startswith("HTTP 4") and name in ("hub", "wandb")
-            if there or not problems[url]:
-                yield Check(name, verdicts.OK, f"{url} answers")
-            else:
-                level = verdicts.ERROR if name != "wandb" and needs_hub(recipe) else verdicts.WARNING
-                yield Check(name, level, f"{url}: {problems[url]}", remedy)
+    reached = {hub: True}
+    for name, (url, remedy) in wanted.items():
+        if not works or (name.startswith("data set") and not reached[hub]):  # one line is enough
+            continue
+        yield Check(name, verdicts.TRYING, f"is asked: {NETWORK_SECONDS} s")
+        problem = doctor.reach(url, NETWORK_SECONDS)
+        reached[url] = not problem or problem.startswith("HTTP 4")
+        # A refusal of its front page is an answer; of a data set's page it is not.
+        if not problem or (reached[url] and name in ("hub", "wandb")):
+            yield Check(name, verdicts.OK, f"{url} answers")
+        else:
+            level = verdicts.ERROR if name != "wandb" and needs_hub(recipe) else verdicts.WARNING
+            yield Check(name, level, f"{url}: {problem}", remedy)
     if doctor.package_version("huggingface_hub"):
         from huggingface_hub import get_token
 

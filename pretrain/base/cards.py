@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PRESETS = Path(__file__).parent.parent.parent / "accelerate_configs"
 
@@ -92,20 +93,12 @@ def _measured(row: Mapping[str, str], name: str) -> Measured | None:
 def _card(row: Mapping[str, str]) -> Card:
     """Return the card of a row of cards.csv."""
     major, minor = map(int, row["capability"].split("."))
-    measured = {name: _measured(row, name) for name in ("products", "training", "ours")}
-    return Card(
-        row["name"],
-        row["pattern"],
-        float(row["memory_gib"]),
-        float(row["teraflops"]),
-        float(row["gigabytes_per_second"]),
-        int(row["watts"]),
-        (major, minor),
-        row["source"],
-        float(row["link_gigabytes_per_second"]),
-        **measured,
-        advised=row["advised"] or None,
-    )
+    sheet: dict[str, Any] = {name: row[name] for name in ("name", "pattern", "source")}
+    sheet |= {name: float(row[name]) for name in ("memory_gib", "teraflops", "gigabytes_per_second")}
+    sheet |= {name: _measured(row, name) for name in ("products", "training", "ours")}
+    link = float(row["link_gigabytes_per_second"])
+    sheet |= {"watts": int(row["watts"]), "link_gigabytes_per_second": link, "advised": row["advised"] or None}
+    return Card(**sheet, capability=(major, minor))
 
 
 with open(Path(__file__).with_name("cards.csv"), encoding="utf-8", newline="") as _file:

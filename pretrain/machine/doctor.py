@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -125,14 +124,13 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
     if found := (yield from tried(half, "training_step", bool(mine), device=device, precision=half)):
         yield Check(half, OK, f"a step takes {1000 * found['seconds']:.1f} ms on {device}, {beside_fp32(found)}")
     if mine and (found := (yield from tried("attention", "attention", False, device=device, precision=half))):
-        yield verdicts.attention(found, modern)
+        yield verdicts.attention(found["kernel"], found["seconds"], modern)
     if modern and (found := (yield from tried("TF32", "tf32", False, device=device))):
         yield Check("TF32", OK, f"{found['tf32'] / 1e12:.1f} against {found['fp32'] / 1e12:.1f} TFLOP/s in fp32")
     if quick:
         return
     step = {"device": device, "precision": half if mine else "no", "compiled": True}
-    compiles = forecast.compiles(preset)
-    if found := (yield from tried("compile", "training_step", compiles, **step)):
+    if found := (yield from tried("compile", "training_step", forecast.compiles(preset), **step)):
         yield Check("compile", OK, f"compiled in {found['first_seconds']:.0f} s, then {beside_fp32(found)}")
     backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
     sizes = {"backend": backend, "count": count, "megabytes": megabytes}
@@ -213,36 +211,24 @@ def write_speed(folder: Path, megabytes: int = 256) -> float:
 
     Raises OSError when the folder does not take it.
     """
-    block = os.urandom(2**23)
+    data = os.urandom(2**20) * megabytes
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-trial-") as file:
         start = time.perf_counter()
-        for _ in range(megabytes // 8):
-            file.write(block)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-        return megabytes * 2**20 / (time.perf_counter() - start)
+        return len(data) / (time.perf_counter() - start)
 
 
-def reach(urls: list[str], seconds: float) -> dict[str, str]:
-    """Ask each address at once; return what went wrong by address ("": it answered; a status: it refused)."""
-    found = dict.fromkeys(urls, f"no answer in {seconds:g} s")
-
-    def ask(url: str) -> None:
-        try:
-            urllib.request.urlopen(url, timeout=seconds).close()
-            found[url] = ""
-        except urllib.error.HTTPError as error:
-            found[url] = f"HTTP {error.code} {error.reason}"
-        except Exception as error:  # names, sockets, TLS and bad addresses each raise their own kinds
-            found[url] = str(getattr(error, "reason", error)) or type(error).__name__
-
-    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]  # a name's look-up has no limit
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + seconds + 1
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(found)
+def reach(url: str, seconds: float) -> str:
+    """Ask an address; return what went wrong ("": it answered; a status: it refused)."""
+    try:
+        urllib.request.urlopen(url, timeout=seconds).close()
+    except urllib.error.HTTPError as error:
+        return f"HTTP {error.code} {error.reason}"
+    except Exception as error:  # names, sockets, TLS and bad addresses each raise their own kinds
+        return str(getattr(error, "reason", error)) or type(error).__name__
+    return ""
 
 
 def shard_bytes(recipe: keys.Recipe) -> float:
@@ -271,10 +257,8 @@ def nvidia_smi() -> list[dict]:
     except (OSError, subprocess.SubprocessError):
         return []
     found = []
-    for line in done.stdout.splitlines():
-        if line.count(", ") != 3:
-            continue
-        name, driver, size, capability = line.split(", ")
+    rows = (line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 3)
+    for name, driver, size, capability in rows:
         memory = int(size.removesuffix(" MiB")) * 2**20 if size.endswith(" MiB") else None
         pair = tuple(map(int, re.findall(r"\d+", capability))) or None
         found.append({"name": name, "driver": driver, "memory_bytes": memory, "capability": pair})

@@ -50,7 +50,8 @@ def fit_micro_batch(
     auto, ceiling = recipe.batch.per_device_train_batch_size == "auto", None
     device, exchange_each = accelerator.device, begin[1]
     recovers = hasattr(training_module, "reset_iter_state")  # FSDP2 from torch 2.13 on
-    least_free = least(hardware.free_memory_bytes(device, accelerator.num_processes), accelerator)
+    free = torch.tensor([hardware.free_memory_bytes(device, accelerator.num_processes)], device=device)
+    least_free = min(accelerator.gather(free).tolist())  # of all processes
     if auto:
         ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
 
@@ -92,11 +93,6 @@ def fit_micro_batch(
         if not auto or not ceiling:
             raise BadInput(out_of_memory(recipe, size, device))
         log.info(f"a micro-batch of {shown} runs out of memory: trying {ceiling}")
-
-
-def least(amount: int, accelerator: Accelerator) -> int:
-    """Return the smallest amount of all processes; every process calls it."""
-    return min(accelerator.gather(torch.tensor([amount], device=accelerator.device)).tolist())
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 doctor.attempt runs each in a process of its own, so that a crash or a hang is an answer too.
 """
 
-import contextlib
 import itertools
 import json
 import os
@@ -22,7 +21,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.multiprocessing import ProcessRaisedException
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pretrain.base.errors import first_line
 from pretrain.recipe import keys
@@ -30,6 +28,8 @@ from pretrain.recipe import keys
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TURNS = 9  # the first is left out of the medians
 ORPHAN_SECONDS = 600
+SHAPE: dict[str, Any] = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128, "seed": 1}
+SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def main() -> None:
@@ -61,13 +61,11 @@ def training_step(*, device: str, precision: str, compiled: bool = False) -> dic
 
 
 def tiny_model() -> nn.Module:
-    """Build what the trials train: GPT-2's parts, 2 layers, 128 wide; (B, T) int64 inputs and targets to a loss."""
+    """Build what the trials train: GPT-2's parts, of SHAPE; (B, T) int64 inputs and targets to a loss."""
     from pretrain.model.build import build  # it imports Transformers, which other trials do without
     from pretrain.model.loss import NextTokenLoss
 
-    shape: dict[str, Any] = {"vocab_size": 512, "sequence_length": 64, "n_layer": 2, "n_head": 2, "n_embd": 128}
-    shape |= {"seed": 1, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return NextTokenLoss(build(keys.Model(**shape), eos_token_id=0))
+    return NextTokenLoss(build(keys.Model(**SHAPE), eos_token_id=0))
 
 
 def _steps(device: str, precision: str, compiled: bool) -> Iterator[tuple[float, float]]:
@@ -92,30 +90,22 @@ def _steps(device: str, precision: str, compiled: bool) -> Iterator[tuple[float,
 
 
 def attention(*, device: str, precision: str, length: int = 1024) -> dict[str, float | str]:
-    """Run causal attention forward and backward, 4 x 12 heads x ``length`` x 64; return seconds by kernel.
+    """Run causal attention forward and backward, 4 x 12 heads x ``length`` x 64; return its ``seconds``.
 
-    Keys: cudnn, flash, efficient, math; one is missing where it does not run. ``training`` names the one that torch takes
-    when it may choose, as in training.
+    ``kernel`` is the one that training takes: cudnn, flash, efficient or math. Raises RuntimeError where it does not run.
     """
-    kernels = {
-        "cudnn": SDPBackend.CUDNN_ATTENTION,
-        "flash": SDPBackend.FLASH_ATTENTION,
-        "efficient": SDPBackend.EFFICIENT_ATTENTION,
-        "math": SDPBackend.MATH,
-    }
-    seconds = {}
-    shape = {"size": (4, 12, length, 64), "device": device, "dtype": HALF[precision]}
-    query, key, value = (torch.randn(**shape, requires_grad=True) for _ in range(3))
-    chosen = torch._fused_sdp_choice(query, key, value, is_causal=True)
-    for name, kernel in kernels.items():
-        with contextlib.suppress(RuntimeError), sdpa_kernel(kernel):
-            for _ in range(3):
-                start = time.perf_counter()
-                F.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
-                _finish(device)
-                seconds[name] = time.perf_counter() - start
-    names = {int(kernel): name for name, kernel in kernels.items()}
-    return seconds | {"training": names.get(chosen, str(chosen))}
+    from pretrain.model.attention import kernel_taken  # it imports Transformers, too
+
+    model = keys.Model(**SHAPE | {"n_embd": 768, "n_head": 12, "sequence_length": length})
+    half, how = HALF[precision], {"document_mask": False, "compiled": True}
+    kernel = kernel_taken(model, 4, torch.device(device), half, **how)
+    query, key, value = torch.randn(3, 4, 12, length, 64, device=device, dtype=half, requires_grad=True)
+    for _ in range(3):
+        start = time.perf_counter()
+        F.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+        _finish(device)
+        seconds = time.perf_counter() - start
+    return {"kernel": kernel, "seconds": seconds}
 
 
 def tf32(*, device: str, size: int = 4096) -> dict[str, float]:
@@ -148,17 +138,16 @@ def _sum(rank: int, count: int, backend: str, megabytes: int, folder: str) -> No
     if backend == "nccl":
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=count)
-    values, repeats = torch.full((megabytes * 2**18,), rank + 1.0, device=device), 3
+    values = torch.full((megabytes * 2**18,), rank + 1.0, device=device)
     dist.all_reduce(values)
     if not (values == count * (count + 1) / 2).all():
         raise RuntimeError("the sum over the processes is wrong")
     dist.barrier()
     _finish(device)
     start = time.perf_counter()
-    for _ in range(repeats):
-        dist.all_reduce(values.fill_(1.0))
+    dist.all_reduce(values)
     _finish(device)
-    seconds = (time.perf_counter() - start) / repeats
+    seconds = time.perf_counter() - start
     dist.destroy_process_group()
     if rank == 0:
         Path(folder, "speed").write_text(str(2 * (count - 1) / count * values.nbytes / seconds))

@@ -143,14 +143,12 @@ def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: s
     return Check("disk", OK, text)
 
 
-def attention(answer: dict[str, float | str], modern: bool) -> Check:
-    """Judge the attention kernels that ran, and the one that training takes (flash needs Ampere: ``modern``)."""
-    taken = answer["training"]
-    text = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in answer.items() if isinstance(value, float))
-    text += f"; training takes {taken}" + ("" if modern else " (flash: n/a before Ampere, 8.0)")
-    if taken in answer and (taken in ("flash", "cudnn") or not modern):
-        return Check("attention", OK, text)
-    return Check("attention", WARNING, f"neither flash nor cuDNN serves training: {text}", SLOW_ATTENTION)
+def attention(kernel: str, seconds: float, modern: bool) -> Check:
+    """Judge the attention kernel that training takes (flash needs Ampere: ``modern``)."""
+    text = f"training takes {kernel}, {1000 * seconds:.2f} ms" + ("" if modern else " (flash: n/a before Ampere, 8.0)")
+    if modern and kernel not in ("flash", "cudnn"):
+        return Check("attention", WARNING, f"{text}: neither flash nor cuDNN", SLOW_ATTENTION)
+    return Check("attention", OK, text)
 
 
 def failed(name: str, problem: str, needed: bool) -> Check:

@@ -153,6 +153,7 @@ def test_make_train_chooses_the_cards_preset(driver, preset):
 )
 def test_a_preset_is_the_cards_own_for_so_many_of_them(driver, count, stem):
     assert cards.preset(driver, count) == stem and (cards.PRESETS / f"{stem}.yaml").is_file()
+    assert ("--multi_gpu" in cards.launcher(stem, count)) == (count > 1 and "_x" not in stem)
 
 
 @pytest.mark.parametrize(

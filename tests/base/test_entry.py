@@ -140,12 +140,6 @@ def test_memory_that_runs_out_is_a_line_during_the_imports_too(tmp_path, capsys)
     assert done.returncode == 1 and done.stderr.startswith("error: memory ran out: ") and done.stderr.count("\n") == 1
 
 
-def test_memory_that_runs_out_in_one_process_of_several_is_said_by_that_one(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    assert entry.exit_on_bad_input(lambda: (_ for _ in ()).throw(MemoryError()))() == 1
-    assert capsys.readouterr().err.startswith("error: memory ran out: ")
-
-
 def test_a_closed_standard_stream_is_nobodys_and_bad_input_still_2(tmp_path):
     """A file that was opened in its place would be written into by what warns."""
     show = "import os, sys; sys.exit(40 + sum(os.fstat(n).st_rdev == os.stat(os.devnull).st_rdev for n in range(3)))"

@@ -26,7 +26,7 @@ from pretrain.machine import doctor, probes
 from pretrain.model import loss
 from pretrain.optim import update
 
-OF_THE_CARD = ("allocated", "allocator", "backend", "compiled", "nvml_reads", "peak", "profiled", "wrapped")
+OF_THE_CARD = ("allocator", "backend", "compiled", "peak", "profiled", "wrapped")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -45,7 +45,7 @@ from pretrain.machine import hardware
 PRODUCT = str(Path(__file__).resolve().parents[2])
 CUDA = torch.device("cuda", 0)
 aten, Tensor = torch.ops.aten, torch.Tensor
-move_or_cast, attend, choose = Tensor.to, F.scaled_dot_product_attention, torch._fused_sdp_choice  # PyTorch's own
+move_or_cast, attend = Tensor.to, F.scaled_dot_product_attention  # PyTorch's own
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Card:
         capability: compute capability.
         memory: bytes.
         most_sequences: a micro-batch of more runs out of memory; None: only ``memory`` is a limit.
-        error: what is raised then, a key of ``OUT_OF_MEMORY``.
         count: cards of the machine, all alike.
     """
 
@@ -65,7 +64,6 @@ class Card:
     capability: tuple[int, int]
     memory: int
     most_sequences: int | None = None
-    error: str = "allocator"
     count: int = 1
 
 
@@ -76,16 +74,8 @@ A6000 = Card("NVIDIA RTX A6000", (8, 6), 51_033_931_776)
 H200 = Card("NVIDIA H200", (9, 0), 150_109_880_320)
 UNKNOWN = Card("NVIDIA Graphics Device", (12, 1), 20 * 2**30)
 CARDS = (T4, V100, RTX_3060, A6000, H200, UNKNOWN)
-# PyTorch's allocator has an error of its own; cuBLAS and the CUDA runtime ask the driver past it.
-OUT_OF_MEMORY = {
-    "allocator": lambda: torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room for it."
-    ),
-    "cublas": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    "runtime": lambda: torch.AcceleratorError("CUDA error: out of memory"),
-}
 WHEELS = {"12.6": "sm_70 sm_75 sm_80 sm_86 sm_90", "13.0": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}  # CUDA: its kernels
-UTILIZATION, MILLIWATTS, CELSIUS = 97, 287_500, 61  # what NVML says of every card here
+UTILIZATION, MILLIWATTS = 97, 287_500  # what NVML says of every card here
 
 
 class CudaTensor(Tensor):
@@ -129,10 +119,6 @@ class CudaTensor(Tensor):
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
-    def __deepcopy__(self, memo: dict) -> "CudaTensor":
-        memo[id(self)] = copied = self.detach().clone().requires_grad_(self.requires_grad)
-        return copied
-
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"CudaTensor({self.host})"
 
@@ -175,7 +161,6 @@ class Machine:
         watched: (an operation of ``WATCHED`` and the type that it computes, the product's function) to a count.
         compiled: the arguments of each torch.compile.
         allocator: its settings when CUDA was initialized; what is set later has no effect.
-        nvml_reads: how often NVML was asked for the card's use.
         emptied: how often unused memory was given back.
         profiled: the activities that a profiler was asked for.
         allocated, peak, reserved: bytes; highest: the peak, however often it was reset.
@@ -195,7 +180,7 @@ class Machine:
         self.exchanges: Counter = Counter()
         self.has_met = True
         self.allocator: str | None = None
-        self.nvml_reads = self.allocated = self.peak = self.reserved = self.others = self.highest = self.emptied = 0
+        self.allocated = self.peak = self.reserved = self.others = self.highest = self.emptied = 0
         self.fraction, self.exchanging = 1.0, True
         self.generator = torch.Generator()
         self.registrations: torch.library.Library | None = None  # of the dispatcher; they last as long as this
@@ -209,7 +194,7 @@ class Machine:
         block = self._blocks.get(storage._cdata)
         if block is None:
             if self.allocated + storage.nbytes() > self.fraction * self.card.memory:
-                raise OUT_OF_MEMORY["allocator"]()
+                raise _out_of_memory()
             block = self._blocks[storage._cdata] = _Block(storage.nbytes())
         return block
 
@@ -265,6 +250,10 @@ class Machine:
 
 
 machine: Machine | None = None  # pretend() sets it
+
+
+def _out_of_memory() -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room for it.")
 
 
 def _place() -> str:
@@ -334,7 +323,7 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         machine.products[_product_type(cards[0].dtype), _place()] += 1
     most = machine.card.most_sequences
     if most is not None and func is aten.embedding.default and args[1].dim() == 2 and len(args[1]) > most:
-        raise OUT_OF_MEMORY[machine.card.error]()
+        raise _out_of_memory()
     with machine.random() if torch.Tag.nondeterministic_seeded in func.tags else contextlib.nullcontext():
         out = func(*_on_host(args), **{name: _on_host(value) for name, value in kwargs.items()})
     if func in WATCHED:
@@ -387,8 +376,6 @@ def _sort(values: Iterable[Any], cards: list[CudaTensor], others: list[Tensor]) 
 def _on_host(value: Any) -> Any:
     if isinstance(value, CudaTensor):
         return value.host
-    if isinstance(value, torch.device) and value.type == "cuda":
-        return torch.device("cpu")
     return type(value)(map(_on_host, value)) if type(value) in (list, tuple) else value
 
 
@@ -534,17 +521,11 @@ def _attention(
     machine.kernels[kernel, _place()] += 1
     with torch.profiler.record_function(f"aten::_scaled_dot_product_{kernel}_attention"):
         pass
-    if enable_gqa:
-        group = query.shape[-3] // key.shape[-3]
-        key, value = (x.unsqueeze(-3).expand(*x.shape[:-2], group, *x.shape[-2:]) for x in (key, value))
-        key, value = key.flatten(-4, -3), value.flatten(-4, -3)
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
+    if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
     return F.dropout(scores.softmax(-1), dropout_p) @ value
 
 
@@ -562,13 +543,6 @@ def _kernel(query: Tensor, mask: Tensor | None) -> str:
         raise RuntimeError("No available kernel. Aborting execution.")
     order = ["cudnn", *able] if capability[0] in (9, 10) else able
     return next(name for name in order if able[name])
-
-
-def _choice(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options) -> int:
-    """Answer torch._fused_sdp_choice."""
-    if not isinstance(query, CudaTensor):
-        return choose(query, key, value, attn_mask, **options)
-    return {"math": 0, "flash": 1, "efficient": 2, "cudnn": 3}[_kernel(query, attn_mask)]
 
 
 # ---- autocast
@@ -656,18 +630,6 @@ def _reset_peak(index: int) -> None:
     machine.peak = machine.allocated
 
 
-def _use(handle: int) -> types.SimpleNamespace:
-    machine.nvml_reads += 1
-    return types.SimpleNamespace(gpu=UTILIZATION)
-
-
-class _Unanswered:
-    """A class of torch.cuda that is not pretended."""
-
-    def __new__(cls, *args, **kwargs):
-        raise AttributeError("pretend_cuda has no streams and events")
-
-
 C_FUNCTIONS = {
     "_cuda_init": _initialize,
     "_cuda_getDeviceCount": lambda: machine.card.count,
@@ -685,9 +647,8 @@ NVML_FUNCTIONS = {
     "nvmlInit": lambda: None,
     "nvmlSystemGetDriverVersion": lambda: "580.1",
     "nvmlDeviceGetHandleByIndex": _ordinal,
-    "nvmlDeviceGetUtilizationRates": _use,
+    "nvmlDeviceGetUtilizationRates": lambda handle: types.SimpleNamespace(gpu=UTILIZATION),
     "nvmlDeviceGetPowerUsage": lambda handle: MILLIWATTS,
-    "nvmlDeviceGetTemperature": lambda handle, sensor: CELSIUS,
     "NVMLError_DriverNotLoaded": type("NVMLError_DriverNotLoaded", (Exception,), {}),
 }
 
@@ -851,7 +812,6 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     torch.cuda._cudart = types.SimpleNamespace(cudaMemGetInfo=_free_memory)
     torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = lambda index: max(index, 0)
     torch.cuda._is_in_bad_fork = torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
-    torch.cuda.Stream = torch.cuda.Event = _Unanswered
     torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.accelerator.current_stream = lambda device=None: types.SimpleNamespace(is_capturing=lambda: False)
     torch.version.cuda = "13.0" if card.capability >= (7, 5) else "12.6"
@@ -865,7 +825,7 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
         _makes(Tensor, name)
     Tensor.to, Tensor.cpu, Tensor.cuda = _to, _cpu, _cuda
     Tensor.pin_memory, Tensor.is_pinned = _pin_memory, _is_pinned
-    F.scaled_dot_product_attention, torch._fused_sdp_choice = _attention, _choice
+    F.scaled_dot_product_attention = _attention
     machine.registrations = _autocast_as_cuda()
     torch._C._group_tensors_by_device_and_dtype = _grouped()
     dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _join()

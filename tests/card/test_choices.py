@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import types
 from unittest import mock
 
@@ -19,7 +18,7 @@ from pretrain.base import cards
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.evaluation import likelihood, sampling
-from pretrain.machine import doctor, fit, hardware, probes
+from pretrain.machine import fit, hardware
 from pretrain.machine.accelerator import make_accelerator, refuse_cuda_graphs
 from pretrain.model.attention import kernel_taken, within_documents
 from pretrain.model.build import build
@@ -179,23 +178,6 @@ def test_a_sample_leaves_the_cards_generator_as_it_was():
     on(A6000, work)
 
 
-def test_check_setup_tries_nccl_between_two_cards_and_a_cards_step_on_a_card(monkeypatch):
-    asked = {}
-    answers = {"training_step": {"first_seconds": 1.0, "seconds": 0.1, "fp32_seconds": 0.1, "loss": 1.0}}
-
-    def attempt(command, seconds):
-        asked.setdefault(command[3], []).append(json.loads(command[4]))
-        return answers.get(command[3], {"problem": "not tried"})
-
-    monkeypatch.setattr(doctor, "attempt", attempt)
-    card = {"name": A6000.name, "capability": A6000.capability, "memory": A6000.memory}
-    for number, backend, count in ((1, "gloo", 2), (2, "nccl", 2), (8, "nccl", 8)):
-        asked.clear()
-        list(doctor.examine_trials([card] * number, "a6000", False, {}))
-        assert [(trial["backend"], trial["count"]) for trial in asked["all_reduce"]] == [(backend, count)]
-        assert {trial["device"] for trial in asked["training_step"]} == {"cuda"}
-
-
 def test_a_reward_model_judges_on_the_card(tmp_path):
     characters = tokenization.make_characters(["ab"])
     shape = {"vocab_size": len(characters), "n_positions": 8, "n_layer": 1, "n_head": 1, "n_embd": 8}
@@ -224,14 +206,6 @@ def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(monk
 
     on(card, work)
     assert capfd.readouterr().out.startswith(f"cuda:0 {card.name}  ")
-
-
-def test_the_trial_of_tf32_multiplies_without_it_and_with_it():
-    def work(machine):
-        probes.tf32(device="cuda", size=8)
-        assert {what: count for (what, _), count in machine.products.items()} == {"float32": 3, "tf32": 3}
-
-    on(A6000, work)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)

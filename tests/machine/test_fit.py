@@ -80,13 +80,6 @@ def test_a_pass_that_failed_is_forgotten_by_fsdp2():
     assert rehearse(raising(torch.OutOfMemoryError("CUDA out of memory")), module) and module.reset_iter_state.called
 
 
-def test_room_is_made_for_what_the_optimizer_will_keep(monkeypatch):
-    made, real = [], torch.empty
-    monkeypatch.setattr(torch, "empty", lambda size, **how: made.append((size, how["dtype"])) or real(size, **how))
-    rehearse(lambda *_: None, room_bytes=1000)
-    assert made == [(1000, torch.uint8)]
-
-
 def test_the_size_that_is_tried_next_is_compiled_as_itself():
     compiled = []
 

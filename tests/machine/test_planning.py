@@ -157,34 +157,10 @@ def test_the_hours_of_a_plan_hold_the_waiting(capsys):
     assert row["all_hours"] == pytest.approx(10, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--plan", "--card", "a6000"], "--plan: give --hours H, or --budget MONEY with --price_per_card_hour P"),
-        (["--plan", "--card", "a6000", "--budget", "100"], "--budget: give --price_per_card_hour P"),
-        (["--plan", "--card", "a6000", "--hours", "0"], "--hours 0.0: must be more than 0"),
-        (["--plan", "--card", "a6000", "--hours", "inf"], "--hours inf: must be more than 0"),
-        (["--plan", "--card", "a6000", "--hours", "1", "--size", "d12"], "--size: goes with --estimate"),
-        (["--plan", "--all_cards", "--hours", "1"], "--plan: is for one kind of card: --card NAME --count N"),
-        (
-            ["--plan", "--card", "a6000", "--hours", "1", "--tokens", "1e9"],
-            "--tokens and --max_steps: --plan finds them",
-        ),
-        (["--estimate", "--card", "a6000", "--hours", "1"], "--hours and --budget: go with --plan"),
-        (
-            ["--estimate", "--card", "a6000", "--tokens", "1e9", "--max_steps", "5"],
-            "--tokens and --max_steps: give one",
-        ),
-        (["--plan", "--card", "a600", "--hours", "1"], "--card a600: not a known card; use one of a6000"),
-        (
-            ["--plan", "--card", "rtx4060", "--hours", "1", "--recipe", "recipes/gpt2_1558m.yaml"],
-            "holds none of recipes/gpt2_1558m",
-        ),
-    ],
-)
-def test_a_plan_without_sense_is_refused(capsys, flags, message):
+def test_a_card_that_holds_no_size_has_no_plan(capsys):
+    flags = ["--plan", "--card", "rtx4060", "--hours", "1", "--recipe", "recipes/gpt2_1558m.yaml"]
     assert check_setup.main(flags) == 2
-    assert message in capsys.readouterr().err
+    assert "holds none of recipes/gpt2_1558m" in capsys.readouterr().err
 
 
 def test_more_updates_or_tokens_are_estimated(capsys):

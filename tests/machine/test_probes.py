@@ -140,14 +140,14 @@ def test_addresses_answer_refuse_hang_or_are_not_there():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"
-        dead, wrong = "http://127.0.0.1:9", "nonsense"
-        found = doctor.reach([url, f"{url}/none", f"{url}/slow", dead, wrong], 2)
+        asked = (url, f"{url}/none", f"{url}/slow", "http://127.0.0.1:9", "nonsense")
+        answered, refused, slow, dead, wrong = (doctor.reach(each, 2) for each in asked)
     finally:
         over.set()
         server.shutdown()
         server.server_close()
-    assert found[url] == "" and found[f"{url}/none"] == "HTTP 404 Not Found"
-    assert "timed out" in found[f"{url}/slow"] and found[dead] and "unknown url type" in found[wrong]
+    assert answered == "" and refused == "HTTP 404 Not Found"
+    assert "timed out" in slow and dead and "unknown url type" in wrong
 
 
 @pytest.mark.gpu
@@ -155,4 +155,4 @@ def test_addresses_answer_refuse_hang_or_are_not_there():
 def test_a_card_attends():
     precision = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp16"
     found = trial("attention", device="cuda", precision=precision)
-    assert "math" in found and found["training"] in found
+    assert found["kernel"] in ("cudnn", "flash", "efficient", "math") and found["seconds"] > 0

@@ -27,7 +27,7 @@ int card_count();    // from NULL_CARD_COUNT
 int current_card();
 void set_current_card(int number);
 
-// One line of the trace, a file a process: NULL_CARD_TRACE=prefix writes prefix.PID. tests/card/null/trace.py reads it.
+// One line of the trace, a file a process: NULL_CARD_TRACE=prefix writes prefix.PID.
 void record(const char* format, ...) __attribute__((format(printf, 1, 2)));
 bool recording();
 
