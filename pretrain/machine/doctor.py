@@ -101,7 +101,7 @@ def examine_cards(path: str, facts: dict, *, quick: bool) -> Iterator[Check]:
 
 
 def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> Iterator[Check]:
-    """Yield verdicts on what was really tried: training steps, attention, TF32, the compiler, the all-reduce."""
+    """Yield verdicts on what was really tried: training steps, attention, the compiler, the all-reduce."""
     device = "cuda" if mine else "cpu"
     modern = bool(mine) and mine[0]["capability"] >= (8, 0)
     half = "fp16" if mine and not modern else "bf16"
@@ -125,8 +125,6 @@ def examine_trials(mine: list[dict], preset: str, quick: bool, facts: dict) -> I
         yield Check(half, OK, f"a step takes {1000 * found['seconds']:.1f} ms on {device}, {beside_fp32(found)}")
     if mine and (found := (yield from tried("attention", "attention", False, device=device, precision=half))):
         yield verdicts.attention(found["kernel"], found["seconds"], modern)
-    if modern and (found := (yield from tried("TF32", "tf32", False, device=device))):
-        yield Check("TF32", OK, f"{found['tf32'] / 1e12:.1f} against {found['fp32'] / 1e12:.1f} TFLOP/s in fp32")
     if quick:
         return
     step = {"device": device, "precision": half if mine else "no", "compiled": True}

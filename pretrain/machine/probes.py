@@ -108,20 +108,6 @@ def attention(*, device: str, precision: str, length: int = 1024) -> dict[str, f
     return {"kernel": kernel, "seconds": seconds}
 
 
-def tf32(*, device: str, size: int = 4096) -> dict[str, float]:
-    """Time a fp32 matrix product without and with TF32; return ``fp32`` and ``tf32``, FLOP/s."""
-    a, b = torch.randn(2, size, size, device=device)
-    found = {}
-    for name, precision in (("fp32", "highest"), ("tf32", "high")):
-        torch.set_float32_matmul_precision(precision)
-        for _ in range(3):
-            start = time.perf_counter()
-            a @ b
-            _finish(device)
-            found[name] = 2 * size**3 / (time.perf_counter() - start)
-    return found
-
-
 def all_reduce(*, count: int, backend: str, megabytes: int = 64) -> dict[str, float]:
     """Sum ``megabytes`` of fp32 over ``count`` processes; return ``bytes_per_second`` over each link of the ring.
 
@@ -159,7 +145,7 @@ def _finish(device: str | torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-TRIALS = {work.__name__: work for work in (training_step, attention, tf32, all_reduce)}
+TRIALS = {work.__name__: work for work in (training_step, attention, all_reduce)}
 
 if __name__ == "__main__":
     main()

@@ -288,13 +288,11 @@ def test_check_setup_tries_what_training_takes(whole):
     offline = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "expect": None}  # a missing package is an error too
     done = run_on(A6000, "check_setup", "--recipe", "tiny.yaml", "--json", **offline)
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    for name in ("card", "kernels", "fp32", "bf16", "attention", "TF32", "compile", "all-reduce"):
+    for name in ("card", "kernels", "fp32", "bf16", "attention", "compile", "all-reduce"):
         assert found[name]["level"] == "ok", found[name]
     assert "training takes flash" in found["attention"]["text"] and "a6000.yaml" in found["launch"]["text"]
-    tried = {f"{each} loss.NextTokenLoss.forward" for each in ("float32", "bfloat16")}
-    assert tried | {"float32 probes.tf32", "tf32 probes.tf32"} <= done.card["products"].keys()
-    steps, kernels, products = 3 * 2 * probes.TURNS, 3, 2 * 3
-    assert done.card["waits"]["synchronize probes._finish"] == steps + kernels + products
+    assert {f"{each} loss.NextTokenLoss.forward" for each in ("float32", "bfloat16")} <= done.card["products"].keys()
+    assert done.card["waits"]["synchronize probes._finish"] == 3 * 2 * probes.TURNS + 3  # steps, attention
 
 
 # Two cards.

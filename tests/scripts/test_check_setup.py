@@ -167,7 +167,7 @@ def simulated(monkeypatch, mine: list[dict], preset: str, failing: str = "") -> 
         step = {"first_seconds": 30.0, "seconds": 0.01, "fp32_seconds": 0.03, "loss": 1.0}
         kernels = {"kernel": "cudnn" if mine[0]["capability"] > (8, 0) else "math", "seconds": 1e-3}
         rate = {"bytes_per_second": 1e10}
-        return {"attention": kernels, "tf32": {"fp32": 1e13, "tf32": 4e13}, "all_reduce": rate}.get(name, step)
+        return {"attention": kernels, "all_reduce": rate}.get(name, step)
 
     monkeypatch.setattr(doctor, "attempt", attempt)
     return {check.name: check for check in doctor.examine_trials(mine, preset, False, {})}
@@ -176,14 +176,13 @@ def simulated(monkeypatch, mine: list[dict], preset: str, failing: str = "") -> 
 def test_every_trial_of_cards_has_its_line(monkeypatch):
     found = simulated(monkeypatch, [A6000, A6000], "a6000_x2")
     assert {check.level for check in found.values()} == {"ok"}
-    assert found.keys() == {"fp32", "bf16", "attention", "TF32", "compile", "all-reduce"}
+    assert found.keys() == {"fp32", "bf16", "attention", "compile", "all-reduce"}
     assert "nccl, 2 processes: 10.00 GB/s" in found["all-reduce"].text
-    assert "40.0 against 10.0 TFLOP/s" in found["TF32"].text
     assert "10.0 ms on cuda, 3.00 times as fast as one in fp32 beside it (30.0 ms" in found["bf16"].text
     assert "compiled in 30 s, then 3.00 times as fast" in found["compile"].text
     assert "training takes cudnn, 1.00 ms" in found["attention"].text
     old = simulated(monkeypatch, [{"name": "Tesla V100-SXM2-16GB", "capability": (7, 0)}], "v100")
-    assert "fp16" in old and not {"bf16", "TF32"} & old.keys() and "gloo" in old["all-reduce"].text
+    assert "fp16" in old and "bf16" not in old and "gloo" in old["all-reduce"].text
 
 
 def test_a_modern_card_whose_training_takes_a_slow_kernel_is_warned_of():
@@ -198,7 +197,6 @@ def test_a_modern_card_whose_training_takes_a_slow_kernel_is_warned_of():
         ("training_step", "fp32", "error"),
         ("training_step True", "compile", "error"),
         ("attention", "attention", "warning"),
-        ("tf32", "TF32", "warning"),
         ("all_reduce", "all-reduce", "error"),
     ],
 )
