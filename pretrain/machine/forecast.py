@@ -151,15 +151,13 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         lines.append("             fits with --gradient_checkpointing full only, which is a third more work")
     hours = row["hours"]
     days = f" ({rounded(hours / 24)} days)" if hours >= 48 else ""
+    gathering = ", gathering shared weights not counted" if row["shared_out"] else ""
+    lines.append(f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU{gathering}")
+    if "measured_by_others" in row:
+        lines.append(f"others       {measured(card.training, 'others', row['tokens'])}")
+    if row.get("measured_by_us"):
+        lines.append(f"ours         {measured(card.ours, 'us', row['tokens'])}")
     lines += [
-        f"speed        {rounded(row['tokens_per_second'])} tokens/s, {100 * row['mfu']:.0f}% MFU"
-        f"{', gathering shared weights not counted' if row['shared_out'] else ''}",
-        *([f"others       {measured(card.training, 'others', row['tokens'])}"] if "measured_by_others" in row else []),
-        *(
-            [f"ours         {measured(card.ours, 'us', row['tokens'])}"]
-            if card.ours and "measured_by_us" in row
-            else []
-        ),
         f"time         {rounded(hours)} h{days}, evaluating and saving not counted",
         f"reader       {reader(row)}",
         f"energy       {rounded(row['kilowatt_hours'])} kWh, the cards alone at full power",
@@ -203,40 +201,40 @@ def measured(known: cards.Measured | None, by: str, tokens: int) -> str:
 
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     """Return estimates as a table, a row a card."""
-    priced, compared = (any(name in row for row in rows) for name in ("cost", "measured_by_others"))
-    heads = ["card", "GiB", "precision", "micro-batch", "tokens/s", "MFU", "hours", "kWh"]
-    heads += ["cost"] * priced + ["tokens/s by others"] * compared
-    body = []
+    body: list[dict[str, str]] = []
     for row in rows:
-        cells = [row["card"], f"{row['memory_gib']:g}", row["precision"]]
+        cells = {"card": row["card"], "GiB": f"{row['memory_gib']:g}", "precision": row["precision"]}
         body.append(cells)
         if not row["fits"]:
-            cells.append("does not fit")
+            cells["micro-batch"] = "does not fit"
             continue
         mark = " *" if row["gradient_checkpointing"] == "full" else ""
-        cells += [f"{row['per_device_train_batch_size']}{mark}", rounded(row["tokens_per_second"])]
-        cells.append(f"{100 * row['mfu']:.0f}%")
-        cells += [rounded(row[name]) for name in ("hours", "kilowatt_hours", "cost") if name in row]
-        if compared:
+        cells |= {"micro-batch": f"{row['per_device_train_batch_size']}{mark}"}
+        cells |= {"tokens/s": rounded(row["tokens_per_second"]), "MFU": f"{100 * row['mfu']:.0f}%"}
+        cells |= {"hours": rounded(row["hours"]), "kWh": rounded(row["kilowatt_hours"])}
+        if "cost" in row:
+            cells["cost"] = rounded(row["cost"])
+        if "measured_by_others" in row:
             known = row["measured_by_others"]
-            cells.append(f"{known['figure']:,}" if known else "never measured")
-    widths = [max(len(row[i]) for row in [heads, *body] if i < len(row)) for i in range(len(heads))]
+            cells["tokens/s by others"] = f"{known['figure']:,}" if known else "never measured"
+    heads = {head: head for cells in body for head in cells}
+    widths = {head: max(len(cells.get(head, "")) for cells in [heads, *body]) for head in heads}
     first, guessed = rows[0], [row["card"] for row in rows if not row["products_source"]]
     lines = [
         f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
         f"{first['count']} card{'s' if first['count'] > 1 else ''}",
         "",
     ]
-    for name, *cells in [heads, *body]:
-        padded = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=False))
-        lines.append("  ".join([name.ljust(widths[0]), *padded]))
+    for cells in [heads, *body]:
+        padded = [cells.get(head, "").rjust(width) for head, width in widths.items()]
+        lines.append("  ".join([cells["card"].ljust(widths["card"]), *padded[1:]]).rstrip())
     lines.append("")
     if any(row.get("gradient_checkpointing") == "full" for row in rows):
         lines.append("* with --gradient_checkpointing full")
     mine = {row["card"]: row["measured_by_us"]["figure"] for row in rows if row.get("measured_by_us")}
     known = ", ".join(f"{name} {figure:,} tokens/s" for name, figure in mine.items())
     lines.append(f"Measured by us: {known}; nothing else." if known else "Nothing of it is measured by us.")
-    if compared:
+    if "tokens/s by others" in heads:
         lines.append("By others: sources in pretrain/base/cards.csv; not all with a step as good as that estimated.")
     if supplied := next((row for row in rows if row.get("reader")), None):
         waiting = [f"{row['card']} {rounded(row['waiting_hours'])} h" for row in rows if row.get("waiting_hours")]
