@@ -431,14 +431,6 @@ def _cpu(tensor: Tensor, memory_format: torch.memory_format = torch.preserve_for
     return tensor.to("cpu", memory_format=memory_format)
 
 
-def _cuda(
-    tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
-) -> Tensor:
-    return tensor.to(
-        machine.device if device is None else device, non_blocking=non_blocking, memory_format=memory_format
-    )
-
-
 def _pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
     if isinstance(tensor, CudaTensor):
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
@@ -823,7 +815,7 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
         _makes(torch, name)
     for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
         _makes(Tensor, name)
-    Tensor.to, Tensor.cpu, Tensor.cuda = _to, _cpu, _cuda
+    Tensor.to, Tensor.cpu = _to, _cpu
     Tensor.pin_memory, Tensor.is_pinned = _pin_memory, _is_pinned
     F.scaled_dot_product_attention = _attention
     machine.registrations = _autocast_as_cuda()

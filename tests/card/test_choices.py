@@ -208,6 +208,17 @@ def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(monk
     assert capfd.readouterr().out.startswith(f"cuda:0 {card.name}  ")
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_the_users_own_settings_of_the_allocator_stay(monkeypatch, name):
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+
+    def work(machine):
+        hardware.this_device()
+        assert machine.allocator == "max_split_size_mb:128"
+
+    on(A6000, work)
+
+
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_the_product_chooses_for_each_card_what_it_can(card):
     def work(machine):

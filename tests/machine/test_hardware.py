@@ -1,7 +1,6 @@
 """What the machine is, has and can do."""
 
 import dataclasses
-import os
 import types
 
 import pytest
@@ -19,24 +18,6 @@ def test_precision_and_compiler_without_a_yaml_are_what_the_device_has():
     assert [device.precision for device in (CPU, T4, P4000, A6000)] == ["no", "fp16", "fp16", "bf16"]
     assert [device.compiles for device in (CPU, T4, P4000, A6000)] == [False, True, False, True]
     assert not dataclasses.replace(A6000, compiler=False).compiles
-
-
-@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_segments_that_grow_are_asked_for_before_the_card_is_touched_unless_the_user_has_chosen(monkeypatch, name):
-    seen = []
-
-    def touch(index):  # the first call that starts the allocator, which reads its settings then
-        seen.append({key: value for key, value in os.environ.items() if "ALLOC_CONF" in key})
-        return types.SimpleNamespace(name="NVIDIA RTX A6000", total_memory=48 * 2**30)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", touch)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 6))
-    for before in ({}, {name: "max_split_size_mb:128"}):
-        monkeypatch.setattr(os, "environ", dict(before))
-        hardware.this_device()
-    assert seen == [{"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {name: "max_split_size_mb:128"}]
 
 
 def test_this_machine_is_what_accelerate_would_take(monkeypatch):

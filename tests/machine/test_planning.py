@@ -100,19 +100,7 @@ def test_a_text_that_is_read_often_is_warned_of_and_counts_four_times_at_most(ca
 
 
 def test_a_reader_slower_than_the_cards_costs_hours_and_the_remedy_is_said(capsys):
-    flags = [
-        "--estimate",
-        "--card",
-        "h100",
-        "--count",
-        "8",
-        "--cores",
-        "9",
-        "--price_per_card_hour",
-        "2",
-        "--tokens",
-        "10e9",
-    ]
+    flags = shlex.split("--estimate --card h100 --count 8 --cores 9 --price_per_card_hour 2 --tokens 10e9")
     assert check_setup.main([*flags, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert row["reader_tokens_per_second"] == 2e6 and row["tokens"] == pytest.approx(10e9, rel=1e-4)
@@ -126,7 +114,7 @@ def test_a_reader_slower_than_the_cards_costs_hours_and_the_remedy_is_said(capsy
     )
     assert check_setup.main([*flags, "--reader_tokens_per_second", "5e6"]) == 0
     assert "5,000,000 tokens/s (as you say): no waiting" in capsys.readouterr().out
-    assert check_setup.main([*flags[:2], "h100", "--count", "8", "--link_megabytes_per_second", "2.9"]) == 0
+    assert check_setup.main([*flags[:5], "--link_megabytes_per_second", "2.9"]) == 0
     assert "1,000,000 tokens/s (56 cores of 64 at 2.0 M, the speed of one here, 2.9 MB/s)" in capsys.readouterr().out
 
 

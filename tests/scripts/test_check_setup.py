@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -136,6 +137,16 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert levels("me/there") == {"hub": "ok", "login": "ok"} and not asked
+
+
+def test_an_address_answers_refuses_hangs_or_is_not_there(pages):
+    url, _ = pages
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hangs = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        asked = (url, f"{url}/missing", hangs, "http://127.0.0.1:9", "nonsense")
+        answered, refused, slow, dead, wrong = (doctor.reach(each, 1) for each in asked)
+    assert answered == "" and refused == "HTTP 404 Not Found"
+    assert "timed out" in slow and dead and "unknown url type" in wrong
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
