@@ -1,16 +1,15 @@
 """A request to stop is noted, whoever it reached and whoever died."""
 
 import contextlib
-import datetime
 import json
 import os
 import signal
 import threading
 import time
-import traceback
 
 import pytest
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import LAUNCHED, SIGNALS, StopRequest, end_with_launcher, raise_on_lost_peer
@@ -149,27 +148,14 @@ def test_other_errors_pass_as_they_are():
 
 def two_processes(folder, act):
     """Run ``act(rank, stop)`` in two forks that talk over gloo; return what each returns."""
-    children = []
-    for rank in range(2):
-        here, there = os.pipe()
-        if not (pid := os.fork()):
-            try:
-                place, patience = f"file://{folder}/store", datetime.timedelta(seconds=30)
-                dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=patience)
-                os.write(there, json.dumps(act(rank, StopRequest())).encode())
-                dist.barrier()
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(0)
-        os.close(there)
-        children.append((pid, here))
-    found = []
-    for pid, here in children:
-        with open(here) as answer:
-            found.append(json.loads(answer.read() or "null"))
-        os.waitpid(pid, 0)
-    return found
+
+    def work(rank):
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        (folder / str(rank)).write_text(json.dumps(act(rank, StopRequest())))
+        dist.barrier()
+
+    mp.start_processes(work, nprocs=2, start_method="fork")
+    return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
 
 
 def test_two_processes_know_each_others_flags(tmp_path):

@@ -18,11 +18,9 @@ are answered here, and any other raises AttributeError. NCCL is gloo, between th
 import contextlib
 import functools
 import inspect
-import multiprocessing
 import os
 import re
 import sys
-import traceback
 import types
 import weakref
 from collections import Counter
@@ -36,6 +34,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 import torch.nn.functional as F
+from conftest import in_fork
 from torch import nn
 from torch.utils import _foreach_utils
 from transformers import masking_utils
@@ -831,18 +830,7 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
 def on(card: Card, work: Callable[[Machine], None]) -> None:
     """Call ``work`` in a fork that has the card; what it raises fails the test."""
 
-    def call(connection) -> None:
-        try:
-            work(pretend(card))
-            connection.send("")
-        except BaseException:
-            connection.send(traceback.format_exc())
+    def call() -> None:
+        work(pretend(card))
 
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=call, args=(theirs,))
-    process.start()
-    theirs.close()
-    said = ours.recv()
-    process.join()
-    assert not said, said
+    in_fork(call)
