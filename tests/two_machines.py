@@ -4,7 +4,6 @@ Unlike two machines they share a disk, cores and a clock. There is neither a swi
 """
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -77,16 +76,6 @@ class TwoMachines:
         names = ["unshare", "--uts", "--mount", "sh", "-ec", ENTER, "sh", str(self.hosts), HOSTS[machine]]
         return ["ip", "netns", "exec", self.names[machine], *names]
 
-    @contextlib.contextmanager
-    def inside(self, machine: int) -> Iterator[None]:
-        """What this thread starts within the block is on that machine's network."""
-        with open("/proc/thread-self/ns/net") as back, open(f"/run/netns/{self.names[machine]}") as there:
-            _set_network(there.fileno())
-            try:
-                yield
-            finally:
-                _set_network(back.fileno())
-
     def processes(self, machine: int) -> dict[int, str]:
         """Return the command lines of what runs there, by process id."""
         found = {}
@@ -127,12 +116,6 @@ class Started:
     def said(self) -> str:
         """What it has printed."""
         return self.path.read_text(errors="replace")
-
-
-def _set_network(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is from Python 3.12 on
-    if libc.setns(descriptor, 0x40000000):  # CLONE_NEWNET
-        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _ip(*words: str) -> str:

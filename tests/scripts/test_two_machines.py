@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, fork, run
+from conftest import ROOT, run
 from pushes import wait_until
 from runs import TINY, final_state, losses, rows
 from two_machines import DEVICE, HOSTS, PORT, Started, TwoMachines
@@ -20,6 +20,7 @@ pytest_plugins = ["two_machines"]
 YAML = ROOT / "accelerate_configs/multi_node_2x8.yaml"
 SLURM = ROOT / "scripts/slurm.sh"
 WITNESS = ROOT / "tests" / "ledger_child.py"
+PYTHONPATH = f"{ROOT}:{ROOT / 'tests'}"
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")
 LONG = (*TINY, *QUIET, "--max_steps", "300", "--save_steps", "20")
 LAST = 300
@@ -52,7 +53,7 @@ def launch(
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "two.yaml"]
     command += ["--rdzv_backend", "c10d", "--max_restarts", str(restarts)]
     command += ["--main_process_ip", HOSTS[0], "--main_process_port", str(PORT)]
-    environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    environment |= {"PYTHONPATH": PYTHONPATH}
     return [machines.start(n, [*command, "--machine_rank", str(n), *words], **environment) for n in which]
 
 
@@ -107,15 +108,11 @@ def test_processes_on_two_machines_learn_what_one_process_learns(workplace, mach
         "MASTER_PORT": str(PORT),
         "ACCELERATE_USE_CPU": "true",
     }
-    shared |= {"TORCHELASTIC_RUN_ID": "t", "GLOO_SOCKET_IFNAME": DEVICE, "LEDGER": "apart.ledger", "LOCAL_RANK": "0"}
-    flags = (*TINY, "--run_name", "apart")
-    children = []
-    for rank in (0, 1):
-        with machines.inside(rank):
-            children.append(fork(str(WITNESS), flags, shared | {"RANK": str(rank)}))
-    assert all(machines.processes(machine) for machine in (0, 1))
-    for pid, _, said in children:
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, Path(said).read_text()
+    shared |= {"TORCHELASTIC_RUN_ID": "t", "LEDGER": "apart.ledger", "LOCAL_RANK": "0", "PYTHONPATH": PYTHONPATH}
+    command = [sys.executable, str(WITNESS), *TINY, "--run_name", "apart"]
+    started = [machines.start(rank, command, **shared, RANK=str(rank)) for rank in (0, 1)]
+    wait_until(lambda: all(machines.processes(machine) for machine in (0, 1)))
+    assert ended(started) == [0, 0], started[0].said + started[1].said
     assert_two_machines_equal_one("apart")
 
 
