@@ -87,11 +87,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         for name, number in given.items()
         if not 0 < number < float("inf") and not (number == 0 and name.startswith("price"))
     ]
-    near = ", ".join(cards.of_its_kind(asked.card or ""))
+    card, _, count = (asked.card or "").rpartition("_x")  # as the YAML for several is named
+    several = f"--card {card} --count {count}" if card and cards.find(card) else ""
+    near = several or f"one of {', '.join(cards.of_its_kind(asked.card or ''))}"
     faults += [
         message
         for wrong, message in (
-            (asked.card and not cards.find(asked.card), f"--card {asked.card}: not a known card; use one of {near}"),
+            (asked.card and not cards.find(asked.card), f"--card {asked.card}: not a known card; use {near}"),
             (asked.card and asked.all_cards, "--card and --all_cards: give one of them"),
             (asked.plan and asked.size, "--size: goes with --estimate; --plan chooses one, or plans for --recipe FILE"),
             (asked.plan and asked.all_cards, "--plan: is for one kind of card: --card NAME --count N"),
@@ -179,7 +181,7 @@ def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
     for name, (url, remedy) in wanted.items():
         if not works or (name.startswith("data set") and not reached[hub]):  # one line is enough
             continue
-        yield Check(name, verdicts.TRYING, f"is asked: {NETWORK_SECONDS} s")
+        yield Check(name, verdicts.TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
         problem = doctor.reach(url, NETWORK_SECONDS)
         reached[url] = not problem or problem.startswith("HTTP 4")
         # A refusal of its front page is an answer; of a data set's page it is not.

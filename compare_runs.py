@@ -24,6 +24,7 @@ from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.evaluation.items import records
 from pretrain.recipe import keys, reading, references
+from pretrain.recipe.rules import nearest_beside
 from pretrain.run import curves
 
 COLORS = (curves.BLUE, curves.VERMILLION, curves.GREEN, curves.PURPLE, curves.ORANGE, curves.SKY)
@@ -62,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
         print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
         if any(len(column.runs) == 2 for column in columns):
             print("two seeds give a wide interval; a third makes it about a third as wide")
+        if any(len({one.get("tokens") for one in column.reached}) > 1 for column in columns):
+            print("runs of one column have read different numbers of tokens: their mean is of no one length")
     elif len(grouped(paths, ["seed"], None)) < len(paths):
         print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
     print(f"\n{picture}")
@@ -90,7 +93,8 @@ def find_metrics(name: str) -> Path:
     """Return a run's metrics.jsonl. Raises BadInput where there is none."""
     path = Path(name) / "metrics.jsonl" if Path(name).is_dir() else Path(name)
     if not path.is_file():
-        raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl")
+        near = nearest_beside(name, Path.is_dir)
+        raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl{near}")
     return path
 
 

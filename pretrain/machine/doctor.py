@@ -6,6 +6,7 @@ torch is imported where it is examined, for it may be what is missing.
 import contextlib
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -18,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterator
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +222,11 @@ def write_speed(folder: Path, megabytes: int = 256) -> float:
 
 def reach(url: str, seconds: float) -> str:
     """Ask an address; return what went wrong ("": it answered; a status: it refused)."""
+    pool = ThreadPool(1)  # a name's look-up has no limit of its own
     try:
-        urllib.request.urlopen(url, timeout=seconds).close()
+        pool.apply_async(urllib.request.urlopen, (url,), {"timeout": seconds}).get(seconds + 1).close()
+    except multiprocessing.TimeoutError:
+        return f"no answer in {seconds:g} s"
     except urllib.error.HTTPError as error:
         return f"HTTP {error.code} {error.reason}"
     except Exception as error:  # names, sockets, TLS and bad addresses each raise their own kinds

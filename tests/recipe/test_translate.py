@@ -116,7 +116,12 @@ COMMANDS = [
         (1, 1, 32),
     ),
     ("python train.py config/eval_gpt2_xl.py", C, OPENWEBTEXT | {"init_from": "openai-community/gpt2-xl"}, (1, 1, 32)),
-    ("python train.py config/train_gpt2.py --dataset=shakespeare", C, SHAKESPEARE | {"tokenizer": GPT2_ID}, (1, 12, 40)),
+    (
+        "python train.py config/train_gpt2.py --dataset=shakespeare",
+        C,
+        SHAKESPEARE | {"tokenizer": GPT2_ID},
+        (1, 12, 40),
+    ),
     ("python train.py --dataset=shakespeare_char", C, SHAKESPEARE | {"tokenizer": "characters"}, (1, 16, 1)),
     (
         "python train.py config/train_shakespeare_char.py --dataset=openwebtext --decay_lr=False",

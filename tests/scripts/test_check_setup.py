@@ -139,7 +139,7 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     assert levels("me/there") == {"hub": "ok", "login": "ok"} and not asked
 
 
-def test_an_address_answers_refuses_hangs_or_is_not_there(pages):
+def test_an_address_answers_refuses_hangs_or_is_not_there(pages, monkeypatch):
     url, _ = pages
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hangs = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -147,6 +147,10 @@ def test_an_address_answers_refuses_hangs_or_is_not_there(pages):
         answered, refused, slow, dead, wrong = (doctor.reach(each, 1) for each in asked)
     assert answered == "" and refused == "HTTP 404 Not Found"
     assert "timed out" in slow and dead and "unknown url type" in wrong
+    never = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))  # a name server that does not answer
+    assert doctor.reach("http://a.name", 0.1) == "no answer in 0.1 s"
+    never.set()
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
@@ -225,6 +229,7 @@ def test_it_runs_from_any_folder(tmp_path):
 def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "nvidia_smi", list)
     for flags, words in (
+        (["--estimate", "--card", "rtx4090_x2"], "--card rtx4090_x2: not a known card; use --card rtx4090 --count 2"),
         (["--estimate", "--card", "a600"], "--card a600: not a known card; use one of a6000, "),
         (["--estimate", "--card", "zzz"], "use one of t4, v100"),
         (["--estimte"], "--estimte: no such flag; did you mean --estimate?"),

@@ -89,6 +89,14 @@ def test_seeds_become_a_mean_a_deviation_and_a_difference_with_its_interval(six,
     assert drawn[0].axes[0].get_title() == "mean of 3 runs, band: one standard deviation"
 
 
+def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, capsys):
+    for whole in (True, False):
+        compare_runs.main([*six, "--group", "seed"])
+        assert ("different numbers of tokens" in capsys.readouterr().out) != whole
+        metrics = Path("muon1/metrics.jsonl")
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-2]))
+
+
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (2, 4.303), (4, 2.776), (30, 2.042), (1000, 1.962)])
 def test_the_interval_is_students(freedom, t):
     assert compare_runs.student(freedom) == pytest.approx(t, abs=2e-3)
@@ -131,6 +139,7 @@ def test_a_recipes_reference_curve_is_drawn_without_being_asked_for(six, drawn):
     ("flags", "message"),
     [
         (["adamw0", "none"], "none: no such file; give a run's folder or its metrics.jsonl"),
+        (["muons0", "adamw0"], "give a run's folder or its metrics.jsonl; did you mean muon0?"),
         (["adamw0", "./adamw0"], "a run is given twice"),
         (["adamw0", "muon0", "--labels", "a"], "--labels a: 2 different ones are needed"),
         (["adamw0", "muon0", "--labels", "a", "a"], "2 different ones are needed"),
