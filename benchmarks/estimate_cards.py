@@ -186,14 +186,14 @@ def letter(source: str) -> str:
 
 
 def page(text: str, *, all_of_them: bool = True) -> str:
-    """Return a page with its rows of cards, and its example for four A6000s, as the code gives them."""
+    """Return a page with its rows of cards, and its example for an A6000, as the code gives them."""
     for card in cards.CARDS:
         begin = rf"^(\| [^|]+ \| `{card.name}\.yaml`[^|]* \|).*$"
         cells = last_cells(card, all_of_them=all_of_them)
         text = re.sub(begin, rf"\1 {cells} |", text, flags=re.MULTILINE)
     recipe, card = reading.load_recipe(ROOT / "recipes" / "gpt2_124m.yaml"), cards.find("a6000")
     before, begin, example = text.partition("## Before it costs")
-    for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 4, 4 * 0.8)).splitlines():
+    for line in forecast.describe(recipe, card, forecast.estimate_run(recipe, card, 1, 0.8)).splitlines():
         if re.match("products |memory |micro-batch |speed |time |energy |cost ", line):
             example = re.sub(rf"^    {line.split()[0]} +\S.*$", f"    {line}", example, count=1, flags=re.MULTILINE)
     return before + begin + example
