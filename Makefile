@@ -72,7 +72,8 @@ LAUNCH = $(BIN)/python -c 'import signal; signal.signal(signal.SIGINT, lambda *_
 	from accelerate.commands.accelerate_cli import main; main()' launch --quiet
 
 train: $(VENV)/.installed ## train the quickstart (RECIPE=recipes/own_text.yaml FLAGS="--data_files my.txt" for another)
-	$(LAUNCH) $(THREADS) --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
+	@echo accelerate launch --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
+	@$(LAUNCH) $(THREADS) --config_file $(call quoted,$(ACCELERATE_CONFIG)) train.py --recipe $(call quoted,$(value RECIPE)) $(FLAGS)
 
 post-train: $(VENV)/.installed-post ## pre-train a small GPT-2 on addition, then improve it by a checked reward (FLAGS: post_train.py's)
 	$(BIN)/python scripts/addition.py

@@ -32,6 +32,9 @@ DASHES = ("-", "--", "-.")  # for more columns than colors
 POINTS = 400  # of a train loss
 NAMES = ("run_name", "output_dir", "resume_from_checkpoint", "tags")  # keys that say nothing of a run
 CELL = 28  # characters of a value
+MAKING = ("tokenizer_vocab_size", "tokenizer_split", "data_files", "dataset_name", "dataset_config_name", "sources")
+LOSSES = {"eval/loss": "validation loss\n(nats per token)", "train/loss": "train loss\n(nats per token)"}
+LOSSES["eval/bits_per_byte"] = "validation loss\n(bits per byte)"
 SHORT = 0.2  # hours, below which minutes are shown
 
 
@@ -54,7 +57,10 @@ def main(argv: list[str] | None = None) -> int:
         raise BadInput(f"{', '.join(asked.runs)}: no row with a loss or a score yet")
     named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
     picture = asked.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
-    draw(columns, picture, references.load(str(named)) if named else None)
+    alike = same_tokens(columns)
+    bits = not alike and all("bits per byte" in row for column in columns for row in column.reached)
+    loss = "eval/bits_per_byte" if bits else "eval/loss"
+    draw(columns, picture, references.load(str(named)) if named else None, loss)
     lines = table(columns)
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for line in lines:
@@ -67,6 +73,10 @@ def main(argv: list[str] | None = None) -> int:
             print("runs of one column have read different numbers of tokens: their mean is of no one length")
     elif len(grouped(paths, ["seed"], None)) < len(paths):
         print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
+    if not alike:
+        print(
+            "\nthe tokenizers differ: nats per token do not compare, and bits per byte only on the same validation text"
+        )
     print(f"\n{picture}")
     return 0
 
@@ -193,16 +203,30 @@ def student(freedom: float) -> float:
     return t
 
 
-def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None) -> None:
-    """Draw the losses over tokens and over hours, and the scores of the tasks; a group as mean and standard deviation."""
-    panels = [("eval/loss", "tokens"), ("eval/loss", unit(columns)), ("train/loss", "tokens")]
+def same_tokens(columns: Sequence[Column]) -> bool:
+    """Return whether all have one tokenizer; one that is made from the text is another for another text."""
+
+    def tokens_of(recipe: Mapping[str, object]) -> list[object]:
+        made = recipe.get("tokenizer") in ("bpe", "characters")
+        return [recipe.get(name) for name in ("tokenizer", *(MAKING if made else ()))]
+
+    return all(tokens_of(column.recipe) == tokens_of(columns[0].recipe) for column in columns)
+
+
+def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None, loss: str) -> None:
+    """Draw the losses over tokens and over hours, and the scores of the tasks; a group as mean and standard deviation.
+
+    Args:
+        loss: the metric of a validation; of "eval/loss", in nats per token, the train loss is drawn, too.
+    """
+    panels = [(loss, "tokens"), (loss, unit(columns))] + [("train/loss", "tokens")] * (loss == "eval/loss")
     tasks = {
         task.metric("acc_norm" if "acc_norm" in task.scores else task.shares[0]): task for task in records().values()
     }
     panels += [(name, "tokens") for name in tasks]
     rows = [run for column in columns for run in column.runs]
     panels = [(name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)]
-    heights = [3.2 if name == "eval/loss" else 2.4 for name, _ in panels]
+    heights = [3.2 if name == loss else 2.4 for name, _ in panels]
     with curves.picture(path, heights, [x for _, x in panels]) as found:
         if (most := max(len(column.runs) for column in columns)) > 1:
             found[0].set_title(f"mean of {most} runs, band: one standard deviation")
@@ -210,13 +234,13 @@ def draw(columns: Sequence[Column], path: Path, reference: references.Reference 
             axes.spines.right.set_visible(False)
             lines = [drawn(axes, column, number, name, x) for number, column in enumerate(columns)]
             shown = [line for line in lines if line is not None]
-            words = {"eval/loss": "validation loss", "train/loss": "train loss"}.get(name)
+            words = LOSSES.get(name)
             if reference and (name, x) == ("eval/loss", "tokens"):
                 places, values = reference.until(max(float(places[-1]) for places, *_ in shown))
                 axes.plot(places, values, ":", color=curves.BLACK, label=reference.words)
                 axes.legend(loc="upper right")
             if words:
-                axes.set(ylabel=f"{words}\n(nats per token)", ylim=curves.view([line[:2] for line in shown]))
+                axes.set(ylabel=words, ylim=curves.view([line[:2] for line in shown]))
             else:
                 axes.set_ylabel(f"{tasks[name].label} {name.partition('/')[2]}")
                 curves.level(axes, tasks[name].chance, "chance", curves.BLACK, 0.01)

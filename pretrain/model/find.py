@@ -1,5 +1,6 @@
 """What a model's name stands for: a run, a folder, or a model of the Hub. Needs no torch."""
 
+import difflib
 from pathlib import Path
 
 from pretrain.base.errors import BadInput
@@ -33,3 +34,7 @@ def refuse_absent(name: str, asked: str = "--model ") -> None:
     )
     if local and not path.exists():
         raise BadInput(f"{asked}{name}: no such folder (a Hub id is owner/name){nearest_beside(name, Path.is_dir)}")
+    if not path.exists() and "/" not in name:  # some Hub ids have no owner, so a run must be much alike
+        runs = [run.name for run in Path("runs").glob("*")]
+        if near := difflib.get_close_matches(name, runs, n=1, cutoff=0.9):
+            raise BadInput(f"{asked}{name}: no such folder; did you mean runs/{near[0]}?")

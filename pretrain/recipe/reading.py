@@ -334,13 +334,19 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
         faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
         faults += references.faults(values["reference_curve"])
     if faults or wrong:
-        raise BadInput(wrong + [f"{path}: {fault}" for fault in faults])
+        raise BadInput(wrong + [f"{_blamed(path, fault, flags)}: {fault}" for fault in faults])
     run_name = path.stem if values["run_name"] is None else values["run_name"]
     run_dir = values["output_dir"] or f"runs/{run_name}"
     if values["tokenizer"] == "bpe" and not split_is_stated:
         with contextlib.suppress(BadInput):  # the run does not exist yet
             values["tokenizer_split"] = load_recipe(Path(run_dir) / RUN_RECIPE).data.tokenizer_split  # its ids stay
     return deal(values | {"run_name": run_name, "output_dir": run_dir})
+
+
+def _blamed(path: Path, fault: str, flags: Mapping[str, Any]) -> str:
+    """Return what has brought a fault: the flags that its text names, else the file."""
+    named = [f"--{name} {shown(value)}" for name, value in flags.items() if re.search(rf"\b{name} = ", fault)]
+    return ", ".join(named) or str(path)
 
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:

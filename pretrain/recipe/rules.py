@@ -241,7 +241,10 @@ def divisors(number: int) -> list[int]:
 
 def nearest(word: str, names, prefix: str = "") -> str:
     """Return "; did you mean X?" where a name is close to a word, else nothing."""
-    match = difflib.get_close_matches(str(word), list(names), n=1)
+    names = list(names)
+    match = difflib.get_close_matches(str(word), names, n=1) or [
+        name for name in names if word and name.startswith(word)
+    ]
     return f"; did you mean {prefix}{match[0]}?" if match else ""
 
 

@@ -256,8 +256,9 @@ def name_ends(axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
         free = max((y - low) / (high - low), free + least)  # shares of the axes' height
         where = {"xycoords": axes.transAxes, "fontsize": 8, "va": "center", "annotation_clip": False, "bbox": SHADE}
         at = axes.transLimits.transform((x, y))[0]
-        if at < 0.8:  # a line that ends early has its name under its end, where a falling one is not
-            where |= {"xytext": (0, -9), "textcoords": "offset points", "ha": "right"}
+        if at < 0.8:  # a line that ends early has its name under its end, where a falling one is not, or above the axis
+            where |= {"xytext": (0, -9), "ha": "right"} if free > 0.12 else {"xytext": (4, 9), "ha": "left"}
+            where["textcoords"] = "offset points"
         axes.annotate(f" {label} {y:.3f}", (at if at < 0.8 else 1.0, free), color=color, **where)
 
 

@@ -180,6 +180,7 @@ class Report:
         """Close the bar, the file and the trackers."""
         if self._is_main:
             if self._bar is not None:
+                self._bar.leave = self._bar.n >= self._bar.total  # of a stopped run the last line says so
                 self._bar.close()
             for file in (self._metrics, self._samples):
                 if lost := file.close():

@@ -25,6 +25,11 @@ def test_a_run_stands_for_its_model_and_what_holds_none_is_refused_a_misspelt_ru
         find("runs/deutch")
     with pytest.raises(BadInput, match=r"^model = nowhere/at/all: no such folder \(a Hub id is owner/name\)$"):
         find("nowhere/at/all", "model = ")
+    for name in ("deutsch", "deutch"):
+        with pytest.raises(BadInput, match=f"^--model {name}: no such folder; did you mean runs/deutsch\\?$"):
+            find(name)
+    Path("runs/gpt2_124m").mkdir()
+    assert find("gpt2") == "gpt2"  # an old id without an owner
     Path("text.txt").touch()
     for name in ("runs", "text.txt"):
         with pytest.raises(BadInput, match=f"^--model {name}: holds no model; give a folder with config.json"):

@@ -663,7 +663,11 @@ def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_f
     "words, status, said",
     [
         ("train.py --learning_rat 1", 2, "--learning_rat: no such flag; did you mean --learning_rate?"),
-        ("train.py --recipe recipes/quickstart.yaml --n_head 7", 2, "must be a multiple of n_head"),
+        (
+            "train.py --recipe recipes/quickstart.yaml --n_head 7",
+            2,
+            "error: --n_head 7: n_embd = 128 must be a multiple of n_head",
+        ),
         ("train.py --help", 0, "--learning_rate"),
         ("generate.py --model x --top_p 2", 2, "--top_p 2.0: must be above 0, at most 1"),
     ],

@@ -231,7 +231,9 @@ def drawn_on_a_terminal(run_dir, monkeypatch, lines: int) -> list[str]:
 
 
 def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lines_a_line(tmp_path, monkeypatch):
-    last = [line for line in drawn_on_a_terminal(tmp_path, monkeypatch, 24) if line.startswith("step 9/10 ")][-1]
+    drawn = drawn_on_a_terminal(tmp_path, monkeypatch, 24)
+    assert drawn[drawn.index("end") - 1] == ""  # of a run that was stopped no bar stays
+    last = [line for line in drawn if line.startswith("step 9/10 ")][-1]
     assert re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tok/s  left \d+ s$", last) and len(last) <= 80, last
     lines = drawn_on_a_terminal(tmp_path, monkeypatch, 0)
     assert lines[0].startswith("step  1/10  loss") and not [line for line in lines if line.startswith("step 9/10 ")]

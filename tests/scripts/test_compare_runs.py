@@ -127,6 +127,17 @@ def test_a_long_train_loss_is_drawn_as_means_and_tasks_have_a_panel(tmp_path, dr
     assert names[-1] == "HellaSwag acc_norm" and len(lines_of(drawn[0], 2)[0].get_xdata()) == 300
 
 
+def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, drawn, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, recipe in {"a": {"data_files": ["x"]}, "b": {"data_files": ["y"]}, "c": {"data_files": ["x"]}}.items():
+        write_run(tmp_path / name, [3.0, 2.4], tokenizer="bpe", n_head=ord(name), **recipe)
+    for runs, unit in ((["a", "b"], "bits per byte"), (["a", "c"], "nats per token")):
+        assert compare_runs.main(runs) == 0
+        assert unit in drawn[-1].axes[0].get_ylabel() and unit in drawn[-1].axes[-1].get_ylabel()
+        assert ("the tokenizers differ" in capsys.readouterr().out) == (unit == "bits per byte")
+    assert lines_of(drawn[0], 0)[0].get_ydata()[-1] == pytest.approx(0.8)
+
+
 def test_a_recipes_reference_curve_is_drawn_without_being_asked_for(six, drawn):
     recipe = Path("adamw0/recipe.yaml")
     recipe.write_text(recipe.read_text() + "reference_curve: references/gpt2_124m_llmc.yaml\n")
