@@ -151,12 +151,17 @@ def _draw_loss(published: Published, reference: Reference | None, axes, rows: Se
         most = max((float(places[-1]) for places, _ in (train, held_out) if len(places)), default=0.0)
         axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
     ends = [("validation", held_out, VERMILLION), ("train", (train[0], smooth), BLUE)]
-    ends = sorted((end for end in ends if len(end[1][0])), key=lambda end: -end[1][1][-1])
+    ends = [end for end in ends if len(end[1][0])]
     low, high = view([train, held_out], [value for value, _ in levels.values()])
-    for (name, (places, values), color), (height, side) in zip(ends, ((9, "bottom"), (-9, "top")), strict=False):
+    lasts = {name: np.interp(np.linspace(0.82, 1, 20) * x[-1], x, y) for name, (x, y), _ in ends}  # where names stand
+    ends.sort(key=lambda end: -lasts[end[0]].mean())
+    above = min(max((last.max() for last in lasts.values()), default=0.0), high - 0.1 * (high - low))
+    below = min((last.min() for last in lasts.values()), default=0.0)
+    places_of_names = ((above, 4, "bottom"), (below, -4, "top"))
+    for (name, (places, values), color), (y, height, side) in zip(ends, places_of_names, strict=False):
         place = {"xytext": (0, height), "textcoords": "offset points"}
         how: dict[str, Any] = {"ha": "right", "va": side, "fontweight": "bold", "bbox": SHADE, "zorder": 4}
-        axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], values[-1]), color=color, **place, **how)
+        axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], y), color=color, **place, **how)
     room = 0.06 * (high - low)  # for the lower line's name
     axes.set(ylabel="loss (nats per token)", ylim=(low - room, high))
     if reference:
