@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     if any(len(column.runs) > 1 for column in columns):
         print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
         if any(len(column.runs) == 2 for column in columns):
-            print("two seeds give a wide interval; a third makes it about a third as wide")
+            print("two seeds give a wide interval; a third makes it about half as wide")
         if any(len({one.get("tokens") for one in column.reached}) > 1 for column in columns):
             print("runs of one column have read different numbers of tokens: their mean is of no one length")
     elif len(grouped(paths, ["seed"], None)) < len(paths):
@@ -103,7 +103,7 @@ def find_metrics(name: str) -> Path:
     """Return a run's metrics.jsonl. Raises BadInput where there is none."""
     path = Path(name) / "metrics.jsonl" if Path(name).is_dir() else Path(name)
     if not path.is_file():
-        near = nearest_beside(name, Path.is_dir)
+        near = nearest_beside(name, Path.is_dir) or nearest_beside(f"runs/{name}", Path.is_dir)
         raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl{near}")
     return path
 

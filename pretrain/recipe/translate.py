@@ -341,7 +341,9 @@ def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict
     if not file and {"fp16", "no"} & set(chosen.values()):  # plain python train.py chooses all else by itself
         file = "accelerate_configs/conservative.yaml"
         if "mixed_precision" not in chosen:
-            notes["precision"] = f"{file} has fp16: add --mixed_precision bf16 for a card from Ampere on"
+            notes["precision"] = (
+                f"{file} has fp16: for a card from Ampere on, write --mixed_precision bf16 before train.py"
+            )
     if not file and processes * machines == 1:
         return ["python"]
     names = book()["launch"]["torchrun"]

@@ -160,7 +160,14 @@ def _draw_loss(published: Published, reference: Reference | None, axes, rows: Se
     places_of_names = ((above, 4, "bottom"), (below, -4, "top"))
     for (name, (places, values), color), (y, height, side) in zip(ends, places_of_names, strict=False):
         place = {"xytext": (0, height), "textcoords": "offset points"}
-        how: dict[str, Any] = {"ha": "right", "va": side, "fontweight": "bold", "bbox": SHADE, "zorder": 4}
+        begins = places[-1] < 0.2 * max(x[-1] for _, (x, _), _ in ends)  # a line of its first point only
+        how: dict[str, Any] = {
+            "ha": "left" if begins else "right",
+            "va": side,
+            "fontweight": "bold",
+            "bbox": SHADE,
+            "zorder": 4,
+        }
         axes.annotate(f"{name} {values[-1]:.3f}", (places[-1], y), color=color, **place, **how)
     room = 0.06 * (high - low)  # for the lower line's name
     axes.set(ylabel="loss (nats per token)", ylim=(low - room, high))

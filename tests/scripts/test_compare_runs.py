@@ -151,6 +151,7 @@ def test_a_recipes_reference_curve_is_drawn_without_being_asked_for(six, drawn):
     [
         (["adamw0", "none"], "none: no such file; give a run's folder or its metrics.jsonl"),
         (["muons0", "adamw0"], "give a run's folder or its metrics.jsonl; did you mean muon0?"),
+        (["one", "adamw0"], "did you mean runs/one?"),
         (["adamw0", "./adamw0"], "a run is given twice"),
         (["adamw0", "muon0", "--labels", "a"], "--labels a: 2 different ones are needed"),
         (["adamw0", "muon0", "--labels", "a", "a"], "2 different ones are needed"),
@@ -162,6 +163,7 @@ def test_a_recipes_reference_curve_is_drawn_without_being_asked_for(six, drawn):
     ],
 )
 def test_what_cannot_be_compared_is_refused_and_nothing_written(six, capsys, flags, message):
+    Path("runs/one").mkdir(parents=True)
     Path("empty.jsonl").write_text('{"step": 1}\n')
     assert compare_runs.main(flags) == 2
     assert message in capsys.readouterr().err
