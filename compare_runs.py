@@ -103,7 +103,7 @@ def find_metrics(name: str) -> Path:
     """Return a run's metrics.jsonl. Raises BadInput where there is none."""
     path = Path(name) / "metrics.jsonl" if Path(name).is_dir() else Path(name)
     if not path.is_file():
-        near = nearest_beside(name, Path.is_dir) or nearest_beside(f"runs/{name}", Path.is_dir)
+        near = nearest_beside(f"runs/{name}", Path.is_dir) or nearest_beside(name, Path.is_dir)
         raise BadInput(f"{path}: no such file; give a run's folder or its metrics.jsonl{near}")
     return path
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-COPIED = ["pretrain", "tests", "benchmarks", "recipes", "accelerate_configs", "docs", "scripts", "README.md"]
+COPIED = ["pretrain", "tests", "benchmarks", "recipes", "metrics", "accelerate_configs", "docs", "scripts", "README.md"]
 COPIED += ["pyproject.toml", "requirements.txt", "requirements-dev.txt"]
 
 

@@ -129,8 +129,12 @@ def api() -> HfApi:
     return HfApi()
 
 
-def retry(call: Callable[..., Any], *args, **kwargs) -> Any:
-    """Call until it works; raise the last error where another attempt cannot help, or DEADLINE_SECONDS are over."""
+def retry(call: Callable[..., Any], *args, say: Callable[[str], None] | None = None, **kwargs) -> Any:
+    """Call until it works; raise the last error where another attempt cannot help, or DEADLINE_SECONDS are over.
+
+    Args:
+        say: is given a line before each wait.
+    """
     waits, until = chain(WAIT_SECONDS, repeat(WAIT_SECONDS[-1])), math.inf
     while True:
         try:
@@ -140,6 +144,8 @@ def retry(call: Callable[..., Any], *args, **kwargs) -> Any:
             wait = max(next(waits), http_status_and_retry_after(error)[1])
             if _is_final(error) or time.monotonic() + wait > until:
                 raise
+            if say:
+                say(f"hub      {describe(error)}; asked again in {wait:g} s")
         time.sleep(wait)
 
 

@@ -1,5 +1,6 @@
 """A full checkpoint that a run pushed, fetched onto a fresh machine."""
 
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ from pretrain.base import files, layout
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.network import http_status_and_retry_after
 from pretrain.hub import client
+
+log = logging.getLogger(__name__)
 
 PARTS = (layout.MODEL, layout.OPTIMIZER, layout.STATE)
 NEWEST = "last-checkpoint/"
@@ -58,7 +61,7 @@ def _fetch(
     api: HfApi, repo_id: str, revision: str | None, where: str, checkpoints: Path, run_dir: Path, may_begin: bool
 ) -> Path | None:
     try:
-        found = client.retry(api.model_info, repo_id, revision=revision)
+        found = client.retry(api.model_info, repo_id, revision=revision, say=log.info)
     except RepositoryNotFoundError as error:
         if may_begin and http_status_and_retry_after(error)[0] == 404:  # not 401, which is of the token
             return None
@@ -75,7 +78,8 @@ def _fetch(
     staging.mkdir(parents=True, exist_ok=True)
 
     def fetched(name: str) -> Path:
-        return Path(client.retry(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=staging))
+        how = {"revision": found.sha, "local_dir": staging}
+        return Path(client.retry(api.hf_hub_download, repo_id, name, **how, say=log.info))
 
     try:
         manifest = files.read_json(fetched(within[-1] + layout.MANIFEST))

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
+from pretrain.base import stopping
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import step_name
 from pretrain.data.corpus import Corpus
@@ -43,10 +44,11 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
             begin = begins_at(recipe.saving)
             found[:2] = checkpoint.find_from(folder, begin) if begin else checkpoint.find_newest(folder)
             if found[0] is None and fetch.is_address(asked):  # later starts of the same command resume from this folder
-                log.info(f"hub      fetching {asked}")
+                log.info(f"hub      fetching {asked}; a Hub that does not answer is asked again for 15 minutes")
                 # A run that pushes there begins there: one command for the first machine and for those after it.
                 own = recipe.hub.pushes_checkpoints and asked == f"hub://{recipe.hub.hub_model_id}"
-                found[0] = fetch.fetch_checkpoint(asked, folder, recipe.saving.run_dir, may_begin=own)
+                with stopping.ending_at_once():
+                    found[0] = fetch.fetch_checkpoint(asked, folder, recipe.saving.run_dir, may_begin=own)
                 if found[0] is None:
                     log.info(f"hub      nothing was pushed to {asked} yet: the run begins at step 0")
         except BadInput as error:

@@ -93,7 +93,8 @@ def test_the_figures_of_a_best_model_are_those_of_its_step_and_the_test_splits()
 
 def test_rows_of_later_steps_are_not_used_and_what_was_measured_earlier_says_when():
     later = VALIDATED | {"step": 110, "eval/loss": 2.0}
-    assert make([*UPDATES, VALIDATED, later]) == make([*UPDATES, VALIDATED])
+    slower = UPDATES[-1] | {"step": 110, "elapsed_seconds": 10**6}
+    assert make([*UPDATES, VALIDATED, slower, later]) == make([*UPDATES, VALIDATED])
     assert "| validation loss, nats per token | 3.1235 (at step 90) |" in make([*UPDATES, VALIDATED | {"step": 90}])
     assert "| validation loss, nats per token | 3.1235 | GPT-2 124M on FineWeb-Edu: 3.2924 |" in make()
 

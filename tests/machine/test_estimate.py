@@ -15,7 +15,7 @@ from pretrain.base import cards
 from pretrain.machine import estimate, forecast
 from pretrain.model import build
 from pretrain.model.loss import CARD_ROWS
-from pretrain.recipe import keys
+from pretrain.recipe import keys, reading
 
 GPT2 = estimate.Shape(12, 768, 50304, 1024)
 SMALL = estimate.Shape(2, 32, 64, 16)
@@ -214,6 +214,9 @@ def test_more_cards_take_less_time_but_not_less_energy():
     one, eight = (estimate.run(GPT2, cards.find("a6000"), **about, count=count) for count in (1, 8))
     assert one["hours"] / 8 < eight["hours"] < one["hours"]
     assert eight["kilowatt_hours"] > one["kilowatt_hours"] == pytest.approx(0.3 * one["hours"])
+    recipe = reading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
+    held = [forecast.estimate_run(recipe, cards.find("a6000"), count, 0.0)["memory_bytes"] for count in (1, 8)]
+    assert held[1]["gradients"] == 2 * held[0]["gradients"]
 
 
 def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool, compiled: bool = False) -> int:

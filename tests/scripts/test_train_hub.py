@@ -232,6 +232,17 @@ def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_use
     assert done.returncode == 128 + getattr(signal, stopped_by) and done.stdout.count(f"waits {seconds} s") == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workplace, number):
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(Path("home").resolve())}
+    flags = ("--recipe", "tiny.yaml", *STEPS, "--resume_from_checkpoint", "hub://me/p")
+    pid, _, said = fork("train.py", flags, environment)
+    wait_until(lambda: "; asked again in 1 s" in Path(said).read_text())
+    os.kill(pid, number)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -number
+    assert "does not answer is asked again for 15 minutes" in Path(said).read_text()
+
+
 @pytest.mark.parametrize("more", [["--hub_strategy", "every_save"], ["--hub_model_id", "me/other"]])
 def test_only_a_run_that_pushes_its_checkpoints_there_begins_where_there_are_none(workplace, more):
     with HubServer() as server:
