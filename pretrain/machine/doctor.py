@@ -166,7 +166,7 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # all its processes have ended
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        if answer.exists():
+        with contextlib.suppress(OSError, ValueError):  # it has not begun its answer, or was killed within
             return json.loads(answer.read_bytes())
         lines = words.read_text(errors="replace").strip().splitlines()
     how_it_ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

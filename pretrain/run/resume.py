@@ -15,7 +15,7 @@ from pretrain.base import stopping
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import step_name
 from pretrain.data.corpus import Corpus
-from pretrain.hub import fetch
+from pretrain.hub import client, fetch
 from pretrain.optim.optimizers import OPTIMIZERS
 from pretrain.optim.schedule import decay_begins, learning_rate
 from pretrain.recipe import keys, reading
@@ -44,7 +44,8 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
             begin = begins_at(recipe.saving)
             found[:2] = checkpoint.find_from(folder, begin) if begin else checkpoint.find_newest(folder)
             if found[0] is None and fetch.is_address(asked):  # later starts of the same command resume from this folder
-                log.info(f"hub      fetching {asked}; a Hub that does not answer is asked again for 15 minutes")
+                minutes = client.DEADLINE_SECONDS // 60
+                log.info(f"hub      fetching {asked}; a Hub that does not answer is asked again for {minutes} minutes")
                 # A run that pushes there begins there: one command for the first machine and for those after it.
                 own = recipe.hub.pushes_checkpoints and asked == f"hub://{recipe.hub.hub_model_id}"
                 with stopping.ending_at_once():

@@ -140,7 +140,7 @@ def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, 
 
 
 def _start_wandb(tracker: GeneralTracker, run_dir: Path, held: dict[str, int]) -> dict[str, int]:
-    """Begin without what wandb gathers by itself, and offline where there is no login or no answer.
+    """Begin a run in wandb without what wandb gathers by itself; offline without a login or an answer.
 
     Returns the last step that the run has by kind of row: as its server says, else ``held``, what was sent.
     """
