@@ -352,7 +352,7 @@ def test_run_name_decides_the_run_folder_and_one_that_leaves_it_is_refused(tmp_p
 
 
 def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(tmp_path):
-    """tests/test_layout.py holds every key's kind against docs/knobs.md; here, that the keys of data are not of science."""
+    """The kind of every key is held against docs/knobs.md; here, that the keys of data are not of science."""
     fixed = keys.fixed(recipe(tmp_path))
     data = {*keys.SOURCE_NAMES, *keys.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size", "tokenizer_split"}
     may_change = {"per_device_train_batch_size", "eval_steps", "output_dir", "run_name", "stream_keep", "tasks", "tf32"}
