@@ -28,6 +28,7 @@ from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator
 from pretrain.model import pretrained
 from pretrain.model.find import find
+from pretrain.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 
@@ -170,15 +171,19 @@ def table(found: Sequence[Scored]) -> str:
     lines, notes = [("", found[0].line["model"][-26:], "GPT-2 124M", "chance")], []
     for scored in found:
         task, line = scored.test.task, scored.line
-        whole = f"{line['items']:,} of {task.size:,}" if scored.test.commit else f"{line['items']:,}"
+        count = (
+            f"{line['items']:,} of {task.size:,} items"
+            if scored.test.commit
+            else counted(line["items"], "item", "items")
+        )
         # Others' scores are of the whole data set.
         comparable = (scored.test.commit and not scored.test.left_out) or line["items"] == task.size
         known = comparable and task.published.get("GPT-2 124M") or [None] * len(task.scores)
         for name, ours, theirs in zip(task.scores, task.with_errors(line), known, strict=True):
             chance = f"{100 * task.chance:.2f}" if name in task.shares else "-"
             lines.append((f"{task.name} {name}", ours, f"{theirs:.2f}" if theirs else "-", chance))
-        few = "; so few say little, nor does their standard error" if line["items"] < FEW else ""
-        notes.append(f"{task.name}: {whole} items of {line['dataset']}{scored.cut}{few}")
+        few = "; too few: neither the score nor its standard error means much" if line["items"] < FEW else ""
+        notes.append(f"{task.name}: {count} of {line['dataset']}{scored.cut}{few}")
         notes += [line for line in task.citations if comparable and line.startswith("GPT-2 124M")]
     width = max(len(line[0]) for line in lines)
     rows = [f"{what:{width}}  {ours:>26}  {theirs:>10}  {chance:>6}" for what, ours, theirs, chance in lines]
@@ -196,7 +201,7 @@ def task_table(scored: Scored, legend: str) -> str:
     return "\n".join(
         [
             "",
-            f"{task.label}, {line['items']:,} items of {line['dataset']}{scored.cut}; {line['precision']} on "
+            f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}{scored.cut}; {line['precision']} on "
             f"{scored.device}, {line['items'] / line['seconds']:,.1f} items/s",
             "",
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),

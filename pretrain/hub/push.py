@@ -182,7 +182,8 @@ def push_pending(pending: Path) -> int:
 
     Raises BadInput (status 4) when another process is sending them.
     """
-    if not pending.is_dir():
+    if not pending.is_dir() or not _staged(pending):
+        log.info(f"hub: nothing waits in {pending}")
         return 0
     if fault := _send_all(pending, sent=logging.INFO):
         log.warning(_waits(pending, *fault))

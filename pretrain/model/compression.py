@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from pretrain.base.errors import BadInput
 
 PACKAGE, VERSION = "bitsandbytes", "0.50.2"
+logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns of kernels that are not used, and at each fp32 product
 INT8_THRESHOLD = 6.0  # inputs above it are multiplied in half precision (LLM.int8(), Dettmers 2022)
 
 
@@ -53,7 +54,6 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
 
 def widen(model: PreTrainedModel) -> None:
     """Let a model compute in fp32 with the weights that it has, in place: most CPUs are ten times slower in half."""
-    logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns at each product that its input is not fp16
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()

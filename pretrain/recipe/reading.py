@@ -353,14 +353,15 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
     """Raise BadInput with each key whose value is not the one that the run at ``where`` began with."""
     defaults = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}
     then = {name: before.get(name, defaults.get(name)) for name in fixed(recipe)}  # a key may be younger than the run
-    faults = [
-        f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. "
-        f"{_way_on(name, then, now, recipe)}"
-        for name, now in fixed(recipe).items()
-        if then[name] != now
-    ]
-    if faults:
-        raise BadInput(faults)
+    changed = {name: now for name, now in fixed(recipe).items() if then[name] != now}
+    faults = [f"{name} = {shown(then[name])}, asked for {shown(now)}" for name, now in changed.items()]
+    if len(faults) > 1:
+        words = (
+            f"{where}: another run, {len(faults)} keys of which are fixed. Give another --run_name, or set them back:"
+        )
+        raise BadInput([words, *(f"  {fault}" for fault in faults)])
+    for name, now in changed.items():
+        raise BadInput(f"{where}: {faults[0]}: fixed for a run. {_way_on(name, then, now, recipe)}")
 
 
 def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str:

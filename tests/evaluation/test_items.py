@@ -205,7 +205,7 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
     own += ("winogrande=winogrande.jsonl", "hellaswag=hellaswag.jsonl")
     done = run("eval_tasks.py", "--model", "runs/offline", *own)
     assert [json.loads(line)["dataset"] for line in done.stdout.splitlines()] == ["winogrande.jsonl", "hellaswag.jsonl"]
-    assert "winogrande: 1 items of winogrande.jsonl" in done.stderr
+    assert "winogrande: 1 item of winogrande.jsonl" in done.stderr
     assert "51.62" not in done.stderr  # of others, on all items
     done = run("eval_tasks.py", "--model", "runs/offline", *own[:4], "piqa=winogrande.jsonl", expect=2)
     assert "--task_files piqa=winogrande.jsonl: must be NAME=FILE" in done.stderr
