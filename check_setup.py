@@ -267,7 +267,7 @@ def show_plan(asked: argparse.Namespace) -> int:
     if asked.json:
         print(json.dumps({"best": best, "command": planning.command(held[best], best), "plans": held}, indent=1))
     else:
-        print(planning.describe(held, best, keys.replace(recipes[best], **held[best]["changes"]), price))
+        print(planning.describe(plans, best, keys.replace(recipes[best], **held[best]["changes"]), price))
     return 0
 
 

@@ -105,15 +105,16 @@ def command(row: Mapping, path: str) -> str:
     return f"{cards.launcher(stem, row['count'])} train.py {flags}"
 
 
-def describe(plans: Mapping[str, Mapping], best: str, recipe: keys.Recipe, price: float) -> str:
+def describe(plans: Mapping[str, Mapping | None], best: str, recipe: keys.Recipe, price: float) -> str:
     """Return plans as lines to read: a table of the sizes, then the best.
 
     Args:
-        plans: the recipe's path -> what ``plan`` returned.
+        plans: the recipe's path -> what ``plan`` returned; the best one's is not None.
         recipe: the best one's, as it is planned.
         price: of all the cards an hour.
     """
     row = plans[best]
+    assert row is not None
     lines = [
         f"{row['count']} x {row['card']}, {forecast.rounded(row['all_hours'])} h: training "
         f"{forecast.rounded(row['hours'])}, waiting for data {forecast.rounded(row['waiting_hours'])}, the rest for "
@@ -122,6 +123,9 @@ def describe(plans: Mapping[str, Mapping], best: str, recipe: keys.Recipe, price
     lines += [f"cost {forecast.rounded(row['cost'])} at {price:g} an hour"] if price else []
     lines += ["", f"  {'size':12} parameters  tokens/s   tokens  a parameter  updates  expected loss"]
     for path, found in plans.items():
+        if found is None:
+            lines.append(f"  {Path(path).stem:12} does not fit")
+            continue
         loss, size = found["expected_loss"], f"{found['parameters'] / 1e6:.0f} M"
         lines.append(
             f"{'*' if path == best else ' '} {Path(path).stem:12} {size:>10}  "

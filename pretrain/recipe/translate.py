@@ -335,6 +335,8 @@ def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict
     card = cards.find(asked)
     if card is None and asked != "auto":
         notes["card"] = f"{asked}: not a known card; of its kind are known: {', '.join(cards.of_its_kind(asked))}"
+    elif card and "card" not in launch:
+        notes["card"] = f"the command names no card; {asked} is that of its authors: give your own card's YAML"
     stem = launch.get("yaml") or (cards.preset(asked, processes) if card else "")
     file = launch.get("config_file") or (f"accelerate_configs/{stem}.yaml" if stem else "")
     chosen = {key: launch[key] for key in ("mixed_precision", "dynamo_backend") if key in launch}

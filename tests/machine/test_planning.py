@@ -149,6 +149,8 @@ def test_a_card_that_holds_no_size_has_no_plan(capsys):
     flags = ["--plan", "--card", "rtx4060", "--hours", "1", "--recipe", "recipes/gpt2_1558m.yaml"]
     assert check_setup.main(flags) == 2
     assert "holds none of recipes/gpt2_1558m" in capsys.readouterr().err
+    assert check_setup.main(flags[:-2]) == 0
+    assert "  gpt2_1558m   does not fit\n" in capsys.readouterr().out
 
 
 def test_more_updates_or_tokens_are_estimated(capsys):

@@ -201,6 +201,8 @@ def test_a_foreign_command_is_one_of_ours_with_the_same_numbers(theirs, begin, w
 
 
 def test_each_word_without_a_counterpart_has_a_line_with_the_reason():
+    _, notes = translate.translate(LLM_C)
+    assert "the command names no card; a100 is that of its authors: give your own card's YAML" in notes
     _, notes = translate.translate(BLOCK)
     assert [note.partition(":")[0] for note in notes] == [
         "--dataloader_num_workers 2",
