@@ -201,8 +201,8 @@ def task_table(scored: Scored, legend: str) -> str:
     return "\n".join(
         [
             "",
-            f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}{scored.cut}; {line['precision']} on "
-            f"{scored.device}, {line['items'] / line['seconds']:,.1f} items/s",
+            f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}{scored.cut}; "
+            f"{line['precision']} on {scored.device}, {line['items'] / line['seconds']:,.1f} items/s",
             "",
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",
