@@ -297,8 +297,8 @@ def view(drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels: Collection[floa
     """Return a range of y that shows these lines after their warm-up, and the levels; rare outliers leave it at the top."""
     drawn = [(places, values) for places, values in drawn if len(places)]
     later = [values[places >= WARM_UP * places.max()] for places, values in drawn]
-    if max(map(len, later), default=0) < 2:  # a line from the warm-up to its only later point shows nothing
-        later = [values for _, values in drawn]
+    # A line from outside to its only later points shows little: it is shown whole.
+    later = [part if len(part) > 2 else values for part, (_, values) in zip(later, drawn, strict=True)]
     if not drawn and not levels:
         return 0.0, 1.0
     low = min([*(values.min() for _, values in drawn), *levels])

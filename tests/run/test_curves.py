@@ -76,8 +76,11 @@ def test_large_losses_at_the_start_do_not_squash_the_curve_and_few_points_are_sh
     draw_curves(long_run(1000), tmp_path / "curves.png", "a run")
     looks = [{"step": step, "tokens": step, "eval/loss": loss} for step, loss in ((0, 9.0), (1000, 4.0))]
     draw_curves(looks, tmp_path / "curves.png", "a run")
-    (low, high), (lowest, highest) = (figure.axes[0].get_ylim() for figure in drawn)
-    assert 2.5 < low < 2.9 and 3.1 < high < 4 and lowest < 4 and highest > 8.9
+    updates = [{"step": step, "tokens": step, "train/loss": 6.0 - step / 1000} for step in range(100, 1000, 10)]
+    draw_curves([*looks, *updates], tmp_path / "curves.png", "a run")
+    (low, high), *others = (figure.axes[0].get_ylim() for figure in drawn)
+    assert 2.5 < low < 2.9 and 3.1 < high < 4
+    assert all(lowest < 4 and highest > 8.9 for lowest, highest in others)
 
 
 def test_the_last_losses_stand_at_their_lines_and_the_title_is_written(tmp_path, drawn):
