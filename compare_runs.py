@@ -69,8 +69,10 @@ def main(argv: list[str] | None = None) -> int:
         print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
         if any(len(column.runs) == 2 for column in columns):
             print("two seeds give a wide interval; a third makes it about half as wide")
-        if any(len({one.get("tokens") for one in column.reached}) > 1 for column in columns):
-            print("runs of one column have read different numbers of tokens: their mean is of no one length")
+        if not even(columns):
+            print(
+                "runs of one column have read different numbers of tokens: their mean is of no one length; no * is given"
+            )
     elif len(grouped(paths, ["seed"], None)) < len(paths):
         print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
     if not alike:
@@ -156,6 +158,11 @@ def unit(columns: Sequence[Column]) -> str:
     return "minutes" if max(one.get("hours", 0.0) for column in columns for one in column.reached) < SHORT else "hours"
 
 
+def even(columns: Sequence[Column]) -> bool:
+    """Return whether the runs of each column have come equally far."""
+    return all(len({one.get("tokens") for one in column.reached}) == 1 for column in columns)
+
+
 def table(columns: Sequence[Column]) -> list[list[str]]:
     """Return the cells of the table: recipe keys that differ, then what was reached, with differences between groups."""
     lines = [["", *(column.label for column in columns)]]
@@ -171,7 +178,7 @@ def table(columns: Sequence[Column]) -> list[list[str]]:
         lines.append([name, *(with_spread(values, digits) for values in samples)])
         if digits == ".4f" and first and max(map(len, samples)) > 1:
             lines.append(["  difference", "", *(difference(first, values, digits) for values in others)])
-    return lines
+    return lines if even(columns) else [[cell.removesuffix(" *") for cell in line] for line in lines]
 
 
 def with_spread(values: Sequence[float], digits: str) -> str:

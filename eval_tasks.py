@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
     find(asked.model)
+    console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     from pretrain.evaluation import scoring
     from pretrain.hub import client

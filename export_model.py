@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     console.start()
     refuse_absent(asked.model, "")
+    console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     from pretrain.hub import client
     from pretrain.model import llama_cpp

@@ -66,6 +66,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def print_samples(asked: argparse.Namespace) -> None:
     """Load the model; write on from the prompt, as often as asked, or chat."""
     name = find(asked.model)
+    console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     import torch
     from transformers.utils.logging import disable_progress_bar

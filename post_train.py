@@ -31,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL's use of it
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     console.clean_prints()
+    if os.environ.get("RANK", "0") == "0":
+        console.importing()
     post_train(*parse(sys.argv[1:] if argv is None else argv))
     return 0
 

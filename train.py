@@ -22,7 +22,7 @@ if __name__ == "__main__":  # before the imports below, which take seconds
     if status := reading.refuse_at_once(sys.argv[1:]):
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
-        print("start    torch and Transformers are imported", file=sys.stderr, flush=True)
+        print("start    importing torch and Transformers", file=sys.stderr, flush=True)
     import numpy  # where not even this can be imported, one process says why  # noqa: F401
 
     from pretrain.data import background

@@ -43,6 +43,11 @@ def say(line: str) -> None:
         terminal.keep(line)
 
 
+def importing() -> None:
+    """Write what the next seconds are for: a script's first line, as train.py's."""
+    say("start    importing torch and Transformers")
+
+
 def write(text: str) -> None:
     """Write what a model has generated to standard output: cleaned on a terminal, else every byte of it, in UTF-8."""
     if sys.stdout.isatty():

@@ -331,6 +331,12 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
                 f"warmup_steps = {values['warmup_steps']} is more than half of max_steps = {values['max_steps']}: the "
                 f"learning rate rises for most of the run; a tenth is usual: --warmup_steps {-(-values['max_steps'] // 10)}"
             )
+        few = 20 <= values["max_steps"] < 2 * values["eval_steps"]  # a shorter run is a trial
+        if few and path.name != RUN_RECIPE:
+            log.info(
+                f"eval_steps = {values['eval_steps']} is more than half of max_steps = {values['max_steps']}: the curve of "
+                f"the validation loss has few points; for ten: --eval_steps {values['max_steps'] // 10}"
+            )
         faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
         faults += references.faults(values["reference_curve"])
     if faults or wrong:

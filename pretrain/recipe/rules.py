@@ -70,7 +70,7 @@ def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
         )
     if r.n_embd and r.n_head and r.n_embd % r.n_head:
         near = min(divisors(r.n_embd), key=lambda n: abs(n - r.n_head))
-        faults.append(f"n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; n_head {near} is")
+        faults.append(f"n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; use --n_head {near}")
     faults += _architecture_faults(r)
     if r.shard_optimizer and not OPTIMIZERS[r.optimizer]:
         faults.append(

@@ -87,7 +87,7 @@ def started(tmp_path, script, *words, slow="raise SystemExit('torch is imported'
     environment = os.environ | {"PYTHONPATH": str(tmp_path)} | environment
     audible = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores Ctrl-C
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, preexec_fn=audible)
-    done.stderr = done.stderr.removeprefix("start    torch and Transformers are imported\n")  # train.py's first line
+    done.stderr = done.stderr.removeprefix("start    importing torch and Transformers\n")
     return done
 
 
