@@ -196,10 +196,16 @@ def test_without_a_network_a_task_is_left_out_with_one_line_and_the_run_trains(w
     done = run("eval_tasks.py", "--model", "runs/offline", "--tasks", "piqa", expect=2, HF_HOME=empty)
     assert "hf download baber/piqa piqa_validation.parquet --repo-type dataset --revision 142f6d7" in done.stderr
     assert "or give items of your own, with goal, sol1, sol2, label: --task_files piqa=FILE" in done.stderr
+    row = {
+        "sentence": "the _ sat",
+        "option1": "cat",
+        "option2": "dog",
+        "answer": "1",
+        "activity_label": "a",
+        "label": 1,
+    }
+    row |= {"ctx_a": "the cat", "ctx_b": "sat", "ctx": "the cat sat", "endings": ["on", "the", "mat", "dog"]}
     for name in ("winogrande", "hellaswag"):
-        row = {"sentence": "the _ sat", "option1": "cat", "option2": "dog", "answer": "1", "activity_label": "a"}
-        row |= {"ctx_a": "the cat", "ctx_b": "sat", "ctx": "the cat sat", "endings": ["on", "the", "mat", "dog"]}
-        row |= {"label": 1}
         Path(f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     own = ("--tasks", "winogrande", "hellaswag", "--task_files")
     own += ("winogrande=winogrande.jsonl", "hellaswag=hellaswag.jsonl")
@@ -235,13 +241,15 @@ def test_a_run_is_scored_on_the_commit_that_it_began_with_whatever_the_hub_has_s
 
 
 def test_old_names_are_answered_with_the_new_ones_and_a_run_folder_that_has_them_loads(workplace):
-    done = run("train.py", "--recipe", "tiny.yaml", "--hellaswag_steps", "4", expect=2)
-    assert "here it is: tasks, task_steps" in done.stderr and "--tasks hellaswag --task_steps 4" in done.stderr
     text = Path("tiny.yaml").read_text()
     Path("old.yaml").write_text(f"{text}hellaswag_steps: 4\n")
-    assert "here it is: tasks, task_steps" in run("train.py", "--recipe", "old.yaml", expect=2).stderr
-    Path("old").mkdir()
-    Path("old/recipe.yaml").write_text(f"{text}hellaswag_steps: 4\nhellaswag_files: [items.jsonl]\n")
-    found = reading.load_recipe(Path("old/recipe.yaml")).evaluation
+    for words, answer in (
+        ("tiny.yaml --hellaswag_steps 4", "here it is: tasks, task_steps"),
+        ("old.yaml", "here it is: tasks, task_steps"),
+        ("tiny.yaml --tasks piqa", "add --task_steps 250"),
+    ):
+        with pytest.raises(BadInput, match=answer):
+            reading.parse_training(["--recipe", *words.split()])
+    Path("recipe.yaml").write_text(f"{text}hellaswag_steps: 4\nhellaswag_files: [items.jsonl]\n")
+    found = reading.load_recipe(Path("recipe.yaml")).evaluation
     assert found.tasks == ["hellaswag"] and found.task_steps == 4 and found.files_of("hellaswag") == ["items.jsonl"]
-    assert "add --task_steps 250" in run("train.py", "--recipe", "tiny.yaml", "--tasks", "piqa", expect=2).stderr

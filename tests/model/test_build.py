@@ -82,12 +82,10 @@ def test_recomputing_changes_no_gradient_and_no_name(kind, gradient_checkpointin
     assert_close(gradients(other, dtype), gradients(plain, dtype), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"], indirect=True)
-def test_recomputing_an_mlp_changes_no_gradient_under_a_compiler(kind):
+def test_recomputing_an_mlp_changes_no_gradient_under_a_compiler():
     torch._dynamo.reset()
-    kind = kind | {"n_layer": 1}
     wrap = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
-    expected, got = gradients(built(**kind)), gradients(built(**kind, gradient_checkpointing="mlp"), wrap=wrap)
+    expected, got = gradients(built(n_layer=1)), gradients(built(n_layer=1, gradient_checkpointing="mlp"), wrap=wrap)
     assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -37,8 +37,9 @@ def step_by_step(start: float, gradients: list[float], decay: float, *, nesterov
     return weight
 
 
-@pytest.mark.parametrize(("nesterov", "cautious"), [(True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("optimizer", "nesterov", "cautious"), [("adamw", True, False), ("adamw", False, True), ("muon", True, True)]
+)
 def test_each_weight_takes_the_step_of_the_papers_formula(optimizer, nesterov, cautious):
     after = two_updates(optimizer=optimizer, adam_nesterov=nesterov, cautious=cautious)
     model, grown = tiny(), tiny()

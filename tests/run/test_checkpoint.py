@@ -55,8 +55,8 @@ def llama(seed: int, n_embd: int = 16, tied: bool = True) -> LlamaForCausalLM:
 
 MODELS = pytest.mark.parametrize(
     "build",
-    [gpt2, lambda seed: gpt2(seed, tied=False), llama, lambda seed: llama(seed, tied=False)],
-    ids=["gpt2", "gpt2-untied", "llama", "llama-untied"],
+    [gpt2, lambda seed: llama(seed, tied=False)],
+    ids=["gpt2", "llama-untied"],
 )
 
 
@@ -112,7 +112,6 @@ def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_eithe
 
 
 ADAMW = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)
-OPTIMIZERS = ["adamw", "muon"] + ["adamw_8bit"] * bool(importlib.util.find_spec("bitsandbytes"))
 
 
 def built(model, name: str = "adamw", **settings) -> torch.optim.Optimizer:
@@ -124,8 +123,11 @@ def built(model, name: str = "adamw", **settings) -> torch.optim.Optimizer:
 STEPS = {"adam_nesterov": True, "cautious": True, "embedding_lr_ratio": 2.0, "vector_lr_ratio": 0.1}
 
 
-@pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in OPTIMIZERS), ("adamw", STEPS), ("muon", STEPS)])
-@pytest.mark.parametrize("build", [gpt2, llama])
+RESUMED = [("adamw", {}, gpt2), ("muon", {}, llama), ("adamw", STEPS, llama), ("muon", STEPS, gpt2)]
+RESUMED += [("adamw_8bit", {}, gpt2)] * bool(importlib.util.find_spec("bitsandbytes"))
+
+
+@pytest.mark.parametrize(("name", "more", "build"), RESUMED)
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name, more):
     model = build(0, n_embd=64, tied=False)
     optimizer = built(model, name, **more)
@@ -221,31 +223,22 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_befo
         assert checkpoint.find_fault(bad) is None
 
 
-@pytest.mark.parametrize(
-    "manifest, words",
-    [
-        ({"step": "2"}, "manifest.json is of step '2'"),
-        ({"step": None}, "manifest.json is of step None"),
-        ({"step": 2.0}, "manifest.json is of step 2.0"),
-        ({"step": True}, "manifest.json is of step True"),
-        ({"step": 10**4000}, "manifest.json is of step 1000"),
-        ({"files": []}, "manifest.json cannot be read (AttributeError: "),
-        ("[" * 100_000, "manifest.json cannot be read (ValueError: nests too deeply)"),
-    ],
-)
-def test_a_manifest_that_says_odd_things_is_damage(tmp_path, manifest, words):
-    path = save(tmp_path, 2) / checkpoint.MANIFEST
-    odd = manifest if isinstance(manifest, str) else json.dumps(json.loads(path.read_text()) | manifest)
-    path.write_text(odd)
-    assert checkpoint.find_fault(path.parent).startswith(words)
-
-
-@pytest.mark.parametrize("state", ['{"step": 3}', "[]", "{}", "[" * 100_000], ids=["step", "list", "empty", "deep"])
-def test_a_state_of_another_step_than_its_manifest_s_is_damage_also_with_a_manifest_that_agrees(tmp_path, state):
+def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manifest_that_agrees(tmp_path):
     path = save(tmp_path, 2)
-    (path / checkpoint.STATE).write_text(state)
-    sign(path)
-    assert checkpoint.find_fault(path).startswith("state.json ")
+    manifest, state = path / checkpoint.MANIFEST, path / checkpoint.STATE
+    for text in ('{"step": 3}', "[]", "{}", "[" * 100_000):
+        state.write_text(text)
+        sign(path)
+        assert checkpoint.find_fault(path).startswith("state.json ")
+    written = json.loads(manifest.read_text())
+    for odd, words in (
+        (written | {"step": "2"}, "manifest.json is of step '2'"),
+        (written | {"step": 10**4000}, "manifest.json is of step 1000"),
+        (written | {"files": []}, "manifest.json cannot be read (AttributeError: "),
+        ("[" * 100_000, "manifest.json cannot be read (ValueError: nests too deeply)"),
+    ):
+        manifest.write_text(odd if isinstance(odd, str) else json.dumps(odd))
+        assert checkpoint.find_fault(path).startswith(words)
 
 
 def test_what_has_a_checkpoint_s_name_and_is_no_folder_is_replaced_and_files_of_killed_saves_go(tmp_path, caplog):
@@ -395,20 +388,12 @@ SCALAR, EMBEDDING = "transformer.h.0.mlp.c_fc.weight/step", "transformer.wte.wei
     ("file", "edit", "words"),
     [
         (checkpoint.MODEL, lambda t: t | {WEIGHT: t[WEIGHT].T.contiguous()}, f"{WEIGHT} is (64, 16) torch.float32"),
-        (checkpoint.MODEL, lambda t: t | {WEIGHT: t[WEIGHT].half()}, f"{WEIGHT} is (16, 64) torch.float16"),
-        (checkpoint.MODEL, lambda t: {name: t[name] for name in t if name != WEIGHT}, f"{WEIGHT} is not there"),
-        (checkpoint.MODEL, lambda t: t | {"more": torch.ones(2)}, "more is (2,) torch.float32"),
         (checkpoint.MODEL, lambda t: {}, " is not there"),
         (checkpoint.MODEL, lambda t: t | {"lm_head.weight": t[EMBEDDING] + 1}, "lm_head.weight is (32, 16)"),
-        (checkpoint.OPTIMIZER, lambda t: t | {MOMENT: t[MOMENT][:1]}, f"{MOMENT} is (1, 64) torch.float32"),
         (checkpoint.OPTIMIZER, lambda t: t | {MOMENT: t[MOMENT].half()}, f"{MOMENT} is (16, 64) torch.float16"),
-        (checkpoint.OPTIMIZER, lambda t: t | {SCALAR: torch.ones(3)}, f"{SCALAR} is (3,) torch.float32"),
         (checkpoint.OPTIMIZER, lambda t: t | {SCALAR: torch.tensor(3)}, f"{SCALAR} is () torch.int64"),
         (checkpoint.OPTIMIZER, lambda t: {name: t[name] for name in t if name != MOMENT}, f"{MOMENT} is not there"),
-        (checkpoint.OPTIMIZER, lambda t: {n: t[n] for n in t if "_sq" not in n}, "/exp_avg_sq is not there"),
-        (checkpoint.OPTIMIZER, lambda t: t | {"more": torch.ones(2)}, "more is (2,) torch.float32"),
         (checkpoint.OPTIMIZER, lambda t: t | {f"{MOMENT}/more": torch.ones(2)}, f"{MOMENT}/more is (2,) torch.float32"),
-        (checkpoint.MODEL, None, "cannot be read (SafetensorError: "),
         (checkpoint.OPTIMIZER, None, "cannot be read (SafetensorError: "),
     ],
 )
