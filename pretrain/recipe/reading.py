@@ -17,7 +17,7 @@ import yaml
 
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.recipe import references, rules, translate
+from pretrain.recipe import rules, translate
 from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
 from pretrain.recipe.rules import either, nearest, shown, type_name
 
@@ -31,7 +31,7 @@ NEGATIVE = re.compile(r"-(\.?[0-9].*|inf(inity)?|nan)$", re.IGNORECASE)
 RECIPE = "recipes/gpt2_124m.yaml"  # where none is given
 RUN_RECIPE = "recipe.yaml"  # the name of a run folder's
 METAVARS = {int: "N", float: "X", bool: "true|false"}
-USUAL = (
+USUAL: tuple[str, ...] = (
     "data_files",
     "dataset_name",
     "data_dir",
@@ -40,8 +40,8 @@ USUAL = (
     "max_hours",
     "learning_rate",
     "optimizer",
-    "per_device_train_batch_size",
 )
+USUAL += ("per_device_train_batch_size",)
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -109,10 +109,7 @@ TRAIN_MODES = {
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
     "extend_steps": (int, "train a finished wsd run so many steps longer, from before its decay phase, as another run"),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
-    "translate": (
-        str,
-        "print another trainer's command in our words, then each word that has no counterpart; then stop",
-    ),
+    "translate": (str, "print another trainer's command in our words, and what has no counterpart; then stop"),
 }
 
 
@@ -331,8 +328,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
                 f"warmup_steps = {values['warmup_steps']} is more than half of max_steps = {values['max_steps']}: the "
                 f"learning rate rises for most of the run; a tenth is usual: --warmup_steps {-(-values['max_steps'] // 10)}"
             )
-        faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
-        faults += references.faults(values["reference_curve"])
+        faults += rules.recipe_faults(path, values, flags)
     if faults or wrong:
         raise BadInput(wrong + [f"{_blamed(path, fault, flags)}: {fault}" for fault in faults])
     run_name = path.stem if values["run_name"] is None else values["run_name"]
