@@ -260,7 +260,9 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
         return read(action, words)
 
     parser._get_values = read_once  # type: ignore[method-assign, assignment]  # called each time that a flag is given
-    _refuse_foreign_help(parser.prog, argv)
+    if re.search(r"\0-h\0[01]\0", "\0".join(["", *argv, ""])):  # llm.c's HellaSwag, which would print the help instead
+        command = translate.command_of(parser.prog, argv)
+        raise BadInput([translate.answer("-h") or "", f"the whole command here: {command}"])
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         faults, foreign = [], False
@@ -274,13 +276,6 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
             faults.append(f"the whole command here: {command}")
         raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
     return known
-
-
-def _refuse_foreign_help(script: str, argv: Sequence[str]) -> None:
-    """Raise BadInput for llm.c's ``-h 1``, HellaSwag, which would print the help instead."""
-    if re.search(r"\0-h\0[01]\0", "\0".join(["", *argv, ""])):
-        command = translate.command_of(script, argv)
-        raise BadInput([translate.answer("-h") or "", f"the whole command here: {command}"])
 
 
 def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:

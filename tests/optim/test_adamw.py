@@ -60,18 +60,6 @@ def test_each_weight_takes_the_step_of_the_papers_formula(optimizer, nesterov, c
     assert bool(waited) is cautious
 
 
-def test_without_both_it_is_pytorchs_adamw():
-    plain, model = two_updates(), tiny()
-    groups = made(model).param_groups
-    own = [{"params": g["params"], "weight_decay": g["weight_decay"], "lr_ratio": g["lr_ratio"]} for g in groups]
-    optimizer = adamw.NAdamW(own, nesterov=False, cautious=False, lr=0.01, betas=(BETA1, BETA2), eps=1e-8)
-    for seed in (1, 2):
-        fill_gradients(model, seed)
-        optimizer.step()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), plain[name], rtol=0, atol=1e-6)
-
-
 def test_a_cautious_weight_of_muon_waits_where_its_step_goes_against_its_gradient():
     free, cautious = two_updates(optimizer="muon"), two_updates(optimizer="muon", cautious=True)
     for name in ("transformer.h.0.attn.c_attn.weight", "transformer.h.1.mlp.c_proj.weight"):

@@ -215,16 +215,10 @@ def test_the_mode_prints_the_command_what_the_parser_refuses_of_it_and_reads_sta
 
 
 def test_a_refused_flag_of_another_trainer_brings_the_whole_command(monkeypatch):
-    for words, wanted in (
-        (
-            ["--gpu", "rtx_a6000", "--steps", "5"],
-            f"{A}a6000.yaml train.py --recipe recipes/gpt2_124m.yaml --max_steps 5",
-        ),
-        (["-e", "d12", "-b", "64", "-h", "1"], "--per_device_train_batch_size 64 --tasks hellaswag"),
-    ):
-        monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    for words, wanted in (("--gpu rtx_a6000 --steps 5", "--max_steps 5"), ("-e d12 -b 64 -h 1", "--tasks hellaswag")):
         with pytest.raises(BadInput) as caught:
-            reading.parse_training(words)
+            reading.parse_training(words.split())
         assert wanted in caught.value.lines[-1] and len(caught.value.lines) >= 2
 
 

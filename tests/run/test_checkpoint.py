@@ -21,7 +21,6 @@ from runs import sign
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -427,29 +426,6 @@ def grouped(rank, body, folder, *args) -> None:
     dist.destroy_process_group()
 
 
-def zero_1(rank, folder):
-    """On process 0: whether ZeRO-1's checkpoint equals a plain optimizer's, and comes back into both."""
-    model, plain = make()
-    sharded = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-    whole = save(folder / "plain", 1, (model, plain)) if rank == 0 else None
-    dist.barrier()
-    load(folder / "plain" / "step-00000001", model, sharded)
-    mine = [p for group in sharded.optim.param_groups for p in group["params"]]
-    assert 0 < len(mine) < len(list(model.parameters()))  # a share
-    assert all(torch.equal(sharded.optim.state[p]["exp_avg"], plain.state[p]["exp_avg"]) for p in mine)
-    with checkpoint.Saver(folder / "zero", is_main=rank == 0, keep=0) as saver:
-        saver.save(1, model, sharded, {})
-    path = folder / "zero" / "step-00000001"
-    dist.barrier()
-    if rank == 0:
-        a, b = load_file(path / checkpoint.OPTIMIZER), load_file(whole / checkpoint.OPTIMIZER)
-        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_zero_1_writes_what_a_plain_optimizer_writes_and_reads_its_share(tmp_path):
-    in_two_processes(zero_1, tmp_path)
-
-
 def fsdp(rank, folder, build):
     """Whether what FSDP2 shards is saved as what is whole, and is loaded from it."""
     whole = build(0)
@@ -473,20 +449,3 @@ def fsdp(rank, folder, build):
 @MODELS
 def test_fsdp2_writes_what_one_process_writes_and_reads_it(tmp_path, build):
     in_two_processes(fsdp, tmp_path, build)
-
-
-def alone(rank, folder):
-    """Let process 1 save while process 0 does nothing."""
-    if rank == 1:
-        pair = make()
-        with checkpoint.Saver(folder, is_main=False, keep=0) as saver:
-            saver.save(5, *pair, {"skipped_updates": 1}, alone=True)
-        other = make(1)
-        load(folder / "step-00000005", *other)
-        mine, theirs = moments(*pair), moments(*other)
-        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
-def test_any_process_can_save_alone_what_is_not_sharded(tmp_path):
-    in_two_processes(alone, tmp_path)
-    assert checkpoint.find_fault(tmp_path / "step-00000005") is None
