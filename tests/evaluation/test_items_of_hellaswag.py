@@ -198,6 +198,7 @@ def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_p
     "row, words",
     [
         ("{", "is not a JSON object (Expecting property name"),
+        ('["ctx"]', "is not a JSON object"),
         ("[" * 100_000, "is not a JSON object (nests too deeply)"),
         (ROW | {"ctx": None}, "has no ctx; an item of HellaSwag has activity_label, ctx_a,"),
         ({"ctx": "x"}, "has no activity_label, ctx_a, ctx_b, endings, label; "),
