@@ -30,11 +30,7 @@ class Encoded:
     """
 
     def __init__(
-        self,
-        task: Task,
-        items: Items,
-        tokenizer: PreTrainedTokenizerBase,
-        scores: Sequence[str] | None = None,
+        self, task: Task, items: Items, tokenizer: PreTrainedTokenizerBase, scores: Sequence[str] | None = None
     ):
         self.task, self.items, self.scores = task, items, tuple(task.scores if scores is None else scores)
         self.commit, self.left_out = items.commit, 0

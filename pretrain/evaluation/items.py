@@ -100,9 +100,14 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
     )
 
 
-def _questions(task: Task, row: object) -> tuple[Question, ...]:
+def _questions(task: Task, row: bytes | dict) -> tuple[Question, ...]:
+    if isinstance(row, bytes):
+        try:
+            row = files.parse_json(row)
+        except ValueError as error:
+            raise ValueError(f"is not a JSON object ({error})") from None
     if not isinstance(row, dict):
-        raise ValueError(f"is not a JSON object{f' ({row})' if isinstance(row, Exception) else ''}")
+        raise ValueError("is not a JSON object")
     if missing := [name for name in task.fields if row.get(name) is None]:
         raise ValueError(f"has no {', '.join(missing)}; an item of {task.label} has {', '.join(task.fields)}")
     try:
@@ -111,7 +116,8 @@ def _questions(task: Task, row: object) -> tuple[Question, ...]:
         raise ValueError(f"is not an item of {task.label}: {str(row)[:100]}") from None
 
 
-def _rows(path: Path) -> Iterator[tuple[str, object]]:
+def _rows(path: Path) -> Iterator[tuple[str, bytes | dict]]:
+    """Yield each row and where it stands; one of JSON lines as it is written."""
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
@@ -126,15 +132,8 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
             with open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
-                        yield f"{path}: line {number}", _parsed(line)
+                        yield f"{path}: line {number}", line
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, csv.Error) as error:  # pyarrow's: this is not a Parquet file
         raise BadInput(f"{path}: cannot be read: {first_line(error)}") from None
-
-
-def _parsed(line: bytes) -> object:
-    try:
-        return files.parse_json(line)
-    except ValueError as error:
-        return error

@@ -157,8 +157,11 @@ class Architecture:
 
     def config(self, model: keys.Model) -> dict[str, Any]:
         """Return the values of Transformers' config for a recipe's model."""
-        stated = {name: _to_config(key, getattr(model, key)) for key, name in self.config_names.items()}
-        return {**self.config_more, **{name: value for name, value in stated.items() if value is not None}}
+        stated = {name: getattr(model, key) for key, name in self.config_names.items()}
+        stated = {name: value for name, value in stated.items() if value is not None}
+        if (name := self.config_names.get("rope_theta")) in stated:
+            stated[name] = {"rope_type": "default", "rope_theta": stated[name]}
+        return {**self.config_more, **stated}
 
     def training_config(self, model: keys.Model) -> dict[str, Any]:
         """Return the config's values during training, also for a model that is trained on."""
@@ -171,20 +174,14 @@ class Architecture:
         vocab_size is padded up to a multiple of 64; intermediate_size is None where it is the 4 n_embd that the recipe
         need not state, and what the family has not is None.
         """
-        found = {key: _from_config(key, getattr(config, name)) for key, name in self.config_names.items()}
+        found = {key: getattr(config, name) for key, name in self.config_names.items()}
+        if rotation := found.get("rope_theta"):
+            found["rope_theta"] = float(rotation["rope_theta"])
         found |= {"architecture": self.name, "vocab_size": padded(found["vocab_size"])}
         stated = "intermediate_size" in keys.ARCHITECTURES[self.name]
         if not stated and found["intermediate_size"] == 4 * found["n_embd"]:
             found["intermediate_size"] = None
         return {key: found.get(key) for key in keys.MODEL_KEYS}
-
-
-def _to_config(key: str, value: Any) -> Any:
-    return {"rope_type": "default", "rope_theta": value} if key == "rope_theta" and value is not None else value
-
-
-def _from_config(key: str, value: Any) -> Any:
-    return float(value["rope_theta"]) if key == "rope_theta" else value
 
 
 def padded(rows: int) -> int:

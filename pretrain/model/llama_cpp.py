@@ -1,7 +1,8 @@
 """A model as a GGUF file, as llama.cpp and Ollama read it: weights, tokenizer and chat template in one."""
 
 import json
-from importlib import import_module
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from pretrain.base.errors import BadInput
 from pretrain.data import cuts
 
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
-GELU = ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"]  # one function
+# What llama.cpp computes with; the three GELUs are one function.
+COMPUTED: dict[str, list[Any]] = {"activation_function": ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"]}
+COMPUTED |= {"hidden_act": ["silu"], "scale_attn_by_inverse_layer_idx": [False]}
+COMPUTED |= {"attention_bias": [False], "mlp_bias": [False]}
 Q8_BLOCK = 32  # values that share a scale
 # llama.cpp's name of a split, and whether it looks whole words up before it merges. It has names for others (GPT-4o's),
 # which it splits by another regex than the tokenizer's own: the ids would differ.
@@ -30,31 +34,23 @@ PARAMETER stop <|im_end|>
 
 def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput where llama.cpp would compute or split otherwise, or the gguf package is missing."""
-    faults, config = [], model.config
+    if faults := [f"--gguf: {fault}" for fault in _faults(model.config, tokenizer)]:
+        raise BadInput(faults)
+
+
+def _faults(config: Any, tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
     if _split_name(json.loads(tokenizer.backend_tokenizer.to_str())) is None:
-        faults.append(
-            "--gguf: llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe"
-        )
+        yield "llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe"
     if config.model_type not in ("gpt2", "llama"):
-        faults.append(f"--gguf: {config.model_type}: must be gpt2 or llama")
-    off = dict.fromkeys(("scale_attn_by_inverse_layer_idx", "attention_bias", "mlp_bias"), [False])
-    computed: dict[str, list[Any]] = {"activation_function": GELU, "hidden_act": ["silu"]} | off
-    for name, usual in computed.items():
+        yield f"{config.model_type}: must be gpt2 or llama"
+    for name, usual in COMPUTED.items():
         if getattr(config, name, usual[0]) not in usual:
-            faults.append(
-                f"--gguf: the model's {name} = {getattr(config, name)}: llama.cpp computes with {usual[0]} only"
-            )
+            yield f"the model's {name} = {getattr(config, name)}: llama.cpp computes with {usual[0]} only"
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default":
-        faults.append(
-            f"--gguf: the model's rotary positions are scaled ({rope['rope_type']}), which is not written here"
-        )
-    try:
-        import_module("gguf")
-    except ImportError:
-        faults.append("--gguf: needs the gguf package: pip install gguf")
-    if faults:
-        raise BadInput(faults)
+        yield f"the model's rotary positions are scaled ({rope['rope_type']}), which is not written here"
+    if find_spec("gguf") is None:
+        yield "needs the gguf package: pip install gguf"
 
 
 def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, name: str, precision: str) -> None:

@@ -61,7 +61,8 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
     faults = [f"{rules.shown(n)}: no such key{rules.nearest(n, fields)}" for n in values if n not in fields]
     for name, one in fields.items():
         if name in values:
-            options = _options(hints[name])
+            several = typing.get_origin(hints[name]) in (types.UnionType, typing.Union)
+            options = typing.get_args(hints[name]) if several else (hints[name],)
             value = values[name] if str in options else rules.number_of(values[name])
             if rule := _broken_rule(name, value, options):
                 faults.append(f"{name} = {rules.shown(value)}: must be {rule}")
@@ -82,10 +83,6 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
 def refusal(error: Exception, where: str = "") -> BadInput:
     """Return TRL's own error about values that are each allowed, or about their combination."""
     return BadInput(f"{where}TRL refuses these settings: {type(error).__name__}: {error}")
-
-
-def _options(hint: Any) -> tuple:
-    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def _broken_rule(name: str, value: Any, options: tuple) -> str:

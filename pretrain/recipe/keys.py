@@ -43,14 +43,8 @@ TASKS: tuple[str, ...] = ("arc_challenge", "arc_easy", "blimp", "hellaswag")
 TASKS += ("lambada_openai", "piqa", "winogrande", *(f"multiblimp_{code}" for code in MULTIBLIMP))
 # What a source of a mixture may state: which one it is, and what else it has from the recipe.
 SOURCE_NAMES = ("data_dir", "data_files", "dataset_name", "dataset_config_name", "dataset_revision", "validation_files")
-SOURCE_RULES = (
-    "text_column",
-    "token_column",
-    "validation_fraction",
-    "validation_tokens",
-    "limit_tokens",
-    "shard_tokens",
-)
+SOURCE_RULES: tuple[str, ...] = ("text_column", "token_column", "validation_fraction", "validation_tokens")
+SOURCE_RULES += ("limit_tokens", "shard_tokens")
 
 
 def key(kind: str, default: Any, help: str, span: tuple = (None, None), *, choices=None, only=None) -> Any:

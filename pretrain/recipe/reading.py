@@ -17,7 +17,7 @@ import yaml
 
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.recipe import references, rules, translate
+from pretrain.recipe import rules, translate
 from pretrain.recipe.keys import ABSENT, AUTO, FIELDS, MODEL_KEYS, OPTIONAL, SIZES, SLICES, TYPES, Recipe, deal, fixed
 from pretrain.recipe.rules import either, nearest, shown, type_name
 
@@ -31,7 +31,7 @@ NEGATIVE = re.compile(r"-(\.?[0-9].*|inf(inity)?|nan)$", re.IGNORECASE)
 RECIPE = "recipes/gpt2_124m.yaml"  # where none is given
 RUN_RECIPE = "recipe.yaml"  # the name of a run folder's
 METAVARS = {int: "N", float: "X", bool: "true|false"}
-USUAL = (
+USUAL: tuple[str, ...] = (
     "data_files",
     "dataset_name",
     "data_dir",
@@ -40,8 +40,8 @@ USUAL = (
     "max_hours",
     "learning_rate",
     "optimizer",
-    "per_device_train_batch_size",
 )
+USUAL += ("per_device_train_batch_size",)
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -109,10 +109,7 @@ TRAIN_MODES = {
     "profile": (bool, "record a few updates, the main process's, into profile/ of the run folder"),
     "extend_steps": (int, "train a finished wsd run so many steps longer, from before its decay phase, as another run"),
     "push_pending": (str, "send what waits in this run folder's hub/ to the Hub; then stop"),
-    "translate": (
-        str,
-        "print another trainer's command in our words, then each word that has no counterpart; then stop",
-    ),
+    "translate": (str, "print another trainer's command in our words, and what has no counterpart; then stop"),
 }
 
 
@@ -263,7 +260,9 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
         return read(action, words)
 
     parser._get_values = read_once  # type: ignore[method-assign, assignment]  # called each time that a flag is given
-    _refuse_foreign_help(parser.prog, argv)
+    if re.search(r"\0-h\0[01]\0", "\0".join(["", *argv, ""])):  # llm.c's HellaSwag, which would print the help instead
+        command = translate.command_of(parser.prog, argv)
+        raise BadInput([translate.answer("-h") or "", f"the whole command here: {command}"])
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         faults, foreign = [], False
@@ -277,13 +276,6 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
             faults.append(f"the whole command here: {command}")
         raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
     return known
-
-
-def _refuse_foreign_help(script: str, argv: Sequence[str]) -> None:
-    """Raise BadInput for llm.c's ``-h 1``, HellaSwag, which would print the help instead."""
-    if re.search(r"\0-h\0[01]\0", "\0".join(["", *argv, ""])):
-        command = translate.command_of(script, argv)
-        raise BadInput([translate.answer("-h") or "", f"the whole command here: {command}"])
 
 
 def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
@@ -337,8 +329,7 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
                 f"eval_steps = {values['eval_steps']} is more than half of max_steps = {values['max_steps']}: the curve of "
                 f"the validation loss has few points; for ten: --eval_steps {values['max_steps'] // 10}"
             )
-        faults = rules.recipe_faults(path, values) + rules.idle_faults(values, flags)
-        faults += references.faults(values["reference_curve"])
+        faults += rules.recipe_faults(path, values, flags)
     if faults or wrong:
         raise BadInput(wrong + [f"{_blamed(path, fault, flags)}: {fault}" for fault in faults])
     run_name = path.stem if values["run_name"] is None else values["run_name"]

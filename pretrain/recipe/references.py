@@ -49,11 +49,3 @@ def load(name: str) -> Reference:
             f"references/gpt2_124m_llmc.yaml: label, source, validation, tokens_per_step, loss by step"
         ) from None
     return curve
-
-
-def faults(name: str | None) -> list[str]:
-    """Return the fault of a recipe's ``reference_curve``, if it has one."""
-    try:
-        return [] if name is None or load(name) else []
-    except BadInput as error:
-        return [str(error)]

@@ -5,24 +5,13 @@ import difflib
 import math
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pretrain.recipe.keys import (
-    ABSENT,
-    ARCHITECTURES,
-    AUTO,
-    FIELDS,
-    OPTIMIZERS,
-    OPTIONAL,
-    REPOSITORY,
-    SOURCE_NAMES,
-    SOURCE_RULES,
-    TRAINED_TOKENIZERS,
-    TYPES,
-)
+from pretrain.base.errors import BadInput
+from pretrain.recipe import keys, references
 
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
@@ -35,8 +24,8 @@ TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
 
 def key_faults(name: str, value: Any) -> list[str]:
     """Return the faults of one key's value."""
-    field, wanted = FIELDS[name].metadata, TYPES[name]
-    if (value is None and name in OPTIONAL) or (value == "auto" and name in AUTO):
+    field, wanted = keys.FIELDS[name].metadata, keys.TYPES[name]
+    if (value is None and name in keys.OPTIONAL) or (value == "auto" and name in keys.AUTO):
         return []
     if not _fits(value, wanted):
         hint = f"; write [{shown(value)}]" if isinstance(value, str) and wanted == list[str] else ""
@@ -51,7 +40,7 @@ def key_faults(name: str, value: Any) -> list[str]:
             return [f"{name} = {shown(each)}: has a NUL byte, or one that is not UTF-8; use a name without it"]
         if choices and each not in choices:
             return [f"{name} = {shown(value)}: must be {either(choices)}{nearest(each, choices)}"]
-    if name == "data_dir" and value.startswith("hf://") and not REPOSITORY.fullmatch(value):
+    if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return [f"data_dir = {shown(value)}: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"]
     low, high = field["low"], field["high"]
     if low is not None and not low <= value <= high:  # NaN compares false with both
@@ -59,124 +48,121 @@ def key_faults(name: str, value: Any) -> list[str]:
     return []
 
 
-def recipe_faults(path: Path, values: Mapping[str, Any]) -> list[str]:
-    """Return the faults of values in combination; ``path``: the file, whose name the run has."""
-    r, faults = SimpleNamespace(**values), []
+def recipe_faults(path: Path, values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
+    """Yield the faults of values in combination; ``path``: the file, whose name the run has; ``flags``: keys given so."""
+    r = SimpleNamespace(**values)
     if r.tokens_per_step % r.sequence_length:
         near = max(1, round(r.tokens_per_step / r.sequence_length)) * r.sequence_length
-        faults.append(
+        yield (
             f"tokens_per_step = {r.tokens_per_step} must be a multiple of sequence_length = {r.sequence_length}; the "
             f"nearest is {near}"
         )
     if r.n_embd and r.n_head and r.n_embd % r.n_head:
         near = min(divisors(r.n_embd), key=lambda n: abs(n - r.n_head))
-        faults.append(f"n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; use --n_head {near}")
-    faults += _architecture_faults(r)
-    if r.shard_optimizer and not OPTIMIZERS[r.optimizer]:
-        faults.append(
+        yield f"n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; use --n_head {near}"
+    if not r.init_from:  # which brings its own
+        yield from _architecture_faults(r)
+    if r.shard_optimizer and not keys.OPTIMIZERS[r.optimizer]:
+        yield (
             f"optimizer = {r.optimizer} with shard_optimizer = true: its moments cannot be sharded; use "
             f"--shard_optimizer false, or --optimizer adamw"
         )
     if r.lr_scheduler_type == "wsd" and r.warmup_steps + r.decay_ratio * r.max_steps > r.max_steps:
-        faults.append(
+        yield (
             f"warmup_steps = {r.warmup_steps} and the decay, decay_ratio = {r.decay_ratio} of max_steps = "
             f"{r.max_steps}, overlap. Use --decay_ratio {math.floor(100 * (1 - r.warmup_steps / r.max_steps)) / 100}"
         )
     if r.save_total_limit == 1:
         least = "two checkpoints are the least that survive damage to the newest one"
-        faults.append(f"save_total_limit = 1: {least}. Use 2 or more, or 0 for all")
+        yield f"save_total_limit = 1: {least}. Use 2 or more, or 0 for all"
     if r.task_steps and not r.tasks:
-        faults.append(f"task_steps = {r.task_steps} needs tasks: at least one, for example --tasks hellaswag")
+        yield f"task_steps = {r.task_steps} needs tasks: at least one, for example --tasks hellaswag"
     for file in r.task_files or ():
         if not (file.partition("=")[0] in r.tasks and file.partition("=")[2]):
-            faults.append(f"task_files = {shown(file)}: must be NAME=FILE, with a NAME that is among tasks")
+            yield f"task_files = {shown(file)}: must be NAME=FILE, with a NAME that is among tasks"
     mixture = None if r.data_dir or r.data_files else r.sources
-    faults += _source_faults(r.sources or [])  # also where data_files replaces them, for recipe.yaml holds them
+    for number, source in enumerate(r.sources or [], 1):  # also where data_files replaces them: recipe.yaml holds them
+        yield from (f"sources, number {number}: {fault}" for fault in _source_faults(source))
     if mixture == []:
-        faults.append("sources is empty: list at least one mapping with weight and dataset_name or data_files")
-    elif mixture and r.tokenizer in TRAINED_TOKENIZERS:
-        faults.append(
+        yield "sources is empty: list at least one mapping with weight and dataset_name or data_files"
+    elif mixture and r.tokenizer in keys.TRAINED_TOKENIZERS:
+        yield (
             f"tokenizer = {r.tokenizer}: a mixture needs one tokenizer for all its sources: give a Hub id or a folder, "
             f"for example the tokenizer/ that prepare_data.py made for one of them"
         )
-    if r.token_column and r.tokenizer in TRAINED_TOKENIZERS:
-        faults.append(
+    if r.token_column and r.tokenizer in keys.TRAINED_TOKENIZERS:
+        yield (
             f"token_column = {r.token_column}: tokenizer = {r.tokenizer} is made from text, and there is none; give "
             f"the one that the ids were made with, for example openai-community/gpt2"
         )
     folders = [str(source.get("data_dir") or "hf://") for source in (values, *(mixture or ()))]
     if r.stream_keep == "consumed" and not all(folder.startswith("hf://") for folder in folders):
         deletes = "deletes shards that training has read, and data_dir holds yours"
-        faults.append(f"stream_keep = consumed {deletes}. Use --stream_keep all")
+        yield f"stream_keep = consumed {deletes}. Use --stream_keep all"
     if "none" in (r.report_to or ()) and len(r.report_to) > 1:
-        faults.append(f"report_to = {shown(r.report_to)}: none stands alone; leave it out, or the others")
+        yield f"report_to = {shown(r.report_to)}: none stands alone; leave it out, or the others"
     if not PROJECT.fullmatch(r.project_name):
-        faults.append(f"project_name = {shown(r.project_name)}: letters, digits, _ . and - only, 1 to 128 of them")
+        yield f"project_name = {shown(r.project_name)}: letters, digits, _ . and - only, 1 to 128 of them"
     run_name = path.stem if r.run_name is None else r.run_name
     if not RUN_NAME.fullmatch(run_name):
-        faults.append(f"run_name = {shown(run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64")
-    return faults
+        yield f"run_name = {shown(run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
+    yield from _idle_faults(values, flags)
+    try:
+        _ = r.reference_curve is None or references.load(r.reference_curve)
+    except BadInput as error:
+        yield str(error)
 
 
-def _architecture_faults(r: SimpleNamespace) -> list[str]:
-    """Return the faults of the model's keys for its architecture; init_from brings its own."""
-    faults, needed = [], ARCHITECTURES.get(r.architecture, ())
-    if r.init_from:
-        return faults
+def _architecture_faults(r: SimpleNamespace) -> Iterator[str]:
+    """Yield the faults of the model's keys for its architecture."""
+    needed = keys.ARCHITECTURES.get(r.architecture, ())
     usual = {"num_key_value_heads": r.n_head, "intermediate_size": -(-8 * r.n_embd // 192) * 64}
     for name, value in (usual | {"tie_word_embeddings": "true", "rope_theta": 10000.0}).items():
         if name in needed and getattr(r, name) is None:
-            help = FIELDS[name].metadata["help"].removeprefix("llama: ")
-            faults.append(f"architecture = {r.architecture} needs {name} ({help}); usual: --{name} {value}")
+            help = keys.FIELDS[name].metadata["help"].removeprefix("llama: ")
+            yield f"architecture = {r.architecture} needs {name} ({help}); usual: --{name} {value}"
     if r.num_key_value_heads and r.n_head % r.num_key_value_heads:
         fits = either(divisors(r.n_head))
-        faults.append(f"num_key_value_heads = {r.num_key_value_heads} must divide n_head = {r.n_head}; {fits} does")
-    if "rope_theta" in needed and r.n_embd % r.n_head == 0 and r.n_embd // r.n_head % 2:
-        width = r.n_embd // r.n_head
-        faults.append(f"n_embd / n_head = {width}: rotary positions turn pairs, so it must be even")
-    return faults
+        yield f"num_key_value_heads = {r.num_key_value_heads} must divide n_head = {r.n_head}; {fits} does"
+    width, rest = divmod(r.n_embd, r.n_head)
+    if "rope_theta" in needed and not rest and width % 2:
+        yield f"n_embd / n_head = {width}: rotary positions turn pairs, so it must be even"
 
 
-def _source_faults(sources: list[dict]) -> list[str]:
-    """Return the faults of the ``sources``; each is checked as the recipe's own keys are."""
-    faults, known = [], ("weight", *SOURCE_NAMES, *SOURCE_RULES)
-    for number, source in enumerate(sources, 1):
-        found = []
-        for name, value in source.items():
-            if name not in known:
-                found.append(f"{name}: no such key{nearest(str(name), known)}")
-            elif name != "weight":
-                found += key_faults(name, value)
-            elif not _fits(value, float) or not 0 < value < 1e300:  # YAML has integers that no float holds
-                found.append(f"weight = {shown(value)}: must be a number above 0")
-        if "weight" not in source:
-            found.append("weight is missing: its share of the windows, relative to the other weights")
-        if not any(source.get(name) for name in ("data_dir", "data_files", "dataset_name")):
-            found.append("give data_dir, data_files or dataset_name")
-        faults += [f"sources, number {number}: {fault}" for fault in found]
-    return faults
+def _source_faults(source: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the faults of one of the ``sources``; it is checked as the recipe's own keys are."""
+    known = ("weight", *keys.SOURCE_NAMES, *keys.SOURCE_RULES)
+    for name, value in source.items():
+        if name not in known:
+            yield f"{name}: no such key{nearest(str(name), known)}"
+        elif name != "weight":
+            yield from key_faults(name, value)
+        elif not _fits(value, float) or not 0 < value < 1e300:  # YAML has integers that no float holds
+            yield f"weight = {shown(value)}: must be a number above 0"
+    if "weight" not in source:
+        yield "weight is missing: its share of the windows, relative to the other weights"
+    if not any(source.get(name) for name in ("data_dir", "data_files", "dataset_name")):
+        yield "give data_dir, data_files or dataset_name"
 
 
-def idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> list[str]:
-    """Return a fault for each key that the architecture has not, and for each flag that has no effect beside the others.
+def _idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
+    """Yield a fault for each key that the architecture has not, and for each flag that has no effect beside the others.
 
     A zero does no harm, nor does a flag's default.
     """
-    faults = []
-    for name, field in FIELDS.items():
+    for name, field in keys.FIELDS.items():
         other, among = field.metadata["only"] or (None, ())
         if other is None or values[other] in (None, *among) or values[name] in (None, 0):
             continue
         if (other == "architecture" or name in flags) and values[name] != field.default:
-            remedy = f"use --{name} 0" if field.default is ABSENT else "leave it out"
-            faults.append(
+            remedy = f"use --{name} 0" if field.default is keys.ABSENT else "leave it out"
+            yield (
                 f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}, or use "
                 f"--{other} {either(['none' if value is None else value for value in among])}"
             )
     for name in ("load_best_model_at_end", "early_stopping_patience"):
         if name in flags and values[name] and not values["eval_steps"]:
-            faults.append(f"{name}: has no effect with eval_steps = 0; add --eval_steps 250")
-    return faults
+            yield f"{name}: has no effect with eval_steps = 0; add --eval_steps 250"
 
 
 def number_of(value: Any) -> Any:
@@ -205,10 +191,10 @@ def is_name(text: str) -> bool:
 
 def from_text(text: str | list[str], name: str) -> Any:
     """Read the text of a key's flag; raises ValueError where it is not of the key's type."""
-    wanted = TYPES[name]
-    if name in OPTIONAL and text in ("null", "none", ["null"], ["none"]):
+    wanted = keys.TYPES[name]
+    if name in keys.OPTIONAL and text in ("null", "none", ["null"], ["none"]):
         return None
-    if is_list(wanted) or (name in AUTO and text == "auto"):
+    if is_list(wanted) or (name in keys.AUTO and text == "auto"):
         return text
     if wanted is bool:
         if text not in ("true", "false"):
@@ -231,7 +217,7 @@ def type_name(wanted: Any) -> str:
 
 def wanted_name(name: str) -> str:
     """Return in plain words what a key's value may be."""
-    return type_name(TYPES[name]) + (", or auto" if name in AUTO else "")
+    return type_name(keys.TYPES[name]) + (", or auto" if name in keys.AUTO else "")
 
 
 def divisors(number: int) -> list[int]:

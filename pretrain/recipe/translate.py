@@ -99,9 +99,10 @@ def translate(text: str) -> tuple[str, list[str]]:
     program = _program_of(typed)
     ours = Path(typed.program).name
     script = ours if ours in SCRIPTS and not program else program.get("script", "train.py")
-    trainer = program.get("trainer") or _likeliest(typed)
+    known = {name: [flag for flag, _ in typed.flags if _row(name, flag) is not None] for name in book()["trainers"]}
+    trainer = program.get("trainer") or max(known, key=lambda name: len(known[name]))
     scripted = ours in SCRIPTS or ours.endswith(".py") or not ours  # a block of settings has no program
-    if not program and not (scripted and any(_rule_of(flag)[1] is not None for flag, _ in typed.flags)):
+    if not program and not (scripted and any(known.values())):
         raise BadInput(f"{shown(text)[:200]}: neither this program nor any of its flags is known here")
     values, notes = _values(typed, trainer, program, script)
     recipe = _recipe_of(values, program)
@@ -167,11 +168,6 @@ def _program_of(typed: Command) -> dict[str, Any]:
             if fits or fnmatch.fnmatchcase(f"{typed.program} {typed.first}", pattern):
                 return row
     return {}
-
-
-def _likeliest(typed: Command) -> str:
-    """Return the trainer that knows most of the flags."""
-    return max(book()["trainers"], key=lambda trainer: sum(_row(trainer, flag) is not None for flag, _ in typed.flags))
 
 
 # Its flags.

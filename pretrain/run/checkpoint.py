@@ -244,8 +244,14 @@ def find_fault(path: Path) -> str | None:
         for name in (MODEL, OPTIMIZER, STATE):
             if name not in expected:
                 return f"{MANIFEST} does not name {name}"
-            if fault := _find_difference(path / name, *expected[name]):
-                return f"{name} {fault}"
+            size, digest = expected[name]
+            found = (path / name).lstat()
+            if not stat.S_ISREG(found.st_mode):
+                return f"{name} is not a file"
+            if found.st_size != size:
+                return f"{name} has {found.st_size} bytes, should have {size}"
+            if files.sha256(path / name) != digest:
+                return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
         if (told := files.read_json(path / STATE)["step"]) != step:
             return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
     except FileNotFoundError:
@@ -253,15 +259,6 @@ def find_fault(path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{name} {_unreadable(error)}"
     return None
-
-
-def _find_difference(file: Path, size: int, digest: str) -> str | None:
-    found = file.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        return "is not a file"
-    if found.st_size != size:
-        return f"has {found.st_size} bytes, should have {size}"
-    return None if files.sha256(file) == digest else f"is damaged: its SHA-256 is not the one in {MANIFEST}"
 
 
 def _unreadable(error: Exception) -> str:

@@ -30,11 +30,7 @@ def refuse_without_weights(recipe: keys.Recipe) -> None:
 
 
 def score(
-    recipe: keys.Recipe,
-    corpus: Corpus,
-    tests: Mapping[Task, Encoded],
-    model: PreTrainedModel,
-    accelerator: Accelerator,
+    recipe: keys.Recipe, corpus: Corpus, tests: Mapping[Task, Encoded], model: PreTrainedModel, accelerator: Accelerator
 ) -> str:
     """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
     begun_from = recipe.model.init_from

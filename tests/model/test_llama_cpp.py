@@ -73,9 +73,8 @@ def made(folder, kind="gpt2", split="qwen35", precision="f32", talks=False):
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize(("precision", "bits"), [("f32", "F32"), ("f16", "F16"), ("q8_0", "Q8_0")])
-def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_tokenizer(tmp_path, kind, precision, bits):
+@pytest.mark.parametrize(("kind", "precision"), [("llama", "f32"), ("gpt2", "f16"), ("llama", "q8_0")])
+def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_tokenizer(tmp_path, kind, precision):
     stock, tokenizer = made(tmp_path, kind, precision=precision)
     found = gguf.GGUFReader(tmp_path / "mine.gguf")
     values = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in found.tensors}
@@ -86,7 +85,7 @@ def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_token
         for tensor in found.tensors
         if tensor.name.startswith("blk") and "_norm" not in tensor.name
     }
-    assert kinds - {"F32"} == {bits} - {"F32"}
+    assert kinds - {"F32"} == {precision.upper()} - {"F32"}
     wte = stock.get_input_embeddings().weight.detach().numpy()
     assert np.abs(values["token_embd.weight"] - wte).max() <= {"f32": 0, "f16": 1e-3, "q8_0": 1e-2}[precision]
     fields = {name: field.contents() for name, field in found.fields.items()}

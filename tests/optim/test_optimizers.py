@@ -82,16 +82,6 @@ def test_what_an_optimizer_keeps_is_what_its_record_states(name, architecture):
     assert allocated == pytest.approx(estimate.moment_bytes(estimate.shape_of(shape(architecture)), name), rel=0.005)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_nothing_moves_before_a_learning_rate_is_set(name):
-    model = tiny()
-    optimizer = optimizers.build(model, settings(name))
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    fill_gradients(model)
-    optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-
-
 def test_missing_bitsandbytes_is_refused_with_the_command_of_the_version_that_is_tested(monkeypatch):
     for name in ("bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)

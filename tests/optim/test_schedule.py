@@ -19,7 +19,7 @@ def test_first_update_has_nonzero_learning_rate(warmup_steps):
 
 
 @pytest.mark.parametrize("shape", ["cosine", "linear"])
-@pytest.mark.parametrize("warmup_steps, max_steps", [(0, 20), (19, 20), (0, 1), (700, 19073)])
+@pytest.mark.parametrize("warmup_steps, max_steps", [(19, 20), (0, 1), (700, 19073)])
 def test_last_update_is_exactly_the_floor(shape, warmup_steps, max_steps):
     assert lr(max_steps - 1, warmup_steps=warmup_steps, max_steps=max_steps, lr_scheduler_type=shape) == 2.0 * 0.1
     assert lr(max_steps + 5, warmup_steps=warmup_steps, max_steps=max_steps, lr_scheduler_type=shape) == 2.0 * 0.1

@@ -63,7 +63,7 @@ def test_a_good_update_changes_the_weights_and_clears_the_gradients(fp16):
     assert all(p.grad is None for p in case.parameters)
 
 
-@pytest.mark.parametrize("loss, gradient", [(NAN, None), (INF, None), (1.0, NAN), (1.0, -INF)])
+@pytest.mark.parametrize("loss, gradient", [(NAN, None), (1.0, -INF)])
 @pytest.mark.parametrize("fp16", [False, True])
 def test_a_bad_loss_or_gradient_changes_neither_weights_nor_moments(loss, gradient, fp16):
     case = Case(scaler() if fp16 else None)

@@ -60,20 +60,9 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
     assert tokenizer.decode(learnt) == "hello<|im_end|>" * 2
 
 
-@pytest.mark.parametrize(
-    ("characters", "shape", "words"),
-    [
-        (
-            LETTERS,
-            {"vocab_size": 31},
-            "needs 3 rows of padding, and 2 of 31 are free; train with --vocab_size 64, or with a tokenizer of at most 28",
-        ),
-        (LETTERS, {"vocab_size": 29}, "and 0 of 29 are free"),
-    ],
-)
-def test_a_vocabulary_without_room_is_refused_with_the_size_that_has(characters, shape, words):
-    with pytest.raises(BadInput, match=words):
-        chat.add_chat(*pair(characters, **shape))
+def test_a_vocabulary_without_room_is_refused_with_the_size_that_has():
+    with pytest.raises(BadInput, match="3 rows .* 2 of 31 are free; .* --vocab_size 64, or .* tokenizer of at most 28"):
+        chat.add_chat(*pair(vocab_size=31))
 
 
 def test_a_tokenizer_that_cannot_write_the_template_is_refused():

@@ -73,6 +73,8 @@ def test_every_recipe_loads_survives_as_yaml_and_has_a_plan_for_one_process(tmp_
         plan = make_plan(loaded, 1)
         per_update = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
         assert per_update * loaded.model.sequence_length == loaded.batch.tokens_per_step
+        if loaded.data.tokenizer == "bpe":  # room for the tokens of a chat
+            assert loaded.model.vocab_size - loaded.data.tokenizer_vocab_size >= 3
 
 
 def test_a_recipe_survives_as_yaml_to_the_bit_also_without_values_taken_away(tmp_path):
@@ -89,6 +91,7 @@ def test_a_misspelt_key_and_a_wrong_choice_name_the_nearest(tmp_path):
     assert "warmup_step: no such key" in message and "did you mean warmup_steps?" in message and "mine.yaml" in message
     (message,) = refused(write(tmp_path, lr_scheduler_type="cosin"))
     assert "cosine, linear, wsd or constant" in message and "did you mean cosine?" in message
+    assert refused(write(tmp_path, report_to="wandb"))[0].endswith("must be a list of texts, is text; write [wandb]")
 
 
 def test_duplicate_key_is_refused_with_both_lines(tmp_path):
@@ -96,9 +99,7 @@ def test_duplicate_key_is_refused_with_both_lines(tmp_path):
     assert f"tokenizer is given twice (first in line {1 + list(BASE).index('tokenizer')})" in message
 
 
-@pytest.mark.parametrize(
-    "key, text", [("learning_rate", "6e-4"), ("learning_rate", "1E0"), ("adam_epsilon", "1e-8"), ("max_steps", "1.5e3")]
-)
+@pytest.mark.parametrize("key, text", [("learning_rate", "6e-4"), ("max_steps", "1.5e3")])
 def test_a_number_with_an_exponent_is_a_number_in_a_file_and_as_a_flag(tmp_path, key, text):
     for recipe in (reading.load_recipe(line(tmp_path, key, text)), reading.load_recipe(write(tmp_path), {key: text})):
         assert keys.flat(recipe)[key] == float(text) and type(keys.flat(recipe)[key]) is keys.TYPES[key]
@@ -148,10 +149,10 @@ def test_out_of_range_is_refused_for_every_number(tmp_path, end, beyond):
 
 
 def test_numbers_that_are_not_finite_are_refused_in_a_file_and_as_a_flag(tmp_path):
-    for key, words in [*(("weight_decay", words) for words in (".nan", ".inf", "-.inf")), ("seed", "9" * 400)]:
+    for key, words in (("weight_decay", ".nan"), ("weight_decay", "-.inf"), ("seed", "9" * 400)):
         (message,) = refused(line(tmp_path, key, words))
         assert key in message and "must be between" in message
-    for flag in ("nan", "inf", "-inf", "1e999"):
+    for flag in ("nan", "1e999"):
         (message,) = refused(write(tmp_path), {"learning_rate": flag})
         assert "learning_rate" in message and "must be between" in message
 
@@ -172,16 +173,7 @@ def test_all_faults_come_at_once(tmp_path):
         assert sum(name in line for line in lines) >= 1
 
 
-def test_trackers_are_a_list_of_known_names(tmp_path):
-    assert recipe(tmp_path, report_to=["wandb", "trackio"]).tracking.report_to == ["wandb", "trackio"]
-    (message,) = refused(write(tmp_path, report_to="wandb"))
-    assert "report_to = wandb: must be a list of texts" in message and message.endswith("write [wandb]")
-    (message,) = refused(write(tmp_path, report_to=["wandb", "tensorbord"]))
-    assert "none, aim, clearml" in message and "did you mean tensorboard?" in message
-
-
-@pytest.mark.parametrize("name", ["hub_token", "wandb_api_key"])
-def test_a_secret_in_a_recipe_or_a_flag_is_refused_and_not_repeated(tmp_path, name):
+def test_a_secret_in_a_recipe_or_a_flag_is_refused_and_not_repeated(tmp_path, name="wandb_api_key"):
     (message,) = refused(write(tmp_path, **{name: "hunter2"}))
     assert name in message and "environment" in message and "hunter2" not in message
     for words in ([f"--{name}=hunter2"], [f"--{name}", "hunter2"]):
@@ -190,18 +182,15 @@ def test_a_secret_in_a_recipe_or_a_flag_is_refused_and_not_repeated(tmp_path, na
         assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "words, wrong, nearest",
-    [
+def test_unknown_flag_is_one_fault_that_names_the_nearest(tmp_path):
+    for words, wrong, nearest in (
         (["--learning_rte=1"], "--learning_rte", "--learning_rate"),
         (["--max_step", "1"], "--max_step", "--max_steps"),  # argparse would take it as an abbreviation
         (["--verfy", "folder"], "--verfy", "--verify"),
-    ],
-)
-def test_unknown_flag_is_one_fault_that_names_the_nearest(tmp_path, words, wrong, nearest):
-    with pytest.raises(BadInput, match=rf"^{wrong}\b.*: no such flag; did you mean {nearest}\?$") as caught:
-        command(tmp_path, *words)
-    assert len(caught.value.lines) == 1
+    ):
+        with pytest.raises(BadInput) as caught:
+            command(tmp_path, *words)
+        assert caught.value.lines == [f"{wrong}: no such flag; did you mean {nearest}?"]
 
 
 def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(tmp_path):
@@ -231,8 +220,7 @@ def test_a_flag_that_is_used_wrongly_is_bad_input_not_an_exit(tmp_path, words, f
 @pytest.mark.parametrize(
     "words",
     [
-        *([f"--run_name={name}"] for name in ("profile", "push_pending", "--profile", "--x", "-1e-3")),
-        ["--data_files=-1"],
+        *([f"--run_name={name}"] for name in ("profile", "--profile", "-1e-3")),
         ["--data_files=--x y"],
         ["--data_files", "profile", "extend_steps"],
         ["--sample_prompts", "", "- a"],
@@ -270,9 +258,8 @@ def test_a_flag_given_twice_is_refused_with_both_values(tmp_path, words, both):
     assert caught.value.lines == [f"{both}: given twice; keep one of them"]
 
 
-@pytest.mark.parametrize("value", ["-1e-3", "-.5E+2", "-1", "-inf", "-nan"])
-def test_a_value_below_zero_is_answered_by_its_keys_own_rule(tmp_path, value):
-    for name in ("max_steps", "learning_rate", "per_device_train_batch_size", "rope_theta"):
+def test_a_value_below_zero_is_answered_by_its_keys_own_rule(tmp_path):
+    for name, value in (("max_steps", "-.5E+2"), ("learning_rate", "-1e-3"), ("rope_theta", "-inf")):
         with pytest.raises(BadInput, match=f"{name}.*: must (be|lie)"):
             command(tmp_path, f"--{name}", value)
 
@@ -319,7 +306,7 @@ def test_micro_batch_is_the_largest_divisor_at_or_below_the_ceiling(tmp_path):
 
 
 def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
-    for sequences, processes in [(8, 3), (10, 4), (7, 2), (1, 8)]:
+    for sequences, processes in [(10, 4), (1, 8)]:
         given = recipe(tmp_path, tokens_per_step=sequences * 16)
         with pytest.raises(BadInput, match="cannot share equally") as caught:
             make_plan(given, processes)
@@ -333,7 +320,7 @@ def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
 @pytest.mark.parametrize(
     "name, value, remedy",
     [
-        *[("tokens_per_step", tokens, r"the nearest is (\d+)") for tokens in (1, 15, 100, 129, 1000)],
+        *[("tokens_per_step", tokens, r"the nearest is (\d+)") for tokens in (1, 129)],
         ("n_head", 3, r"--n_head (\d+)"),
         ("save_total_limit", 1, r"Use (2) or more"),
     ],
@@ -346,18 +333,9 @@ def test_a_number_that_goes_with_no_other_is_refused_with_one_that_does(tmp_path
 def test_run_name_decides_the_run_folder_and_one_that_leaves_it_is_refused(tmp_path):
     assert recipe(tmp_path, run_name="b.1_x-y").saving.output_dir == "runs/b.1_x-y"
     assert recipe(tmp_path, output_dir="/else/where").saving.output_dir == "/else/where"
-    for name in ("../x", ".hidden", "", "a b", "x" * 65, "x\n"):
+    for name in ("../x", "", "x" * 65, "x\n"):
         assert "run_name" in refused(write(tmp_path, run_name=name))[0]
     assert "run_name" in refused(write(tmp_path, name="my run.yaml"))[0]  # which is the run's name too
-
-
-def test_science_excludes_what_may_change_and_what_is_compared_by_its_contents(tmp_path):
-    """The kind of every key is held against docs/knobs.md; here, that the keys of data are not of science."""
-    fixed = keys.fixed(recipe(tmp_path))
-    data = {*keys.SOURCE_NAMES, *keys.SOURCE_RULES, "sources", "tokenizer", "tokenizer_vocab_size", "tokenizer_split"}
-    may_change = {"per_device_train_batch_size", "eval_steps", "output_dir", "run_name", "stream_keep", "tasks", "tf32"}
-    assert not fixed.keys() & (may_change | data)
-    assert fixed.keys() >= {"n_layer", "max_steps", "learning_rate", "seed", "data_seed", "shuffle_block_tokens"}
 
 
 def test_changed_science_is_refused_key_by_key_and_nothing_else_is(tmp_path):
@@ -404,11 +382,6 @@ def test_a_new_bpe_has_the_new_split_and_a_run_that_exists_keeps_its_own(tmp_pat
     assert split_of(path) == "qwen35"
 
 
-def test_every_recipe_with_a_tokenizer_of_its_own_text_leaves_room_for_the_tokens_of_a_chat():
-    made = [values for path in RECIPES if (values := yaml.safe_load(path.read_text())).get("tokenizer") == "bpe"]
-    assert len(made) >= 4 and all(one["vocab_size"] - one["tokenizer_vocab_size"] >= 3 for one in made)
-
-
 def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
     assert recipe(tmp_path, per_device_train_batch_size="auto", tf32=True).machine.tf32 is True
     path = write(tmp_path)
@@ -432,8 +405,6 @@ def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_one_that_fits_stays_an
     cut = reading.load_recipe(path, {"max_steps": "20", "warmup_steps": "21"})
     assert cut.schedule.warmup_steps == 5 and "warmup_steps = 21 is longer than the run, max_steps = 20" in caplog.text
     assert reading.load_recipe(path, {"max_steps": "3", "warmup_steps": "4"}).schedule.warmup_steps == 1
-    for recipe_file in sorted((ROOT / "recipes").glob("*.yaml")):  # the first thing that anybody tries
-        assert reading.load_recipe(recipe_file, {"max_steps": "20"}).schedule.warmup_steps <= 20
 
 
 def test_a_size_is_gpt_2s_shape_by_either_name_and_stands_without_other_flags_of_the_shape(tmp_path):
@@ -455,7 +426,6 @@ def test_a_size_is_gpt_2s_shape_by_either_name_and_stands_without_other_flags_of
     [
         (["--batch_size", "8"], ["--batch_size: a flag of nanoGPT; here it is: per_device_train_batch_size"]),
         (["--gpu", "4090"], ["--gpu: a flag of other scripts; here it is: YAML card"]),
-        (["--block-size", "8"], ["--block-size: a flag of nanoGPT; here it is: sequence_length"]),
         (["-b", "8"], ["-b: a flag of llm.c; here it is: per_device_train_batch_size; a ceiling, or auto"]),
         (["--grad_accum_steps", "8"], ["not needed: derived: tokens_per_step / (per_device_train_batch_size x"]),
         (["--gradient_accumulation_steps", "8"], ["tokens_per_step = gradient_accumulation_steps * "]),
@@ -533,15 +503,10 @@ def test_what_others_see_of_a_recipe_has_no_secret_of_any_source_and_survives(tm
     "source, words",
     [
         ({"dataset_name": "a"}, "weight is missing"),
-        *[
-            ({"weight": weight, "dataset_name": "a"}, "must be a number above 0")
-            for weight in (0, "1", True, None, float("nan"), 10**400)
-        ],
+        *[({"weight": n, "dataset_name": "a"}, "must be a number above 0") for n in (0, "1", float("nan"), 10**400)],
         ({"weight": 1, "validation_files": ["v"], "data_files": []}, "give data_dir, data_files or dataset_name"),
         (HUB | {"wait": 1}, "wait: no such key; did you mean weight?"),
-        (HUB | {"tokenizer": "x"}, "tokenizer: no such key"),
         ({"weight": 1, "data_files": "a.txt"}, "data_files = a.txt: must be a list of texts, is text"),
-        (HUB | {"text_column": None}, "text_column = none: must be text"),
         (HUB | {"limit_tokens": -1}, "limit_tokens = -1: must be between 0 and"),
     ],
 )
@@ -551,16 +516,13 @@ def test_each_fault_of_a_source_is_named_once_with_its_number(tmp_path, source, 
     assert message.count("mine.yaml") == 1
 
 
-def test_a_source_that_data_files_replace_is_still_read_for_its_faults(tmp_path):
-    (message,) = refused(mixture(tmp_path, HUB | {"data_filez": ["a"]}, data_files=["f"]))
-    assert "data_filez: no such key; did you mean data_files?" in message
-
-
 def test_a_mixture_that_is_no_list_of_mappings_is_refused(tmp_path):
-    for text in ("x", "{weight: 1}", "[a, b]", "[null]"):
+    for text in ("{weight: 1}", "[a, b]"):
         assert "must be a list of mappings" in refused(line(tmp_path, "sources", text))[0]
     assert "weight is given twice" in refused(line(tmp_path, "sources", "[{weight: 1, dataset_name: a, weight: 2}]"))[0]
     assert "sources is empty" in refused(mixture(tmp_path))[0]
+    replaced = mixture(tmp_path, HUB | {"data_filez": ["a"]}, data_files=["f"])  # recipe.yaml will hold it
+    assert "data_filez: no such key; did you mean data_files?" in refused(replaced)[0]
     assert len(refused(mixture(tmp_path, {"weight": 0}, {"dataset_nam": 1}, tokenizer="bpe"))) == 6
 
 
@@ -614,7 +576,6 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
         ),
         ({"n_head": 32}, "n_embd / n_head = 1: rotary positions turn pairs"),
         ({"resid_pdrop": 0.1}, "resid_pdrop = 0.1: has no effect with architecture = llama; use --resid_pdrop 0"),
-        ({"embd_pdrop": 0.1}, "use --embd_pdrop 0"),
         ({"architecture": "lama"}, "must be gpt2 or llama; did you mean llama?"),
     ],
 )

@@ -21,7 +21,6 @@ from runs import sign
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -55,8 +54,8 @@ def llama(seed: int, n_embd: int = 16, tied: bool = True) -> LlamaForCausalLM:
 
 MODELS = pytest.mark.parametrize(
     "build",
-    [gpt2, lambda seed: gpt2(seed, tied=False), llama, lambda seed: llama(seed, tied=False)],
-    ids=["gpt2", "gpt2-untied", "llama", "llama-untied"],
+    [gpt2, lambda seed: llama(seed, tied=False)],
+    ids=["gpt2", "llama-untied"],
 )
 
 
@@ -112,7 +111,6 @@ def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_eithe
 
 
 ADAMW = keys.Optimizer(weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, max_grad_norm=1.0)
-OPTIMIZERS = ["adamw", "muon"] + ["adamw_8bit"] * bool(importlib.util.find_spec("bitsandbytes"))
 
 
 def built(model, name: str = "adamw", **settings) -> torch.optim.Optimizer:
@@ -124,8 +122,11 @@ def built(model, name: str = "adamw", **settings) -> torch.optim.Optimizer:
 STEPS = {"adam_nesterov": True, "cautious": True, "embedding_lr_ratio": 2.0, "vector_lr_ratio": 0.1}
 
 
-@pytest.mark.parametrize(("name", "more"), [*((name, {}) for name in OPTIMIZERS), ("adamw", STEPS), ("muon", STEPS)])
-@pytest.mark.parametrize("build", [gpt2, llama])
+RESUMED = [("adamw", {}, gpt2), ("muon", {}, llama), ("adamw", STEPS, llama), ("muon", STEPS, gpt2)]
+RESUMED += [("adamw_8bit", {}, gpt2)] * bool(importlib.util.find_spec("bitsandbytes"))
+
+
+@pytest.mark.parametrize(("name", "more", "build"), RESUMED)
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, build, name, more):
     model = build(0, n_embd=64, tied=False)
     optimizer = built(model, name, **more)
@@ -221,31 +222,22 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_befo
         assert checkpoint.find_fault(bad) is None
 
 
-@pytest.mark.parametrize(
-    "manifest, words",
-    [
-        ({"step": "2"}, "manifest.json is of step '2'"),
-        ({"step": None}, "manifest.json is of step None"),
-        ({"step": 2.0}, "manifest.json is of step 2.0"),
-        ({"step": True}, "manifest.json is of step True"),
-        ({"step": 10**4000}, "manifest.json is of step 1000"),
-        ({"files": []}, "manifest.json cannot be read (AttributeError: "),
-        ("[" * 100_000, "manifest.json cannot be read (ValueError: nests too deeply)"),
-    ],
-)
-def test_a_manifest_that_says_odd_things_is_damage(tmp_path, manifest, words):
-    path = save(tmp_path, 2) / checkpoint.MANIFEST
-    odd = manifest if isinstance(manifest, str) else json.dumps(json.loads(path.read_text()) | manifest)
-    path.write_text(odd)
-    assert checkpoint.find_fault(path.parent).startswith(words)
-
-
-@pytest.mark.parametrize("state", ['{"step": 3}', "[]", "{}", "[" * 100_000], ids=["step", "list", "empty", "deep"])
-def test_a_state_of_another_step_than_its_manifest_s_is_damage_also_with_a_manifest_that_agrees(tmp_path, state):
+def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manifest_that_agrees(tmp_path):
     path = save(tmp_path, 2)
-    (path / checkpoint.STATE).write_text(state)
-    sign(path)
-    assert checkpoint.find_fault(path).startswith("state.json ")
+    manifest, state = path / checkpoint.MANIFEST, path / checkpoint.STATE
+    for text in ('{"step": 3}', "[]", "{}", "[" * 100_000):
+        state.write_text(text)
+        sign(path)
+        assert checkpoint.find_fault(path).startswith("state.json ")
+    written = json.loads(manifest.read_text())
+    for odd, words in (
+        (written | {"step": "2"}, "manifest.json is of step '2'"),
+        (written | {"step": 10**4000}, "manifest.json is of step 1000"),
+        (written | {"files": []}, "manifest.json cannot be read (AttributeError: "),
+        ("[" * 100_000, "manifest.json cannot be read (ValueError: nests too deeply)"),
+    ):
+        manifest.write_text(odd if isinstance(odd, str) else json.dumps(odd))
+        assert checkpoint.find_fault(path).startswith(words)
 
 
 def test_what_has_a_checkpoint_s_name_and_is_no_folder_is_replaced_and_files_of_killed_saves_go(tmp_path, caplog):
@@ -395,20 +387,12 @@ SCALAR, EMBEDDING = "transformer.h.0.mlp.c_fc.weight/step", "transformer.wte.wei
     ("file", "edit", "words"),
     [
         (checkpoint.MODEL, lambda t: t | {WEIGHT: t[WEIGHT].T.contiguous()}, f"{WEIGHT} is (64, 16) torch.float32"),
-        (checkpoint.MODEL, lambda t: t | {WEIGHT: t[WEIGHT].half()}, f"{WEIGHT} is (16, 64) torch.float16"),
-        (checkpoint.MODEL, lambda t: {name: t[name] for name in t if name != WEIGHT}, f"{WEIGHT} is not there"),
-        (checkpoint.MODEL, lambda t: t | {"more": torch.ones(2)}, "more is (2,) torch.float32"),
         (checkpoint.MODEL, lambda t: {}, " is not there"),
         (checkpoint.MODEL, lambda t: t | {"lm_head.weight": t[EMBEDDING] + 1}, "lm_head.weight is (32, 16)"),
-        (checkpoint.OPTIMIZER, lambda t: t | {MOMENT: t[MOMENT][:1]}, f"{MOMENT} is (1, 64) torch.float32"),
         (checkpoint.OPTIMIZER, lambda t: t | {MOMENT: t[MOMENT].half()}, f"{MOMENT} is (16, 64) torch.float16"),
-        (checkpoint.OPTIMIZER, lambda t: t | {SCALAR: torch.ones(3)}, f"{SCALAR} is (3,) torch.float32"),
         (checkpoint.OPTIMIZER, lambda t: t | {SCALAR: torch.tensor(3)}, f"{SCALAR} is () torch.int64"),
         (checkpoint.OPTIMIZER, lambda t: {name: t[name] for name in t if name != MOMENT}, f"{MOMENT} is not there"),
-        (checkpoint.OPTIMIZER, lambda t: {n: t[n] for n in t if "_sq" not in n}, "/exp_avg_sq is not there"),
-        (checkpoint.OPTIMIZER, lambda t: t | {"more": torch.ones(2)}, "more is (2,) torch.float32"),
         (checkpoint.OPTIMIZER, lambda t: t | {f"{MOMENT}/more": torch.ones(2)}, f"{MOMENT}/more is (2,) torch.float32"),
-        (checkpoint.MODEL, None, "cannot be read (SafetensorError: "),
         (checkpoint.OPTIMIZER, None, "cannot be read (SafetensorError: "),
     ],
 )
@@ -442,29 +426,6 @@ def grouped(rank, body, folder, *args) -> None:
     dist.destroy_process_group()
 
 
-def zero_1(rank, folder):
-    """On process 0: whether ZeRO-1's checkpoint equals a plain optimizer's, and comes back into both."""
-    model, plain = make()
-    sharded = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-    whole = save(folder / "plain", 1, (model, plain)) if rank == 0 else None
-    dist.barrier()
-    load(folder / "plain" / "step-00000001", model, sharded)
-    mine = [p for group in sharded.optim.param_groups for p in group["params"]]
-    assert 0 < len(mine) < len(list(model.parameters()))  # a share
-    assert all(torch.equal(sharded.optim.state[p]["exp_avg"], plain.state[p]["exp_avg"]) for p in mine)
-    with checkpoint.Saver(folder / "zero", is_main=rank == 0, keep=0) as saver:
-        saver.save(1, model, sharded, {})
-    path = folder / "zero" / "step-00000001"
-    dist.barrier()
-    if rank == 0:
-        a, b = load_file(path / checkpoint.OPTIMIZER), load_file(whole / checkpoint.OPTIMIZER)
-        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_zero_1_writes_what_a_plain_optimizer_writes_and_reads_its_share(tmp_path):
-    in_two_processes(zero_1, tmp_path)
-
-
 def fsdp(rank, folder, build):
     """Whether what FSDP2 shards is saved as what is whole, and is loaded from it."""
     whole = build(0)
@@ -488,20 +449,3 @@ def fsdp(rank, folder, build):
 @MODELS
 def test_fsdp2_writes_what_one_process_writes_and_reads_it(tmp_path, build):
     in_two_processes(fsdp, tmp_path, build)
-
-
-def alone(rank, folder):
-    """Let process 1 save while process 0 does nothing."""
-    if rank == 1:
-        pair = make()
-        with checkpoint.Saver(folder, is_main=False, keep=0) as saver:
-            saver.save(5, *pair, {"skipped_updates": 1}, alone=True)
-        other = make(1)
-        load(folder / "step-00000005", *other)
-        mine, theirs = moments(*pair), moments(*other)
-        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
-def test_any_process_can_save_alone_what_is_not_sharded(tmp_path):
-    in_two_processes(alone, tmp_path)
-    assert checkpoint.find_fault(tmp_path / "step-00000005") is None

@@ -7,7 +7,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from pretrain.recipe import references
-from pretrain.run import curves
 from pretrain.run.curves import Thinned, draw_curves
 
 TRAIN = [{"step": s, "tokens": 8 * s, "train/loss": 3.0, "train/lr": 0.1, "tokens_per_second": 5.0} for s in (1, 2)]
@@ -47,16 +46,14 @@ def words(axes) -> list[str]:
     return [text.get_text().strip() for text in axes.texts]
 
 
-@pytest.mark.parametrize("rows", [TRAIN, [LOOK], [SCORED], [*TRAIN, {"step": 3}, LOOK, SCORED]])
-def test_curves_are_a_png(tmp_path, rows):
-    draw_curves(rows, tmp_path / "curves.png", "a run")
+def test_curves_are_a_png(tmp_path):
+    draw_curves([*TRAIN, {"step": 3}, LOOK, SCORED], tmp_path / "curves.png", "a run")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
 
 
-@pytest.mark.parametrize("rows", [[], [{"step": 0, "tokens": 0}], [{"step": 1, "train/loss": 2.0}]])
-def test_nothing_is_drawn_from_nothing(tmp_path, rows):
-    draw_curves(rows, tmp_path / "curves.png", "a run")
+def test_nothing_is_drawn_from_nothing(tmp_path):
+    draw_curves([{"step": 0, "tokens": 0}, {"step": 1, "train/loss": 2.0}], tmp_path / "curves.png", "a run")
     assert not list(tmp_path.iterdir())
 
 
@@ -152,7 +149,7 @@ def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its
     assert list(line.get_ydata()) == pytest.approx([11.0092, 6.1710, 6.1710 + 0.6 * (5.3743 - 6.1710)])
 
 
-@pytest.mark.parametrize("steps", [10, 4000, 4001, 50_000])
+@pytest.mark.parametrize("steps", [10, 50_000])
 def test_a_long_run_is_drawn_from_few_updates_at_even_steps_and_every_evaluation(steps):
     thinned = Thinned({"step": step, "train/loss": 3.0} for step in range(1, steps // 2))
     for step in range(steps // 2, steps + 1):
@@ -165,17 +162,3 @@ def test_a_long_run_is_drawn_from_few_updates_at_even_steps_and_every_evaluation
     evaluations = [row["step"] for row in thinned.rows if "eval/loss" in row]
     assert evaluations == [step for step in range(steps // 2, steps + 1) if step % 500 == 0]
     assert [row["step"] for row in thinned.rows] == sorted(row["step"] for row in thinned.rows)
-
-
-def test_the_name_of_a_level_stands_where_the_lines_are_far_from_it():
-    places = np.arange(100.0)
-    falling = (places, np.linspace(8, 2, 100))
-    assert curves._free_place([falling], 7.5) == 0.49 and curves._free_place([falling], 2.0) == 0.01
-
-
-def test_the_names_of_the_losses_stand_above_and_below_both_lines(tmp_path, drawn):
-    rows = [{"step": step, "tokens": 10 * step, "train/loss": 2.0} for step in range(1, 101)]
-    rows += [{"step": step, "tokens": 10 * step, "eval/loss": loss} for step, loss in ((1, 9.0), (50, 4.0), (100, 1.9))]
-    draw_curves(rows, tmp_path / "curves.png", "a run")
-    heights = {text.get_text().split()[0]: text.xy[1] for text in drawn[0].axes[0].texts}
-    assert heights == {"validation": pytest.approx(1.9 + 2.1 * 18 / 50), "train": pytest.approx(1.9)}
