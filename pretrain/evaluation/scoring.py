@@ -4,9 +4,11 @@ import argparse
 import json
 import logging
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from pretrain.base import files
 from pretrain.base.entry import catch_interrupts
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
-from pretrain.evaluation import items, likelihood
+from pretrain.evaluation import items, likelihood, record
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.likelihood import Answer
 from pretrain.machine import hardware
@@ -30,6 +32,7 @@ from pretrain.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 
+METRICS = Path(__file__).parents[2] / "metrics"
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 FEW = 100  # items, below which a score is nearly chance
 COLUMNS = 79  # of a bar that no terminal shows
@@ -103,7 +106,7 @@ def score(
                 "cut": cut,
                 "left_out": test.left_out,
                 "precision": PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision,
-                **{name: value for name, value in test.result(answers).items() if name != "items"},
+                **by_metrics(test, answers),
                 "seconds": round(seconds, 2),
             }
             left = f", {cut:,} texts cut from the left to {length} tokens" if cut else ""
@@ -129,6 +132,38 @@ def _answers(
         )
     assert found is not None  # nothing stops it
     return found
+
+
+def by_metrics(test: Encoded, answers: Sequence[Answer]) -> dict[str, float]:
+    """Return a test's scores and their standard errors, as the metrics of the folder metrics/ compute them."""
+    if test.task.scores is record.LAST_WORD:
+        words = {"predictions": [float(sums[0]) for sums in test.sums(answers)]}
+        return _compute("last_word", **words, references=[int(answer.greedy) for answer in answers])
+    of_texts = [
+        _compute(
+            "multiple_choice",
+            predictions=[values.tolist() for values in test.sums(answers, text)],
+            characters=[sizes.tolist() for sizes in test.characters],
+            tokens=[sizes.tolist() for sizes in tokens],
+            references=test.gold.tolist(),
+        )
+        for text, tokens in enumerate(test.tokens)
+    ]
+    names = (f"{score}{end}" for score in test.scores for end in ("", "_stderr"))
+    return {name: of_texts[-1 if name.startswith("acc_token_norm") else 0][name] for name in names}
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory:
+    """Return where evaluate puts its copies of our metrics, until this process ends: the home may not be writable."""
+    return tempfile.TemporaryDirectory(prefix="metrics-")
+
+
+def _compute(name: str, **values: list) -> dict[str, float]:
+    import evaluate
+
+    evaluate.config.HF_MODULES_CACHE = folder = _folder().name
+    return evaluate.load(str(METRICS / name), keep_in_memory=True, cache_dir=folder).compute(**values)
 
 
 def table(found: Sequence[Scored]) -> str:

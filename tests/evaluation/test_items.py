@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import evaluate
 import numpy as np
 import pytest
 import task_rows
@@ -20,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
-from pretrain.evaluation import items, likelihood
+from pretrain.evaluation import items, likelihood, scoring
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.tasks import hellaswag
 from pretrain.recipe import keys, reading
@@ -122,29 +121,8 @@ GOLDEN: dict[str, tuple[list[list[float]], dict[str, float]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    """evaluate.load of a metric of metrics/; it imports all of them from one folder."""
-    evaluate.config.HF_MODULES_CACHE = cache = str(tmp_path_factory.mktemp("metrics"))
-    return lambda name: evaluate.load(str(ROOT / "metrics" / name), keep_in_memory=True, cache_dir=cache)
-
-
-def by_metrics(load, test: Encoded, answers) -> dict[str, float]:
-    """The scores as anybody's evaluate.load computes them."""
-    if "perplexity" in test.scores:
-        greedy = [int(answer.greedy) for answer in answers]
-        return load("last_word").compute(predictions=[one for (one,) in test.sums(answers)], references=greedy)
-    found = {}
-    for text, tokens in enumerate(test.tokens):
-        of_text = {"predictions": test.sums(answers, text), "characters": test.characters, "tokens": tokens}
-        lists = {name: [row.tolist() for row in rows] for name, rows in of_text.items()}
-        scores = load("multiple_choice").compute(**lists, references=test.gold.tolist())
-        found |= {name: value for name, value in scores.items() if not text or "token" in name}
-    return {name: value for name, value in found.items() if name.removesuffix("_stderr") in test.scores}
-
-
 @pytest.mark.parametrize("name", GOLDEN)
-def test_a_tasks_items_are_scored_as_the_harness_scored_them(laid_out, load, name):
+def test_a_tasks_items_are_scored_as_the_harness_scored_them(laid_out, name):
     tokenizer, model = numbered()
     test = Encoded(items.records()[name], items.read(items.records()[name]), tokenizer)
     answers = likelihood.log_likelihoods(model, test.questions, context_length=512)
@@ -153,7 +131,8 @@ def test_a_tasks_items_are_scored_as_the_harness_scored_them(laid_out, load, nam
         assert found == pytest.approx(wanted, abs=1e-3)
     result = test.result(answers)
     assert {score: result[score] for score in scores} == pytest.approx(scores, 1e-4)
-    assert by_metrics(load, test, answers) | {"items": len(test.items)} == pytest.approx(result)
+    by_evaluate = scoring.by_metrics(test, answers)  # the metrics of metrics/, through evaluate.load
+    assert by_evaluate == pytest.approx({score: value for score, value in result.items() if score != "items"})
 
 
 def test_every_name_of_the_recipe_has_a_record_and_no_other(tmp_path):
