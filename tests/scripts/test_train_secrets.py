@@ -121,6 +121,23 @@ def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, fil
     assert not [secret for secret in SECRETS if secret in done.stderr]
 
 
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        ("train.py", ("--recipe", "tiny.yaml")),
+        ("prepare_data.py", ("--recipe", "tiny.yaml")),
+        ("generate.py", ("--model", "nowhere")),
+        ("export_model.py", ("nowhere", "--out", "out")),
+        ("eval_hellaswag.py", ("--model", "nowhere")),
+        ("check_setup.py", ()),
+    ],
+)
+def test_a_secret_in_a_flag_that_is_none_is_not_shown(workplace, script, flags):
+    secret = (f"--api_key={SECRETS[0]}=={SECRETS[1]}", f"--zzz=https://canaryuser:canarypass@h/x?token={SECRETS[2]}")
+    said = run(script, *flags, *secret, expect=2).stderr
+    assert "--api_key: " in said and "--zzz: " in said and "canary" not in said
+
+
 @pytest.mark.parametrize("launcher", [["/usr/bin/python3", "/opt/bin/accelerate", "launch"], ["bash"]])
 def test_the_command_that_a_card_shows_has_no_secret(monkeypatch, launcher):
     words = ["train.py", "--data_files", "http://me:canary@h/a.txt?token=canary", "--seed=http://h/?canary"]
