@@ -147,10 +147,7 @@ def test_items_whose_endings_the_context_does_not_hold_are_left_out_and_refused_
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
     done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl")
-    assert (
-        json.loads(done.stdout)["left_out"] == 1
-        and "2 items of items.jsonl, 1 with a longer ending left" in done.stderr
-    )
+    assert json.loads(done.stdout)["left_out"] == 1 and "1 with a longer ending left" in done.stderr
     done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
     assert re.search(r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr)
     write_items(Path("items.jsonl"), long[1:2])

@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import json
 import os
-import random
 import re
 import resource
 import shlex
@@ -12,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -358,25 +356,6 @@ def test_early_stopping_ends_a_run_as_a_planned_end_does(rises):
     done = run("train.py", *asked, "--run_name", "s", "--eval_steps", "0", expect=2)
     for name in ("load_best_model_at_end", "early_stopping_patience"):
         assert f"{name}: has no effect with eval_steps = 0; add --eval_steps 250" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_killed_at_any_moment_and_resumed_equals_uninterrupted(uninterrupted, seed):
-    chance = random.Random(seed)
-    command = [sys.executable, CHILD, *TINY, "--run_name", "k"]
-    env = {**os.environ, "LEDGER": "k.ledger", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
-    for _ in range(3):
-        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-        for line in process.stderr:  # the header is out: from here on any moment will do
-            if line.startswith("compute"):
-                break
-        time.sleep(chance.uniform(0.0, 1.5))
-        process.kill()
-        process.communicate()
-    run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
-    assert final_state("k") == final_state("whole")
-    assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
 
 
 def test_a_signal_abandons_the_partial_step_saves_and_resumes_exactly(uninterrupted):

@@ -214,8 +214,10 @@ def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_n
 
 @pytest.mark.parametrize(
     "fault, begins",
-    [(Fault("PUT /lfs/", kind="hang"), 4), (Fault("/commit/", kind="lose"), 6)],
-    ids=["an upload hangs", "a commit's answer is lost"],
+    [
+        pytest.param(Fault("PUT /lfs/", kind="hang"), 4, id="an upload hangs"),
+        pytest.param(Fault("/commit/", kind="lose"), 6, id="a commit's answer is lost", marks=pytest.mark.slow),
+    ],
 )
 def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no_more(fresh_machines, fault, begins):
     server = fresh_machines.server
