@@ -69,15 +69,6 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         "a::b.csv",
     ):
         yield f"a file named {name!r:.30}", _case(rng, Path(name).suffix, "", "named", name)
-    for bad in ("http://[bad/x.txt", "http://", "hf://", "https://a b/x.txt", "file:///etc/passwd", "s3://x/y.csv"):
-        yield f"--data_files {bad}", _address(bad)
-    for flag, value in (
-        ("text_column", ""),
-        ("text_column", "\udce9"),
-        ("validation_fraction", "0.999999"),
-        ("limit_tokens", "1"),
-    ):
-        yield f"--{flag} {value!r}", _flag(flag, value)
     for _ in range(185):
         kind, packed = rng.choice(list(FORMATS)), rng.choice(("", "", "", *list(PACK)[1:]))
         if kind == ".parquet":
@@ -253,23 +244,6 @@ MUTATIONS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "appended": lambda data, dice: data + dice.randbytes(dice.randint(1, 100)),
     "random": lambda data, dice: dice.randbytes(dice.randint(1, 5000)),
 }
-
-
-def _address(address: str) -> Callable[[Path], str | None]:
-    def hit(folder: Path) -> str | None:
-        return commands.fault_of(_prepare(folder, "--data_files", address), address, "data_files")
-
-    return hit
-
-
-def _flag(name: str, value: str) -> Callable[[Path], str | None]:
-    def hit(folder: Path) -> str | None:
-        (folder / "attacked.jsonl").write_bytes(_write_json([commands.text(i, 9) for i in range(40)]))
-        file = "text.txt" if name == "validation_fraction" else "attacked.jsonl"
-        done = _prepare(folder, "--data_files", file, f"--{name}", value)
-        return None if done.code == 0 and not done.errors else commands.fault_of(done, name, "validation")
-
-    return hit
 
 
 SHARDS = (

@@ -21,9 +21,6 @@ PASSING = ("503", "500", "429:1", "502", "reset", "short", "lie", "empty", "garb
 LASTING = ("404", "403", "401", "410", "503", "reset", "short", "lie", "garbled", "loop", "page")
 PAGE = "<!doctype html><title>Log in</title>"
 KINDS = (".parquet", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".arrow", ".txt")
-WORDS = ("the request has no right to this, ask again with one\n" * 40).encode()
-# What ends the first start that asks for a text or rows, of which nothing may stay for the second one.
-CUTS = ("404 words", "403 words", "503 words", "429 words", "page", "short", "reset", "kill", "full disk", "garbled")
 AFTER = ("429:86400", "503:Fri, 31 Dec 9999 23:59:59 GMT", "429:" + "9" * 400)
 QUERY, SIGNED = "?part=1", "?part=1&token=SECRET&X-Amz-Signature=SECRET"
 
@@ -42,8 +39,6 @@ class _Liar(_Handler):
             self.close_connection = True
         elif kind == "loop":
             self.send(302, b"", [("Location", self.path)], body)
-        elif kind and kind.endswith(" words"):
-            self.send(int(kind[:3]), WORDS, [("Content-Type", "text/plain")], body)
         else:
             self.dressed = kind
             super().answer(body)
@@ -81,7 +76,7 @@ class LyingServer(DataServer):
     def meet(self, pattern: str, kind: str, times: int) -> None:
         """Add a fault or a lie."""
         own = ("garbled", "stall", "loop", "damage", "shift")
-        kinds = self.lies if kind in own or kind.endswith(" words") else self.faults
+        kinds = self.lies if kind in own else self.faults
         kinds.append([pattern, PAGE if kind == "page" else kind, times])
 
 
@@ -103,8 +98,6 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         for fault in ("ok", "403", "garbled"):
             yield f"{kind}: a signed URL, {fault}", _signed(rng, kind, fault)
     for kind in (".txt", ".jsonl"):
-        for how in CUTS:
-            yield f"{kind}: {how}, then a second start", _second(kind, how)
         for after in AFTER:
             yield f"{kind}: {after[:24]} for good", _case(rng, kind, after, 10**9)
     for kind in (".jsonl", ".jsonl.gz", ".csv.gz"):
@@ -130,43 +123,6 @@ def _case(rng: random.Random, kind: str, fault: str, times: int) -> Callable[[Pa
             server.meet(f"{method}.*/{re.escape(names[1])}", fault, times)
             done = commands.run("prepare_data.py", *_flags(urls), cwd=folder, hasty=True)
         return _judge(done, folder, names[1], wanted, lasting=times > 100)
-
-    return hit
-
-
-def _second(kind: str, how: str) -> Callable[[Path], str | None]:
-    """Of what a first start got nothing stays: the second one has all of it."""
-
-    def hit(folder: Path) -> str | None:
-        commands.copy(folder.parents[1] / "base", folder)
-        with LyingServer(folder / "served") as server:
-            names, wanted = _serve(folder, kind, random.Random(1), rows=400)
-            words = _flags([f"{server.url}/files/{name}" for name in names])
-            if how == "kill":
-                server.meet(f"GET.*/{names[1]}", "drip", 1)
-                started = commands.Started("prepare_data.py", *words, cwd=folder)
-                while commands.alive(started.pids[0]) and not any(
-                    names[1] in line for line in server.log if "GET" in line
-                ):
-                    time.sleep(0.005)
-                time.sleep(0.1)  # some bytes of it have come
-                started.kill()
-                started.wait()
-            else:
-                if how != "full disk":
-                    server.meet(f"/{names[1]}", how, 10**9)
-                size = 30_000 if how == "full disk" and kind == ".txt" else 0
-                done = commands.run("prepare_data.py", *words, cwd=folder, hasty=True, file_bytes=size)
-                if (how != "full disk" or size) and (
-                    not done.code or commands.fault_of(done, names[1], "downloads", "tiny")
-                ):
-                    return f"the first start: {commands.fault_of(done, names[1])}, status {done.code}"
-                if left := [path for path in (folder / "data/downloads").glob("*") if names[1] in path.name]:
-                    return f"it leaves {left}"
-            for faults in (server.faults, server.lies):
-                faults.clear()
-            done = commands.run("prepare_data.py", *words, cwd=folder, hasty=True)
-        return _judge(done, folder, names[1], wanted, lasting=False)
 
     return hit
 

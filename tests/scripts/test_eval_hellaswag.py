@@ -121,16 +121,6 @@ def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
         assert line[name] == pytest.approx(sum(row[f"{name}_prediction"] == row["label"] for row in each) / 40)
 
 
-def test_scores_are_the_same_for_any_batch_size_and_number_of_processes(place):
-    wanted, two = score("--output", "one.jsonl"), score("--output", "two.jsonl", "--batch_size", "7", processes=2)
-    assert [two[name] for name in SCORES] == [wanted[name] for name in SCORES]
-    assert score("--output", "few.jsonl", "--limit", "5")["items"] == 5
-    ones, twos, few = (read_metrics(Path(f"{name}.jsonl")) for name in ("one", "two", "few"))
-    for one, other in zip([*ones, *ones[:5]], [*twos, *few], strict=True):
-        assert one["sum_logprob"] == pytest.approx(other["sum_logprob"], abs=1e-4)
-        assert one["raw_sum_logprob"] == pytest.approx(other["raw_sum_logprob"], abs=1e-4)
-
-
 def test_what_the_user_can_mend_is_said_before_anything_is_scored(place):
     ok = ("--model", "runs/r", "--data_files", "items.jsonl")
     assert "--modle: no such flag; did you mean --model?" in refused(*ok, "--modle", "x")

@@ -174,12 +174,6 @@ def test_eight_bit_moments_learn_nearly_the_same_and_take_less(workplace):
     assert eight < 0.4 * plain
 
 
-def test_a_compile_mode_without_a_compiler_is_refused_before_anything_is_written(workplace):
-    done = run("train.py", *SHORT, "--compile_mode", "max-autotune", "--run_name", "c", expect=2)
-    assert "compile_mode = max-autotune" in done.stderr and "Traceback" not in done.stderr
-    assert not Path("runs").exists()
-
-
 def test_eight_bit_moments_that_cannot_be_are_refused_before_anything_is_written(workplace):
     done = run(MACHINE, *SHORT, "--optimizer", "adamw_8bit", processes=2, expect=2, FSDP="true")
     assert "a YAML without FSDP, or --optimizer adamw" in done.stderr and not Path("runs").exists()
