@@ -82,9 +82,9 @@ def place(made, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def score(*flags: str, processes: int = 1) -> dict:
+def score(*flags: str) -> dict:
     """The JSON line of a run over items.jsonl."""
-    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl", *flags, processes=processes)
+    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl", *flags)
     (line,) = done.stdout.splitlines()
     return json.loads(line)
 
@@ -166,7 +166,7 @@ def test_scoring_changes_no_bit_of_the_training_and_does_not_count_as_its_time(p
 def test_the_score_in_training_is_that_of_the_script_for_any_number_of_processes(place):
     run(*TRAIN, *SCORED, "--run_name", "one")
     last = [row for row in rows_of("one") if "hellaswag/acc" in row][-1]
-    done = run("eval_hellaswag.py", "--model", "runs/one", "--data_files", "items.jsonl")
+    done = run("eval_hellaswag.py", "--model", "runs/one", "--data_files", "items.jsonl", processes=2)
     script = json.loads(done.stdout)
     assert [last[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
     flags = ("--eval_only", *FILES)
