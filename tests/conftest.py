@@ -234,12 +234,8 @@ def import_what_runs_need() -> None:
 
 
 def start_reader(command: list[str], **how) -> "ForkedReader | subprocess.Popen":
-    """Start the process that prepares a run's data: a fork too, where no other thread might hold a lock meanwhile.
-
-    With SLOW_READER set it is a process that imports for seconds, in which the run trains on what there is.
-    """
-    alone = threading.active_count() == 1 and "SLOW_READER" not in os.environ
-    return ForkedReader(command, **how) if alone else subprocess.Popen(command, **how)
+    """Start the process that prepares a run's data: a fork too, where no other thread might hold a lock meanwhile."""
+    return ForkedReader(command, **how) if threading.active_count() == 1 else subprocess.Popen(command, **how)
 
 
 class ForkedReader:

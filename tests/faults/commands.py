@@ -113,16 +113,7 @@ class Started:
         self.processes = [
             _context().Process(
                 target=_main,
-                args=(
-                    script,
-                    list(flags),
-                    cwd,
-                    dict(environment or {}) | own,
-                    self.out,
-                    self.err,
-                    hasty,
-                    file_bytes,
-                ),
+                args=(script, list(flags), cwd, dict(environment or {}) | own, self.out, self.err, hasty, file_bytes),
             )
             for own in several
         ]
@@ -327,14 +318,7 @@ def attack_tree(tree: Path) -> None:
 
 
 def _main(
-    script: str,
-    flags: list[str],
-    cwd: Path,
-    environment: dict,
-    out: Path,
-    err: Path,
-    hasty: bool,
-    file_bytes: int,
+    script: str, flags: list[str], cwd: Path, environment: dict, out: Path, err: Path, hasty: bool, file_bytes: int
 ) -> None:
     """Be a command, in a fork: the script's ``main`` with these flags."""
     code = 70

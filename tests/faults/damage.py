@@ -1,4 +1,4 @@
-"""Bits flipped, files cut, swapped and replaced, in checkpoints, shards and what else a run leaves.
+"""Bits flipped, files cut, swapped, replaced and edited with their hashes, in checkpoints and shards.
 
 The next start takes an older checkpoint and ends with the bits of the whole run, or states which file is damaged.
 """
@@ -47,7 +47,7 @@ def flips(base: Path, rng: random.Random, shared: Path) -> Iterator[Case]:
 
 
 def cuts(base: Path, rng: random.Random, shared: Path) -> Iterator[Case]:
-    """Each way to damage a file, for each file of a checkpoint; then what else a folder of runs and data can suffer."""
+    """Each way to damage a file, for each file of a checkpoint; edits with their hashes; shards."""
     whole, wanted = finished(base, shared)
     for name in IN_CHECKPOINT:
         for how in (cut, empty, remove, to_folder, to_dangling_link, append, swap):
@@ -58,7 +58,8 @@ def cuts(base: Path, rng: random.Random, shared: Path) -> Iterator[Case]:
                 return ends(commands.run(*TRAIN, cwd=folder), folder, wanted, name, LAST.name)
 
             yield f"{how.__name__} {name}", hit
-    for what, damage, culprits in (*CHECKPOINTS, *FOLDERS):
+    hashed = [(title, _hashed(name, change), (BEFORE.name, name)) for title, name, change in HASHED]
+    for what, damage, culprits in (*hashed, ("two shards are swapped", _swapped_shards, ("train_",))):
 
         def hit(folder: Path, damage=damage, culprits=culprits) -> str | None:
             commands.copy(whole, folder)
@@ -160,18 +161,6 @@ def swap(path: Path, seed: float) -> None:
         other.write_bytes(mine)
 
 
-def _manifest(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        path = folder / LAST / "manifest.json"
-        path.write_text(json.dumps(change(json.loads(path.read_text()))))
-
-    return damage
-
-
-def _nested(folder: Path) -> None:
-    (folder / LAST / "manifest.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
-
-
 def _hashed(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     """Change a file of a checkpoint, and its row in the manifest, so that the hashes agree; some steps are then trained."""
 
@@ -213,53 +202,12 @@ def _each(change: Callable) -> Callable[[dict], object]:
     return lambda tensors: tensors.update({_largest(tensors): change(tensors[_largest(tensors)])})
 
 
-def _file_for_checkpoint(folder: Path) -> None:
-    shutil.rmtree(folder / LAST)
-    (folder / LAST).write_text("a file")
-
-
-def _file_for_partial(folder: Path) -> None:
-    (folder / LAST.parent / ".step-00000012.tmp-0123abcd").write_text("a file")
-    shutil.rmtree(folder / LAST)
-
-
-def _odd_metrics(folder: Path) -> None:
-    path = folder / RUN / "metrics.jsonl"
-    path.write_text('3\n[1]\nnull\n"text"\n{"step": "text"}\n{"step": null}\n' + path.read_text() + '{"step": 12, "tr')
-    shutil.rmtree(folder / LAST)
-
-
-def _first_recipe_half_written(folder: Path) -> None:
-    shutil.rmtree(folder / RUN)
-    (folder / RUN).mkdir()
-    (folder / RUN / ".lock").write_text("12345\n")
-    (folder / RUN / ".recipe.yaml.tmp-0123abcd").write_text("data_files: [te")
-
-
-def _model_half_written(folder: Path) -> None:
-    shutil.rmtree(folder / RUN / "model")
-    (folder / RUN / ".model.tmp-0123abcd").mkdir()
-    (folder / RUN / ".model.tmp-0123abcd" / "config.json").write_text("{")
-    (folder / RUN / ".model.old-0123abcd").mkdir()
-
-
 def _swapped_shards(folder: Path) -> None:
     first, second, *_ = sorted((folder / "data").rglob("train_*.bin"))
     mine, its = first.read_bytes(), second.read_bytes()
     first.write_bytes(its)
     second.write_bytes(mine)
     shutil.rmtree(folder / LAST)
-
-
-def _recipe(data: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / RUN / "recipe.yaml").write_bytes(data) and None
-
-
-def _data_manifest(data: str) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        next((folder / "data").glob("*/manifest.json")).write_text(data)
-
-    return damage
 
 
 TENSORS: dict[str, Callable[[dict], object]] = {
@@ -285,32 +233,3 @@ HASHED: list[tuple[str, str, Callable[[bytes], bytes]]] = [
     *((f"{name}: {how}, hashed anew", name, _tensors(TENSORS[how])) for name in WEIGHTS for how in TENSORS),
     *((f"{name}: random, hashed anew", name, lambda _: bytes(range(256)) * 9) for name in WEIGHTS),
 ]
-CHECKPOINTS = (
-    ("a manifest's step is text", _manifest(lambda rows: rows | {"step": "twelve"}), (LAST.name,)),
-    ("a manifest's step is null", _manifest(lambda rows: rows | {"step": None}), (LAST.name,)),
-    ("a manifest's files are a list", _manifest(lambda rows: rows | {"files": [1]}), (LAST.name,)),
-    ("a manifest's size is text", _manifest(lambda rows: rows | {"files": {"state.json": "x"}}), (LAST.name,)),
-    ("a manifest is a list", _manifest(lambda rows: [rows]), (LAST.name,)),
-    ("a manifest is 100,000 brackets deep", _nested, (LAST.name,)),
-    *((title, _hashed(name, change), (BEFORE.name, name)) for title, name, change in HASHED),
-    ("a file has the name of the newest checkpoint", _file_for_checkpoint, (LAST.name,)),
-    ("a file has the name of a checkpoint that is being made", _file_for_partial, (LAST.name,)),
-)
-FOLDERS = (
-    ("rows of metrics.jsonl are not objects", _odd_metrics, ("metrics.jsonl",)),
-    ("killed while the first recipe.yaml was written", _first_recipe_half_written, ()),
-    ("killed while model/ was replaced", _model_half_written, ()),
-    ("recipe.yaml of the run is empty", _recipe(b""), ("recipe.yaml",)),
-    ("recipe.yaml of the run is binary", _recipe(bytes(range(256))), ("recipe.yaml",)),
-    ("recipe.yaml of the run is a list", _recipe(b"[1, 2]"), ("recipe.yaml",)),
-    ("two shards are swapped", _swapped_shards, ("train_",)),
-    ("the data's manifest is empty", _data_manifest(""), ("manifest.json",)),
-    ("the data's manifest is cut", _data_manifest('{"splits": {"train"'), ("manifest.json",)),
-    ("the data's manifest is a number", _data_manifest("3"), ("manifest.json",)),
-    ("the data's manifest is 100,000 brackets deep", _data_manifest("[" * 100_000), ("manifest.json",)),
-    (
-        "the data's manifest lacks all rows",
-        _data_manifest('{"splits": {}, "tokenizer": {}, "complete": true}'),
-        ("data",),
-    ),
-)

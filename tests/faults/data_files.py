@@ -11,8 +11,6 @@ import json
 import lzma
 import random
 import struct
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,17 +69,6 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
         "a::b.csv",
     ):
         yield f"a file named {name!r:.30}", _case(rng, Path(name).suffix, "", "named", name)
-    for bad in ("http://[bad/x.txt", "http://", "hf://", "https://a b/x.txt", "file:///etc/passwd", "s3://x/y.csv"):
-        yield f"--data_files {bad}", _address(bad)
-    for flag, value in (
-        ("text_column", ""),
-        ("text_column", "\udce9"),
-        ("validation_fraction", "0.999999"),
-        ("limit_tokens", "1"),
-    ):
-        yield f"--{flag} {value!r}", _flag(flag, value)
-    for title, (name, make) in ODD.items():
-        yield title, _odd(name, make)
     for _ in range(185):
         kind, packed = rng.choice(list(FORMATS)), rng.choice(("", "", "", *list(PACK)[1:]))
         if kind == ".parquet":
@@ -121,64 +108,6 @@ def _case(rng: random.Random, kind: str, packed: str, how: str, detail: str = ""
         if wanted is None:
             return f"read as {found}, and the reference reader refuses it"
         return None if found == wanted else f"(documents, bytes) {found}, the reference reader's are {wanted}"
-
-    return hit
-
-
-def _tar(texts: bytes) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for number in range(40):
-            member = tarfile.TarInfo(f"{number}.txt")
-            member.size = len(texts)
-            archive.addfile(member, io.BytesIO(texts))
-    return out.getvalue()
-
-
-def _zip(texts: bytes) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("a.txt", texts)
-    return out.getvalue()
-
-
-ARCHIVES: dict[str, Callable[[bytes], bytes]] = {
-    ".tar": _tar,
-    ".tgz": lambda texts: gzip.compress(_tar(texts)),
-    ".tar.gz": lambda texts: gzip.compress(_tar(texts)),
-    ".tar.xz": lambda texts: lzma.compress(_tar(texts)),
-    ".zip": _zip,
-    ".7z": lambda texts: b"7z\xbc\xaf\x27\x1c\x00\x04" + lzma.compress(texts),
-    ".rar": lambda texts: b"Rar!\x1a\x07\x01\x00" + lzma.compress(texts),
-    ".br": lambda texts: b"\x1b\x9f\x06\xf8" + random.Random(1).randbytes(500),
-    ".lz4": lambda texts: b"\x04\x22\x4d\x18" + lzma.compress(texts),
-    ".txt.gz": gzip.compress,
-    ".txt.bz2": bz2.compress,
-}
-ODD = {f"{suffix}, an archive": (f"attacked{suffix}", make) for suffix, make in ARCHIVES.items()}
-ODD |= {f"{suffix}, under the name .txt": ("attacked.txt", make) for suffix, make in ARCHIVES.items()}
-ODD |= {
-    f"{suffix}, in letters only": (f"attacked{suffix}", bytes)
-    for suffix in (".tar", ".zip", ".7z", ".rar", ".br", ".lz4")
-}
-ODD |= {
-    f"a text with NULs {where}": ("attacked.txt", lambda texts, at=at: texts[:at] + b"\0" * 9 + texts[at:])
-    for where, at in {"at its beginning": 0, "within": 5000, "after a mebibyte": 1 << 20, "at its end": 1 << 30}.items()
-}
-ODD |= {
-    f"a text in {name}": ("attacked.txt", lambda texts, name=name: (texts.decode() + "ünï").encode(name))
-    for name in ("utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252")
-}
-
-
-def _odd(name: str, make: Callable[[bytes], bytes]) -> Callable[[Path], str | None]:
-    def hit(folder: Path) -> str | None:
-        (folder / name).write_bytes(make(commands.text(0, 300_000).encode()))
-        done = _prepare(folder, "--data_files", name)
-        if done.code == 0:
-            return f"is trained on as text: {commands.prepared(folder)}"
-        wrong = "iconv" in done.stderr and name != "attacked.txt"
-        return commands.fault_of(done, name) or ("an archive is said to be another encoding's text" if wrong else None)
 
     return hit
 
@@ -315,23 +244,6 @@ MUTATIONS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "appended": lambda data, dice: data + dice.randbytes(dice.randint(1, 100)),
     "random": lambda data, dice: dice.randbytes(dice.randint(1, 5000)),
 }
-
-
-def _address(address: str) -> Callable[[Path], str | None]:
-    def hit(folder: Path) -> str | None:
-        return commands.fault_of(_prepare(folder, "--data_files", address), address, "data_files")
-
-    return hit
-
-
-def _flag(name: str, value: str) -> Callable[[Path], str | None]:
-    def hit(folder: Path) -> str | None:
-        (folder / "attacked.jsonl").write_bytes(_write_json([commands.text(i, 9) for i in range(40)]))
-        file = "text.txt" if name == "validation_fraction" else "attacked.jsonl"
-        done = _prepare(folder, "--data_files", file, f"--{name}", value)
-        return None if done.code == 0 and not done.errors else commands.fault_of(done, name, "validation")
-
-    return hit
 
 
 SHARDS = (

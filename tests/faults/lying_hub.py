@@ -24,22 +24,11 @@ FAULTS = {
     "drop": {"kind": "drop", "times": 2},
     "lose": {"kind": "lose", "times": 1},
 }
-LASTING = {
-    "503": {"status": 503},
-    "429": {"status": 429},
-    "429 with Retry-After": {"status": 429, "headers": {"Retry-After": "7"}},
-    "429 with a Retry-After of days": {"status": 429, "headers": {"Retry-After": "999999"}},
-    "resets": {"kind": "drop"},
-    "silence": {"kind": "hang"},
-    "empty answers": {"kind": "say", "message": ""},
-    "answers of another kind": {"kind": "say", "message": "[]"},
-    "HTML": {"kind": "say", "message": "<html>log in</html>", "headers": {"Content-Type": "text/html"}},
-}
 PUSHES = ("--push_to_hub", "true", "--hub_model_id", ID, "--hub_strategy", "all_checkpoints")
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Each fault at each request of a push; faults that last; checkpoints that are damaged on the Hub."""
+    """Each fault at each request of a push; checkpoints that are damaged on the Hub."""
     whole, wanted = damage.finished(base, shared)
     reference = shared / "reference"
     reference.mkdir()
@@ -77,10 +66,6 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
                 return commands.difference(commands.bits_of(folder / damage.RUN), wanted)
 
             yield f"{asked}: {name}", hit
-    for title, fault in LASTING.items():
-        yield f"a run resumes from the Hub: {title} for good", _lasting(base, tree, fault, pending=None)
-        yield f"a tag, from the start: {title} for good", _lasting(base, tree, fault, pending=None, tag=True)
-        yield f"--push_pending: {title} for good", _lasting(base, tree, fault, pending=_waiting(base, shared))
     for number in range(20):
         name = rng.choice([path for path in tree if path.startswith("checkpoints/")])
         how, seed = ("bit", "cut", "gone", "503", "other size")[number % 5], rng.random()
@@ -126,43 +111,6 @@ def _weights(server: HubServer) -> dict[str, bytes]:
     return {name: data for name, data in server.files(ID).items() if name.endswith((".safetensors", "config.json"))}
 
 
-def _waiting(base: Path, shared: Path) -> Path:
-    """Return a folder with a run whose pushes wait on disk."""
-    folder = shared / "waiting"
-    if not folder.exists():
-        folder.mkdir()
-        commands.copy(base, folder)
-        with HubServer() as server:
-            server.faults.append(Fault("POST .*/commit/", status=403, times=10**9))
-            done = _train(folder, server)
-        if done.code != 0 or not list((folder / "runs/tiny/hub").glob("step-*")):
-            raise RuntimeError(f"no push waits: {done.stderr}")
-    return folder
-
-
 def _on_hub(server: HubServer, files: dict[str, bytes]) -> None:
     server.make(ID).commit("by a run", dict(files))
     server.objects |= {hashlib.sha256(data).hexdigest(): data for data in files.values()}
-
-
-def _lasting(base: Path, tree: dict, fault: dict, pending: Path | None, tag: bool = False) -> Callable:
-    def hit(folder: Path) -> str | None:
-        commands.copy(pending or base, folder)
-        with HubServer() as server:
-            _on_hub(server, {} if pending else tree)
-            server.faults.append(Fault("", times=10**9, **fault))
-            address = f"hub://{ID}" + "@step-00000006" * tag
-            resumed = (*damage.TRAIN, "--resume_from_checkpoint", address)
-            before = sorted((folder / "runs/tiny/hub").glob("step-*"))
-            done = _run(folder, server, *(("train.py", "--push_pending", "runs/tiny") if pending else resumed))
-            server.faults.clear()
-            if not server.requests:
-                raise RuntimeError(f"the Hub met no request: {done.stderr[-300:]}")
-            stated = pending and done.code == 1 and "It waits in runs/tiny/hub" in done.stderr
-            if why := commands.fault_of(done, ID, "hub://", "") if not stated or "Traceback" in done.stderr else None:
-                return why if done.code != 0 else "success, without the Hub"
-            if pending and sorted((folder / "runs/tiny/hub").glob("step-*")) != before:
-                return "what waited to be pushed is gone"
-        return None
-
-    return hit

@@ -1,6 +1,5 @@
 """Recipes and flags that a slip of the hand, an editor or a stranger has changed: accepted, or refused by name, at once."""
 
-import importlib.util
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -46,102 +45,6 @@ def flags(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
                 f"{script} {words!r:.40}",
                 _refused(words, "gpu", script=script, without=("a6000.yaml", "rtx", "multi_node", "_x8", "\x1b")),
             )
-    yield from stated()
-
-
-CANARY = "canary9secret"
-LINK = f"https://canaryuser:{CANARY}@h/x?token={CANARY}"
-SCRIPTS = {
-    "train.py": ("--recipe", "tiny.yaml"),
-    "prepare_data.py": ("--recipe", "tiny.yaml"),
-    "generate.py": ("--model", "nowhere"),
-    "export_model.py": ("nowhere", "--out", "out"),
-    "post_train.py": ("--config", "nowhere.yaml"),
-    "eval_hellaswag.py": ("--model", "nowhere"),
-    "check_setup.py": (),
-}
-SECRETS = [(f"--{name}={CANARY}",) for name in ("api_key", "api-key", "session_token", "password", "zzz")]
-SECRETS += [("--api_key", CANARY), (f"--zzz={LINK}",), (f"--api_key={CANARY}=={CANARY}", f"--secret={CANARY}")]
-# A command's words, then the pieces of each of its lines; none of it is made or begun. tests/recipe tests the rules
-# themselves; here stands what the command adds.
-REFUSED: list[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = [
-    (("--max_stpes", "5"), (("--max_stpes: no such flag; did you mean --max_steps?",),)),
-    (("--lerning_rate=1", "--qqqqqq"), (("--lerning_rate: no such", "--learning_rate?"), ("--qqqqqq: no such flag",))),
-    (("--data_files", LINK, "--data-files", f"{LINK}&v=1"), (("--data_files", "https://redacted@h/x", "given twice"),)),
-    (("--max_steps", LINK), (("--max_steps https://redacted@h/x?redacted: must be an integer",),)),
-    (("--max_steps", "true", "--eval_steps", "x"), (("--max_steps true",), ("--eval_steps x: must be an integer",))),
-    (("--max_steps", "0"), (("--max_steps 0: must be between 1 and",),)),
-    (("--data_dir", "hf://datasets/x"), (("--data_dir hf://datasets/x: must be a folder, or hf://",),)),
-    (("--run_name", "\udcff"), (("--run_name ", "not UTF-8"),)),
-    (("--run_name", "a\nerror: b"), (("run_name = ",),)),
-    (("--recipe=a\nerror: b.yaml",), (("no such recipe",),)),
-    (("--recipe=.",), ((".: cannot be read as text: Is a directory",),)),
-]
-OF_TRAIN: list[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = [
-    (("--push_pending", "runs/x", "--eval_only"), (("--push_pending runs/x: stands alone",),)),
-    (("--push_pending", "runs/x"), (("--push_pending runs/x: no such run folder",),)),
-    (("--extend_steps", "x"), (("--extend_steps x: must be an integer",),)),
-]
-# Lines of a recipe, in place of those of the same keys, and what is said of each.
-IN_FILE: list[tuple[str, tuple[tuple[str, ...], ...]]] = [
-    (f"api_key: {CANARY}", (("api_key: no such key; secrets come from the environment",),)),
-    (
-        f"hub_token: {CANARY}\nmy_secret: {CANARY}",
-        (("hub_token: no such", "secrets"), ("my_secret: no such", "secrets")),
-    ),
-    (f"max_steps: {LINK}", (("max_steps = https://redacted@h/x?redacted: must be",),)),
-    ("max_steps: 3\nmax_steps: 4", (("max_steps is given twice (first in line",),)),
-    ("learning_rate: true\nadam_beta1: yes", (("learning_rate = True",), ("adam_beta1 = True: must be a number",))),
-]
-
-
-def _stated(
-    script: str, words: tuple[str, ...], lines: tuple[tuple[str, ...], ...], file: str = "", rank: str = "0"
-) -> Callable:
-    """Return a case: exit status 2, so many lines with these pieces, no secret, and nothing made."""
-
-    def hit(folder: Path) -> str | None:
-        commands.copy(base_of(folder), folder)
-        if file:
-            keys = re.findall(r"^(\w+):", file, re.MULTILINE)
-            kept = [line for line in commands.RECIPE.splitlines() if line.partition(":")[0] not in keys]
-            (folder / "tiny.yaml").write_text("\n".join([*kept, file]))
-        before = sorted(folder.rglob("*"))
-        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
-        done = commands.run(script, *words, cwd=folder, environment=world if rank != "0" else {})
-        if done.code != 2 or "Traceback" in done.stderr or done.stdout:
-            return f"exit status {done.code}: {done.stdout[-300:]}{done.stderr[-300:]}"
-        found = done.stderr.splitlines()
-        wanted = lines if rank == "0" else ()
-        if len(found) != len(wanted) or any(not line.startswith("error: ") for line in found):
-            return f"{len(found)} lines, not {len(wanted)}: {done.stderr[:600]}"
-        for pieces in wanted:
-            if not any(all(piece in line for piece in pieces) for line in found):
-                return f"no line with {pieces}: {done.stderr[:600]}"
-        if "canary" in done.stderr:
-            return f"a secret is shown: {done.stderr[:300]}"
-        made = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path not in before]
-        return f"made, though refused: {made}" if made else None
-
-    return hit
-
-
-def stated() -> Iterator[tuple[str, Callable]]:
-    """Secrets in flags that are none, of each script; what is refused, in its lines."""
-    for script, words in SCRIPTS.items():
-        if script == "post_train.py" and not importlib.util.find_spec("trl"):
-            continue
-        for secret in SECRETS:
-            names = [(word.partition("=")[0] + ": ",) for word in secret if word.startswith("--")]
-            yield f"{script} {secret[0].partition('=')[0]}", _stated(script, (*words, *secret), tuple(names))
-    for rows, script in ((REFUSED, "prepare_data.py"), (OF_TRAIN, "train.py")):
-        for words, lines in rows:
-            recipe = () if words[0].startswith(("--recipe", "--push_pending")) else ("--recipe", "tiny.yaml")
-            yield f"{script} {words!r:.60}", _stated(script, (*recipe, *words), lines)
-    for file, lines in IN_FILE:
-        yield f"{file!r:.60}", _stated("prepare_data.py", ("--recipe", "tiny.yaml"), lines, file)
-    for words, lines in REFUSED[:2]:
-        yield f"rank 1: {words}", _stated("train.py", ("--recipe", "tiny.yaml", *words), lines, rank="1")
 
 
 def _trains(flag: tuple[str, ...], name: str) -> Callable[[Path], str | None]:

@@ -82,9 +82,9 @@ def place(made, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def score(*flags: str, processes: int = 1) -> dict:
+def score(*flags: str) -> dict:
     """The JSON line of a run over items.jsonl."""
-    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl", *flags, processes=processes)
+    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl", *flags)
     (line,) = done.stdout.splitlines()
     return json.loads(line)
 
@@ -110,25 +110,8 @@ def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
     assert float(shown[1]) == round(100 * line["acc"], 2) and float(shown[2]) == round(100 * line["acc_stderr"], 2)
     each = [json.loads(row) for row in Path("out.jsonl").read_text().splitlines()]
     assert [row["item"] for row in each] == [f"items.jsonl: line {n}" for n in range(1, 41)]
-    for name, sums, counts in (
-        ("acc", "sum_logprob", None),
-        ("acc_norm", "sum_logprob", "characters"),
-        ("acc_token_norm", "raw_sum_logprob", "raw_tokens"),
-    ):
-        for row in each:
-            value = [nats / (row[counts][i] if counts else 1) for i, nats in enumerate(row[sums])]
-            assert row[f"{name}_prediction"] == value.index(max(value))
+    for name in ("acc", "acc_norm", "acc_token_norm"):
         assert line[name] == pytest.approx(sum(row[f"{name}_prediction"] == row["label"] for row in each) / 40)
-
-
-def test_scores_are_the_same_for_any_batch_size_and_number_of_processes(place):
-    wanted, two = score("--output", "one.jsonl"), score("--output", "two.jsonl", "--batch_size", "7", processes=2)
-    assert [two[name] for name in SCORES] == [wanted[name] for name in SCORES]
-    assert score("--output", "few.jsonl", "--limit", "5")["items"] == 5
-    ones, twos, few = (read_metrics(Path(f"{name}.jsonl")) for name in ("one", "two", "few"))
-    for one, other in zip([*ones, *ones[:5]], [*twos, *few], strict=True):
-        assert one["sum_logprob"] == pytest.approx(other["sum_logprob"], abs=1e-4)
-        assert one["raw_sum_logprob"] == pytest.approx(other["raw_sum_logprob"], abs=1e-4)
 
 
 def test_what_the_user_can_mend_is_said_before_anything_is_scored(place):
@@ -147,10 +130,7 @@ def test_items_whose_endings_the_context_does_not_hold_are_left_out_and_refused_
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
     done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl")
-    assert (
-        json.loads(done.stdout)["left_out"] == 1
-        and "2 items of items.jsonl, 1 with a longer ending left" in done.stderr
-    )
+    assert json.loads(done.stdout)["left_out"] == 1 and "1 with a longer ending left" in done.stderr
     done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
     assert re.search(r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr)
     write_items(Path("items.jsonl"), long[1:2])
@@ -186,7 +166,7 @@ def test_scoring_changes_no_bit_of_the_training_and_does_not_count_as_its_time(p
 def test_the_score_in_training_is_that_of_the_script_for_any_number_of_processes(place):
     run(*TRAIN, *SCORED, "--run_name", "one")
     last = [row for row in rows_of("one") if "hellaswag/acc" in row][-1]
-    done = run("eval_hellaswag.py", "--model", "runs/one", "--data_files", "items.jsonl")
+    done = run("eval_hellaswag.py", "--model", "runs/one", "--data_files", "items.jsonl", processes=2)
     script = json.loads(done.stdout)
     assert [last[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
     flags = ("--eval_only", *FILES)

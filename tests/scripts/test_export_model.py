@@ -240,10 +240,3 @@ def test_gguf_writes_a_file_and_a_modelfile_beside_the_export_and_prints_the_com
         "--gguf: needs the gguf package: pip install gguf" in export("--gguf", "f16", source="spells", expect=2).stderr
     )
     assert not Path("out").exists()
-
-
-def test_chat_is_refused_before_any_work_where_the_tokenizer_cannot_write_the_template(place):
-    before = listing()
-    done = export("--chat", "--text", "missing.txt", expect=2)  # which the work begins with
-    assert "error: --chat: the character tokenizer has no id for" in done.stderr and "Traceback" not in done.stderr
-    assert listing() == before

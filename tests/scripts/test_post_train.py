@@ -18,7 +18,7 @@ import torch
 from conftest import ROOT, free_port, in_fork, needs_trl, run
 from data_server import DataServer
 from small_models import built, randomize, stock_of
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification, pipeline
+from transformers import AutoModelForCausalLM, pipeline
 
 import post_train as post_train_script
 from pretrain.base.layout import read_metrics
@@ -159,7 +159,6 @@ def test_two_processes_share_the_completions_and_one_writes(place):
         (("--max_completion_length", "60"), "max_completion_length = 60: with the longest prompt's 6 tokens"),
         (("--num_generations", "7"), "TRL refuses these settings: "),
         (("--prompts", "data/addition.txt"), "prompts = data/addition.txt: must be files of rows"),
-        (("--model", "runs/additon"), "model = runs/additon: no such folder"),
         (("--stop", "12"), "stop = '12': must be one token"),
         (("--resume_from_checkpoint", "runs/addition"), "resume_from_checkpoint = runs/addition: holds no checkpoint"),
         (("--output_dir", "data/addition.txt"), "output_dir = data/addition.txt: data/addition.txt is a file"),
@@ -186,18 +185,6 @@ def test_help_names_our_keys_and_trls(capsys):
         post_train_script.parse(["--help"])
     out = capsys.readouterr().out
     assert ended.value.code == 0 and "--held_out_steps" in out and "--num_generations" in out
-
-
-@pytest.mark.post
-@needs_trl
-def test_a_reward_of_ones_own_that_fails_now_and_then_is_counted(place):
-    Path("mine.py").write_text(
-        "def even(prompt, completion):\n    print(end='\\x1bc')\n"
-        "    return 1.0 - int(completion) % 2 if completion else exit(3)\n"  # many completions are not numbers
-    )
-    done = post_train("--reward", "mine.py:even", "--log_completions")
-    assert "\\x1bc" in done.stdout and "\x1b" not in done.stdout + done.stderr
-    assert "calls of the reward failed, and count 0" in done.stderr
 
 
 def served(model: str, messages: list[dict]) -> str:
@@ -239,18 +226,6 @@ def test_sft_by_trls_command_line_makes_a_model_that_answers_and_stops(chatty):
     assert "accuracy" in trl("reward", "--config", str(POST / "reward_model.yaml"), *quick).stdout
     judge = rewards.checked("runs/judge", None)
     assert judge([CHATS[0][:1]] * 2, [CHATS[0][1:], CHATS[1][1:]])[0] != 0 and judge.calls == 2
-
-
-@pytest.mark.post
-@needs_trl
-def test_grpo_takes_a_reward_model(place):
-    writer = AutoModelForCausalLM.from_pretrained("runs/addition/model")
-    judge = GPT2ForSequenceClassification(GPT2Config(**writer.config.to_dict() | {"num_labels": 1, "pad_token_id": 0}))
-    judge.save_pretrained("judge")
-    AutoTokenizer.from_pretrained("runs/addition/model").save_pretrained("judge")
-    done = post_train("--output_dir", "runs/judged", "--reward", "judge")
-    assert "judge: runs/addition" not in done.stdout and "40 held-out prompts: " in done.stderr
-    assert Path("runs/judged/model/model.safetensors").is_file()
 
 
 @pytest.mark.post

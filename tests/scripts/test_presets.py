@@ -57,11 +57,7 @@ def test_two_machines_get_their_rank_and_address_by_flags():
 
 @pytest.mark.parametrize(
     "name, sharded, compiled",
-    [
-        ("zero1_x8", MOMENTS, True),
-        ("zero2_x8", SHARED, False),
-        ("zero3_x8", SHARED | {"half copies"}, False),
-    ],
+    [("zero1_x8", MOMENTS, True), ("zero2_x8", SHARED, False), ("zero3_x8", SHARED | {"half copies"}, False)],
 )
 def test_the_memory_in_a_head_is_the_formulas(name, sharded, compiled):
     how = {"micro_batch": 1, "half": True, "compiled": compiled, "shards": dict.fromkeys(sharded, 8)}

@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import json
 import os
-import random
 import re
 import resource
 import shlex
@@ -12,17 +11,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from accelerate.commands import launch
+from commands import alive, children
 from conftest import RECIPE, ROOT, WORDS, fork, run
 from pushes import wait_until
 from runs import TIMES, TINY, final_state, ledger, losses, rows, sign, weights
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
@@ -265,7 +265,8 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_made(workplace,
 
 def test_profile_says_where_the_time_went_in_a_run_of_that_name_too_whose_reader_is_given_it(workplace):
     short = (*UNSEEN, "--save_steps", "0", "--max_steps", "14", "--validation_fraction", "0.2")
-    done = run("train.py", *TINY, *short, "--profile", "--run_name", "profile")
+    small = ("--n_layer", "1", "--per_device_train_batch_size", "8")
+    done = run("train.py", *TINY, *short, *small, "--profile", "--run_name", "profile")
     table = Path("runs/profile/profile/table.txt").read_text()
     assert "matrix products" in table and "aten::" in table and "profile of 3 updates" in done.stderr
     with gzip.open("runs/profile/profile/trace.json.gz") as file:
@@ -274,7 +275,7 @@ def test_profile_says_where_the_time_went_in_a_run_of_that_name_too_whose_reader
 
 def test_killed_inside_each_stage_of_a_save_and_between_saves_and_resumed_equals_uninterrupted(uninterrupted):
     stages = [f"save:{stage}:1" for stage in ("model", "optimizer", "state", "manifest", "rename", "rotate")]
-    for kill in ("step:2", *stages, "step:1", "step:2"):
+    for kill in ("step:2", *stages, "step:1"):
         run(CHILD, *TINY, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT=kill)
     run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
     assert final_state("k") == final_state("whole")
@@ -310,8 +311,7 @@ def test_model_has_the_weights_of_the_lowest_validation_loss_whose_checkpoint_is
     log = Path("runs/whole/run.log").read_text()
     said = f"model/ has the weights of step {best}: validation loss {found[best]:.4f}, the lowest of 7 evaluations"
     assert said in log
-    kills = [f"save:{stage}:{number}" for stage in ("model", "manifest", "rename", "rotate") for number in (1, 2)]
-    for kill in (*kills, "step:1", "step:2", "step:3"):
+    for kill in ("save:rename:1", "save:rotate:1", "save:rotate:2", "step:3"):
         run(CHILD, *RISES, "--run_name", "k", expect=None, LEDGER="k.ledger", KILL_AT=kill)
     run(CHILD, *RISES, "--run_name", "k", LEDGER="k.ledger")
     assert final_state("k") == final_state("whole")
@@ -358,99 +358,55 @@ def test_early_stopping_ends_a_run_as_a_planned_end_does(rises):
         assert f"{name}: has no effect with eval_steps = 0; add --eval_steps 250" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_killed_at_any_moment_and_resumed_equals_uninterrupted(uninterrupted, seed):
-    chance = random.Random(seed)
-    command = [sys.executable, CHILD, *TINY, "--run_name", "k"]
-    env = {**os.environ, "LEDGER": "k.ledger", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
-    for _ in range(3):
-        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-        for line in process.stderr:  # the header is out: from here on any moment will do
-            if line.startswith("compute"):
-                break
-        time.sleep(chance.uniform(0.0, 1.5))
-        process.kill()
-        process.communicate()
-    run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
-    assert final_state("k") == final_state("whole")
-    assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
-
-
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_signal_abandons_the_partial_step_saves_and_resumes_exactly(uninterrupted, name, status):
-    done = run(CHILD, *TINY, "--run_name", "k", expect=status, LEDGER="k.ledger", STOP_AT="7:2", STOP_BY=name)
-    assert f"stopped by {name} after 7 steps" in done.stderr and "the same command resumes" in done.stderr
+def test_a_signal_abandons_the_partial_step_saves_and_resumes_exactly(uninterrupted):
+    done = run(CHILD, *TINY, "--run_name", "k", expect=130, LEDGER="k.ledger", STOP_AT="7:2", STOP_BY="SIGINT")
+    assert "stopped by SIGINT after 7 steps" in done.stderr and "the same command resumes" in done.stderr
     assert checkpoint.list_checkpoints(Path("runs/k/checkpoints"))[0].name == "step-00000007"
     run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
     assert final_state("k") == final_state("whole")
     assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
-def test_a_signal_to_the_launcher_saves_and_frees_the_folder(workplace, number):
-    script = [str(ROOT / "train.py"), *TINY, "--run_name", "s", "--max_steps", "100000", "--eval_steps", "0"]
-    config_file = str(ROOT / "accelerate_configs" / "cpu.yaml")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config_file]
-    command = [*launch, *script, "--save_steps", "0", "--sample_steps", "0"]
-    # The pipe is held by the trainer too: it ends when the trainer has, also when its launcher went first.
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    for line in process.stderr:
-        if "/100000" in line:
-            break
-    process.send_signal(getattr(signal, number))
-    sent = time.monotonic()
-    rest = process.stderr.read()
-    assert time.monotonic() - sent < 60  # 100,000 steps take longer
-    process.wait()
-    assert "the same command resumes" in rest
+def main(argv: list[str]) -> None:
+    """Be ``accelerate launch``; its trainer is a process that imports for itself."""
+    words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), str(ROOT / "train.py"), *argv]
+    launch.launch_command(launch.launch_command_parser().parse_args(words))
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    return [pid, *(one for child in children(pid) for one in family(child))]
+
+
+def end_launcher(pid: int, number: signal.Signals) -> None:
+    """Send a launcher a signal, and wait until nothing of what it has started is left."""
+    started = family(pid)
+    os.kill(pid, number)
+    os.waitpid(pid, 0)
+    wait_until(lambda: not any(map(alive, started)), 60)  # 100,000 steps take longer
+
+
+ENDLESS = (*TINY, *UNSEEN, "--run_name", "s", "--max_steps", "100000", "--save_steps", "0")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_to_the_launcher_saves_and_leaves_no_process(workplace, number):
+    pid, _, err = fork(__file__, ENDLESS, {})
+    wait_until(lambda: Path("runs/s/metrics.jsonl").exists() and losses("s"), 60)
+    end_launcher(pid, number)
+    assert "the same command resumes" in Path(err).read_text()
     (path,) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
     assert checkpoint.find_fault(path) is None
 
 
-# Python runs this in each process before anything else. It holds train.py in its imports, or the reader that train.py
-# waits for: until a line comes, or standard input ends with the process that holds its other end.
-HOLD = """
-import os, sys
-script = next((word for word in sys.orig_argv if word.endswith(".py")), "")
-class Hold:
-    def find_spec(self, name, path=None, target=None):
-        if name == "numpy":
-            sys.meta_path.remove(self)
-            with open("held", "w") as held:
-                held.write("held")
-            if script.endswith("prepare_data.py"):
-                sys.stdin.read()
-                os._exit(1)
-            open("go").read()
-if script.endswith(os.environ["HELD"]) and "accelerate.commands.launch" not in sys.orig_argv:
-    sys.meta_path.insert(0, Hold())
-"""
-
-
-@pytest.mark.parametrize("script", ["train.py", "prepare_data.py"])
-def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(workplace, script):
-    """While train.py imports, and while it waits for data."""
-    Path("hook").mkdir()
-    Path("hook/sitecustomize.py").write_text(HOLD)
-    for name in ("held", "go"):
-        os.mkfifo(name)
+@pytest.mark.slow
+def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(workplace):
+    """While train.py imports, for seconds, and its reader does."""
     shutil.rmtree("data")
-    launch = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml")]
-    command = [sys.executable, *launch, str(ROOT / "train.py"), *TINY, *UNSEEN, "--max_steps", "100000"]
-    environment = os.environ | {"PYTHONPATH": f"hook:{ROOT}", "HELD": script}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
-    try:
-        assert Path("held").read_text() == "held"
-        process.terminate()
-        assert process.wait(timeout=60) == -signal.SIGTERM
-        if script == "train.py":
-            Path("go").write_text("go")
-        _, said = process.communicate(timeout=300)  # the pipe ends when the last process that holds it has
-        assert "stopped by" not in said and not Path("runs").exists()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    pid, _, err = fork(__file__, ENDLESS, {})
+    wait_until(lambda: len(family(pid)) == 3, 60)
+    end_launcher(pid, signal.SIGTERM)
+    assert "stopped by" not in Path(err).read_text() and not Path("runs").exists()
 
 
 def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(workplace):
@@ -492,19 +448,6 @@ def test_accumulation_equals_one_large_batch(workplace):
     run("train.py", *plain, "--run_name", "many", "--per_device_train_batch_size", "1")
     run("train.py", *plain, "--run_name", "whole", "--per_device_train_batch_size", "8")
     assert losses("many") == pytest.approx(losses("whole"), abs=1e-5)
-
-
-def test_damaged_newest_checkpoint_is_named_and_the_one_before_is_taken(uninterrupted):
-    (path,) = Path("runs/whole/checkpoints/step-00000012").glob("optimizer.safetensors")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    before = path.read_bytes()
-    done = run("train.py", *TINY, "--run_name", "whole")
-    assert "step-00000012: optimizer.safetensors is damaged" in done.stderr
-    assert "resumed from runs/whole/checkpoints/step-00000009" in done.stderr
-    assert checkpoint.find_fault(path.parent) is None
-    assert path.read_bytes() != before
 
 
 def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(workplace, monkeypatch):
@@ -553,11 +496,10 @@ def test_eval_only_scores_the_newest_checkpoint_and_writes_nothing(uninterrupted
     assert sorted((str(p), p.stat().st_mtime_ns) for p in Path("runs").rglob("*")) == before
 
 
-def test_evaluating_never_changes_training(workplace):
-    run("train.py", *TINY, "--run_name", "looks")
+def test_evaluating_never_changes_training(uninterrupted):
     run("train.py", *TINY, *UNSEEN, "--run_name", "blind", "--save_steps", "12")
-    assert losses("looks") == losses("blind")
-    looks, blind = final_state("looks"), final_state("blind")
+    assert losses("whole") == losses("blind")
+    looks, blind = final_state("whole"), final_state("blind")
     for name in ("evaluations", "evaluated_step", "best_loss", "best_step", "since_best"):
         assert looks["state"].pop(name) != blind["state"].pop(name) or name == "since_best"
     assert looks == blind
@@ -574,47 +516,30 @@ def test_a_run_without_evaluations_at_its_start_and_with_shards_elsewhere_learns
     run("train.py", *TINY, "--run_name", "late")  # shards of the same contents serve, wherever they lie
 
 
-def bad_inputs() -> dict[str, tuple[list[str], str]]:
-    return {
-        "misspelt flag": (["--max_step", "3"], "did you mean --max_steps"),
-        "no such recipe": (["--recipe", "tinny.yaml"], "did you mean tiny.yaml"),
-        "not UTF-8": (["--data_files", "latin1.txt"], "latin1.txt: offset 3: byte 0xe9 is not UTF-8"),
-        "a prompt of other characters": (
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--recipe", "tinny.yaml"], "did you mean tiny.yaml"),
+        (
             ["--sample_prompts", "the ", "the 中é"],
             "sample_prompts = 'the 中é': the character tokenizer has no id for 'é' '中': they do not stand in the text it "
             "was made from; give other words: --sample_prompts TEXT..., or --sample_steps 0",
         ),
-        "short text": (["--data_files", "short.txt"], "no shard of it one window"),
-        "vocabulary too small": (["--vocab_size", "8"], "use --vocab_size 64"),
-        "step that does not divide": (["--tokens_per_step", "100"], "the nearest is 96"),
-        "Hub data set": (["--data_files", "none", "--dataset_name", "owner/name"], "HF_HUB_OFFLINE is set"),
-        "no such checkpoint": (["--resume_from_checkpoint", "runs/x"], "no such checkpoint"),
-        "nothing to score": (["--eval_only"], "holds no checkpoint; train first, or give --init_from MODEL"),
-        "made tokenizer for others' shards": (["--data_dir", "nano"], "--tokenizer openai-community/gpt2"),
-        "no such tokenizer": (["--tokenizer", "./nowhere"], "tokenizer = ./nowhere: cannot be loaded"),
-    }
-
-
-@pytest.mark.parametrize("case", bad_inputs())
-def test_bad_input_is_one_error_with_a_remedy_and_writes_nothing(workplace, case):
-    flags, words = bad_inputs()[case]
-    Path("latin1.txt").write_bytes("abcé".encode("latin-1") * 100)
+        (["--data_files", "short.txt"], "no shard of it one window"),
+        (["--vocab_size", "8"], "use --vocab_size 64"),
+        (["--data_files", "none", "--dataset_name", "owner/name"], "HF_HUB_OFFLINE is set"),
+        (["--eval_only"], "holds no checkpoint; train first, or give --init_from MODEL"),
+        (["--data_dir", "nano"], "--tokenizer openai-community/gpt2"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_bad_input_is_one_error_with_a_remedy_and_writes_nothing(workplace, flags, words):
     Path("short.txt").write_text("too short to fill a window")
     Path("nano").mkdir()
     for name in ("train.bin", "val.bin"):
         np.arange(50, dtype=np.uint16).tofile(f"nano/{name}")
     said = run("train.py", *TINY, *flags, expect=2).stderr
-    assert words in said
-    assert "Traceback" not in said
-    assert not Path("runs").exists()
-
-
-def test_run_folder_of_another_recipe_is_refused_with_the_difference(uninterrupted):
-    before = final_state("whole")
-    done = run("train.py", *TINY, "--run_name", "whole", "--learning_rate", "0.5", "--n_layer", "3", expect=2)
-    assert "learning_rate = 0.003, asked for 0.5" in done.stderr
-    assert "n_layer = 2, asked for 3" in done.stderr
-    assert final_state("whole") == before
+    assert words in said and "Traceback" not in said and not Path("runs").exists()
 
 
 def test_a_state_whose_values_are_of_other_types_is_refused_by_file_and_field_though_every_hash_agrees(uninterrupted):
@@ -631,22 +556,6 @@ def test_a_state_whose_values_are_of_other_types_is_refused_by_file_and_field_th
     sign(path)
     with pytest.raises(BadInput, match=f"{path}: its state.json has no science, data, scaler, threads: it is not"):
         resume.read_state(path)
-
-
-def test_a_checkpoint_that_was_edited_with_its_hashes_ends_the_start_with_a_line(uninterrupted):
-    path = Path("runs/whole/checkpoints/step-00000012")
-    state, tensors = files.read_json(path / "state.json"), load_file(path / "optimizer.safetensors")
-    flat = {name: tensor.flatten() for name, tensor in tensors.items()}
-    edits = {
-        "optimizer.safetensors": lambda file: save_file(flat, file),
-        "state.json": lambda file: files.write_json(file, state | {"elapsed_seconds": "long"}),
-    }
-    for name, edit in edits.items():
-        edit(path / name)
-        sign(path)
-        done = run("train.py", *TINY, "--run_name", "whole", "--max_steps", "12", expect=2)
-        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert name in line and str(path) in line and "Traceback" not in done.stderr
 
 
 def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kill(uninterrupted):
@@ -674,12 +583,6 @@ def test_a_run_that_goes_back_keeps_what_it_does_from_there_after_a_kill(uninter
     state = checkpoint.read_state(Path("runs/whole/checkpoints/step-00000012"))
     assert state["origin"]["checkpoint"] == "runs/whole/checkpoints/step-00000009"
     assert "nothing is left to train" in run("train.py", *flags).stderr
-
-
-def test_resuming_on_other_text_is_refused(uninterrupted):
-    Path("other.txt").write_text(Path("text.txt").read_text().replace("cat", "tac"))
-    done = run("train.py", *TINY, "--run_name", "whole", "--data_files", "other.txt", expect=2)
-    assert "other data" in done.stderr
 
 
 def test_shards_of_another_tokenizer_are_refused(uninterrupted):
@@ -776,10 +679,10 @@ def windows_of_an_epoch(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", ["stream", pytest.param("mixture", marks=pytest.mark.slow)])
-def test_the_ledger_is_one_whatever_reads_it(streaming, kind):
+def test_the_ledger_is_one_whatever_reads_it_and_kills_of_trainer_and_reader_change_nothing(streaming, kind):
     flags = ("--recipe", f"{kind}.yaml", *UNSEEN)
     run(CHILD, *flags, "--run_name", "one", LEDGER="one.ledger")
-    whole = windows_read("one.ledger")
+    whole, made = windows_read("one.ledger"), {path: path.read_bytes() for path in Path("data").rglob("*.bin")}
     assert len(whole) == 12 * 8
     run(CHILD, *flags, "--run_name", "two", processes=2, LEDGER="two.ledger")
     run(CHILD, *flags, "--run_name", "batch", "--per_device_train_batch_size", "4", LEDGER="batch.ledger")
@@ -795,21 +698,14 @@ def test_the_ledger_is_one_whatever_reads_it(streaming, kind):
         for begin in (0, count):
             assert sorted(mine[begin : begin + count]) == sorted(f"{source}:{window}" for window in range(count))
 
-
-@pytest.mark.parametrize("kind", ["stream", pytest.param("mixture", marks=pytest.mark.slow)])
-def test_kills_of_trainer_and_reader_change_nothing_that_is_read(streaming, kind):
-    flags = ("--recipe", f"{kind}.yaml", *UNSEEN)
-    run(CHILD, *flags, "--run_name", "one", LEDGER="one.ledger")
-    prepared = {path: path.read_bytes() for path in Path("data").rglob("*.bin")}
     shutil.rmtree("data")
     killed = (CHILD, *flags, "--run_name", "killed")
     run(*killed, LEDGER="killed.ledger", expect=-9, KILL_AT="step:4", KILL_READER="1")
     run(*killed, LEDGER="killed.ledger", expect=-9, KILL_AT="step:2")
     run(*killed, LEDGER="killed.ledger")
-    assert windows_read("killed.ledger") == windows_read("one.ledger")
-    assert losses("killed") == losses("one")
+    assert windows_read("killed.ledger") == whole and losses("killed") == losses("one")
     assert final_state("killed")["model.safetensors"] == final_state("one")["model.safetensors"]
-    assert {path: path.read_bytes() for path in Path("data").rglob("*.bin")} == prepared
+    assert {path: path.read_bytes() for path in Path("data").rglob("*.bin")} == made
 
 
 def test_shards_of_others_are_trained_on_where_they_lie(streaming):
@@ -826,10 +722,16 @@ def test_shards_of_others_are_trained_on_where_they_lie(streaming):
     assert not Path("data").exists()
 
 
-def test_training_begins_with_the_first_block_and_waits_for_the_reader(streaming, monkeypatch):
+def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_does_until_data_are_mended(
+    streaming, monkeypatch
+):
     monkeypatch.setattr("pretrain.data.background.LOG_SECONDS", 0.0)
     flags = ("--recipe", "stream.yaml", "--run_name", "s", *UNSEEN)
-    pid, _, err = fork(CHILD, flags, {"LEDGER": "s.ledger", "HOLD_READER": "4", "ACCELERATE_USE_CPU": "true"})
+    run(CHILD, *flags, "--run_name", "whole", LEDGER="whole.ledger")
+    shutil.rmtree("data")
+    good = Path("b3.parquet").read_bytes()
+    Path("b3.parquet").write_bytes(good[:100] + bytes(100) + good[200:])
+    pid, _, err = fork(CHILD, flags, {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"})
     waits = r"waiting: \d+ of \d+ windows are there"
     wait_until(lambda: re.search(waits, Path(err).read_text()) and losses("s"), 60)
     (folder,) = Path("data").glob("a0-*")
@@ -837,27 +739,17 @@ def test_training_begins_with_the_first_block_and_waits_for_the_reader(streaming
     # A block is 4 windows, a step 8: as many steps as there are whole blocks for were done, and no more.
     assert 1 <= len(losses("s")) == windows_of_an_epoch(folder) // 8
     Path("go").touch()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert len(losses("s")) == 12
-    waits = [row["data_wait_seconds"] for row in rows("s")]
-    assert 0 < waits[0] < waits[-1] and waits == sorted(waits)
-
-
-def test_a_reader_that_cannot_go_on_stops_the_run_with_a_checkpoint_and_mended_data_goes_on(streaming):
-    flags = ("--recipe", "stream.yaml", "--run_name", "s", *UNSEEN)
-    run(CHILD, *flags, "--run_name", "whole", LEDGER="whole.ledger")
-    shutil.rmtree("data")
-    good = Path("b3.parquet").read_bytes()
-    Path("b3.parquet").write_bytes(good[:100] + bytes(100) + good[200:])
-    done = run(CHILD, *flags, LEDGER="s.ledger", SLOW_READER="1", expect=1)
-    assert re.search(r"b3.parquet: (row \d+: )?cannot be read: .*Repair or replace", done.stderr)
-    assert "Traceback" not in done.stderr
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    said = Path(err).read_text()
+    assert re.search(r"b3.parquet: (row \d+: )?cannot be read: .*Repair or replace", said) and "Traceback" not in said
     (newest, *_) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
     assert 0 < checkpoint.step_of(newest) == len(losses("s")) < 12
     Path("b3.parquet").write_bytes(good)
     run(CHILD, *flags, LEDGER="s.ledger")
-    assert windows_read("s.ledger") == windows_read("whole.ledger")
+    assert windows_read("s.ledger") == windows_read("whole.ledger") and len(losses("s")) == 12
     assert final_state("s")["model.safetensors"] == final_state("whole")["model.safetensors"]
+    waits = [row["data_wait_seconds"] for row in rows("s")]
+    assert 0 < waits[0] <= waits[-1] and waits == sorted(waits)
 
 
 def test_consumed_shards_are_deleted_and_a_killed_run_still_resumes_exactly(streaming):

@@ -1,5 +1,6 @@
 """train.py and the Hub, end to end: the real client against a server on this machine."""
 
+import contextlib
 import json
 import os
 import re
@@ -182,15 +183,22 @@ class Machines:
         return done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(prepared, tmp_path_factory):
+    """How a run ends that nothing interrupted, and what it reads."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        run(WITNESS, "--recipe", "tiny.yaml", *STEPS, "--run_name", "whole", LEDGER="ledger")
+        return final_state("whole"), ledger(Path("ledger"))
+
+
 @pytest.fixture
-def fresh_machines(workplace, monkeypatch):
-    """Machines beside a run that nothing interrupted, runs/whole."""
-    run(WITNESS, "--recipe", "tiny.yaml", *STEPS, "--run_name", "whole", LEDGER="whole.ledger")
-    whole = final_state("whole")
+def fresh_machines(uninterrupted, workplace, monkeypatch):
+    """Machines whose run has to end as the one that nothing interrupted."""
     with HubServer() as server:
         yield Machines(server, workplace, monkeypatch)
-    assert final_state("tiny") == whole  # the last machine's
-    assert ledger(workplace / "p.ledger") == ledger(workplace / "whole.ledger")
+    assert (final_state("tiny"), ledger(workplace / "p.ledger")) == uninterrupted  # of the last machine
 
 
 def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_notice(fresh_machines):
@@ -206,8 +214,10 @@ def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_n
 
 @pytest.mark.parametrize(
     "fault, begins",
-    [(Fault("PUT /lfs/", kind="hang"), 4), (Fault("/commit/", kind="lose"), 6)],
-    ids=["an upload hangs", "a commit's answer is lost"],
+    [
+        pytest.param(Fault("PUT /lfs/", kind="hang"), 4, id="an upload hangs"),
+        pytest.param(Fault("/commit/", kind="lose"), 6, id="a commit's answer is lost", marks=pytest.mark.slow),
+    ],
 )
 def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no_more(fresh_machines, fault, begins):
     server = fresh_machines.server
