@@ -599,7 +599,7 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
     "name, reason",
     [
         ("missing.txt", "HTTP status 404. Check the name"),
-        ("short.txt", "failed 10 times in a row, last with ConnectionError: RemoteProtocolError"),
+        ("short.txt", "failed 10 times in a row, last with RemoteProtocolError"),
         ("empty.txt", "cannot be read: ValueError: is empty. Repair or replace the file"),
         ("page.txt", "the answer of http://127.0.0.1:"),
         ("", "cannot be fetched ("),
