@@ -314,6 +314,10 @@ def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_tha
     assert clock.sleeps == 2 and not behind
     found = story.wait([5], any_of=lambda behind, failed, stop, growing: [behind, True, stop, growing])
     assert found == "the reader of another process failed (see above)" and clock.sleeps == 2
+    story.complete, asked = True, []
+    for growing in (True, False):  # it asks with the others as long as one of them has more to come
+        assert story.wait([5], any_of=lambda *mine: asked.append(mine) or [*mine[:3], growing]) is None  # noqa: B023
+    assert story.wait([5], any_of=None) is None and len(asked) == 2
 
 
 @pytest.mark.parametrize("mine", [True, False])

@@ -260,7 +260,6 @@ LLM_C, UINT16, RAW = llm_c(range(7)), npy(np.arange(7, dtype="<u2")), np.arange(
     "body, train, validation, other",
     [
         (LLM_C, ["fineweb_train_000001.bin", "fineweb_train_000002.bin"], ["fineweb_val_000000.bin"], "LICENSE.bin"),
-        (LLM_C, ["tiny_shakespeare_train.bin"], ["tiny_shakespeare_val.bin"], "trainer_state.bin"),
         (LLM_C, ["TinyStories_train.bin"], ["TinyStories_validation_0.bin"], "._TinyStories_train.bin"),
         (
             UINT16,
@@ -269,9 +268,8 @@ LLM_C, UINT16, RAW = llm_c(range(7)), npy(np.arange(7, dtype="<u2")), np.arange(
             "a.npy",
         ),
         (RAW, ["train.bin"], ["val.bin"], "meta.pkl"),
-        (UINT16, ["train.npy"], ["val.npy"], ".train_00000_00000.bin.tmp"),
     ],
-    ids=["modded-nanogpt", "llm.c", "words", "build-nanogpt", "nanoGPT", "npy"],
+    ids=["modded-nanogpt", "words", "build-nanogpt", "nanoGPT"],
 )
 def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, validation, other):
     for name in [*train[::-1], *validation, "corpus_test_0.bin"]:

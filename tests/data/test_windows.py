@@ -191,7 +191,7 @@ def test_shards_whose_windows_all_lie_before_are_released_for_deletion_once(tmp_
 
 def test_each_source_gives_every_window_once_an_epoch(short_cycles):
     draw = random.Random(20240520)
-    for _ in range(30):
+    for _ in range(15):
         changes, num_windows = small_mixture(draw)
         draws = draws_of(shared_out(draw, changes, 1), steps_of(changes), num_windows)
         for source, have in enumerate(num_windows):
@@ -203,7 +203,7 @@ def test_each_source_gives_every_window_once_an_epoch(short_cycles):
 def test_the_order_is_the_same_for_any_number_of_processes_and_any_micro_batch(short_cycles):
     """And from any step on: a resumed run reads what the uninterrupted one would have."""
     draw = random.Random(1)
-    for _ in range(15):
+    for _ in range(8):
         changes, num_windows = small_mixture(draw)
         steps = steps_of(changes)
         wanted, at = draws_of(order(**changes), steps, num_windows), draw.choice(steps)

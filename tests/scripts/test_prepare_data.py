@@ -299,14 +299,6 @@ def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe):
     assert counts(folder) == {"documents": 7, "without_text": 3, "surrogates_replaced": 2}
 
 
-def test_tokenizers_made_from_odd_documents_know_them(workplace):
-    rows = [*texts(9), "half \ud83d of", None, "NUL \0"]
-    path = write_table(Path("odd.jsonl"), rows)
-    for flags in (("--tokenizer", "characters"), ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300")):
-        folder = folder_of("--data_files", path, "--validation_tokens", "20", *flags)
-        assert decoded(folder, "train")[0][-2:] == ["half \ufffd of", "NUL \0"]
-
-
 def test_limit_tokens_ends_after_the_document_that_reaches_it(workplace):
     rows, files = write_tables("parquet", 12, 30, 9)
     held, train = split_in_two(rows, 300)
