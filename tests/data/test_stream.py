@@ -187,12 +187,6 @@ def test_silence_a_trickle_or_a_page_is_tried_again_at_opening_and_at_reading(se
             texts([f"{server.url}/files/a.jsonl"])
 
 
-def test_a_table_that_is_served_as_html_is_read(server):
-    lines = json_lines([{"text": "<html>"}]).decode()
-    server.faults = fault(" " + lines, times=ALWAYS)
-    assert texts([f"{server.url}/files/a.jsonl"]) == ["<html>"]
-
-
 def test_a_server_that_gives_no_part_of_a_file_alone_is_read_through_and_refused_for_a_table_that_is_read_in_places(
     server,
 ):
