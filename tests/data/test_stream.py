@@ -192,6 +192,10 @@ def test_a_server_that_gives_no_part_of_a_file_alone_is_read_through_and_refused
 ):
     server.faults = fault("whole", times=ALWAYS)
     assert texts([f"{server.url}/files/a.jsonl.gz"]) == ROWS
+    server.faults = [[".", "ok", 1], [".", "half", 1], [".", "whole", ALWAYS]]
+    assert (
+        texts([f"{server.url}/files/a.csv"]) == ROWS and len(server.waits) == 1
+    )  # its size shows that half is missing
     with pytest.raises(BadInput, match="a.parquet: its server gives no part of a file alone"):
         texts([f"{server.url}/files/a.parquet"])
 

@@ -279,7 +279,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
     wanted = [[tokenizer.eos_token_id, *ids] for ids in tokenization.Encoder(tokenizer)([first, train])]
     assert counts(folder) == {"documents": 2} and found == sum(wanted, [])[: len(found)]
     assert limit <= len(found) < limit + 200 if limit else len(found) == sum(map(len, wanted))
-    if limit:  # the other is killed with SOURCES, in the slow tests
+    if limit:  # the other is killed with SOURCES
         whole, drawn = contents(folder), random.Random(limit)
         shutil.rmtree(folder)
         assert not all(killed(f"op:{drawn.randint(8, 50)}", *flags) for _ in range(60)), "no end"
@@ -322,7 +322,7 @@ SOURCES = {
     "text": ("txt", (200,), ("--validation_fraction", "0.1", "--shard_tokens", "900")),
     "text of another split": ("lines", (90, 60), ("--shard_tokens", "200")),
 }
-LONG = ("long documents", "text of another split")
+LONG = ("long documents", "text")
 
 
 def source(name: str) -> tuple[str, ...]:
@@ -340,7 +340,9 @@ def source(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-@pytest.mark.parametrize("name", ["tables", "limit", "text", *(pytest.param(n, marks=pytest.mark.slow) for n in LONG)])
+@pytest.mark.parametrize(
+    "name", ["tables", "limit", "text of another split", *(pytest.param(n, marks=pytest.mark.slow) for n in LONG)]
+)
 def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, name, seed):
     flags = source(name)
     folder, whole = prepared_once(*flags)
