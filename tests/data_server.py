@@ -24,9 +24,10 @@ class DataServer(ThreadingHTTPServer):
 
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
     (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
-    "other" (its ETag is another file's), "garbage" (an answer that is not HTTP), "silent" (no answer in time), "drip" (a
-    byte now and then), "ok" (no fault: what it meets is passed to no later one), and what begins with one of "[{< ": it
-    is the answer itself, JSON or (called) HTML.
+    "other" (its ETag is another file's), "whole" and "half" (all or half of the file, whatever part is asked for),
+    "garbage" (an answer that is not HTTP), "silent" (no answer in time), "drip" (a byte now and then), "ok" (no fault:
+    what it meets is passed to no later one), and what begins with one of "[{< ": it is the answer itself, JSON or
+    (called) HTML.
     """
 
     daemon_threads = True
@@ -199,12 +200,12 @@ class _Handler(BaseHTTPRequestHandler):
             headers.append(("Last-Modified", self.date_time_string()))
         headers.append(("Accept-Ranges", "bytes"))
         status = 200
-        if asked := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+        if fault not in ("whole", "half") and (asked := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
             begin, end = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
             headers.append(("Content-Range", f"bytes {begin}-{end}/{len(data)}"))
             data, status = data[begin : end + 1], 206
-        if fault in ("lie", "empty"):
-            data = data[: len(data) // 2 if fault == "lie" else 0]
+        if fault in ("lie", "half", "empty"):
+            data = data[: 0 if fault == "empty" else len(data) // 2]
         if fault == "drip" and body:
             self.drip(status, data, headers)
         else:

@@ -43,7 +43,7 @@ def http_status_and_retry_after(error: BaseException | None, *, contexts: bool =
     for one in causes(error, contexts=contexts):
         answer = getattr(one, "response", None)
         status = getattr(one, "status", None) or getattr(answer, "status_code", None)
-        if isinstance(status, int) and not _is_garbled(one):
+        if isinstance(status, int):
             return status, retry_after(getattr(one, "headers", None) or getattr(answer, "headers", None) or {})
     return None, 0.0
 
@@ -84,8 +84,3 @@ def refuse_page(begin: bytes, headers: Mapping[str, str], url: str) -> None:
             f"the answer of {url} looks like a proxy's or log-in page (HTML); open it in a browser and log in, or set "
             f"HTTPS_PROXY and NO_PROXY as this network wants them"
         )
-
-
-def _is_garbled(error: BaseException) -> bool:
-    # Of an answer that it cannot parse aiohttp says status 400, which no server has said.
-    return any(kind.__name__ == "HttpProcessingError" for kind in type(error.__cause__).__mro__)

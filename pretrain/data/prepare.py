@@ -246,20 +246,16 @@ def merge(folder: Path) -> None:
     jobs = _jobs(folder)
     if not shards.is_complete(folder):
         found = {job: manifest for job in jobs if (manifest := shards.read_manifest(folder, job.manifest))}
-        missing = {}
-        for count in sorted({job.count for job in jobs}):
-            wanted = [Job(index, count) for index in range(count)]
-            missing[count] = [job.manifest for job in wanted if job not in found or not found[job]["complete"]]
-            if not missing[count]:
-                join(folder, [found[job] for job in wanted])
-                break
-        else:
-            fewest = min(missing.values(), key=len, default=["jobs"])
-            mixed = f"; of several numbers of jobs ({', '.join(map(str, missing))}) finish the jobs of one"
+        wanted = {count: [Job(index, count) for index in range(count)] for count in sorted({job.count for job in jobs})}
+        complete = {job for job, manifest in found.items() if manifest["complete"]}
+        missing = [[job.manifest for job in each if job not in complete] for each in wanted.values()] or [["jobs"]]
+        if fewest := min(missing, key=len):
+            mixed = f"; of several numbers of jobs ({', '.join(map(str, wanted))}) finish the jobs of one"
             raise BadInput(
                 f"{folder}: cannot be merged: {', '.join(fewest)} not complete; run these jobs first"
-                f"{mixed if len(missing) > 1 else ''}"
+                f"{mixed if len(wanted) > 1 else ''}"
             )
+        join(folder, [found[job] for job in next(each for each in wanted.values() if complete.issuperset(each))])
     for job in jobs:
         (folder / job.lock).unlink(missing_ok=True)
         (folder / job.manifest).unlink()

@@ -6,14 +6,12 @@ import sys
 import threading
 import time
 
-from tqdm import tqdm
-
 from pretrain.data.documents import Document
 from pretrain.recipe import keys
 
 log = logging.getLogger(__name__)
 
-SHOW_SECONDS, SHOW_LINE_SECONDS = 0.5, 10.0  # between two updates of the bar; between two lines without one
+SHOW_LINE_SECONDS = 10.0  # between two lines
 FEW_BYTES = 2.5  # a token: less than any language has under a tokenizer made for it
 AHEAD_SHARDS = 2  # with stream_keep = consumed: how far the reader runs ahead of the trainer
 
@@ -49,7 +47,7 @@ class PrefetchTarget:
 
 
 class Progress:
-    """The visible progress: a bar on a terminal, a line now and then without one, a line a shard when train.py follows.
+    """The visible progress: a line now and then, or, when train.py follows, where a shard is finished.
 
     Args:
         manifest: where an earlier process has ended.
@@ -58,14 +56,12 @@ class Progress:
     """
 
     def __init__(self, target: PrefetchTarget | None, manifest: dict, expected_bytes: float, limit_tokens: int):
-        self.target, self._expected, self._limit, self._bar = target, expected_bytes, limit_tokens, None
+        self.target, self._expected, self._limit = target, expected_bytes, limit_tokens
         rows = manifest["splits"]["train"]
         self._tokens = sum(row["tokens"] for row in rows)
         self._documents = manifest["counts"]["train"].get("documents", 0)
         self._bytes = self._bytes_before = sum(row["text_bytes"] for row in rows)
         self._started = self._shown = time.perf_counter()
-        if not target and sys.stderr.isatty():
-            self._bar = tqdm(total=expected_bytes, initial=self._bytes, unit="B", unit_scale=True, dynamic_ncols=True)
 
     def count(self, document: Document) -> None:
         """Note a document; show it now and then."""
@@ -73,21 +69,15 @@ class Progress:
         self._tokens += len(document.ids)
         self._bytes += document.text_bytes
         now = time.perf_counter()
-        if self.target or now - self._shown < (SHOW_SECONDS if self._bar is not None else SHOW_LINE_SECONDS):
+        if self.target or now - self._shown < SHOW_LINE_SECONDS:
             return
         self._shown, total = now, self._expected
         if self._limit:
             total = min(total, self._limit * self._bytes / max(1, self._tokens))
-        done = f"{self._documents:,} documents, {self._tokens:,} tokens"
-        if self._bar is not None:
-            self._bar.total = max(total, self._bytes)
-            self._bar.set_postfix_str(done, refresh=False)
-            self._bar.update(self._bytes - self._bar.n)
-            return
         speed = self._bytes_per_second()
         # The first rows may have no text at all.
         left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total and speed else ""
-        log.info(f"{done}, {speed / 1e6:.1f} MB/s{left}")
+        log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}")
 
     def shard(self, rows: list[dict]) -> None:
         """Note a finished shard; wait here when the trainer is far behind and shards are kept few."""
@@ -100,8 +90,6 @@ class Progress:
 
     def end(self, manifest: dict) -> None:
         """Log what there is now."""
-        if self._bar is not None:
-            self._bar.close()
         for split, rows in manifest["splits"].items():
             tokens, text_bytes = sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
             counts = ", ".join(

@@ -34,10 +34,10 @@ class Reader:
     Attributes:
         name: as ``datasets`` has it; prepared folders are known by it.
         suffixes: how its files' names end.
-        rows: (file, column, start, options) -> what stands in the column, from row ``start`` on; a value that is no
-            text is a row without text. ``options``: the data set's, as ``datasets`` states them; None: the format's
-            own. Raises BadInput for a file without the column, Unreadable for a row that cannot be read, TruncatedError
-            where the file ends before ``start`` or before its end.
+        rows: (file, column, start, options) -> what stands in the column, row by row; what is given for those before
+            ``start`` is not looked at. A value that is no text is a row without text. ``options``: the data set's, as
+            ``datasets`` states them; None: the format's own. Raises BadInput for a file without the column, Unreadable
+            for a row that cannot be read, TruncatedError where the file ends before its end.
         in_places: the file is read in places, which a compression hides.
     """
 
@@ -89,14 +89,10 @@ def values_of(cells: Any, column: Column) -> Any:
 
 def column_types(schema: Any) -> dict[str, str]:
     """Return the type of each column of an Arrow schema, as ``refuse_column`` names it."""
-    import pyarrow as pa  # text does not need it
-
     types = {}
     for field in schema:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_fixed_size_list)
-        ids = any(is_list(kind) for is_list in lists) and pa.types.is_integer(kind.value_type)
-        holds = "" if pa.types.is_null(kind) else IDS if ids else str(kind)
-        types[field.name] = TEXT if any(is_text(kind) for is_text in texts) else holds
+        kind = field.type.value_type if str(field.type).startswith("dictionary") else field.type
+        word, held = str(kind), str(getattr(kind, "value_type", ""))  # of a list
+        is_text, is_ids = word in ("string", "large_string", "string_view"), held.startswith(("int", "uint"))
+        types[field.name] = TEXT if is_text else IDS if is_ids else "" if word == "null" else word
     return types

@@ -1,22 +1,19 @@
 """Files of tables, here, behind a URL or on the Hub: opened, unpacked, tried again, pinned to what they first were."""
 
-import asyncio
 import contextlib
 import functools
 import logging
 import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from glob import has_magic
-from io import BufferedReader
+from io import SEEK_SET, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import datasets
-import fsspec
+import httpx
 import huggingface_hub
-from aiohttp import ClientResponse, ClientSession, ClientTimeout, StreamReader, TraceConfig
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
@@ -31,93 +28,110 @@ from pretrain.data.retries import RetryPolicy
 
 TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20
+PART_BYTES = 5 * 2**20  # of a file behind a URL: a pause between two parts may last as it likes
 
 # By URL: what its server said of the file when it was first read, and where what was read of it is kept.
-WATCHED: dict[Any, tuple[dict[str, str], str]] = {}
+WATCHED: dict[str, tuple[dict[str, str], str]] = {}
 
 
-async def _session(**options) -> ClientSession:
-    """Return the HTTP session that fetches files: it checks every answer before a byte of it is read."""
-    trace = TraceConfig()
-    trace.on_request_end.append(_check_answer)
-    trace.on_response_chunk_received.append(_note_block)
-    return ClientSession(trace_configs=[trace], **options)
+@functools.cache
+def _client() -> httpx.Client:
+    return httpx.Client(follow_redirects=True, timeout=TIMEOUT_SECONDS)
 
 
-async def _check_answer(_client, _context, asked) -> None:
-    """Raise TruncatedError for an answer of other bytes than were asked for, Unreadable for another file or a page."""
-    answer: ClientResponse = asked.response
-    url = (*answer.history, answer)[0].url
-    if "html" in answer.headers.get("Content-Type", "").lower():
-        if asked.method == "HEAD":  # what follows shows whether it is a page
-            return
-        begin = await answer.content.read(BLOCK_BYTES)
-        network.refuse_page(begin, answer.headers, str(answer.url))
-        with warnings.catch_warnings(action="ignore"):  # unread_data is deprecated
-            answer.content.unread_data(begin)
-    _watch(answer.content, -network.SLOW_BYTES)
-    size = answer.headers.get("Content-Length")
-    wanted = re.match(r"bytes=(\d+)-(\d+)", answer.request_info.headers.get("Range", ""))
-    got = re.match(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range", ""))
-    if answer.status == 206 and wanted and got:
-        first, last, whole = map(int, got.groups())
-        number = size or str(last - first + 1)
-        if (first, last, number) != (int(wanted[1]), min(int(wanted[2]), whole - 1), str(last - first + 1)):
-            raise TruncatedError(f"was asked for {wanted[0]}, answered {number} from {first} to {last} of {whole}")
-        size = got[3]
-    if url not in WATCHED or answer.status not in (200, 206):
-        return
-    before, kept_in = WATCHED[url]
-    said = {"ETag": answer.headers.get("ETag", "").removeprefix("W/"), "size": size}
-    # A server that makes its answer up on the way says that it was modified now.
-    if (modified := answer.headers.get("Last-Modified")) != answer.headers.get("Date"):
-        said["Last-Modified"] = modified
-    for mark in ("ETag", "Last-Modified", "size"):  # the first one that both have: a better one decides
-        if before.get(mark) and said.get(mark):
-            if before[mark] != said[mark]:
-                raise Unreadable(
-                    f"has changed on its server since it was first read: {mark} {said[mark]}, was {before[mark]}. "
-                    f"Texts of both would be mixed: put the old file back, or delete {kept_in} to read all of it again"
-                )
-            break
-    if asked.method == "GET" and not before:
-        before.update({mark: value for mark, value in said.items() if value})
+class HttpFile(RawIOBase):
+    """A file behind a URL, in parts where its server gives them, else in one answer.
 
+    Each answer is checked before a byte of it is read: it is of the bytes that were asked for, no page, of the file that
+    was read before, and does not trickle. Raises TruncatedError, Unreadable, TimeoutError, and what httpx raises.
 
-def _watch(content: StreamReader, before: int) -> None:
-    """Let reading of an answer fail where it waits, and fewer than network.SLOW_BYTES have come in network.SLOW_SECONDS."""
-    if content.is_eof() or content.exception():
-        return
-    if content.total_bytes - before < network.SLOW_BYTES and not content._size:  # otherwise bytes wait to be read
-        fault = f"fewer than {network.SLOW_BYTES:,} bytes came in {network.SLOW_SECONDS} seconds"
-        content.set_exception(TimeoutError(fault))
-        return
-    asyncio.get_running_loop().call_later(network.SLOW_SECONDS, _watch, content, content.total_bytes)
+    Attributes:
+        size: in bytes; 0 where the server states none.
+    """
 
+    def __init__(self, url: str, part_bytes: int = 0):
+        self._url, self._part_bytes, self._place, self.size = url, part_bytes or PART_BYTES, 0, 0
+        self._before, self._kept_in = WATCHED.get(url, ({}, "what was read of it"))
+        self._blocks = self._answer()
+        self._held = next(self._blocks, b"")
 
-async def _note_block(_client, _context, got) -> None:
-    if len(got.chunk) >= network.SLOW_BYTES:
-        network.moved()
+    def readable(self) -> bool:
+        """Return True, as ``seekable`` does."""
+        return True
 
+    seekable = readable
 
-HTTP = {
-    "get_client": _session,
-    "headers": {"Accept-Encoding": "identity"},  # sizes and ranges are those of the file
-    "client_kwargs": {"timeout": ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)},
-}
-STORAGE = {"http": HTTP, "https": HTTP}
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        """Go to a place in the file; its bytes are asked for when they are read."""
+        ahead = offset + (-self._place, 0, self.size - self._place)[whence]
+        self._place += ahead
+        if 0 <= ahead < len(self._held):
+            self._held = self._held[ahead:]
+        elif ahead:
+            self._held, self._blocks = b"", iter(())
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill some of the buffer; return how much."""
+        self._held = self._held or next(self._blocks, b"")
+        if not self._held and self._place < self.size:
+            self._blocks = self._answer()
+            self._held = next(self._blocks)
+        some, self._held = self._held[: len(buffer)], self._held[len(buffer) :]
+        buffer[: len(some)] = some
+        self._place += len(some)
+        return len(some)
+
+    def _answer(self) -> Iterator[bytes]:
+        part = f"bytes={self._place}-{self._place + self._part_bytes - 1}"
+        headers = {"Range": part, "Accept-Encoding": "identity"}  # sizes and ranges are those of the file
+        with _client().stream("GET", self._url, headers=headers) as answer:
+            answer.raise_for_status()
+            blocks = network.moving(answer.iter_bytes())
+            begin, size = next(blocks, b""), answer.headers.get("Content-Length", "")
+            if "Content-Encoding" in answer.headers:  # of a server that heeds no header
+                size = ""
+            if not path_of(self._url).lower().endswith((".html", ".htm")):  # the user asked for a page
+                network.refuse_page(begin, answer.headers, str(answer.url))
+            if got := re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", "")):
+                begin, size = begin + b"".join(blocks), got[2]
+                wanted = min(self._part_bytes, int(size) - self._place)
+                if (int(got[1]), len(begin)) != (self._place, wanted):
+                    raise TruncatedError(f"was asked for {part}, answered {len(begin)} from {got[1]} of {size}")
+            elif self._place:
+                raise Unreadable("its server gives no part of a file alone, which this format needs; fetch it yourself")
+            self._refuse_other(answer.headers, size)
+            self.size = int(size or 0)
+            yield begin
+            yield from blocks
+
+    def _refuse_other(self, headers: Mapping[str, str], size: str) -> None:
+        """Raise Unreadable where an answer is of another file than was first read."""
+        said = {"ETag": headers.get("ETag", "").removeprefix("W/"), "Last-Modified": headers.get("Last-Modified", "")}
+        if said["Last-Modified"] == headers.get("Date"):  # a server that makes its answer up on the way
+            said["Last-Modified"] = ""
+        said["size"] = size
+        # The first mark that both have decides: a better one stands before.
+        mark = next((mark for mark in said if self._before.get(mark) and said[mark]), None)
+        if mark and self._before[mark] != said[mark]:
+            raise Unreadable(
+                f"has changed on its server since it was first read: {mark} {said[mark]}, was {self._before[mark]}. "
+                f"Texts of both would be mixed: put the old file back, or delete {self._kept_in} to read all of it again"
+            )
+        if not self._before:
+            self._before.update({mark: value for mark, value in said.items() if value})
 
 
 def watch(url: str, versions: dict[str, dict[str, str]], kept_in: str) -> None:
-    """Refuse, from now on, another file behind a URL than ``versions`` has of it, which is filled in while reading."""
-    WATCHED[_as_asked(url)] = (versions.setdefault(shown_name(url), {}), kept_in)
+    """Refuse, from now on, another file behind a URL than ``versions`` has of it, which is filled in at first."""
+    WATCHED[url] = (versions.setdefault(shown_name(url), {}), kept_in)
     retry(url, file_size, url)  # a missing one is known before hours of reading others
 
 
 def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, str]]) -> list[str]:
     """Return the files behind names: of the Hub those that a pattern matches, else each name as it stands.
 
-    Raises BadInput for a file that is not there, and for one whose name ``datasets`` would take for something else.
+    Raises BadInput for a file that is not there or cannot be read as it is.
     """
     found, hub = [], f"{datasets.config.HF_ENDPOINT}/"
     for name in names:
@@ -128,12 +142,8 @@ def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, 
         else:
             found.append(name if "://" in name else str(Path(name).absolute()))
     for name in found:
-        if "::" in name:
-            raise BadInput(f"{name}: fsspec takes :: for a chain of file systems; rename it (in a URL: %3A%3A)")
         if reader.in_places and Path(path_of(name)).suffix.lower() in COMPRESSED:
             raise BadInput(f"{name}: {reader.name} is read at any position, which this compression prevents; unpack it")
-        if "://" in name and "*" in name:
-            raise BadInput(f"{name}: datasets takes * for a pattern; list the files (a * that is meant: %2A)")
         if is_redacted(name):
             raise BadInput(
                 f"{name}: its user, password or query was left out here; give the whole URL: --data_files URL"
@@ -143,7 +153,8 @@ def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, 
 
 def _hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
     """Return the files of a pattern at a commit. Unlike the client's own ``exists``, it takes no fault for an absence."""
-    filesystem, path = fsspec.core.url_to_fs(pattern)
+    filesystem = huggingface_hub.HfFileSystem()
+    path = pattern.removeprefix("hf://")
     place = filesystem.resolve_path(path)
     if hasattr(place, "revision"):  # a bucket has none
         if f"hf://{place.root}" not in versions:
@@ -161,21 +172,25 @@ def _hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
     return [f"hf://{name}" for name in found]
 
 
+def is_http(name: str) -> bool:
+    """Return whether a file is behind a URL of its own, rather than here or on the Hub."""
+    return name.startswith(("https://", "http://"))
+
+
 def file_size(name: str) -> int:
     """Return a file's size in bytes; 0 where a server states none."""
-    filesystem, path = fsspec.core.url_to_fs(name, **STORAGE.get(name.split(":")[0], {}))
-    return int(filesystem.size(path) or 0)
-
-
-def _as_asked(url: str) -> Any:
-    """Return a URL as the client knows that it asked for it, which takes the user and password out of it."""
-    filesystem, path = fsspec.core.url_to_fs(url, **HTTP)
-    return filesystem.encode_url(path).with_user(None).with_fragment(None)
+    if is_http(name):
+        return HttpFile(name, 1).size
+    if name.startswith("hf://"):
+        return int(huggingface_hub.HfFileSystem().size(name) or 0)
+    return Path(name).stat().st_size
 
 
 def open_file(name: str) -> Any:
-    """Return a context that opens a file without decompressing it."""
-    return fsspec.open(name, "rb", **STORAGE.get(name.split(":")[0], {}))
+    """Open a file without decompressing it."""
+    if is_http(name):
+        return BufferedReader(HttpFile(name), BLOCK_BYTES)
+    return huggingface_hub.HfFileSystem().open(name) if name.startswith("hf://") else Path(name).open("rb")
 
 
 def unpacked(name: str, raw: Any) -> Any:

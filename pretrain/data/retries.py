@@ -1,6 +1,5 @@
 """Faults of reading: which are tried again, how often and after how long, and which are final."""
 
-import errno
 import gzip
 import logging
 import lzma
@@ -10,6 +9,7 @@ import zlib
 from pathlib import Path
 
 import datasets
+import httpx
 import huggingface_hub
 import pyarrow as pa
 
@@ -24,12 +24,6 @@ TRIES = 10  # in a row without a new row; with the waits below about four minute
 LONGEST_WAIT_SECONDS = 60
 RETRY_SECONDS = 300  # without a byte, however many tries that takes
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
-# Faults of a disk or network share that may pass.
-PASSING = {
-    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOMEM, errno.ENOBUFS),
-    *(errno.EMFILE, errno.ENFILE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN, errno.EHOSTDOWN),
-    *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-}
 # Errors of parsers about their input.
 PARSERS = (
     *(ValueError, EOFError, RecursionError, MemoryError, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
@@ -64,6 +58,8 @@ class RetryPolicy:
         reason = redact(" ".join(next(filter(None, map(str, [error, *behind])), "").split()))  # some have no message
         if status is not None:
             reason = f"HTTP status {status}"
+        elif isinstance(error, httpx.ProtocolError):  # whose words may hold pieces of where the URL led to
+            reason = type(error).__name__
         elif not isinstance(error, Unreadable):
             reason = f"{type(error).__name__}: {reason[:300]}"
         if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
@@ -101,9 +97,9 @@ class RetryPolicy:
 
 
 def _is_final(error: BaseException, local: bool) -> bool:
-    """Return whether the bytes were got and are not what they should be, or whether a disk will not give them."""
+    """Return whether the bytes were got and are not what they should be; an error with a number, of a disk, may pass."""
     if isinstance(error, TruncatedError):
         return local
     if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):  # Arrow and bz2 raise a plain one
-        return (type(error) is OSError and error.errno is None) or (local and error.errno not in PASSING)
+        return type(error) is OSError and error.errno is None
     return isinstance(error, PARSERS) or type(error).__name__ == "ZstdError"  # of several packages

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from glob import glob, has_magic
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 import httpx
@@ -25,7 +25,6 @@ import httpx
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_redacted, is_url, redact_url
-from pretrain.base.network import moving, refuse_page
 from pretrain.data import unread
 from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
@@ -40,7 +39,6 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_module
 READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
 TABLES = {suffix: reader.name for reader in READERS for suffix in reader.suffixes}
 DOWNLOADS = "downloads"  # texts behind URLs, within prepared_data_dir
-DOWNLOAD_TIMEOUT_SECONDS = 60
 DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text comes in tables, which are streamed
 # What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
 ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -259,41 +257,30 @@ def download(key: str, url: str, folder: Path) -> Path:
         return path
     if is_redacted(url):
         raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
-    from pretrain.data.retries import RetryPolicy  # imports datasets, which a text at hand does not need
+    from pretrain.data import remote  # imports datasets, which a text at hand does not need
 
     folder.mkdir(parents=True, exist_ok=True)
-    policy = RetryPolicy(f"{key}: {url}")
-    while True:
-        try:
-            with files.replacing(path) as temporary, temporary.open("w+b") as file:
-                _fetch(f"{key}: {url}", url, file)
-            return path
-        except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
-            raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
-        except httpx.ProtocolError as error:  # whose words may hold pieces of where the URL led to
-            policy.failed(ConnectionError(type(error).__name__))
-        except (ValueError, TimeoutError, httpx.InvalidURL, httpx.HTTPError) as error:
-            policy.failed(error)
+    remote.retry(f"{key}: {url}", _fetch, key, url, path)
+    return path
 
 
-def _fetch(what: str, url: str, file: BinaryIO) -> None:
-    """Write what is behind a URL into a file. Raises BadInput where it is too long, ValueError where it is empty or a page,
-    TimeoutError where it comes too slowly.
-    """
-    with httpx.stream("GET", url, follow_redirects=True, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer:
-        answer.raise_for_status()
-        for block in moving(answer.iter_bytes()):
-            if file.tell() + len(block) > DOWNLOAD_BYTES:
-                raise BadInput(
-                    f"{what}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; fetch it "
-                    f"yourself, or give JSON lines or Parquet, which are streamed"
-                )
-            file.write(block)
-        if not file.tell():
-            raise ValueError("is empty")
-        if not urlparse(url).path.lower().endswith((".html", ".htm")):  # the user asked for a page
-            file.seek(0)
-            refuse_page(file.read(text.BLOCK_BYTES), answer.headers, str(answer.url))
+def _fetch(key: str, url: str, path: Path) -> None:
+    """Write what is behind a URL into a file. Raises BadInput where it is too long, ValueError where it is empty."""
+    from pretrain.data import remote
+
+    try:
+        with files.replacing(path) as temporary, temporary.open("wb") as file, remote.HttpFile(url) as source:
+            while block := source.read(text.BLOCK_BYTES):
+                if file.tell() + len(block) > DOWNLOAD_BYTES:
+                    raise BadInput(
+                        f"{key}: {url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; "
+                        f"fetch it yourself, or give JSON lines or Parquet, which are streamed"
+                    )
+                file.write(block)
+            if not file.tell():
+                raise ValueError("is empty")
+    except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
+        raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
@@ -354,8 +341,6 @@ def _most_tokens(paths: list[Path]) -> int:
 def _refuse_odd_name(key: str, name: str) -> None:
     if ODD_NAME.search(name):
         raise BadInput(f"{key}: {name!a}: a name with a line break, a control character or no UTF-8; rename the file")
-    if not name.startswith(URL) and "::" in str(Path(name).absolute()) and _kind(name):
-        raise BadInput(f"{key}: {name}: fsspec takes :: for a chain of file systems; rename it")
 
 
 def _kind(name: str) -> str | None:

@@ -50,9 +50,8 @@ def open_tables(
     reader, splits = next(one for one in READERS if one.name == tables.dataset_name), {}
     for split, asked in tables.data_files.items():
         names = remote.named_files(reader, asked, versions)
-        for name in names:
-            if name.startswith(("http://", "https://")):
-                remote.watch(name, versions, kept_in)
+        for name in filter(remote.is_http, names):
+            remote.watch(name, versions, kept_in)
         splits[split] = [_part(name, column, functools.partial(reader.rows, name, column)) for name in names]
     return None, splits
 
@@ -126,11 +125,14 @@ def _builder(arguments: dict) -> datasets.DatasetBuilder:
 
 
 def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
-    """Yield one file's rows from one on, each once whatever fails; ``values``: what stands in the column from a row on."""
+    """Yield one file's rows from one on, each once whatever fails; ``values``: as ``Reader.rows`` gives them."""
     policy = RetryPolicy(name, row)
     while True:
         try:
-            for value in values(row):
+            seen = 0
+            for seen, value in enumerate(values(row), 1):
+                if seen <= row:
+                    continue
                 found: Any = None
                 if column.holds == IDS:
                     found = records.ids_of(value, row)
@@ -138,20 +140,15 @@ def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row
                     found = value
                 row += 1
                 yield found, True
+            if seen < row:
+                raise TruncatedError(f"ended after {seen} rows, before row {row}")
             return
         except Exception as error:
             policy.failed(error, row)
 
 
 def _table_values(table: datasets.IterableDataset, index: int, name: str, column: Column, start: int) -> Iterator[Any]:
-    """Yield the column's values from row ``start`` on, as ``datasets`` reads them: up to ``start``, too.
-
-    Raises TruncatedError where it ends before ``start``.
-    """
-    skip = start
+    """Yield the column's values as ``datasets`` reads them: also those before ``start``."""
     for found in table.shard(num_shards=table.num_shards, index=index).with_format("arrow").iter(batch_size=ROWS):
         refuse_column(name, column, records.column_types(found.schema))
-        yield from records.values_of(found.column(column.name), column)[skip:]
-        skip = max(0, skip - len(found))
-    if skip:
-        raise TruncatedError(f"ended {skip} rows before row {start}")
+        yield from records.values_of(found.column(column.name), column)

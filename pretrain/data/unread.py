@@ -1,16 +1,12 @@
 """Files that are not text: what packed them or how they are encoded, and the command that makes text of them."""
 
-import bz2
 import codecs
 import contextlib
-import gzip
-import lzma
 import re
 import shlex
-import zlib
-from collections.abc import Callable
+import tarfile
+from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from pretrain.base.errors import BadInput
 
@@ -19,8 +15,7 @@ UNPACK = {".tar": "tar -xf", ".tgz": "tar -xf", ".zip": "unzip", ".7z": "7z x", 
 UNPACK |= {".lz4": "lz4 -d", ".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd"}
 MAGIC = {b"PK\x03\x04": ".zip", b"7z\xbc\xaf\x27\x1c": ".7z", b"Rar!\x1a\x07": ".rar", b"\x04\x22\x4d\x18": ".lz4"}
 MAGIC |= {b"\x1f\x8b\x08": ".gz", b"BZh91AY&SY": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
-OPEN: dict[str | None, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-HEAD_BYTES = 512  # a tar's first block, which has its magic near the end
+HEAD_BYTES = 2**20  # more than a block of bzip2, which is read whole to see whether a tar is inside
 BOMS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}
 BOMS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}  # last: one is the beginning of UTF-32's
 CONTROL = re.compile(b"[\x00-\x08\x0e-\x1a\x7f]")
@@ -28,8 +23,9 @@ CONTROL = re.compile(b"[\x00-\x08\x0e-\x1a\x7f]")
 
 def packing(head: bytes) -> str | None:
     """Return the archive or compression of a file with these first bytes, as a key of UNPACK."""
-    if head[257:262] == b"ustar" and 0 in head:
-        return ".tar"
+    with contextlib.suppress(EOFError):
+        if head.strip(b"\0") and tarfile.is_tarfile(BytesIO(head)):  # compressed or not
+            return ".tar"
     return next((suffix for magic, suffix in MAGIC.items() if head.startswith(magic)), None)
 
 
@@ -43,11 +39,7 @@ def refuse_packed(what: str, name: str, path: Path | None = None) -> None:
         found = ".tar"
     if path:
         with path.open("rb") as file:
-            inside = packing(file.read(HEAD_BYTES))
-        with contextlib.suppress(OSError, EOFError, zlib.error, lzma.LZMAError):
-            if inside in OPEN and packing(OPEN[inside](path).read(HEAD_BYTES)) == ".tar":
-                inside = ".tar"
-        found = inside or found
+            found = packing(file.read(HEAD_BYTES)) or found
     if found in UNPACK:
         unpack = command(found, str(path or Path(name).name))
         raise BadInput(f"{what}: is packed; {'' if path else 'fetch it, and '}give what this unpacks: {unpack}")

@@ -7,7 +7,6 @@ import queue
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -115,18 +114,6 @@ def ended(one):
     one.check()
 
 
-def counting(folder, after):
-    """A program that counts its starts in a file: ``n``, from 1."""
-    count = folder / "count"
-    return f"""
-import os, sys
-with open({str(count)!r}, "a") as file:
-    file.write("x")
-n = os.path.getsize({str(count)!r})
-{after}
-"""
-
-
 # The process.
 
 
@@ -183,8 +170,11 @@ def test_process_that_gave_up_or_refused_its_input_is_not_started_again(start, l
 
 
 def test_while_another_process_prepares_the_folder_it_waits_and_tries_again_without_end(start, logged, clock, tmp_path):
-    one = start(counting(tmp_path, "if n < 9: sys.exit(75)\nprint('begins', sys.stdin.readline().strip())"))
-    for busy in range(1, 9):
+    count = "with open(sys.argv[1], 'a+') as file: n = file.write('x') and file.tell()"
+    one = start(
+        f"import sys\n{count}\nif n < 7: sys.exit(75)\nprint('begins', sys.stdin.readline().strip())", tmp_path / "n"
+    )
+    for busy in range(1, 7):
         ended(one)
         one.check()
         one.prefetch(busy)
@@ -193,7 +183,7 @@ def test_while_another_process_prepares_the_folder_it_waits_and_tries_again_with
         one.check()
         assert one._process is not None
     ended(one)
-    assert logged.all() == ["begins 8"] and one.done
+    assert logged.all() == ["begins 6"] and one.done
 
 
 def test_close_ends_the_process_and_it_stays_ended_also_where_it_is_dead_or_waits(start, logged, clock):
@@ -267,12 +257,6 @@ class Story:
         return self.data_wait.wait(needed, lambda: list(self.have), lambda: self.stopping, any_of or self.any_of)
 
 
-def test_training_goes_on_at_once_when_what_it_needs_is_there(clock):
-    story = Story([10, 5])
-    assert story.wait([10, 5]) is None and clock.sleeps == 0 and story.data_wait.waited_seconds == 0
-    assert [one.wanted for one in story.readers] == [[10], [5]] and [one.checks for one in story.readers] == [1, 1]
-
-
 def test_data_that_is_complete_is_not_read_again(clock):
     story = Story([10])
     story.complete = True
@@ -283,31 +267,24 @@ def test_data_that_is_complete_is_not_read_again(clock):
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_training_waits_until_every_source_has_what_it_needs_or_is_complete(clock, caplog, late):
+def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_logs_it_now_and_then(
+    clock, caplog, late
+):
     story = Story([100, 100])
     story.have[late] = 2
 
     def meanwhile():
         story.have[late] += 1
-        story.complete = clock.sleeps == 5
+        story.complete = clock.sleeps == 40
 
     clock.meanwhile = meanwhile
+    assert story.wait([2, 2]) is None and clock.sleeps == 0
+    assert [one.wanted for one in story.readers] == [[2], [2]]
     assert story.wait([5, 5]) is None
     assert story.have[late] == 5 and clock.sleeps == 3 and story.data_wait.waited_seconds == 3
-    assert story.readers[late].checks == 4  # all the while
-    assert story.wait([50, 50]) is None and clock.sleeps == 5
-    assert story.data_wait.waited_seconds == 5 and not caplog.messages  # of both waits, which were short
-
-
-def test_waiting_is_logged_now_and_then_with_how_much_is_there(clock, caplog):
-    story = Story([3000, 70])
-
-    def meanwhile():
-        story.have[0] += 10 * (clock.sleeps == 100)
-
-    clock.meanwhile = meanwhile
-    assert story.wait([3010, 50]) is None
-    assert caplog.messages == ["data     waiting: 3,050 of 3,060 windows are there"] * 3  # of 100 seconds, each 30
+    assert story.readers[late].checks == 5 and not caplog.messages  # of a short wait
+    assert story.wait([50, 50]) is None and clock.sleeps == 40 and story.data_wait.waited_seconds == 40
+    assert caplog.messages == ["data     waiting: 83 of 100 windows are there"]
 
 
 def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_has_its_windows(clock):
@@ -337,6 +314,10 @@ def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_tha
     assert clock.sleeps == 2 and not behind
     found = story.wait([5], any_of=lambda behind, failed, stop, growing: [behind, True, stop, growing])
     assert found == "the reader of another process failed (see above)" and clock.sleeps == 2
+    story.complete, asked = True, []
+    for growing in (True, False):  # it asks with the others as long as one of them has more to come
+        assert story.wait([5], any_of=lambda *mine: asked.append(mine) or [*mine[:3], growing]) is None  # noqa: B023
+    assert story.wait([5], any_of=None) is None and len(asked) == 2
 
 
 @pytest.mark.parametrize("mine", [True, False])
@@ -357,35 +338,6 @@ def test_the_folders_are_read_now_and_then_while_there_is_enough(clock):
         clock.now += 0.6
 
 
-def test_processes_that_see_the_data_at_different_times_agree_at_each_question(clock, monkeypatch):
-    monkeypatch.setattr(reading, "REFRESH_SECONDS", -1.0)  # at each step
-    stories, together = [Story([9]), Story([0])], threading.Barrier(2, timeout=SECONDS)
-    stories[0].complete = True
-    flags, found = [None, None], [None, None]
-
-    def run(rank):
-        def any_of(*mine):
-            flags[rank] = mine
-            together.wait()
-            agreed = [any(pair) for pair in zip(*flags, strict=True)]
-            together.wait()
-            return agreed
-
-        for step in range(1, 6):
-            if rank == 1:
-                stories[1].have[0] += 1  # and at step 4 its last shard is there
-                stories[1].complete = step >= 4
-            assert stories[rank].wait([step], any_of) is None
-            found[rank] = step
-
-    other = threading.Thread(target=run, args=(1,), daemon=True)
-    other.start()
-    run(0)
-    other.join(SECONDS)
-    assert found == [5, 5] and not any(story.data_wait._growing for story in stories)
-    assert [story.refreshed for story in stories] == [4, 4]
-
-
 def test_a_source_that_another_process_reads_or_nobody_has_no_reader_here(clock):
     story = Story([9, 9], readers=[None, Plain()])
     assert story.wait([5, 6]) is None and story.readers[1].wanted == [6]
@@ -399,8 +351,7 @@ def test_until_waits_alone_looks_after_the_readers_and_logs_it(clock, caplog):
     story.data_wait.until(lambda: clock.sleeps == 65, "the validation split comes first")
     assert [one.checks for one in story.readers] == [65, 65] and story.refreshed == 0
     assert caplog.messages == ["data     waiting: the validation split comes first"] * 2
-    story.data_wait.until(lambda: True, "x")
-    assert clock.sleeps == 65 and story.data_wait.waited_seconds == 0  # before training: not training's wait
+    assert story.data_wait.waited_seconds == 0  # before training: not training's wait
 
 
 def test_a_reader_that_was_started_ahead_is_the_one_that_prepares(workplace, monkeypatch):
@@ -425,9 +376,3 @@ def test_a_reader_that_was_started_ahead_is_the_one_that_prepares(workplace, mon
     assert taken._process is ahead and not reading.AHEAD and len(opened) == 1
     taken.close()
     assert ahead.returncode == 0
-
-
-def test_a_reader_that_no_trainer_takes_over_ends_without_a_word_and_leaves_nothing(workplace):
-    command = reading.reader_command(["--recipe=tiny.yaml", "--prepared_data_dir=elsewhere"], 0)
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "") and not Path("elsewhere").exists()

@@ -91,31 +91,21 @@ def test_every_format_is_recognised_by_contents_and_name(tmp_path, name, body, l
 @pytest.mark.parametrize(
     "name, body, offset, words",
     [
-        (
-            "a.bin",
-            llm_c([1], magic=20240522),
-            0,
-            "magic 20240522: a token file has 20240520 or 20240801",
-        ),  # HellaSwag's
+        ("a.bin", llm_c([1], magic=20240522), 0, "magic 20240522: a token file has 20240520 or 20240801"),
         ("a.bin", np.arange(900, dtype="<u2").tobytes(), 0, "or is named *.npy, train.bin or val.bin"),
-        ("a.bin", b"\x88\xd8\x34", 0, "magic 3463304"),
         ("a.bin", llm_c([1], version=2), 4, "version 2: magic 20240520 has version 1"),
         ("a.bin", llm_c([1, 2], count=3), 8, "says 3 tokens, that is 1030 bytes, the file has 1028"),
         ("a.bin", llm_c([1, 2], count=-1), 8, "says -1 tokens"),
-        ("a.bin", llm_c([1, 2], count=2**31 - 1), 8, "says 2147483647 tokens, that is 4294968318 bytes"),
-        ("a.bin", llm_c([1, 2]) + b"\x00", 8, "that is 1028 bytes, the file has 1029"),
         ("train.bin", llm_c([1])[:4], 4, "ends inside its header of 1024 bytes"),
         ("a.bin", b"", 0, "the file is empty"),
         ("train.bin", b"\x01\x00\x02", 2, "half an id: 3 bytes"),
         ("a.npy", bytes(200), 0, "the magic string is not correct"),
-        ("a.npy", npy([1, 2])[:60], 0, "no .npy header that NumPy can read"),
         ("a.npy", npy(np.arange(3, dtype="<u2"), (2, 0)), 0, "version is not 1.0"),
         ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"descr", b"desc\n"), 0, "no .npy header"),
         ("a.npy", npy(np.arange(3, dtype="<i8")), 10, "dtype <i8: ids are (tokens,), C, <u2, <u4, <i4"),
         ("a.npy", npy(np.zeros((3, 1), dtype="<u2")), 10, "shape (3, 1)"),
         ("a.npy", fortran(3), 10, "Fortran order"),
         ("a.npy", npy(np.arange(3, dtype="<u2"))[:-1], 10, "says 3 tokens, that is 134 bytes, the file has 133"),
-        ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"(3,)", b"(-3,)")[:-1], 10, "says -3 tokens"),
     ],
 )
 def test_what_is_no_whole_token_file_is_refused_with_file_offset_and_remedy(tmp_path, name, body, offset, words):
@@ -247,14 +237,11 @@ ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
         ('{"complete": tr', "char 13"),
         ("[]", "no complete, splits, tokenizer"),
         (b"\xff\xfe", "utf-8"),
-        ("7", "TypeError"),
         ("[" * 100_000, "nests too deeply"),
         (ROWS % "[]", "AttributeError"),
         (ROWS % '{"train": [7]}', "TypeError"),
-        (ROWS % '{"train": [{"file": "a.bin"}]}', "'tokens'"),
         (ROWS % '{"train": [{"file": "../a.bin", "tokens": 7}]}', "a name in this folder"),
         (ROWS % '{"train": [{"file": "a.bin", "tokens": -7}]}', "tokens is a count"),
-        (ROWS % '{"train": [{"file": "a.bin", "tokens": "7"}]}', "tokens is a count"),
     ],
 )
 def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
@@ -273,7 +260,6 @@ LLM_C, UINT16, RAW = llm_c(range(7)), npy(np.arange(7, dtype="<u2")), np.arange(
     "body, train, validation, other",
     [
         (LLM_C, ["fineweb_train_000001.bin", "fineweb_train_000002.bin"], ["fineweb_val_000000.bin"], "LICENSE.bin"),
-        (LLM_C, ["tiny_shakespeare_train.bin"], ["tiny_shakespeare_val.bin"], "trainer_state.bin"),
         (LLM_C, ["TinyStories_train.bin"], ["TinyStories_validation_0.bin"], "._TinyStories_train.bin"),
         (
             UINT16,
@@ -282,9 +268,8 @@ LLM_C, UINT16, RAW = llm_c(range(7)), npy(np.arange(7, dtype="<u2")), np.arange(
             "a.npy",
         ),
         (RAW, ["train.bin"], ["val.bin"], "meta.pkl"),
-        (UINT16, ["train.npy"], ["val.npy"], ".train_00000_00000.bin.tmp"),
     ],
-    ids=["modded-nanogpt", "llm.c", "words", "build-nanogpt", "nanoGPT", "npy"],
+    ids=["modded-nanogpt", "words", "build-nanogpt", "nanoGPT"],
 )
 def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, validation, other):
     for name in [*train[::-1], *validation, "corpus_test_0.bin"]:

@@ -1,6 +1,5 @@
 """Sources: found and named without being read; text kept to the byte, in pieces; fetched whole or not at all."""
 
-import bz2
 import functools
 import gzip
 import io
@@ -19,7 +18,6 @@ import pytest
 from data_server import DataServer
 from odd_texts import random_text
 
-from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import retries, sources
 from pretrain.data.readers import text as text_reader
@@ -63,13 +61,12 @@ def library(tmp_path, monkeypatch):
 def server(tmp_path):
     """Text files behind URLs, and what misbehaves on the way: ``page`` answers with HTML, whatever its name ends with."""
     folder = tmp_path / "served"
-    for name in ("text.txt", "short.txt", "trickle.txt", "b/text.txt"):
+    for name in ("text.txt", "b/text.txt"):
         text(folder, f"files/{name}", "some text\r\nof a file\n")
     text(folder, "files/empty.txt", "")
     with DataServer(folder) as made:
         made.url += "/files"
-        made.faults = [["/page", "<!DOCTYPE html><html>Please log in</html>", 10**6], ["/short", "short", 10**6]]
-        made.faults += [["/trickle", "drip", 10**6]]
+        made.faults = [["/page", "<!DOCTYPE html><html>Please log in</html>", 10**6], ["/busy", "503", 10**6]]
         yield made
 
 
@@ -185,7 +182,7 @@ def test_no_text_to_validate_on_is_refused_with_a_remedy_that_works_and_tables_k
     assert find(data_files=[text(tmp_path, "t.jsonl", "{}")], validation_fraction=0.0).tables
 
 
-@pytest.mark.parametrize("name", ["a\nb.txt", "\udcff.txt", "a\tb.csv", "\x85.jsonl", "\u2028.txt", "\x7f.txt"])
+@pytest.mark.parametrize("name", ["a\nb.txt", "\udcff.jsonl", "\u2028.txt"])
 def test_a_name_that_breaks_a_line_or_is_not_utf8_is_refused_in_one_line_as_given_and_as_found(tmp_path, name):
     path = text(tmp_path, name, "x")
     for pattern in (path, f"{tmp_path}/*", "http://host/a\0.txt"):
@@ -194,7 +191,7 @@ def test_a_name_that_breaks_a_line_or_is_not_utf8_is_refused_in_one_line_as_give
         assert message.isascii() and message.isprintable()
 
 
-@pytest.mark.parametrize("name", ["x" * 251 + ".txt", "é" * 122 + ".jsonl", "é" * 120 + ".txt"])
+@pytest.mark.parametrize("name", ["x" * 251 + ".txt", "é" * 122 + ".jsonl"])
 def test_a_long_name_is_found_and_has_a_folder_that_can_be_made(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     folder = find(data_files=[text(tmp_path, name, "x" * 20)]).folder
@@ -223,7 +220,7 @@ def test_ninety_ten_split_is_nanogpts(tmp_path, length):
     assert rows(source, "validation") == [(content[cut:], True)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_train_and_validation_are_all_of_the_text_each_character_once(tmp_path, pieces_of, seed):
     """Several files stay documents and are split as one text."""
     draw = random.Random(seed)
@@ -260,7 +257,7 @@ def test_a_text_is_cut_before_each_space_or_line_break_that_follows_no_white_spa
     assert found == ["one", " two", "\n\nthree", "  four", " \n five"]
 
 
-@pytest.mark.parametrize("block_bytes", [1, 3, 8, 64])
+@pytest.mark.parametrize("block_bytes", [1, 8])
 def test_characters_lie_across_blocks_and_bytes_that_are_not_utf8_are_refused_with_offset_and_remedy(
     tmp_path, block_bytes
 ):
@@ -277,39 +274,27 @@ def test_characters_lie_across_blocks_and_bytes_that_are_not_utf8_are_refused_wi
             assert where in str(caught.value) and f"iconv -f LATIN1 -t UTF-8 {name} >" in str(caught.value)
 
 
-def packed(suffix, name, content):
-    """Return the bytes of a file that is packed so."""
-    tar, made = io.BytesIO(), io.BytesIO()
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    with tarfile.open(fileobj=tar, mode="w") as file:
-        file.addfile(member, io.BytesIO(content))
-    with zipfile.ZipFile(made, "w") as file:
-        file.writestr(name, content)
-    return {
-        "tar": tar.getvalue(),
-        "zip": made.getvalue(),
-        "tgz": gzip.compress(tar.getvalue()),
-        "tbz2": bz2.compress(tar.getvalue()),
-        "txz": lzma.compress(tar.getvalue()),
-        "gz": gzip.compress(content),
-        "bz2": bz2.compress(content),
-        "xz": lzma.compress(content),
-    }[suffix]
+def packed(how, name, content):
+    """Return the bytes of a file that is packed so: tar and zip hold it under its name."""
+    made = io.BytesIO()
+    if how == "zip":
+        with zipfile.ZipFile(made, "w") as file:
+            file.writestr(name, content)
+    elif how.startswith("tar"):
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        with tarfile.open(fileobj=made, mode=f"w:{how[4:]}") as file:
+            file.addfile(member, io.BytesIO(content))
+    return made.getvalue() or {"gz": gzip, "xz": lzma}[how].compress(content)
 
 
-PACKED = {  # the name, what it holds, the command
-    "a.tar": ("tar", "tar -xf a.tar"),
-    "a.txt.tar.gz": ("tgz", "tar -xf a.txt.tar.gz"),
+PACKED = {  # the name, what packed it, the command
     "a.txt": ("tar", "tar -xf a.txt"),
-    "notes.gz": ("tgz", "tar -xf notes.gz"),
-    "notes.bz2": ("tbz2", "tar -xf notes.bz2"),
-    "notes": ("txz", "tar -xf notes"),
+    "a.txt.tar.gz": ("tar.gz", "tar -xf a.txt.tar.gz"),
+    "notes.bz2": ("tar.bz2", "tar -xf notes.bz2"),
+    "notes": ("tar.xz", "tar -xf notes"),
     "my notes.zip": ("zip", "unzip 'my notes.zip'"),
-    "b.txt": ("zip", "unzip b.txt"),
     "c.txt.gz": ("gz", "gunzip -k c.txt.gz"),
-    "c.bz2": ("bz2", "bunzip2 -k c.bz2"),
-    "c.xz": ("xz", "unxz -k c.xz"),
     "c": ("gz", "gunzip -k < c > new.txt"),
     "d.TXT": ("xz", "unxz -k < d.TXT > new.TXT"),
 }
@@ -334,12 +319,11 @@ def test_an_archive_or_a_packed_text_is_refused_before_it_is_read_with_the_comma
         assert whole(find(data_files=[made.name])) == words.decode()
 
 
-@pytest.mark.parametrize("suffix", ["7z", "rar", "br", "lz4", "zst", "tar", "tgz", "zip", "gz", "tar.zst", "JSONL.BR"])
+@pytest.mark.parametrize("suffix", ["7z", "tgz", "tar.zst", "JSONL.BR"])
 def test_a_name_that_ends_as_a_packed_file_does_is_refused_in_every_place_that_text_comes_from(
     tmp_path, offline, suffix
 ):
-    commands = {"7z": "7z x", "rar": "unrar x", "br": "brotli -d", "lz4": "lz4 -d", "zst": "unzstd", "zip": "unzip"}
-    commands |= {"tar": "tar -xf", "tgz": "tar -xf", "gz": "gunzip -k", "tar.zst": "tar -xf", "JSONL.BR": "brotli -d"}
+    commands = {"7z": "7z x", "tgz": "tar -xf", "tar.zst": "tar -xf", "JSONL.BR": "brotli -d"}
     name, good = text(tmp_path, f"a.{suffix}", b"?" * 99), text(tmp_path, "good.txt", "text")
     wanted = f"{name}: is packed; give what this unpacks: {commands[suffix]} {name}"
     assert refused(data_files=[good, name]) == f"data_files: {wanted}"
@@ -363,13 +347,13 @@ def test_magic_bytes_tell_an_archive_whatever_its_name_is_and_texts_that_begin_a
 
 
 def test_a_packed_text_behind_a_url_is_refused_with_the_copy_that_was_fetched(tmp_path, downloads, server):
-    text(server.folder, "files/text.txt", packed("tgz", "a.txt", b"words"))
+    text(server.folder, "files/text.txt", packed("tar.gz", "a.txt", b"words"))
     message = refused(data_files=[f"{server.url}/text.txt"])
     (copy,) = downloads.iterdir()
     assert message == f"data_files: {server.url}/text.txt: is packed; give what this unpacks: tar -xf {copy}"
 
 
-@pytest.mark.parametrize("block_bytes", [1, 7, 64, text_reader.BLOCK_BYTES])
+@pytest.mark.parametrize("block_bytes", [7, text_reader.BLOCK_BYTES])
 def test_a_text_with_a_nul_byte_is_refused_with_its_name_and_the_offset_of_the_first(tmp_path, block_bytes):
     name = text(tmp_path, "my text.txt", "é 中 words".encode() + b"\0 and \0 more" * 9)
     with pytest.raises(
@@ -382,7 +366,7 @@ def test_a_text_with_a_nul_byte_is_refused_with_its_name_and_the_offset_of_the_f
     assert "offset 12: a NUL byte" in refused(data_files=[name])
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1", "cp1252"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])
 def test_bytes_of_another_encoding_are_refused_with_the_iconv_that_makes_utf8_of_them(tmp_path, encoding):
     words = "Der Fluß fließt über die Ebene, täglich.\r\n" * 200
     name = text(tmp_path, "a b.txt", words.encode(encoding))
@@ -531,15 +515,6 @@ def test_tables_are_known_by_how_their_names_end(tmp_path, kind, names):
             assert source.tables == sources.Tables(kind, "text", data_files={"train": [path]})
 
 
-def test_a_table_behind_a_url_is_left_there_to_be_streamed(offline):
-    for url, kind in (("https://h/d/a.parquet?download=true", "parquet"), ("hf://datasets/o/n/*.csv", "csv")):
-        source = find(data_files=[url], text_column="content")
-        assert source.tables == sources.Tables(kind, "content", data_files={"train": [url]})
-        assert source.folder.name.rpartition("-")[0] in ("a", "_")
-    asked = {"dataset_name": "owner/name", "dataset_config_name": "c", "dataset_revision": "r", "text_column": "t"}
-    assert find(**asked).tables == sources.Tables(**asked) and find(**asked).parts is None
-
-
 def test_files_of_different_kinds_are_refused(tmp_path):
     a, b, c = (text(tmp_path, name, "{}") for name in ("a.jsonl", "b.parquet", "c.txt"))
     for one, other in ((a, b), (b, c), (c, a)):
@@ -599,9 +574,8 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
     "name, reason",
     [
         ("missing.txt", "HTTP status 404. Check the name"),
-        ("short.txt", "failed 10 times in a row, last with ConnectionError: RemoteProtocolError"),
+        ("busy.txt", "failed 10 times in a row, last with HTTP status 503"),
         ("empty.txt", "cannot be read: ValueError: is empty. Repair or replace the file"),
-        ("page.txt", "the answer of http://127.0.0.1:"),
         ("", "cannot be fetched ("),
     ],
 )
@@ -621,25 +595,6 @@ def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(downl
         assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
     message = refused(data_files=[f"{server.url}/page?token=SECRET"])
     assert "page?redacted looks like a proxy's or log-in page" in message and "SECRET" not in message
-
-
-def test_a_download_that_trickles_is_given_up(downloads, server, monkeypatch):
-    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(retries, "TRIES", 2)
-    monkeypatch.setattr(network, "SLOW_SECONDS", 0.05)
-    with pytest.raises(
-        TrainingStopped, match="/trickle.txt: failed 2 times in a row, last with TimeoutError: fewer than"
-    ):
-        sources.find_files("data_files", [f"{server.url}/trickle.txt"])
-    assert not list(downloads.iterdir())
-
-
-def test_a_download_is_tried_again_where_that_can_help(downloads, server, monkeypatch):
-    waits = []
-    monkeypatch.setattr(retries.time, "sleep", waits.append)
-    server.faults = [["/text.txt", "503", 3]]
-    (kept,) = sources.find_files("data_files", [f"{server.url}/text.txt"])
-    assert Path(kept).read_bytes() == b"some text\r\nof a file\n" and waits == [1, 2, 4]
 
 
 def test_a_download_has_a_limit_that_is_said_and_a_name_that_can_be_made(downloads, server, monkeypatch):

@@ -3,7 +3,6 @@
 All through the real ``datasets`` client and a server on localhost that misbehaves.
 """
 
-import bz2
 import csv
 import errno
 import gzip
@@ -21,6 +20,7 @@ import types
 from pathlib import Path
 
 import datasets
+import httpx
 import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,7 +70,7 @@ def waits(monkeypatch):
 def server(running, waits, monkeypatch):
     """The server without faults; the client reads small blocks."""
     running.faults, running.log, running.waits, running.marks = [], [], waits, ("ETag",)
-    monkeypatch.setattr(remote, "STORAGE", {"http": remote.HTTP | {"block_size": BLOCK}})
+    monkeypatch.setattr(remote, "PART_BYTES", BLOCK)
     monkeypatch.setattr(remote, "BLOCK_BYTES", BLOCK)
     return running
 
@@ -151,13 +151,6 @@ def test_faults_that_go_on_are_retried_from_the_row_where_they_began(server, cap
     assert server.waits.count(1) == len({line.partition("row ")[2][:3] for line in caplog.messages}) < len(server.waits)
 
 
-def test_a_record_that_is_cut_by_a_size_that_is_no_true_one_is_not_taken_for_whole(server):
-    """Half of a text without quotes is a text."""
-    for after in range(3):
-        server.faults = fault("lie", after, method="HEAD")
-        assert texts([f"{server.url}/files/a.csv"]) == ROWS
-
-
 def test_retry_after_is_obeyed_and_bounded(server, caplog):
     ((_, read),) = open_files([f"{server.url}/files/a.jsonl"])["train"]
     for asked, waited in (("7", 7), ("100000", retries.RETRY_SECONDS), ("0", 1), ("soon", 1)):
@@ -167,46 +160,44 @@ def test_retry_after_is_obeyed_and_bounded(server, caplog):
         assert caplog.messages[0].endswith(f"HTTP status 429; try 2 of 10 in {waited} s")
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_server_that_does_not_answer_in_time_is_tried_again_at_opening_and_at_reading(
-    server, caplog, monkeypatch, name
-):
-    quick = {"client_kwargs": {"timeout": remote.ClientTimeout(total=None, sock_connect=0.15, sock_read=0.15)}}
-    monkeypatch.setattr(remote, "STORAGE", {"http": quick})
-    server.faults = fault("silent", method="GET")
-    ((_, read),) = open_files([f"{server.url}/files/{name}"])["train"]
-    server.faults += fault("silent", method="GET")
-    assert [text for text, _ in read(0)] == ROWS and 1 <= len(caplog.messages) <= 2
-    assert not any(times for _, kind, times in server.faults if kind == "silent")
+PAGE = "<!DOCTYPE html><html><body>Please log in</body></html>"
+BAD = {
+    "silent": "ReadTimeout",
+    "drip": "fewer than 65,536 bytes came in 0.2 seconds",
+    PAGE: "looks like a proxy's or log-in",
+}
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_file_that_trickles_is_tried_again_at_opening_and_at_reading(server, caplog, monkeypatch, name):
+@pytest.mark.parametrize("kind", BAD)
+def test_silence_a_trickle_or_a_page_is_tried_again_at_opening_and_at_reading(server, caplog, monkeypatch, kind):
+    client = httpx.Client(timeout=0.15)
+    monkeypatch.setattr(remote, "_client", lambda: client)
     monkeypatch.setattr(network, "SLOW_SECONDS", 0.2)
-    server.faults = fault("drip", method="GET")
-    ((_, read),) = open_files([f"{server.url}/files/{name}"])["train"]
-    server.faults += fault("drip", method="GET")
-    assert [text for text, _ in read(0)] == ROWS and caplog.messages
-    assert any("fewer than 65,536 bytes came in 0.2 seconds" in line for line in caplog.messages)
+    monkeypatch.setattr(remote, "PART_BYTES", 10**6)
+    server.faults = fault(kind)
+    ((_, read),) = open_files([f"{server.url}/files/a.jsonl"])["train"]
+    server.faults += fault(kind)
+    assert [text for text, _ in read(0)] == ROWS and BAD[kind] in caplog.messages[-1]
+    assert not any(times for *_, times in server.faults) and len(caplog.messages) <= 2
+    if kind == PAGE:
+        server.faults = fault(kind, times=ALWAYS)
+        with pytest.raises(
+            BadInput, match=f"^{server.url}/files/a.jsonl: the answer of {server.url}/files/a.jsonl looks"
+        ):
+            texts([f"{server.url}/files/a.jsonl"])
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_page_in_place_of_a_table_is_said_to_be_one(server, caplog, name):
-    page = "<!DOCTYPE html><html><body>Please log in</body></html>"
-    url = f"{server.url}/files/{name}"
-    ((_, read),) = open_files([url])["train"]
-    server.faults = fault(page, method="GET")
-    assert [text for text, _ in read(0)] == ROWS and server.waits == [1]
-    for method in ("GET", "."):
-        server.faults = fault(page, times=ALWAYS, method=method)
-        with pytest.raises(BadInput, match=f"^{url}: the answer of {url} looks like a proxy's or log-in page"):
-            list(open_files([url])["train"][0][1](0))
-
-
-def test_a_table_that_is_served_as_html_is_read(server):
-    lines = json_lines([{"text": "<html>"}]).decode()
-    server.faults = fault(" " + lines, times=ALWAYS)
-    assert texts([f"{server.url}/files/a.jsonl"]) == ["<html>"]
+def test_a_server_that_gives_no_part_of_a_file_alone_is_read_through_and_refused_for_a_table_that_is_read_in_places(
+    server,
+):
+    server.faults = fault("whole", times=ALWAYS)
+    assert texts([f"{server.url}/files/a.jsonl.gz"]) == ROWS
+    server.faults = [[".", "ok", 1], [".", "half", 1], [".", "whole", ALWAYS]]
+    assert (
+        texts([f"{server.url}/files/a.csv"]) == ROWS and len(server.waits) == 1
+    )  # its size shows that half is missing
+    with pytest.raises(BadInput, match="a.parquet: its server gives no part of a file alone"):
+        texts([f"{server.url}/files/a.parquet"])
 
 
 class Clock:
@@ -222,8 +213,8 @@ class Clock:
         self.now += seconds
 
 
-@pytest.mark.parametrize("silent", [0, 10, 60, 90, 400])
-@pytest.mark.parametrize("asked", [None, "7", "600", "9" * 5000])
+@pytest.mark.parametrize("silent", [0, 60, 400])
+@pytest.mark.parametrize("asked", [None, "7", "9" * 5000])
 def test_retries_end_after_about_five_minutes_however_long_each_one_takes(monkeypatch, silent, asked):
     clock = Clock()
     monkeypatch.setattr(retries, "time", clock)
@@ -260,40 +251,34 @@ def test_time_in_which_bytes_come_is_not_counted(monkeypatch):
     assert clock.now > 10 * 600
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_used_up_tries_stop_with_file_and_row_from_where_it_is_resumed(server, caplog, name):
-    found, url = [], f"{server.url}/files/{name}"
+def test_used_up_tries_stop_with_file_and_row_from_where_it_is_resumed(server, caplog):
+    found, url = [], f"{server.url}/files/a.jsonl"
     ((_, read),) = open_files([url])["train"]
-    server.log = []
-    assert sum(1 for _ in read(0)) == N
-    gets = sum(line.startswith("GET") for line in server.log)
-    server.faults, server.log = fault("503", after=gets // 2, times=ALWAYS, method="GET"), []
+    server.faults, server.log = fault("503", after=4, times=ALWAYS), []
     with pytest.raises(TrainingStopped) as stopped:
         found += (text for text, _ in read(0))
-    message = str(stopped.value)
-    assert "failed 10 times in a row, last with HTTP status 503" in message
-    assert message.endswith("the same command resumes from there")
-    assert f"{url}: row {len(found)}: failed" in message
+    assert str(stopped.value).startswith(
+        f"{url}: row {len(found)}: failed 10 times in a row, last with HTTP status 503"
+    )
+    assert str(stopped.value).endswith("the same command resumes from there")
     assert server.waits == [1, 2, 4, 8, 16, 32, 60, 60, 60] and len(caplog.messages) == 9
-    assert len(server.log) < 100, "no retries but those that are logged"
+    assert len(server.log) == 4 + 10, "no retries but those that are logged"
     server.faults = []
-    assert found + [text for text, _ in read(len(found))] == ROWS
+    assert found and found + [text for text, _ in read(len(found))] == ROWS
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_missing_or_forbidden_file_is_bad_input_at_once(server, name):
-    url = f"{server.url}/files/{name}"
-    with pytest.raises(BadInput, match=f"no-{name}.*Check the name, and that you may read it"):
-        open_files([f"{server.url}/files/no-{name}"])
-    ((_, read),) = open_files([url])["train"]
+def test_a_missing_or_forbidden_file_is_bad_input_at_once(server):
+    with pytest.raises(BadInput, match="no-a.csv.*Check the name, and that you may read it"):
+        open_files([f"{server.url}/files/no-a.csv"])
+    ((_, read),) = open_files([f"{server.url}/files/a.csv"])["train"]
     for status in (404, 403, 401):
         server.faults = fault(str(status), times=ALWAYS)
-        with pytest.raises(BadInput, match=rf"{name}: .*({status}|NotFound).*may read it"):
+        with pytest.raises(BadInput, match=rf"a.csv: row 0: HTTP status {status}.*may read it"):
             list(read(0))
     assert not server.waits
 
 
-QUERY = "?download=true&X-Amz-Expires=60&X-Amz-Signature=ab%2Fc&more=a.b%5B1%5D%2A,c?"
+QUERY = "?download=true&X-Amz-Expires=60&X-Amz-Signature=ab%2Fc&more=a.b%5B1%5D%2A,c?*::"
 
 
 @pytest.mark.parametrize("name, kind", [*zip(FILES, ["429:7", "503", "500", "reset", "502"], strict=True)])
@@ -304,19 +289,6 @@ def test_a_url_with_a_query_that_fails_at_opening_is_tried_again_and_read_whole(
     assert [part for part, _ in splits["train"]] == urls and len(splits["validation"]) == 1
     assert caplog.messages and server.faults[1][2] == 0
     assert [[text for text, _ in read(0)] for _, read in splits["train"] + splits["validation"]] == [ROWS] * 3
-
-
-@pytest.mark.parametrize("name", ["a.jsonl?v=*", "a.parquet?v=*", "*.csv", "a.csv?v=::"])
-def test_a_url_that_the_client_would_take_for_something_else_is_refused(server, name):
-    (server.folder / "files" / "*.csv").write_text("text\nof a star\n")
-    with pytest.raises(BadInput, match=re.escape(f"/files/{name.partition('?')[0]}")) as refused:
-        open_files([f"{server.url}/files/{name}"])
-    for sign, remedy in {"::": "%3A%3A", "*": "%2A"}.items():
-        if sign in name:
-            assert remedy in str(refused.value)
-            name = name.replace(sign, remedy)
-    found = texts([f"{server.url}/files/{name}"])
-    assert found == (["of a star"] if name == "%2A.csv" else ROWS)
 
 
 @pytest.fixture
@@ -335,9 +307,9 @@ def growing(server):
 NEW = [row.upper() for row in ROWS]  # of the same size
 
 
-@pytest.mark.parametrize("marks", [("ETag", "Last-Modified"), ("ETag",), ("Last-Modified",), ()])
+@pytest.mark.parametrize("marks", [("ETag", "Last-Modified"), ("Last-Modified",), ("now",), ()])
 def test_a_file_behind_a_url_that_has_changed_since_a_kill_is_refused_before_texts_are_mixed(server, growing, marks):
-    """By the best mark that its server gives; without any it is known by its size."""
+    """By the best mark that its server gives; without any, or with one that is new each time, it is known by its size."""
     versions = {}
 
     def read():
@@ -348,7 +320,8 @@ def test_a_file_behind_a_url_that_has_changed_since_a_kill_is_refused_before_tex
     server.marks = marks
     assert [text for text, _ in itertools.islice(read(), 9)] == ROWS[300:309]
     assert [text for text, _ in read()] == ROWS[300:] and not server.waits
-    assert "canary" not in json.dumps(versions) and set(*versions.values()) == {*marks, "size"}
+    assert "canary" not in json.dumps(versions) and set(*versions.values()) == {*marks, "size"} - {"now"}
+    marks = [mark for mark in marks if mark != "now"]
     growing(NEW if marks else [*NEW, "more"])
     with pytest.raises(BadInput) as refused:
         list(read())
@@ -371,12 +344,6 @@ def test_a_file_that_changes_while_it_is_read_or_tried_again_is_refused_and_one_
     ((_, read),) = open_files([growing.url])["train"]
     server.faults = fault("other", after=2)  # a mirror that is behind
     assert [text for text, _ in read(0)] == ROWS and len(caplog.messages) == 1 + len(server.waits) - 1 > 0
-
-
-def test_a_server_that_makes_its_answer_up_each_time_or_says_nothing_of_it_is_read(server, growing):
-    for marks in ((), ("now",)):
-        server.marks = marks
-        assert texts([growing.url]) == ROWS and not server.waits
 
 
 # Local files: where a row begins, what a row is, what cannot be read.
@@ -428,7 +395,7 @@ def test_odd_parquet_files_are_read_whole(tmp_path):
 
 def test_what_is_no_text_is_a_row_without_text(tmp_path):
     rows = dict.fromkeys((b'{"text": null}', b'{"id": 1}', b'{"text": ""}', b'{"text": " \\n\\t"}', b'{"text": 5}'))
-    rows = {b'{"text": "first"}': "first"} | rows
+    rows = {b'\xef\xbb\xbf{"text": "first"}': "first"} | rows
     rows |= dict.fromkeys((b'{"text": {"a": 1}}', b'{"text": ["a"]}', b'{"text": true}', b"", b"  \r", b'"a text"'))
     rows |= {
         b'{"text": "2020-01-01"}': "2020-01-01",
@@ -444,15 +411,6 @@ def test_what_is_no_text_is_a_row_without_text(tmp_path):
         (tmp_path / name).write_bytes(content)
         assert texts([tmp_path / name]) == wanted
         assert texts([tmp_path / name], row=10) == wanted[10:]
-
-
-def test_long_lines_and_fields_that_only_some_files_have_change_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "BLOCK_BYTES", 64)
-    rows = ["x" * n for n in (1, 63, 64, 65, 1000, 3)]
-    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines([{"text": row, "n": 1} for row in rows]))
-    (tmp_path / "b.jsonl").write_bytes(json_lines([{"text": "b", "n": "one"}, {"more": [1], "text": "c"}]))
-    parts = open_files([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])["train"]
-    assert [[text for text, _ in read(0)] for _, read in parts] == [rows, ["b", "c"]]
 
 
 def test_each_text_of_a_csv_is_text(tmp_path):
@@ -482,45 +440,46 @@ def test_a_csv_that_a_data_set_describes_is_read_as_described_or_refused(tmp_pat
             list(csv_reader.rows(str(tmp_path / "a.csv"), Column("text"), 0, CsvConfig(**other)))
 
 
-COLUMNS = {
-    "lists": ([["a"], ["b"]], "list<(item|element): string>", "lists"),
-    "numbers": ([1, 2], "int64", "numbers"),
-    "bytes": ([b"a", b"b"], "binary", None),
-    "mixed": (None, None, "lists and numbers"),
-}
+COLUMNS = {"lists": [["a"], ["b"]], "numbers": [1, 2], "binary": [b"a", b"b"], "mixed": [1, ["b"]]}
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
-@pytest.mark.parametrize("holds", COLUMNS)
-def test_a_column_that_holds_no_text_is_named_with_its_type_and_those_that_do(tmp_path, waits, kind, holds):
-    values, of_arrow, of_json = COLUMNS[holds]
-    said = of_json if kind == "jsonl" else of_arrow
-    if said is None:
-        return
-    path, table = tmp_path / f"a.{kind}", {"content": values, "text": ["a", "b"], "title": ["c", None]}
-    if kind == "parquet":
-        pq.write_table(pa.table(table), path)
-    elif kind == "arrow":
-        with pa.ipc.new_stream(path, pa.table(table).schema) as writer:
-            writer.write_table(pa.table(table))
-    else:
-        rows = [dict(zip(table, row, strict=True)) for row in zip(values or [1, ["b"]], "ab", "c ", strict=True)]
-        path.write_bytes(json_lines([{"content": None}, b"", *rows, b"7"]))
-    with pytest.raises(BadInput) as refused:
-        texts([path], column="content")
-    remedy = "not text; give --text_column with one of text: text, title"
-    assert re.fullmatch(f"{path}: text_column = content: holds {said}, {remedy}", str(refused.value)), refused.value
+ARROW = ["list<(item|element): string>", "int64", "binary"]
+HOLDS = {"parquet": ARROW, "arrow": ARROW, "jsonl": ["lists", "numbers", None, "lists and numbers"]}
+
+
+@pytest.mark.parametrize("kind", HOLDS)
+def test_a_column_that_holds_no_text_is_named_with_its_type_and_those_that_do_or_with_the_nearest(
+    tmp_path, waits, kind
+):
+    path = tmp_path / f"a.{kind}"
+    for values, said in zip(COLUMNS.values(), HOLDS[kind], strict=False):
+        if said is None:  # JSON has no bytes
+            continue
+        table = {"content": values, "text": ["a", "b"], "title": ["c", None]}
+        if kind == "jsonl":
+            rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+            path.write_bytes(json_lines([{"content": None}, b"", *rows, b"7"]))
+        else:
+            write_table(path, pa.table(table))
+        for column, words in {
+            "content": f"holds {said}, not text; give --text_column with one of text: text, title",
+            "txt": r"no such column; it has content, text, title; did you mean --text_column text\?",
+        }.items():
+            with pytest.raises(BadInput) as refused:
+                texts([path], column=column)
+            assert re.fullmatch(f"{path}: text_column = {column}: {words}", str(refused.value)), refused.value
     assert not waits
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_a_missing_column_is_named_with_the_nearest(corpus, name):
-    with pytest.raises(BadInput) as refused:
-        texts([corpus / name], column="txt")
-    assert "text_column = txt: no such column; it has id, text; did you mean --text_column text?" in str(refused.value)
+def write_table(path, table):
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
 
 
-STEMS = ("a[1]", "a1", "c*", "c2", "d?", "d2", "e{1,2}", "f#x", "g%20h", "i;j k", "~l", "__m", ".n", "o:p", "q!r")
+STEMS = ("a[1]", "a1", "c*", "c2", "d?", "d2", "e{1,2}", "f#x", "g%20h", "i;j k", "~l", "__m", ".n", "o:p", "q::r")
 ODD_FOLDERS = ("x[1]", "x1", "y?z*")
 
 
@@ -559,15 +518,6 @@ def test_a_packed_table_that_is_read_in_places_is_refused_with_a_remedy(tmp_path
     assert not waits
 
 
-@pytest.mark.parametrize("name", ["a::b.parquet", "a::b.jsonl"])
-def test_a_name_that_the_client_cannot_open_is_refused_with_a_remedy(tmp_path, waits, name):
-    write_rows(tmp_path / name, ["text"])
-    write_rows(tmp_path / f"ok.{name.partition('.')[2]}", ["text"])
-    with pytest.raises(BadInput, match=rf"/{re.escape(name)}: .*; rename it"):
-        open_files([tmp_path / f"ok.{name.partition('.')[2]}", tmp_path / name])
-    assert not waits
-
-
 def test_a_json_array_is_refused_with_a_remedy(tmp_path, waits):
     (tmp_path / "a.json").write_text('[\n{"text": "a"},\n{"text": "b"}\n]\n')
     with pytest.raises(BadInput, match=r"a.json: is a JSON array.*jq"):
@@ -595,26 +545,16 @@ def damaged(folder):
     records = (folder / "a.csv").read_bytes().splitlines(keepends=True)
     third = pq.ParquetFile(folder / "a.parquet").metadata.row_group(3).column(1)
     begin, size = third.dictionary_page_offset or third.data_page_offset, third.total_compressed_size
-    sink, noise = pa.BufferOutputStream(), random.Random(1).randbytes(3000)
-    with pa.ipc.new_file(sink, pa.schema({"text": pa.string()})) as writer:
-        writer.write_table(pa.table({"text": ROWS}))
-    arrow = sink.getvalue().to_pybytes()
+    noise = random.Random(1).randbytes(3000)
     return {
         "line": (b"".join([*lines[:300], b'{"text": "cut\n', *lines[300:]]), "jsonl", [300], "line 301: is not JSON"),
-        "nested": (b"".join([*lines[:9], b"{" + b'"a":[' * 9**5, b"\n"]), "json", [9], "line 10: is not JSON"),
-        "encoding": (b"".join([*lines[:300], b'{"text": "\xff"}\n']), "jsonl", [300], "line 301: is not JSON"),
         "truncated.gz": (packed[: len(packed) // 2], "jsonl.gz", range(N), r"row \d+: .*EOFError"),
         "damaged.gz": (packed[:-8] + b"\0" * 8, "jsonl.gz", range(N + 1), r"row \d+: .*BadGzipFile"),
         "not gzip": (b"".join(lines), "jsonl.gz", [0], "row 0: .*BadGzipFile: Not a gzipped file"),
-        "not bz2": (b"".join(lines), "jsonl.bz2", [0], "row 0: .*Invalid data stream"),
         "not xz": (noise, "csv.xz", [0], "row 0: .*LZMAError"),
         "pages": (table[:begin] + b"\xff" * size + table[begin + size :], "parquet", range(301), r"row \d+: .*OSError"),
-        "footer": (table[: len(table) // 2], "parquet", [0], "ArrowInvalid: .*magic bytes not found"),
         "no Parquet": (noise, "parquet", [0], "ArrowInvalid: .*magic bytes not found"),
-        "no Arrow": (noise, "arrow", [0], "ArrowInvalid: Not an Arrow file"),
-        "cut Arrow": (arrow[: len(arrow) // 2], "arrow", [0], "ArrowInvalid: Not an Arrow file"),
         "ragged": (b"".join([*records[:31], b"31,a text, in two\n"]), "csv", [29], "line 32: 3 fields, and 2 in the l"),
-        "short": (b"".join([*records[:31], b"31\n"]), "csv", [29], "line 32: 1 fields, and 2 in the lines before"),
         "bytes": (b"".join([*records[:31], b"31,\xff\n"]), "csv", [29], "line 32: is not UTF-8"),
         "quotes": (
             b"".join([*records[:31], b'31,"open\n', *records]),
@@ -626,8 +566,8 @@ def damaged(folder):
     }
 
 
-DAMAGED = "line nested encoding truncated.gz damaged.gz pages footer ragged short bytes quotes".split()  # noqa: SIM905
-DAMAGED += ["not gzip", "not bz2", "not xz", "no Parquet", "no Arrow", "cut Arrow", "no CSV"]
+DAMAGED = ["line", "truncated.gz", "damaged.gz", "not gzip", "not xz", "pages", "no Parquet"]
+DAMAGED += ["ragged", "bytes", "quotes", "no CSV"]
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
@@ -644,13 +584,13 @@ def test_a_local_file_that_is_not_what_its_name_says_is_refused_at_once_with_fil
     assert not waits and "\n" not in str(refused.value) and "same command" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.jsonl.bz2"])
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl"])
 def test_a_table_that_is_really_an_archive_is_refused_with_the_command_that_unpacks_it(tmp_path, waits, name):
     """A tar of CSV files would be read as a CSV with NULs in it."""
     with tarfile.open(tmp_path / "tar", "w") as file:
         (tmp_path / "inside.csv").write_text("text\na,b\n" * 300)
         file.add(tmp_path / "inside.csv", "inside.csv")
-    pack = {"gz": gzip.compress, "bz2": bz2.compress}.get(name.split(".")[-1], bytes)
+    pack = gzip.compress if name.endswith(".gz") else bytes
     (tmp_path / name).write_bytes(pack((tmp_path / "tar").read_bytes()))
     with pytest.raises(BadInput, match=f"{name}: is packed otherwise than its name says; .* unpacks: tar -xf {name}$"):
         texts([tmp_path / name])
@@ -660,7 +600,7 @@ def test_a_table_that_is_really_an_archive_is_refused_with_the_command_that_unpa
     assert not waits
 
 
-@pytest.mark.parametrize("kind", ["line", "truncated.gz", "pages", "no Parquet", "ragged", "not xz"])
+@pytest.mark.parametrize("kind", ["line", "truncated.gz", "no Parquet"])
 def test_a_remote_file_is_refused_when_a_second_reading_says_the_same(server, corpus, kind):
     content, suffix, rows, _ = damaged(corpus)[kind]
     path, found = server.folder / "files" / f"damaged.{suffix}", []
@@ -813,7 +753,7 @@ def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
 
 def test_files_of_the_hub_by_pattern_or_link_are_all_of_them_each_once(hub):
     names = [f"train-0000{i}-of-00002.parquet" for i in range(2)]
-    for kind in (None, "503", "reset", "429:7"):
+    for kind in (None, "503"):
         done = hub.read(*([["/api/", kind, 3]] if kind else []), files=[f"{SAMPLE}/*.parquet"])
         assert done.equal and done.met and bool(done.said) == bool(kind), (kind, done)
         assert [Path(name).name for name in done.parts] == names
@@ -828,10 +768,9 @@ def test_files_of_the_hub_by_pattern_or_link_are_all_of_them_each_once(hub):
 
 def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
     """Its list of subsets too, and where it asks to wait it is obeyed."""
-    commit, files, readme, tree = "^GET /api/datasets/me/corpus$", "GET .*train-0000", "GET .*README", "GET .*/tree/"
-    places = [("503", 0, commit), ("silent", 0, commit), ("reset", 0, "HEAD .*README"), ("short", 0, readme)]
-    places += [("429:7", 0, tree), ("silent", 0, tree), ("500", 0, files), ("lie", 1, files), ("429:7", 1, files)]
-    places += [("502", 1, files)] + [(kind, 0, SECOND_FILE) for kind in ("short", "reset", "lie", "silent")]
+    commit, files, tree = "^GET /api/datasets/me/corpus$", "GET .*train-0000", "GET .*/tree/"
+    places = [("503", 0, commit), ("short", 0, "GET .*README"), ("silent", 0, tree), ("429:7", 1, files)]
+    places += [("short", 0, SECOND_FILE), ("lie", 0, SECOND_FILE)]
     for kind, after, method in places:
         done = hub.read(*fault(kind, after, method=method))
         assert done.equal and done.met, (kind, after, method, done)
@@ -840,16 +779,6 @@ def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
     done = hub.read(*fault("503", times=9, method="README"))
     assert done.equal and done.met and done.said
     assert hub.server.outwaited == 0, "every request has a time-out"
-
-
-def test_a_hub_that_stays_down_stops_with_file_and_row(hub):
-    done = hub.read(*fault("503", times=ALWAYS, method=SECOND_FILE))
-    assert done.begins and done.rows == N // 2
-    wanted = "TrainingStopped: hf://.*/sample/train-00001-of-00002.parquet: row 0: failed 10 .* HTTP status 503"
-    assert re.match(wanted, done.stopped)
-    assert sum("of 10 in" in line for line in done.said) == 9
-    done = hub.read(*fault("503", times=ALWAYS))
-    assert re.match("TrainingStopped: me/corpus: failed 10 .* HTTP status 503", done.stopped)
 
 
 def test_what_the_hub_does_not_have_is_bad_input_at_once(hub):

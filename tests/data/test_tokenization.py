@@ -137,8 +137,6 @@ KINDS = {
 
 RUNS = {
     "letters": "a" * 2_000_000,
-    "lines": "\n" * 50_000,
-    "signs": "=" * 100_000 + "\t" * 100_000,
     "Chinese": "words " * 50 + "中" * 300_000,
 }
 
@@ -207,24 +205,16 @@ def set_model(**options):
     return lambda definition: definition["model"].update(options)
 
 
-THREE_DIGITS = {"type": "Split", "behavior": "Isolated", "invert": False}
-THREE_DIGITS |= {"pattern": {"Regex": r"\p{N}{1,3}| ?\p{L}+|\s+|."}}
-BYTES_ALONE = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-SPLIT_BY_THREE_DIGITS = {"type": "Sequence", "pretokenizers": [THREE_DIGITS, BYTES_ALONE]}
 UNLIKE_GPT2 = {
-    "another regex": lambda: changed(lambda definition: definition.update(pre_tokenizer=SPLIT_BY_THREE_DIGITS)),
-    "no regex": lambda: changed(set_split(use_regex=False)),
     "a space put before": lambda: changed(set_split(add_prefix_space=True)),
     "a normalizer": lambda: changed(lambda definition: definition.update(normalizer={"type": "NFC"})),
     "shuffled ids": lambda: changed(swap_two_ids),
     "a word looked for in the text": lambda: changed(add_word),
-    "whole words before merges": lambda: changed(set_model(ignore_merges=True)),
     "an unknown token": lambda: changed(set_model(unk_token="<|endoftext|>")),
     "a byte that has no id": lambda: changed(lambda definition: definition["model"]["vocab"].pop("ÿ")),
     "a token that has no merge": lambda: changed(lambda definition: definition["model"]["merges"].pop()),
     "two merges to one token": lambda: byte_level([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]),
     "a token that its merges never reach": lambda: byte_level([("b", "c"), ("a", "b"), ("ab", "c")]),
-    "merges dropped at random": lambda: changed(set_model(dropout=1e-6)),
     "one id a character": lambda: tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS]),
 }
 

@@ -138,9 +138,7 @@ ID_READERS = {
 
 
 @pytest.mark.parametrize("reader", ID_READERS)
-@pytest.mark.parametrize(
-    "token, dtype, found", [(0, np.uint16, 50), (4, np.uint32, 2**32 - 1), (13, np.uint16, 50), (20, np.uint32, 50)]
-)
+@pytest.mark.parametrize("token, dtype, found", [(4, np.uint32, 2**32 - 1), (20, np.uint16, 50)])
 def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(tmp_path, reader, token, dtype, found):
     ids = [49] * 21
     ids[token] = found
@@ -193,7 +191,7 @@ def test_shards_whose_windows_all_lie_before_are_released_for_deletion_once(tmp_
 
 def test_each_source_gives_every_window_once_an_epoch(short_cycles):
     draw = random.Random(20240520)
-    for _ in range(30):
+    for _ in range(15):
         changes, num_windows = small_mixture(draw)
         draws = draws_of(shared_out(draw, changes, 1), steps_of(changes), num_windows)
         for source, have in enumerate(num_windows):
@@ -205,7 +203,7 @@ def test_each_source_gives_every_window_once_an_epoch(short_cycles):
 def test_the_order_is_the_same_for_any_number_of_processes_and_any_micro_batch(short_cycles):
     """And from any step on: a resumed run reads what the uninterrupted one would have."""
     draw = random.Random(1)
-    for _ in range(15):
+    for _ in range(8):
         changes, num_windows = small_mixture(draw)
         steps = steps_of(changes)
         wanted, at = draws_of(order(**changes), steps, num_windows), draw.choice(steps)
@@ -214,20 +212,6 @@ def test_the_order_is_the_same_for_any_number_of_processes_and_any_micro_batch(s
             windows._block.cache_clear()
             found = draws_of(shared_out(draw, changes, processes), steps[at:], num_windows)
             assert found == wanted[at * changes["sequences_per_step"] :]
-
-
-def test_a_mixture_changes_only_what_comes_between_a_sources_own_windows(short_cycles):
-    draw = random.Random(3)
-    for _ in range(15):
-        changes, num_windows = small_mixture(draw)
-        draws = draws_of(order(**changes), steps_of(changes), num_windows)
-        for source in range(len(num_windows)):
-            alone = [0.0] * len(num_windows)
-            alone[source] = 1.0
-            own = drawn_from(source, draws)
-            by_itself = order(**(changes | {"weights": tuple(alone)}))
-            sequence = draws_of(by_itself, steps_of(changes), num_windows)
-            assert [(source, window) for window in own] == sequence[: len(own)]
 
 
 def test_order_stays_within_shuffle_blocks_and_differs_by_epoch_seed_block_and_source():
@@ -258,7 +242,7 @@ def test_order_never_changes_between_versions():
         assert " ".join(f"{source}.{window}" for source, window in draws_of(given, [step], [90, 20, 7])) == golden
 
 
-@pytest.mark.parametrize("weights", [(1.0,), (0.7, 0.2, 0.1), (1000, 1), (3.0, 0.0, 2.0), (0.1,) * 10])
+@pytest.mark.parametrize("weights", [(1.0,), (0.7, 0.2, 0.1), (3.0, 0.0, 2.0)])
 def test_every_cycle_holds_each_sources_share_to_one_place(weights):
     given = order(weights=weights, sequences_per_step=64, micro_batch_size=64)
     exact = [weight / sum(weights) for weight in weights]

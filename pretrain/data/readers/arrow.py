@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pretrain.base.network import TruncatedError
 from pretrain.data.records import Column, Reader, column_types, refuse_column, values_of
 
 
@@ -22,13 +21,10 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
             file = pa.ipc.open_file(raw)
             batches = map(file.get_batch, range(file.num_record_batches))
         refuse_column(name, column, column_types(file.schema))
-        place, skip = file.schema.get_field_index(column.name), start
+        place = file.schema.get_field_index(column.name)
         for batch in batches:
             batch.validate(full=True)
-            yield from values_of(batch.column(place), column)[skip:]
-            skip = max(0, skip - len(batch))
-    if skip:
-        raise TruncatedError(f"ended {skip} rows before row {start}")
+            yield from values_of(batch.column(place), column)
 
 
 READER = Reader("arrow", (".arrow",), rows, in_places=True)

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from typing import Any
 
 from pretrain.base.errors import BadInput
-from pretrain.base.network import TruncatedError, Unreadable
+from pretrain.base.network import Unreadable
 from pretrain.data.records import TEXT, Column, Reader, refuse_column
 
 DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # options that csv.reader has
@@ -30,7 +30,7 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
     if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
         said = f"is a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not supported"
         raise BadInput(f"{name}: {said}; try --dataset_revision refs/convert/parquet")
-    number, held = -1, []
+    held: list[str] = []
     with remote.whole(name) as file:
         text = TextIOWrapper(file, config.encoding or "utf-8-sig", "surrogateescape", newline="")
         found = csv_records(config, text)
@@ -38,15 +38,12 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
         header = config.names or first
         if header:
             refuse_column(name, column, dict.fromkeys(header, TEXT))
-        for number, record in enumerate(found):
-            if number >= start:
-                yield from held
-                held = [record[header.index(column.name)]]
+        for record in found:
+            yield from held
+            held = [record[header.index(column.name)]]
     yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
     if not header:
         raise BadInput(f"{name}: is empty; a CSV begins with a header")
-    if number + 1 < start:
-        raise TruncatedError(f"ended after {number + 1} rows, before row {start}")
 
 
 def csv_records(config: Any, text: TextIOWrapper) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.network import TruncatedError, Unreadable
+from pretrain.base.network import Unreadable
 from pretrain.data.records import IDS, ROWS, TEXT, Column, Reader, refuse_column
 
 TYPES = {str: "text", int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
@@ -21,7 +21,6 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
     """Yield the field of each line: None where a line is blank, no object, or has no such field."""
     from pretrain.data import remote
 
-    number = -1
     with remote.whole(name) as file:
         lines: Iterator[tuple[int, bytes]] = enumerate(file)
         if not start:
@@ -29,10 +28,7 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
             refuse_no_text(name, column, head)
             lines = chain(head, lines)
         for number, line in lines:
-            if number >= start:
-                yield json_object(name, number, line).get(column.name)
-    if number + 1 < start:
-        raise TruncatedError(f"ended after {number + 1} rows, before row {start}")
+            yield json_object(name, number, line).get(column.name) if number >= start else None
 
 
 def json_object(name: str, number: int, line: bytes) -> dict:

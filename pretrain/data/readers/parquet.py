@@ -1,6 +1,7 @@
-"""Parquet: the row groups from the wanted row on, and of them the one column."""
+"""Parquet: the row groups from that of the wanted row on, and of them the one column."""
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 from pretrain.base.network import TruncatedError
@@ -20,16 +21,15 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
         row = 0
         for group in range(file.num_row_groups):
             end = row + file.metadata.row_group(group).num_rows
-            if end > start:
-                skip = max(0, start - row)
-                for batch in file.iter_batches(ROWS, row_groups=[group], columns=[column.name]):
-                    yield from values_of(batch.column(0), column)[skip:]
-                    skip, row = max(0, skip - len(batch)), row + len(batch)
-                if row != end:
-                    raise TruncatedError(f"ended after {row} rows, before row {end}")
-            row = end
-    if row < start:
-        raise TruncatedError(f"ended after {row} rows, before row {start}")
+            if end <= start:
+                yield from repeat(None, end - row)
+                row = end
+                continue
+            for batch in file.iter_batches(ROWS, row_groups=[group], columns=[column.name]):
+                yield from values_of(batch.column(0), column)
+                row += len(batch)
+            if row != end:
+                raise TruncatedError(f"ended after {row} rows, before row {end}")
 
 
 READER = Reader("parquet", (".parquet",), rows, in_places=True)
