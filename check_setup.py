@@ -8,20 +8,23 @@ Exit status: 0 no error found, 1 an error, 2 flags or a recipe that make no sens
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from pretrain.base import cards, foreign
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
+from pretrain.base.network import reach
 from pretrain.data import shards, sources
-from pretrain.machine import doctor, forecast, planning, supply, verdicts
-from pretrain.machine.verdicts import Check
+from pretrain.machine import doctor, forecast, planning, supply
+from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
 from pretrain.recipe import keys, reading
 
 NETWORK_SECONDS = 5
@@ -134,9 +137,9 @@ def with_its_model(recipe: keys.Recipe) -> keys.Recipe:
 
 def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
-    facts, found = {}, []
-    for check in examine(recipe, asked, facts):
-        trying, line = check.level == verdicts.TRYING, foreign.clean(str(check))
+    found = []
+    for check in chain(doctor.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)):
+        trying, line = check.level == TRYING, foreign.clean(str(check))
         if sys.stderr.isatty():  # what is waited for is shown for as long as it is
             print(f"\033[K{line if trying else ''}", end="\r", file=sys.stderr, flush=True)
         elif trying:
@@ -146,55 +149,46 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         found.append(check)
         if not asked.json:
             print(line, flush=True)
-    counts = {level: sum(check.level == level for check in found) for level in (verdicts.ERROR, verdicts.WARNING)}
+    counts = {level: sum(check.level == level for check in found) for level in (ERROR, WARNING)}
     if asked.json:
-        print(json.dumps({"checks": [dataclasses.asdict(check) for check in found], "facts": facts}, indent=1))
+        print(json.dumps({"checks": [dataclasses.asdict(check) for check in found]}, indent=1))
     else:
         print(", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items()))
     return 1 if counts["error"] else 0
 
 
-def examine(recipe: keys.Recipe, asked: argparse.Namespace, facts: dict) -> Iterator[Check]:
-    """Yield one verdict after the other; ``facts`` fills with what was found."""
-    works = yield from doctor.examine(recipe, asked.recipe, facts, quick=asked.quick)
-    yield from examine_network(recipe, works)
-
-
-def examine_network(recipe: keys.Recipe, works: bool) -> Iterator[Check]:
+def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
     """Yield verdicts on the Hub, the recipe's data sets there, and Weights & Biases, where they would be asked."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    names = set(map(keys.hub_id, keys.sources(recipe.data)))
-    wanted = {}
+    wanted = []
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        yield Check("hub", verdicts.OK, "HF_HUB_OFFLINE is set: no request is made")
+        yield Check("hub", OK, "HF_HUB_OFFLINE is set: no request is made")
     elif not asks_hub(recipe):
-        yield Check("hub", verdicts.OK, "nothing of the recipe needs it: no request is made")
+        yield Check("hub", OK, "nothing of the recipe needs it: no request is made")
     else:
-        wanted["hub"] = (hub, "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else check HTTPS_PROXY")
+        remedy = "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else check HTTPS_PROXY"
+        wanted.append(("hub", hub, remedy))
         remedy = "check dataset_name, or log in (hf auth login); offline: data_files"
-        for name in sorted(filter(None, names)):
-            wanted[f"data set {name}"] = (f"{hub}/api/datasets/{name}", remedy)
-    if doctor.package_version("wandb") and os.environ.get("WANDB_MODE", "online") == "online":
+        names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
+        wanted += [(f"data set {name}", f"{hub}/api/datasets/{name}", remedy) for name in names]
+    if "wandb" in recipe.tracking.names and os.environ.get("WANDB_MODE", "online") == "online":
         url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
-        wanted["wandb"] = (url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here")
-    reached = {hub: True}
-    for name, (url, remedy) in wanted.items():
-        if not works or (name.startswith("data set") and not reached[hub]):  # one line is enough
-            continue
-        yield Check(name, verdicts.TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
-        problem = doctor.reach(url, NETWORK_SECONDS)
-        reached[url] = not problem or problem.startswith("HTTP 4")
+        wanted.append(("wandb", url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here"))
+    for name, url, remedy in wanted:
+        yield Check(name, TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
+        problem = reach(url, NETWORK_SECONDS)
         # A refusal of its front page is an answer; of a data set's page it is not.
-        if not problem or (reached[url] and name in ("hub", "wandb")):
-            yield Check(name, verdicts.OK, f"{url} answers")
-        else:
-            level = verdicts.ERROR if name != "wandb" and needs_hub(recipe) else verdicts.WARNING
-            yield Check(name, level, f"{url}: {problem}", remedy)
-    if doctor.package_version("huggingface_hub"):
+        if not problem or (problem.startswith("HTTP Error 4") and name in ("hub", "wandb")):
+            yield Check(name, OK, f"{url} answers")
+            continue
+        yield Check(name, ERROR if name != "wandb" and needs_hub(recipe) else WARNING, f"{url}: {problem}", remedy)
+        if name == "hub":  # one line is enough
+            break
+    with contextlib.suppress(ImportError):
         from huggingface_hub import get_token
 
         text = "logged in to the Hub" if get_token() else "not logged in to the Hub; pushing needs it: hf auth login"
-        yield Check("login", verdicts.OK, text)
+        yield Check("login", OK, text)
 
 
 def needs_hub(recipe: keys.Recipe) -> bool:

@@ -4,8 +4,10 @@ import contextlib
 import math
 import re
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
+from multiprocessing.pool import ThreadPool
 
 ASKED = "X-Retry-After-Asked"  # what a server asked for, where a client that would obey it was given less
 SLOW_SECONDS, SLOW_BYTES = 60, 2**16  # an answer that brings less in this time is as good as silent
@@ -75,6 +77,16 @@ def moved() -> None:
     """Note that SLOW_BYTES have come."""
     global moved_at
     moved_at = time.monotonic()
+
+
+def reach(url: str, seconds: float) -> str:
+    """Ask an address; return what went wrong ("": it answered; HTTP Error and a status: it refused)."""
+    pool = ThreadPool(1)  # a name's look-up has no limit of its own
+    try:
+        pool.apply_async(urllib.request.urlopen, (url,), {"timeout": seconds}).get(seconds + 1).close()
+    except Exception as error:  # names, sockets, TLS and bad addresses each raise their own kinds
+        return str(error) or f"no answer in {seconds:g} s"
+    return ""
 
 
 def refuse_page(begin: bytes, headers: Mapping[str, str], url: str) -> None:

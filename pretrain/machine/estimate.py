@@ -145,6 +145,16 @@ def exchange_seconds(shape: Shape, *, count: int, link: float) -> float:
     return 2 * (count - 1) / count * 4 * shape.parameters / link
 
 
+def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
+    """Return the most that a run writes: the bytes of its checkpoints, and of the shards of the tokens that it reads."""
+    shape, saving, steps = shape_of(recipe.model), recipe.saving, recipe.schedule.max_steps
+    kept = saving.save_total_limit or (steps // saving.save_steps if saving.save_steps else 0)
+    tokens = min(recipe.data.limit_tokens or float("inf"), recipe.batch.tokens_per_step * steps)
+    fetched = not all(map(keys.is_here, keys.sources(recipe.data)))
+    shards = tokens * (2 if shape.vocab_size <= 65_536 else 4) if fetched else 0.0
+    return 12.0 * shape.parameters * (kept + 1), float(shards)  # weights and two moments in fp32; one more is half-made
+
+
 def run(
     shape: Shape, card: Card, *, tokens: int, tokens_per_step: int, work: float = 1.0, count: int = 1
 ) -> dict[str, float]:

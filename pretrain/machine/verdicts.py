@@ -8,14 +8,21 @@ from packaging.specifiers import SpecifierSet
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TRYING = "..."  # no verdict yet: what is being tried
-WHEELS = "https://download.pytorch.org/whl"
 # A card may do without these; training says what is then missing.
 OPTIONAL = {"wandb": "no reports to Weights & Biases", "nvidia-ml-py": "no watts and temperatures"}
 # Versions that fail between two that work; requirements.txt excludes them.
 BROKEN = {("accelerate", "1.14.0"): "FSDP2 fails at a bare GPT-2's tied embeddings (huggingface/accelerate#4171)"}
 # The oldest Linux driver that runs a major CUDA version (CUDA release notes, "CUDA Driver", minor compatibility).
 OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-SLOW_ATTENTION = "training takes a slower kernel, or fails; reinstall torch from requirements.txt"
+NO_HALF = 'mixed_precision: "no" in the accelerate YAML; where that fails too, reinstall torch and its driver'
+REMEDIES = {  # of trials without a result
+    "fp32": "reinstall torch: nothing trains without this",
+    **dict.fromkeys(("bf16", "fp16"), NO_HALF),
+    "compile": "accelerate_configs/conservative.yaml trains without it; on a CPU none is needed",
+    "all-reduce": "between cards try NCCL_P2P_DISABLE=1, NCCL_DEBUG=INFO shows where it hangs, and docker needs --gpus "
+    "all --ipc=host; between CPUs try GLOO_SOCKET_IFNAME=lo",
+    "disk speed": "another --output_dir",
+}
 Pair = tuple[int, int]  # a compute capability
 
 
@@ -34,7 +41,7 @@ class Check:
 
 def read_ranges(text: str) -> dict[str, SpecifierSet]:
     """Return the versions that a requirements file takes, by package (``name>=1.2,<=1.4  # why`` is one)."""
-    wanted = [Requirement(line.partition("#")[0]) for line in text.splitlines() if line.partition("#")[0].strip()]
+    wanted = [Requirement(line) for line in re.sub("#.*", "", text).splitlines() if line.strip()]
     return {one.name: one.specifier for one in wanted}
 
 
@@ -51,58 +58,53 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
             found.append(Check(name, ERROR, f"{version} is installed: {fault}", remedy))
         elif not taken.contains(version, prereleases=True):  # a build's own mark (2.13.0+cpu) makes no difference
             found.append(Check(name, WARNING, f"{version} is installed; the tests were run with {taken}", remedy))
-    text = f"{len(ranges) - len(found)} of {len(ranges)} are within the ranges of requirements.txt"
+    versions = ", ".join(f"{name} {installed[name]}" for name in ranges if installed.get(name))
+    text = f"{len(ranges) - len(found)} of {len(ranges)} are within the ranges of requirements.txt: {versions}"
     return [Check("packages", OK, text), *found]
 
 
-def wheel_index(capability: Pair, driver: str | None = None) -> str | None:
-    """Return the wheel index whose torch serves a card under a driver; None: no current one does.
+def reinstall(capability: Pair | None, driver: str | None, package: str = "torch") -> str:
+    """Return how to install the torch that serves a card under a driver.
 
     CUDA 13 begins at 7.5 (Turing) and needs driver 580; the cu126 wheels reach from Maxwell (5.0) to Hopper (9.0).
     """
+    capability = capability or (8, 0)
     if capability < (5, 0):
-        return None
+        return "no current torch serves it"
+    wheel = "cu128" if capability >= (10, 0) else "cu126"
     if capability >= (7, 5) and (driver is None or reaches(driver, 13)):
-        return f"{WHEELS}/cu130"
-    return f"{WHEELS}/cu128" if capability >= (10, 0) else f"{WHEELS}/cu126"
+        wheel = "cu130"
+    return f"pip install --force-reinstall {package} --index-url https://download.pytorch.org/whl/{wheel}"
 
 
 def reaches(driver: str, cuda: int) -> bool:
     """Return whether a driver runs a major CUDA version; any does where we do not know the oldest."""
-    return _numbers(driver) >= _numbers(OLDEST_DRIVER.get(cuda, ""))
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)]
+    has, needs = ([int(part) for part in re.findall(r"\d+", each)] for each in (driver, OLDEST_DRIVER.get(cuda, "")))
+    return has >= needs
 
 
 def build(version: str, cuda: str | None, usable: int, first: Pair | None, driver: str | None, hidden: bool) -> Check:
-    """Judge torch's build, of a CUDA version or None, where torch can use so many cards.
+    """Judge torch's build, of a CUDA version (``13.0``) or None, and the driver, where torch can use so many cards.
 
     The capability of the ``first`` card, where known, chooses the wheel; ``driver`` is None where the machine has no
     NVIDIA card; ``hidden``: CUDA_VISIBLE_DEVICES hides them.
     """
-    text = f"{version}, " + (f"CUDA {cuda}" if cuda else "no CUDA")
+    text = f"{version}, {f'CUDA {cuda}' if cuda else 'no CUDA'}{f', driver {driver}' if driver else ''}"
     if usable or hidden or not driver:
         hides = "; CUDA_VISIBLE_DEVICES hides every card" if driver and not usable else ""
         return Check("torch", OK, text + hides)
+    major = int(cuda.partition(".")[0]) if cuda else 0
     if not cuda:
-        index = wheel_index(first or (8, 0), driver) or f"{WHEELS}/cu126"
-        remedy = f"pip install --force-reinstall torch=={version.partition('+')[0]} --index-url {index}"
-        return Check("torch", ERROR, f"{text}: a CPU build, but the machine has an NVIDIA card", remedy)
-    remedy = "see the driver's line; else nvidia-smi must list the card; a reboot ends a half-done driver update"
-    return Check("torch", ERROR, f"{text}, but it finds no usable card on a machine that has one", remedy)
-
-
-def driver(version: str, cuda: str) -> Check:
-    """Judge the driver's version against the CUDA that torch was built with (``13.0``)."""
-    major = int(cuda.partition(".")[0])
-    if reaches(version, major):
-        return Check("driver", OK, f"{version}, for CUDA {cuda}")
-    remedy = f"install driver {OLDEST_DRIVER[major]} or newer"
-    if reaches(version, 12):
-        remedy += f", or torch for CUDA 12: pip install torch --index-url {WHEELS}/cu126"
-    return Check("driver", ERROR, f"{version} is too old for torch's CUDA {cuda}", remedy)
+        text += ": a CPU build, but the machine has an NVIDIA card"
+        remedy = reinstall(first, driver, f"torch=={version.partition('+')[0]}")
+    elif reaches(driver, major):
+        text += ": it finds no usable card on a machine that has one"
+        remedy = "nvidia-smi must list the card; a reboot ends a half-done driver update"
+    else:
+        text += ": the driver is too old for it"
+        older = f", or torch for CUDA 12: {reinstall(first, driver)}" if reaches(driver, 12) else ""
+        remedy = f"install driver {OLDEST_DRIVER[major]} or newer{older}"
+    return Check("torch", ERROR, text, remedy)
 
 
 def served(capability: Pair, arch_list: list[str]) -> bool:
@@ -124,9 +126,8 @@ def architecture(name: str, capability: Pair, arch_list: list[str], driver: str 
     sm = f"sm_{capability[0]}{capability[1]}"
     if served(capability, arch_list):
         return Check("kernels", OK, f"torch has kernels for {sm}")
-    index = wheel_index(capability, driver)
-    remedy = f"pip install --force-reinstall torch --index-url {index}" if index else "no current torch serves it"
-    return Check("kernels", ERROR, f"torch has no kernels for {name} ({sm}); it has {' '.join(arch_list)}", remedy)
+    text = f"torch has no kernels for {name} ({sm}); it has {' '.join(arch_list)}"
+    return Check("kernels", ERROR, text, reinstall(capability, driver))
 
 
 def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:
@@ -134,38 +135,17 @@ def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: s
     need = checkpoint_bytes + shard_bytes
     text = f"{free_bytes / 1e9:.1f} GB free at {folder}; {recipe} takes up to {need / 1e9:.1f} GB "
     text += f"(checkpoints {checkpoint_bytes / 1e9:.1f}, token shards {shard_bytes / 1e9:.1f})"
-    if free_bytes < checkpoint_bytes:
-        remedy = "free some, or give --output_dir on another disk, or a lower save_total_limit"
-        return Check("disk", ERROR, text, remedy)
-    if free_bytes < need:
+    if free_bytes >= need:
+        return Check("disk", OK, text)
+    if free_bytes >= checkpoint_bytes:
         remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
         return Check("disk", WARNING, text, remedy)
-    return Check("disk", OK, text)
-
-
-def attention(kernel: str, seconds: float, modern: bool) -> Check:
-    """Judge the attention kernel that training takes (flash needs Ampere: ``modern``)."""
-    text = f"training takes {kernel}, {1000 * seconds:.2f} ms" + ("" if modern else " (flash: n/a before Ampere, 8.0)")
-    if modern and kernel not in ("flash", "cudnn"):
-        return Check("attention", WARNING, f"{text}: neither flash nor cuDNN", SLOW_ATTENTION)
-    return Check("attention", OK, text)
+    return Check("disk", ERROR, text, "free some, or give --output_dir on another disk, or a lower save_total_limit")
 
 
 def failed(name: str, problem: str, needed: bool) -> Check:
     """Judge a trial without a result: an error where training needs here what was tried, else a warning."""
-    compiler = re.search(r"compiler|g\+\+|gcc", problem, re.IGNORECASE) and "Python.h" not in problem
-    remedies = (
-        (name == "fp32", "reinstall torch and its driver: nothing trains without this"),
-        (name in ("bf16", "fp16"), 'write mixed_precision: "no" in the accelerate YAML'),
-        (name == "attention", SLOW_ATTENTION),
-        (name == "compile" and "Python.h" in problem, "install Python's headers: apt install python3-dev"),
-        (name == "compile" and compiler, "install a compiler: apt install g++"),
-        (name == "compile" and needed, "accelerate_configs/conservative.yaml trains without it"),
-        (name == "compile" and not needed, "none needed: plain training is not compiled"),
-        (name == "all-reduce" and needed, "try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO shows where it hangs"),
-        (name == "all-reduce" and needed, "no GPU seen: CUDA_VISIBLE_DEVICES, docker --gpus all --ipc=host"),
-        (name == "all-reduce" and not needed, "only training with several processes on the CPU needs it"),
-        (name == "all-reduce" and not needed, "try GLOO_SOCKET_IFNAME=lo"),
-    )
-    remedy = "; ".join(words for holds, words in remedies if holds)
-    return Check(name, ERROR if needed else WARNING, f"its trial fails: {problem}", remedy)
+    missing = "install Python's headers: apt install python3-dev; " if "Python.h" in problem else ""
+    if not missing and name == "compile" and re.search(r"compiler|g\+\+|gcc", problem, re.IGNORECASE):
+        missing = "install a compiler: apt install g++; "
+    return Check(name, ERROR if needed else WARNING, f"its trial fails: {problem}", missing + REMEDIES[name])

@@ -37,6 +37,8 @@ def read(key: str, path: str) -> list[Text]:
     kinds = {TABLES.get(Path(name).suffix) for name in names}
     if len(kinds) != 1 or None in kinds:
         raise BadInput(f"{where}: must be files of rows that are here, of one kind: {', '.join(TABLES)}")
+    if chain := [name for name in names if "::" in name]:
+        raise BadInput(f"{key} = {chain[0]}: fsspec takes :: for a chain of file systems; rename it")
     try:  # streamed, so that nothing of an earlier file of this name is in a cache; a list of theirs is not expanded
         files = {"train": DataFilesList(names, [])}
         rows = list(datasets.load_dataset(*kinds, data_files=files, split="train", streaming=True))

@@ -51,13 +51,11 @@ def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_
 
 
 def test_the_drivers_list_is_read_and_noise_is_not(monkeypatch):
-    text = "NVIDIA GeForce RTX 4090, 550.54.14, 24564 MiB, 8.9\nNVIDIA GB10, 580.95, [N/A], 12.1\n\nfailed\n"
+    text = "NVIDIA GeForce RTX 4090, 550.54.14\nNVIDIA GB10, 580.95\n\nfailed, and says why\n"
     done = subprocess.CompletedProcess([], 0, text)
     monkeypatch.setattr(subprocess, "run", lambda *args, **how: done)
-    first, second = doctor.nvidia_smi()
-    assert first["name"] == "NVIDIA GeForce RTX 4090" and first["driver"] == "550.54.14"
-    assert first["memory_bytes"] == 24564 * 2**20 and first["capability"] == (8, 9)
-    assert second["memory_bytes"] is None and second["capability"] == (12, 1)
+    cards = {card["name"]: card["driver"] for card in doctor.nvidia_smi()}
+    assert cards == {"NVIDIA GeForce RTX 4090": "550.54.14", "NVIDIA GB10": "580.95"}
 
 
 def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_remedy_unless_they_are_hidden():
@@ -77,13 +75,16 @@ def test_a_build_that_finds_no_card_on_a_machine_with_one_is_an_error_with_the_r
 
 
 def test_a_driver_older_than_torchs_cuda_is_an_error_and_may_take_an_older_cuda_where_it_can():
+    def build(driver, cuda):
+        return verdicts.build("2.13.0", cuda, 0, (8, 9), driver, False)
+
     good = [("580.65.06", "13.0"), ("590.44", "13.0"), ("525.60.13", "12.6"), ("470.82.01", "11.8"), ("999.1", "99.0")]
     old = [("580.65.05", "13.0"), ("550.54.14", "13.0"), ("525.60.11", "12.8"), ("470.82.01", "12.6")]
-    assert {verdicts.driver(*versions).level for versions in good} == {"ok"}
-    assert {verdicts.driver(*versions).level for versions in old} == {"error"}
-    fixable = verdicts.driver("550.54.14", "13.0").remedy
+    assert all("finds no usable card" in build(*versions).text for versions in good)
+    assert all("driver is too old" in build(*versions).text for versions in old)
+    fixable = build("550.54.14", "13.0").remedy
     assert "driver 580.65.06 or newer" in fixable and "whl/cu126" in fixable
-    assert "whl" not in verdicts.driver("470.82.01", "13.0").remedy
+    assert "whl" not in build("470.82.01", "13.0").remedy
 
 
 def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_we_name():
@@ -92,7 +93,7 @@ def test_every_card_of_the_table_is_served_by_its_own_kernels_and_by_the_wheels_
         own = f"sm_{card.capability[0]}{card.capability[1]}"
         assert verdicts.architecture(card.name, card.capability, [own]).level == "ok"
         for driver in ("550.54.14", "580.95.05", None):
-            name = verdicts.wheel_index(card.capability, driver).rpartition("/")[2]
+            name = verdicts.reinstall(card.capability, driver).rpartition("/")[2]
             assert verdicts.architecture(card.name, card.capability, wheels[name]).level == "ok"
 
 
@@ -136,17 +137,12 @@ def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
         assert check.level == level and bool(check.remedy) == (level != "ok") and "24.5 GB" in check.text
 
 
-def test_a_compiler_that_fails_is_an_error_only_where_the_preset_compiles():
+def test_a_trial_that_fails_is_an_error_only_where_training_needs_it_and_names_what_to_install():
     missing = "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"
     cpu, card = (verdicts.failed("compile", missing, needed) for needed in (False, True))
     assert cpu.level == "warning" and card.level == "error" and "g++" in cpu.remedy and "conservative" in card.remedy
     headers = verdicts.failed("compile", "gcc: fatal error: Python.h: No such file", True).remedy
     assert "python3-dev" in headers and "g++" not in headers
     assert "g++" not in verdicts.failed("compile", "no answer in 300 s", True).remedy
-
-
-def test_an_all_reduce_that_hangs_between_cards_is_an_error_with_nccls_remedies():
     hang = verdicts.failed("all-reduce", "no answer in 120 s", True)
-    assert hang.level == "error" and "NCCL_P2P_DISABLE=1" in hang.remedy and "NCCL_DEBUG=INFO" in hang.remedy
-    alone = verdicts.failed("all-reduce", "no answer", False)
-    assert alone.level == "warning" and "GLOO_SOCKET_IFNAME=lo" in alone.remedy
+    assert all(words in hang.remedy for words in ("NCCL_P2P_DISABLE=1", "NCCL_DEBUG=INFO", "GLOO_SOCKET_IFNAME=lo"))

@@ -64,7 +64,7 @@ def test_a_file_without_a_row_is_refused(text, words, tmp_path):
 def test_a_name_that_exists_is_that_file_and_any_other_may_be_a_glob(tmp_path):
     *names, chain = [rows(tmp_path / name, {"prompt": name}) for name in ("p[1].jsonl", "p1.jsonl", "sub::a#?.jsonl")]
     assert [problems.read("prompts", name) for name in names] == [["p[1].jsonl"], ["p1.jsonl"]]
-    with pytest.raises(BadInput, match=r"^prompts: .*sub::a#\?.jsonl: fsspec takes :: for a chain .*; rename it"):
+    with pytest.raises(BadInput, match=r"^prompts = .*sub::a#\?.jsonl: fsspec takes :: for a chain .*; rename it"):
         problems.read("prompts", chain)
     assert problems.read("prompts", str(tmp_path / "p*.jsonl")) == ["p1.jsonl", "p[1].jsonl"]
     with pytest.raises(BadInput, match="must be files of rows that are here"):
