@@ -1,5 +1,6 @@
 """The user, password and query of a data file's URL are used, and stand in nothing that a run leaves, sends or prints."""
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -51,17 +52,21 @@ def refuse_secrets(*said: str | bytes) -> None:
     assert not [(where, secret) for where, found in seen.items() for secret in SECRETS if secret.encode() in found]
 
 
-def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(own, server):
-    pytest.importorskip("tensorboard")
-    flags = ("--push_to_hub", "true", "--hub_strategy", "checkpoint", "--report_to", "tensorboard")
+def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(own, server, monkeypatch):
+    names = [name for name in ("wandb", "tensorboard", "trackio") if importlib.util.find_spec(name)]
+    flags = ("--push_to_hub", "true", "--hub_strategy", "checkpoint", "--report_to", *(names or ["none"]))
     given = ("--data_files", url(server, "a.jsonl"), "--validation_files", url(server, "b.jsonl"))
     with HubServer() as hub:
-        done = run("train.py", *TINY, *flags, *given, **hub.environment(Path("home").resolve()))
+        homes = {"HOME": "home", "XDG_CACHE_HOME": "home/cache", "TRACKIO_DIR": "home/trackio", "HF_HOME": "home/hf"}
+        home = {name: str(Path(folder).resolve()) for name, folder in homes.items()}
+        for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+            monkeypatch.delitem(sys.modules, module)  # it notes its folder at its import
+        done = run("train.py", *TINY, *flags, *given, **hub.environment("") | home, WANDB_MODE="offline")
         shown = f"{server.url.replace('://', '://redacted@')}/files/a.jsonl?redacted=".encode()
         pushed = hub.files("me/r")
         assert shown in pushed["README.md"] and shown in pushed["recipe.yaml"]
         sent = [f"{request.path} {request.headers}".encode() + request.body for request in hub.requests]
-    assert list(Path().rglob("*tfevents*"))
+    assert names == [name for name in names if list(Path().rglob(f"*{name}*"))]
     refuse_secrets(done.stdout, done.stderr, *sent)
 
 
