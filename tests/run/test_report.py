@@ -191,6 +191,16 @@ def test_an_evaluation_that_was_stopped_is_not_reported(tmp_path, capsys):
     assert "step 4: validation loss 1.5000 nats per token, 0.500 bits per byte" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("best", "words"), [(1.5, "try more"), (1.4, "risen from 1.4000: give more text, or fewer")])
+def test_a_run_that_lost_to_a_bigram_model_is_told_to_train_longer_unless_its_loss_rises(tmp_path, capsys, best, words):
+    made = make(tmp_path)
+    made.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
+    made.baselines(4, {"bigram": 1.45, "bigram_bits_per_byte": 0.48}, best)
+    assert f"has not learned more than a bigram model: {'its validation loss has ' * (best < 1.5)}{words}" in (
+        capsys.readouterr().err
+    )
+
+
 def test_duration_reads_as_people_write_it():
     written = {12.4: "12 s", 59.6: "1 min 00 s", 200: "3 min 20 s", 3599.7: "1 h 00 min", 5 * 3600 + 240: "5 h 04 min"}
     written[2 * 86400 + 3 * 3600] = "2 d 03 h"
