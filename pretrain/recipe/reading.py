@@ -318,10 +318,10 @@ def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
                 f"warmup_steps = {asked} is longer than the run, max_steps = {values['max_steps']}: the learning rate "
                 f"rises over the first {values['warmup_steps']}, a quarter of it"
             )
-        elif 2 * values["warmup_steps"] > values["max_steps"] > 1 and path.name != RUN_RECIPE:  # said as the run began
+        elif 2 * values["warmup_steps"] >= values["max_steps"] > 1 and path.name != RUN_RECIPE:  # said as the run began
             log.info(
-                f"warmup_steps = {values['warmup_steps']} is more than half of max_steps = {values['max_steps']}: the "
-                f"learning rate rises for most of the run; a tenth is usual: --warmup_steps {-(-values['max_steps'] // 10)}"
+                f"warmup_steps = {values['warmup_steps']} is half of max_steps = {values['max_steps']} or more: the "
+                f"learning rate rises for so long; a tenth is usual: --warmup_steps {-(-values['max_steps'] // 10)}"
             )
         few = 20 <= values["max_steps"] < 2 * values["eval_steps"]  # a shorter run is a trial
         if few and path.name != RUN_RECIPE:
