@@ -165,7 +165,7 @@ def even(columns: Sequence[Column]) -> bool:
 
 def table(columns: Sequence[Column]) -> list[list[str]]:
     """Return the cells of the table: recipe keys that differ, then what was reached, with differences between groups."""
-    lines = [["", *(column.label for column in columns)]]
+    lines, unsure = [["", *(column.label for column in columns)]], "" if even(columns) else " *"
     for key in dict.fromkeys(itertools.chain.from_iterable(column.recipe for column in columns)):
         values = [str(column.recipe.get(key)) for column in columns]
         if len({*values}) > 1:
@@ -177,8 +177,10 @@ def table(columns: Sequence[Column]) -> list[list[str]]:
             name, samples = "minutes", [[60 * hours for hours in values] for values in samples]
         lines.append([name, *(with_spread(values, digits) for values in samples)])
         if digits == ".4f" and first and max(map(len, samples)) > 1:
-            lines.append(["  difference", "", *(difference(first, values, digits) for values in others)])
-    return lines if even(columns) else [[cell.removesuffix(" *") for cell in line] for line in lines]
+            lines.append(
+                ["  difference", "", *(difference(first, values, digits).removesuffix(unsure) for values in others)]
+            )
+    return lines
 
 
 def with_spread(values: Sequence[float], digits: str) -> str:

@@ -150,7 +150,7 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
 
 
 def nvidia_smi() -> list[dict[str, str]]:
-    """Return the ``name`` and ``driver`` of the machine's NVIDIA cards, none where there is no driver."""
+    """Return the ``name`` and ``driver`` of the machine's NVIDIA cards; an empty list without a driver."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)

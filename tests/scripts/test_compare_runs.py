@@ -94,8 +94,8 @@ def test_runs_of_one_column_that_have_not_come_equally_far_are_said(six, capsys)
         compare_runs.main([*six, "--group", "seed"])
         out = capsys.readouterr().out
         assert ("different numbers of tokens" in out) != whole and (" *\n" in out) == whole
-        metrics = Path("muon1/metrics.jsonl")
-        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-2]))
+        with Path("muon1/metrics.jsonl").open("a") as file:  # its losses stay, and so does the star that they would get
+            file.write(json.dumps({"step": 40, "tokens": 4000, "train/loss": 2.35, "elapsed_seconds": 80.0}) + "\n")
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (2, 4.303), (4, 2.776), (30, 2.042), (1000, 1.962)])
