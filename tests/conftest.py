@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELI
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
 
 import commands  # noqa: E402
+import filelock  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
@@ -41,6 +43,7 @@ tqdm.set_lock(threading.RLock())
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 pytest.register_assert_rewrite("pushes", "two_machines")
 ROOT = Path(__file__).resolve().parent.parent
+WITNESS = str(ROOT / "tests" / "ledger_child.py")
 RECIPE = """
 validation_fraction: 0.1
 tokenizer: characters
@@ -108,25 +111,67 @@ def records_reach_caplog() -> None:
     log.setLevel(logging.INFO)
 
 
-@pytest.fixture(scope="session")
-def prepared(tmp_path_factory) -> Path:
-    """A folder with tiny.yaml, text.txt and their shards, made once by the real prepare_data.py."""
-    folder = tmp_path_factory.mktemp("prepared")
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    (folder / "tiny.yaml").write_text("data_files: [text.txt]\n" + RECIPE, encoding="utf-8")
-    with contextlib.chdir(folder):
-        run("prepare_data.py", "--recipe", "tiny.yaml")
-    for printed in folder.glob(".out-*"):
-        printed.unlink()
+def made_once(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[], object], *, of: Path | None = None
+) -> Path:
+    """Return a folder that all workers share; the first that asks copies ``of`` there and has ``make`` add to it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with filelock.FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            unready = Path(tempfile.mkdtemp(dir=folder.parent))
+            if of:
+                shutil.copytree(of, unready, dirs_exist_ok=True)
+            with contextlib.chdir(unready):
+                make()
+                for printed in Path().glob(".out-*"):
+                    printed.unlink()
+            unready.rename(folder)
     return folder
 
 
-@pytest.fixture
-def workplace(prepared, tmp_path, monkeypatch) -> Path:
-    """A folder of one's own to run scripts in, with tiny.yaml (8 sequences a step, 4 micro-batches) and text.txt."""
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """A folder with tiny.yaml, text.txt and their shards, made by the real prepare_data.py."""
+
+    def make() -> None:
+        Path("text.txt").write_text(TEXT, encoding="utf-8")
+        Path("tiny.yaml").write_text("data_files: [text.txt]\n" + RECIPE, encoding="utf-8")
+        run("prepare_data.py", "--recipe", "tiny.yaml")
+
+    return made_once(tmp_path_factory, "prepared", make)
+
+
+@pytest.fixture(scope="session")
+def whole_run(prepared, tmp_path_factory) -> Path:
+    """That folder with runs/whole, which nothing interrupted, and whole.ledger, what it read."""
+    flags = ("--recipe", "tiny.yaml", "--run_name", "whole")
+    return made_once(tmp_path_factory, "whole", lambda: run(WITNESS, *flags, LEDGER="whole.ledger"), of=prepared)
+
+
+@pytest.fixture(scope="session")
+def two_runs(whole_run, tmp_path_factory) -> Path:
+    """That folder with runs/two as well, the same on two processes, and two.ledger."""
+    flags = ("--recipe", "tiny.yaml", "--run_name", "two")
+    make = lambda: run(WITNESS, *flags, processes=2, LEDGER="two.ledger")  # noqa: E731
+    return made_once(tmp_path_factory, "two", make, of=whole_run)
+
+
+def own_copy(name: str) -> Callable:
+    """Return a fixture: a copy of a shared folder, as one's own to run scripts in."""
+
+    @pytest.fixture
+    def own(request, tmp_path, monkeypatch) -> Path:
+        shutil.copytree(request.getfixturevalue(name), tmp_path, dirs_exist_ok=True)
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
+
+    return own
+
+
+workplace = own_copy("prepared")  # tiny.yaml is 8 sequences a step, 4 micro-batches
+uninterrupted = own_copy("whole_run")
+uninterrupted_two = own_copy("two_runs")
 
 
 @functools.cache

@@ -56,3 +56,12 @@ def ledger(path: Path, until: int = 12) -> dict[tuple, str]:
         key = (int(step), int(micro_step), int(rank))
         assert read.setdefault(key, windows) == windows, f"{key} read other windows after a restart"
     return {key: value for key, value in read.items() if key[0] < until}
+
+
+def windows_of_steps(path: str) -> dict[int, list[str]]:
+    """The windows of each step of a ledger, in order, whichever process read them and however often."""
+    steps: dict[int, set[str]] = {}
+    for line in Path(path).read_text().splitlines():
+        step, _, _, *windows = line.split()
+        steps.setdefault(int(step), set()).update(windows)
+    return {step: sorted(windows) for step, windows in steps.items()}

@@ -19,9 +19,9 @@ import pytest
 import torch
 from accelerate.commands import launch
 from commands import alive, children
-from conftest import RECIPE, ROOT, WORDS, fork, run
+from conftest import RECIPE, ROOT, WITNESS, WORDS, fork, made_once, own_copy, run
 from pushes import wait_until
-from runs import TIMES, TINY, final_state, ledger, losses, rows, sign, weights
+from runs import TIMES, TINY, final_state, ledger, losses, rows, sign, weights, windows_of_steps
 from safetensors.torch import load_file
 
 from pretrain.base import files
@@ -33,27 +33,8 @@ from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import reading
 from pretrain.run import checkpoint, resume
 
-CHILD = str(ROOT / "tests" / "ledger_child.py")
 DROPOUT = ("--attn_pdrop", "0.2", "--resid_pdrop", "0.2", "--embd_pdrop", "0.2")
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
-
-
-@pytest.fixture(scope="session")
-def whole_run(prepared, tmp_path_factory):
-    """The run that nothing interrupted, made once."""
-    folder = tmp_path_factory.mktemp("whole")
-    shutil.copytree(prepared, folder, dirs_exist_ok=True)
-    with contextlib.chdir(folder):
-        run(CHILD, *TINY, "--run_name", "whole", LEDGER="whole.ledger")
-    return folder
-
-
-@pytest.fixture
-def uninterrupted(whole_run, tmp_path, monkeypatch):
-    """A folder of one's own that holds that run, as runs/whole."""
-    shutil.copytree(whole_run, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -276,8 +257,8 @@ def test_profile_says_where_the_time_went_in_a_run_of_that_name_too_whose_reader
 def test_killed_inside_each_stage_of_a_save_and_between_saves_and_resumed_equals_uninterrupted(uninterrupted):
     stages = [f"save:{stage}:1" for stage in ("model", "optimizer", "state", "manifest", "rename", "rotate")]
     for kill in ("step:2", *stages, "step:1"):
-        run(CHILD, *TINY, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT=kill)
-    run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
+        run(WITNESS, *TINY, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT=kill)
+    run(WITNESS, *TINY, "--run_name", "k", LEDGER="k.ledger")
     assert final_state("k") == final_state("whole")
     assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
     assert not list(Path("runs/k/checkpoints").glob(".step-*"))
@@ -304,7 +285,7 @@ def rises(workplace):
 
 
 def test_model_has_the_weights_of_the_lowest_validation_loss_whose_checkpoint_is_kept_after_kills_too(rises):
-    run(CHILD, *RISES, "--run_name", "whole", LEDGER="whole.ledger")
+    run(WITNESS, *RISES, "--run_name", "whole", LEDGER="whole.ledger")
     (best, found), kept = best_of("whole"), Path("runs/whole/checkpoints")
     assert 0 < best < 9 and [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(kept)] == [12, 9, best]
     assert weights(Path("runs/whole/model")) == weights(kept / f"step-{best:08d}") != weights(kept / "step-00000012")
@@ -312,8 +293,8 @@ def test_model_has_the_weights_of_the_lowest_validation_loss_whose_checkpoint_is
     said = f"model/ has the weights of step {best}: validation loss {found[best]:.4f}, the lowest of 7 evaluations"
     assert said in log
     for kill in ("save:rename:1", "save:rotate:1", "save:rotate:2", "step:3"):
-        run(CHILD, *RISES, "--run_name", "k", expect=None, LEDGER="k.ledger", KILL_AT=kill)
-    run(CHILD, *RISES, "--run_name", "k", LEDGER="k.ledger")
+        run(WITNESS, *RISES, "--run_name", "k", expect=None, LEDGER="k.ledger", KILL_AT=kill)
+    run(WITNESS, *RISES, "--run_name", "k", LEDGER="k.ledger")
     assert final_state("k") == final_state("whole")
     assert weights(Path("runs/k/model")) == weights(Path("runs/whole/model"))
     assert (Path("runs/k/checkpoints") / f"step-{best:08d}").is_dir()
@@ -359,10 +340,10 @@ def test_early_stopping_ends_a_run_as_a_planned_end_does(rises):
 
 
 def test_a_signal_abandons_the_partial_step_saves_and_resumes_exactly(uninterrupted):
-    done = run(CHILD, *TINY, "--run_name", "k", expect=130, LEDGER="k.ledger", STOP_AT="7:2", STOP_BY="SIGINT")
+    done = run(WITNESS, *TINY, "--run_name", "k", expect=130, LEDGER="k.ledger", STOP_AT="7:2", STOP_BY="SIGINT")
     assert "stopped by SIGINT after 7 steps" in done.stderr and "the same command resumes" in done.stderr
     assert checkpoint.list_checkpoints(Path("runs/k/checkpoints"))[0].name == "step-00000007"
-    run(CHILD, *TINY, "--run_name", "k", LEDGER="k.ledger")
+    run(WITNESS, *TINY, "--run_name", "k", LEDGER="k.ledger")
     assert final_state("k") == final_state("whole")
     assert ledger(Path("k.ledger")) == ledger(Path("whole.ledger"))
 
@@ -412,22 +393,16 @@ def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(wor
 def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(workplace):
     """Of one process's 4 micro-batches of a step each of two processes takes 2, and draws the same masks for them."""
     plain = (*TINY, *DROPOUT, "--sample_steps", "0")
-    run(CHILD, *plain, "--run_name", "one", LEDGER="one.ledger")
-    run(CHILD, *plain, "--run_name", "two", processes=2, LEDGER="two.ledger")
+    run(WITNESS, *plain, "--run_name", "one", LEDGER="one.ledger")
+    run(WITNESS, *plain, "--run_name", "two", processes=2, LEDGER="two.ledger")
     # 1 -> 2 -> 1: the stop reaches one process of two and is agreed on.
-    mixed, stop = (CHILD, *plain, "--run_name", "mixed"), {"LEDGER": "mixed.ledger", "STOP_BY": "SIGTERM"}
+    mixed, stop = (WITNESS, *plain, "--run_name", "mixed"), {"LEDGER": "mixed.ledger", "STOP_BY": "SIGTERM"}
     run(*mixed, expect=143, **stop, STOP_AT="3:1")
     run(*mixed, processes=2, expect=None, **stop, STOP_AT="8:0")
     assert checkpoint.list_checkpoints(Path("runs/mixed/checkpoints"))[0].name == "step-00000008"
     run(*mixed, LEDGER="mixed.ledger")
-    windows = {}
-    for name in ("one", "two", "mixed"):
-        steps: dict[int, list[str]] = {}
-        for line in set(Path(f"{name}.ledger").read_text().splitlines()):
-            step, _, _, *draws = line.split()
-            steps.setdefault(int(step), []).extend(draws)
-        windows[name] = {step: sorted(set(ids)) for step, ids in steps.items()}
-    assert windows["one"] == windows["two"] == windows["mixed"]
+    one, two, mixed = (windows_of_steps(f"{name}.ledger") for name in ("one", "two", "mixed"))
+    assert one == two == mixed
     for name in ("two", "mixed"):
         assert losses(name, "train/lr") == losses("one", "train/lr")
         assert losses(name) == pytest.approx(losses("one"), abs=1e-5)
@@ -562,10 +537,10 @@ def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kil
     """Also when the checkpoint that it began at is gone; another run's folder is refused."""
     begin = "runs/whole/checkpoints/step-00000009"
     flags = (*TINY, "--run_name", "k", "--save_steps", "1", "--resume_from_checkpoint")
-    done = run(CHILD, *flags, begin, expect=-9, LEDGER="k.ledger", KILL_AT="step:3")
+    done = run(WITNESS, *flags, begin, expect=-9, LEDGER="k.ledger", KILL_AT="step:3")
     assert f"resumed from {begin}" in done.stderr
     shutil.rmtree(begin)
-    done = run(CHILD, *flags, begin, LEDGER="k.ledger")
+    done = run(WITNESS, *flags, begin, LEDGER="k.ledger")
     assert "resumed from runs/k/checkpoints/step-00000011" in done.stderr
     assert final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
     done = run("train.py", *flags, "runs/whole/checkpoints/step-00000012", expect=2)
@@ -577,8 +552,8 @@ def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kil
 def test_a_run_that_goes_back_keeps_what_it_does_from_there_after_a_kill(uninterrupted):
     flags = (*TINY, "--run_name", "whole", "--save_steps", "1", "--save_total_limit", "0")
     back = (*flags, "--resume_from_checkpoint", "runs/whole/checkpoints/step-00000009")
-    run(CHILD, *back, expect=-9, LEDGER="k.ledger", KILL_AT="step:3")
-    done = run(CHILD, *back, LEDGER="k.ledger")
+    run(WITNESS, *back, expect=-9, LEDGER="k.ledger", KILL_AT="step:3")
+    done = run(WITNESS, *back, LEDGER="k.ledger")
     assert "resumed from runs/whole/checkpoints/step-00000011" in done.stderr  # not 12 of the time before
     state = checkpoint.read_state(Path("runs/whole/checkpoints/step-00000012"))
     assert state["origin"]["checkpoint"] == "runs/whole/checkpoints/step-00000009"
@@ -607,7 +582,7 @@ def files_of_at_most(size: int):
 
 def test_a_model_that_cannot_be_written_is_said_in_a_line_and_the_same_command_writes_it(workplace):
     flags = (*TINY, *UNSEEN, "--run_name", "f", "--save_steps", "4")
-    run(CHILD, *flags, expect=-9, LEDGER="k.ledger", KILL_AT="save:rename:2")
+    run(WITNESS, *flags, expect=-9, LEDGER="k.ledger", KILL_AT="save:rename:2")
     before = os.listdir("runs/f/checkpoints")
     with files_of_at_most(60_000):
         done = run("train.py", *flags, expect=1)
@@ -640,31 +615,29 @@ shuffle_block_tokens: 64
 """
 
 
-@pytest.fixture(scope="session")
-def streams(tmp_path_factory):
-    """A folder with stream.yaml (Parquet files), mixture.yaml (and JSON lines), and the tokenizer that they share."""
+def make_streams() -> None:
+    """Make stream.yaml (of Parquet files), mixture.yaml (of JSON lines, too), and the tokenizer that they share."""
     import pyarrow as pa  # here: what imports this file runs where text alone is trained on
     import pyarrow.parquet as pq
 
-    folder = tmp_path_factory.mktemp("streams")
     texts = [f"{n} {' '.join(WORDS[(n * 7 + i) % len(WORDS)] for i in range(12 + n % 9))}" for n in range(24)]
     for part in range(4):
         rows = [{"id": i, "text": text} for i, text in enumerate(texts[part * 6 : part * 6 + 6])]
-        pq.write_table(pa.Table.from_pylist(rows), folder / f"{'ab'[part // 2]}{part}.parquet", row_group_size=4)
-    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:10]))
-    tokenization.train_bpe(texts, 300).save_pretrained(folder / "tok")
+        pq.write_table(pa.Table.from_pylist(rows), f"{'ab'[part // 2]}{part}.parquet", row_group_size=4)
+    Path("c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:10]))
+    tokenization.train_bpe(texts, 300).save_pretrained("tok")
     recipe = RECIPE.replace("tokenizer: characters", "tokenizer: tok").replace("vocab_size: 64", "vocab_size: 320")
-    (folder / "stream.yaml").write_text("data_files: ['*.parquet']\n" + recipe + STREAMED)
+    Path("stream.yaml").write_text("data_files: ['*.parquet']\n" + recipe + STREAMED)
     sources = ["- {weight: 3, data_files: ['a*.parquet']}", "- {weight: 1, data_files: [c.jsonl], shard_tokens: 90}"]
-    (folder / "mixture.yaml").write_text("\n".join(["sources:", *sources]) + recipe + STREAMED)
-    return folder
+    Path("mixture.yaml").write_text("\n".join(["sources:", *sources]) + recipe + STREAMED)
 
 
-@pytest.fixture
-def streaming(streams, tmp_path, monkeypatch):
-    shutil.copytree(streams, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@pytest.fixture(scope="session")
+def streams(tmp_path_factory):
+    return made_once(tmp_path_factory, "streams", make_streams)
+
+
+streaming = own_copy("streams")
 
 
 def windows_read(path: str) -> list[str]:
@@ -681,11 +654,11 @@ def windows_of_an_epoch(folder: Path) -> int:
 @pytest.mark.parametrize("kind", ["stream", pytest.param("mixture", marks=pytest.mark.slow)])
 def test_the_ledger_is_one_whatever_reads_it_and_kills_of_trainer_and_reader_change_nothing(streaming, kind):
     flags = ("--recipe", f"{kind}.yaml", *UNSEEN)
-    run(CHILD, *flags, "--run_name", "one", LEDGER="one.ledger")
+    run(WITNESS, *flags, "--run_name", "one", LEDGER="one.ledger")
     whole, made = windows_read("one.ledger"), {path: path.read_bytes() for path in Path("data").rglob("*.bin")}
     assert len(whole) == 12 * 8
-    run(CHILD, *flags, "--run_name", "two", processes=2, LEDGER="two.ledger")
-    run(CHILD, *flags, "--run_name", "batch", "--per_device_train_batch_size", "4", LEDGER="batch.ledger")
+    run(WITNESS, *flags, "--run_name", "two", processes=2, LEDGER="two.ledger")
+    run(WITNESS, *flags, "--run_name", "batch", "--per_device_train_batch_size", "4", LEDGER="batch.ledger")
     assert windows_read("two.ledger") == windows_read("batch.ledger") == whole
 
     # Each source has been read twice over: none missing, none doubled.
@@ -699,7 +672,7 @@ def test_the_ledger_is_one_whatever_reads_it_and_kills_of_trainer_and_reader_cha
             assert sorted(mine[begin : begin + count]) == sorted(f"{source}:{window}" for window in range(count))
 
     shutil.rmtree("data")
-    killed = (CHILD, *flags, "--run_name", "killed")
+    killed = (WITNESS, *flags, "--run_name", "killed")
     run(*killed, LEDGER="killed.ledger", expect=-9, KILL_AT="step:4", KILL_READER="1")
     run(*killed, LEDGER="killed.ledger", expect=-9, KILL_AT="step:2")
     run(*killed, LEDGER="killed.ledger")
@@ -727,11 +700,11 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
 ):
     monkeypatch.setattr("pretrain.data.background.LOG_SECONDS", 0.0)
     flags = ("--recipe", "stream.yaml", "--run_name", "s", *UNSEEN)
-    run(CHILD, *flags, "--run_name", "whole", LEDGER="whole.ledger")
+    run(WITNESS, *flags, "--run_name", "whole", LEDGER="whole.ledger")
     shutil.rmtree("data")
     good = Path("b3.parquet").read_bytes()
     Path("b3.parquet").write_bytes(good[:100] + bytes(100) + good[200:])
-    pid, _, err = fork(CHILD, flags, {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"})
+    pid, _, err = fork(WITNESS, flags, {"LEDGER": "s.ledger", "HOLD_READER": "2", "ACCELERATE_USE_CPU": "true"})
     waits = r"waiting: \d+ of \d+ windows are there"
     wait_until(lambda: re.search(waits, Path(err).read_text()) and losses("s"), 60)
     (folder,) = Path("data").glob("a0-*")
@@ -745,7 +718,7 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
     (newest, *_) = checkpoint.list_checkpoints(Path("runs/s/checkpoints"))
     assert 0 < checkpoint.step_of(newest) == len(losses("s")) < 12
     Path("b3.parquet").write_bytes(good)
-    run(CHILD, *flags, LEDGER="s.ledger")
+    run(WITNESS, *flags, LEDGER="s.ledger")
     assert windows_read("s.ledger") == windows_read("whole.ledger") and len(losses("s")) == 12
     assert final_state("s")["model.safetensors"] == final_state("whole")["model.safetensors"]
     waits = [row["data_wait_seconds"] for row in rows("s")]
@@ -755,9 +728,9 @@ def test_training_begins_with_the_first_block_waits_and_stops_where_the_reader_d
 def test_consumed_shards_are_deleted_and_a_killed_run_still_resumes_exactly(streaming):
     flags = ("--recipe", "stream.yaml", *UNSEEN, "--tokens_per_step", "32", "--shard_tokens", "40")
     flags = (*flags, "--shuffle_block_tokens", "32", "--save_steps", "1", "--max_steps", "8")
-    run(CHILD, *flags, "--run_name", "all", LEDGER="all.ledger")
+    run(WITNESS, *flags, "--run_name", "all", LEDGER="all.ledger")
     shutil.rmtree("data")
-    consumed = (CHILD, *flags, "--run_name", "s", "--stream_keep", "consumed")
+    consumed = (WITNESS, *flags, "--run_name", "s", "--stream_keep", "consumed")
     run(*consumed, LEDGER="s.ledger", expect=-9, KILL_AT="step:5")
     run(*consumed, LEDGER="s.ledger")
     assert windows_read("s.ledger") == windows_read("all.ledger")

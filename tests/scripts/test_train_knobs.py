@@ -1,13 +1,11 @@
 """Beyond the base run, end to end: other models and beginnings, and each knob has its effect or is refused."""
 
-import contextlib
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TEXT, run
+from conftest import ROOT, TEXT, WITNESS, run
 from runs import TINY, final_state, losses
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -16,7 +14,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from pretrain.base.errors import BadInput
 from pretrain.machine.accelerator import refuse_cuda_graphs
 
-CHILD = str(ROOT / "tests" / "ledger_child.py")
 MACHINE = str(ROOT / "tests" / "machine_child.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0", "--save_steps", "4")
 STILL = ("--resid_pdrop", "0", "--embd_pdrop", "0", "--attn_pdrop", "0")
@@ -34,33 +31,21 @@ def shapeless(name: str, **changes) -> str:
     return name
 
 
-@pytest.fixture(scope="module")
-def first(prepared, tmp_path_factory):
-    """A folder with runs/first, a GPT-2 of 12 updates."""
-    folder = tmp_path_factory.mktemp("first")
-    shutil.copytree(prepared, folder, dirs_exist_ok=True)
-    with contextlib.chdir(folder):
-        run("train.py", *TINY, "--sample_steps", "0", "--run_name", "first")
-    return folder
-
-
 @pytest.fixture
-def learned(first, tmp_path, monkeypatch):
-    """That folder, as one's own, and the run's last validation loss."""
-    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return losses("first", "eval/loss")[12]
+def learned(uninterrupted):
+    """The last validation loss of runs/whole, a GPT-2 of 12 updates in a folder of one's own."""
+    return losses("whole", "eval/loss")[12]
 
 
 # Another beginning.
 
 
 def test_a_run_that_begins_from_a_model_begins_at_its_loss_and_learns_on(learned):
-    recipe = shapeless("more.yaml", init_from="runs/first")
+    recipe = shapeless("more.yaml", init_from="runs/whole")
     done = run("train.py", "--recipe", recipe, "--run_name", "more")
     found = losses("more", "eval/loss")
     assert found[0] == pytest.approx(learned, abs=1e-5) and found[12] < learned - 0.05
-    assert "from runs/first/model" in done.stderr
+    assert "from runs/whole/model" in done.stderr
     written = yaml.safe_load(Path("runs/more/recipe.yaml").read_text())
     assert (written["n_layer"], written["n_embd"], written["vocab_size"]) == (2, 32, 64)  # filled in
     run("train.py", "--recipe", recipe, "--init_from", "runs/more/model", "--run_name", "once_more")  # our own export
@@ -68,20 +53,22 @@ def test_a_run_that_begins_from_a_model_begins_at_its_loss_and_learns_on(learned
 
 
 def test_a_run_that_began_from_a_model_resumes_to_the_bit(learned):
-    recipe = shapeless("more.yaml", init_from="runs/first")
+    recipe = shapeless("more.yaml", init_from="runs/whole")
     flags = ("--recipe", recipe, *QUIET)
-    run("train.py", *flags, "--run_name", "whole")
-    run(CHILD, *flags, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:6")
+    run("train.py", *flags, "--run_name", "unbroken")
+    run(WITNESS, *flags, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:6")
     done = run("train.py", *flags, "--run_name", "k")
-    assert "resumed from runs/k/checkpoints/step-00000004" in done.stderr and final_state("k") == final_state("whole")
+    assert "resumed from runs/k/checkpoints/step-00000004" in done.stderr and final_state("k") == final_state(
+        "unbroken"
+    )
 
 
 def test_another_tokenizer_or_shape_than_the_models_is_refused_before_anything_is_written(learned):
     Path("other.txt").write_text("Ωmega " * 2000)
-    flags = ("--recipe", shapeless("more.yaml"), "--init_from", "runs/first")
+    flags = ("--recipe", shapeless("more.yaml"), "--init_from", "runs/whole")
     done = run("train.py", *flags, "--data_files", "other.txt", "--tokenizer", "characters", expect=2)
-    assert "is not the one of init_from = runs/first/model" in done.stderr
-    assert "use --tokenizer runs/first/model" in done.stderr and not Path("runs/more").exists()
+    assert "is not the one of init_from = runs/whole/model" in done.stderr
+    assert "use --tokenizer runs/whole/model" in done.stderr and not Path("runs/more").exists()
     done = run("train.py", *flags, "--n_layer", "3", expect=2)
     assert "n_layer = 3, the model's is 2; leave n_layer out (--n_layer none)" in done.stderr
     assert not Path("runs/more").exists()
@@ -111,7 +98,7 @@ def test_a_llama_type_run_learns_resumes_to_the_bit_exports_what_transformers_lo
     run("train.py", *TINY, *LLAMA, "--run_name", "llama")
     found = losses("llama", "eval/loss")
     assert found[12] < found[0] - 0.3
-    run(CHILD, *TINY, *LLAMA, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:5")
+    run(WITNESS, *TINY, *LLAMA, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:5")
     run("train.py", *TINY, *LLAMA, "--run_name", "k")
     assert final_state("k") == final_state("llama")
     model, info = AutoModelForCausalLM.from_pretrained("runs/llama/model", output_loading_info=True)

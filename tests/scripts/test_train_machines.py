@@ -1,6 +1,5 @@
 """End to end: what a run promises on machines that run out of memory, lose a process, or shard."""
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -27,7 +26,6 @@ from pretrain.recipe.plan import make_plan
 from pretrain.run import checkpoint
 
 CHILD = str(ROOT / "tests" / "machine_child.py")
-WITNESS = str(ROOT / "tests" / "ledger_child.py")
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")
 
 
@@ -122,25 +120,6 @@ def test_a_run_from_before_the_rule_of_dropout_was_named_keeps_its_masks_to_its_
     run("train.py", *TINY, *QUIET, "--run_name", "as_it_was", processes=2)
     assert final_state("old") == final_state("as_it_was") and final_state("old")["state"]["dropout_by"] == "rank"
     assert final_state("old")["model.safetensors"] != final_state("two")["model.safetensors"]
-
-
-@pytest.fixture(scope="session")
-def two_runs(prepared, tmp_path_factory):
-    """Runs that nothing interrupted, on one and on two processes, made once."""
-    folder = tmp_path_factory.mktemp("two")
-    shutil.copytree(prepared, folder, dirs_exist_ok=True)
-    with contextlib.chdir(folder):
-        run(WITNESS, *TINY, "--run_name", "whole", LEDGER="whole.ledger")
-        run(WITNESS, *TINY, "--run_name", "two", processes=2, LEDGER="two.ledger")
-    return folder
-
-
-@pytest.fixture
-def uninterrupted_two(two_runs, tmp_path, monkeypatch):
-    """A folder of one's own that holds both, as runs/whole and runs/two."""
-    shutil.copytree(two_runs, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 # Sharding.

@@ -11,15 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, WITNESS, run
 from pushes import wait_until
-from runs import TINY, final_state, losses, rows
+from runs import TINY, final_state, losses, rows, windows_of_steps
 from two_machines import DEVICE, HOSTS, PORT, Started, TwoMachines
 
 pytest_plugins = ["two_machines"]
 YAML = ROOT / "accelerate_configs/multi_node_2x8.yaml"
 SLURM = ROOT / "scripts/slurm.sh"
-WITNESS = ROOT / "tests" / "ledger_child.py"
 PYTHONPATH = f"{ROOT}:{ROOT / 'tests'}"
 QUIET = ("--eval_steps", "0", "--sample_steps", "0")
 LONG = (*TINY, *QUIET, "--max_steps", "300", "--save_steps", "20")
@@ -80,28 +79,16 @@ def wait_for_step(run_name: str, step: int) -> None:
     wait_until(lambda: path.is_file() and path.read_text().count("\n") >= step, seconds=120)
 
 
-def by_step(path: str) -> dict[int, list[str]]:
-    """The windows of each step of a ledger, whichever process read them."""
-    steps: dict[int, list[str]] = {}
-    for line in Path(path).read_text().splitlines():
-        step, _, _, *draws = line.split()
-        steps.setdefault(int(step), []).extend(draws)
-    return {step: sorted(windows) for step, windows in steps.items()}
-
-
 def assert_two_machines_equal_one(run_name: str) -> None:
     """To one process's ledger and losses, and to the bits of two processes on one machine."""
-    run(str(WITNESS), *TINY, "--run_name", "one", LEDGER="one.ledger")
-    run(str(WITNESS), *TINY, "--run_name", "two", processes=2, LEDGER="two.ledger")
-    assert by_step(f"{run_name}.ledger") == by_step("two.ledger")
-    read_by_one = by_step("one.ledger")
-    assert len(read_by_one) == 12 and by_step("two.ledger") == read_by_one
-    assert losses(run_name) == pytest.approx(losses("one"), abs=1e-5) and len(losses(run_name)) == 12
-    assert losses(run_name, "eval/loss") == pytest.approx(losses("one", "eval/loss"), abs=1e-5)
+    read = windows_of_steps("whole.ledger")
+    assert len(read) == 12 and windows_of_steps("two.ledger") == windows_of_steps(f"{run_name}.ledger") == read
+    assert losses(run_name) == pytest.approx(losses("whole"), abs=1e-5) and len(losses(run_name)) == 12
+    assert losses(run_name, "eval/loss") == pytest.approx(losses("whole", "eval/loss"), abs=1e-5)
     assert final_state(run_name) == final_state("two")
 
 
-def test_processes_on_two_machines_learn_what_one_process_learns(workplace, machines):
+def test_processes_on_two_machines_learn_what_one_process_learns(uninterrupted_two, machines):
     shared = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": machines.address(0),
@@ -109,7 +96,7 @@ def test_processes_on_two_machines_learn_what_one_process_learns(workplace, mach
         "ACCELERATE_USE_CPU": "true",
     }
     shared |= {"TORCHELASTIC_RUN_ID": "t", "LEDGER": "apart.ledger", "LOCAL_RANK": "0", "PYTHONPATH": PYTHONPATH}
-    command = [sys.executable, str(WITNESS), *TINY, "--run_name", "apart"]
+    command = [sys.executable, WITNESS, *TINY, "--run_name", "apart"]
     started = [machines.start(rank, command, **shared, RANK=str(rank)) for rank in (0, 1)]
     wait_until(lambda: all(machines.processes(machine) for machine in (0, 1)))
     assert ended(started) == [0, 0], started[0].said + started[1].said
@@ -117,8 +104,8 @@ def test_processes_on_two_machines_learn_what_one_process_learns(workplace, mach
 
 
 @pytest.mark.slow
-def test_accelerate_launch_on_two_machines_learns_what_one_process_learns(workplace, machines):
-    launchers = launch(machines, str(WITNESS), *TINY, "--run_name", "launched", LEDGER="launched.ledger")
+def test_accelerate_launch_on_two_machines_learns_what_one_process_learns(uninterrupted_two, machines):
+    launchers = launch(machines, WITNESS, *TINY, "--run_name", "launched", LEDGER="launched.ledger")
     assert ended(launchers) == [0, 0], launchers[0].said + launchers[1].said
     assert "2 processes x 2 micro-batches" in launchers[0].said + launchers[1].said
     assert_two_machines_equal_one("launched")
