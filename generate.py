@@ -6,7 +6,6 @@ python generate.py --model runs/smoltalk --chat
 
 import argparse
 import dataclasses
-import io
 import os
 import sys
 from collections.abc import Iterator
@@ -82,8 +81,7 @@ def print_samples(asked: argparse.Namespace) -> None:
     disable_progress_bar()
     tokenizer = tokenization.load(name, of_model=True)
     model = pretrained.load(name).to("cuda" if torch.cuda.is_available() else "cpu")
-    fields = dataclasses.fields(sampling.Sampling)
-    how = sampling.Sampling(**{field.name: getattr(asked, field.name) for field in fields})
+    how = sampling.Sampling(**{one.name: getattr(asked, one.name) for one in dataclasses.fields(sampling.Sampling)})
     streamer = sampling.Streamer(tokenizer, console.write)
     if asked.chat:
         if tokenizer.chat_template is None:
@@ -103,16 +101,14 @@ def print_samples(asked: argparse.Namespace) -> None:
 
 def messages() -> Iterator[str]:
     """Give each line that is typed, or piped in, until the end of the input (Ctrl-D) or Ctrl-C; "": a new chat begins."""
-    if isinstance(sys.stdin, io.TextIOWrapper):  # None where it was closed
-        sys.stdin.reconfigure(errors="surrogateescape")  # a message of other bytes is refused, not raised
-    prompt = "> " if sys.stdin and sys.stdin.isatty() else ""
+    prompt = "> " if sys.stdin.isatty() else ""
     if prompt:
         print("each answer sees what was said before; an empty line begins a new chat, Ctrl-D ends", file=sys.stderr)
     catch_interrupts()
     while True:
         try:
             line = input(prompt).strip()
-        except (EOFError, KeyboardInterrupt, OSError, RuntimeError):  # the last two: an input or output that is closed
+        except (EOFError, KeyboardInterrupt):
             print()
             return
         yield line

@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
+import dataclasses
 import json
 import logging
 import statistics
@@ -51,7 +52,8 @@ def make_model(folder: Path) -> None:
 
 def ours(asked, model, tokenizer, scores: tuple[str, ...], batch_size: int | None) -> np.ndarray:
     """Encode and score as eval_hellaswag.py does; return the log-likelihoods under the harness's text."""
-    test = Encoded(hellaswag.TASK, asked, tokenizer, scores)
+    rules = {score: hellaswag.TASK.scores[score] for score in scores}
+    test = Encoded(dataclasses.replace(hellaswag.TASK, scores=rules), asked, tokenizer)
     length = likelihood.context_length(model.config)
     found = likelihood.log_likelihoods(model, test.questions, context_length=length, batch_size=batch_size)
     return np.stack(test.sums(found))

@@ -16,7 +16,7 @@ from pretrain.evaluation.record import Task
 
 
 class Encoded:
-    """Items, encoded for a tokenizer and some of the task's scores.
+    """Items, encoded for a tokenizer.
 
     Attributes:
         commit: of the data set; None for files.
@@ -29,10 +29,8 @@ class Encoded:
     Raises BadInput where the tokenizer cannot write an item, or makes nothing of an ending.
     """
 
-    def __init__(
-        self, task: Task, items: Items, tokenizer: PreTrainedTokenizerBase, scores: Sequence[str] | None = None
-    ):
-        self.task, self.items, self.scores = task, items, tuple(task.scores if scores is None else scores)
+    def __init__(self, task: Task, items: Items, tokenizer: PreTrainedTokenizerBase):
+        self.task, self.items = task, items
         self.commit, self.left_out = items.commit, 0
         self.gold = np.array([item.questions[0].gold for item in items])
         self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in items]
@@ -40,7 +38,7 @@ class Encoded:
         self.tokens: list[list[np.ndarray]] = []
         self._owners: list[list[slice]] = []  # of each text, each item's questions
         # Only the per-token score is of an item's last text.
-        texts = {len(items[0].questions) - 1 if score == "acc_token_norm" else 0 for score in self.scores}
+        texts = {len(items[0].questions) - 1 if score == "acc_token_norm" else 0 for score in task.scores}
         for text in sorted(texts):
             asked = [item.questions[text] for item in items]
             begin = len(self.questions)
@@ -65,8 +63,8 @@ class Encoded:
         """
         if context_length is None:
             return self
-        longest = np.array([max(map(len, endings)) for _, endings in self.questions])
-        fits = np.all([[longest[own].max() <= context_length for own in owners] for owners in self._owners], axis=0)
+        longest = np.max([[sizes.max() for sizes in of_text] for of_text in self.tokens], axis=0)  # (N,)
+        fits = longest <= context_length
         if fits.all():
             return self
         if not fits.any():
@@ -77,7 +75,7 @@ class Encoded:
             )
         kept = Items(item for item, fit in zip(self.items, fits, strict=True) if fit)
         kept.commit = self.commit
-        found = Encoded(self.task, kept, tokenizer, self.scores)
+        found = Encoded(self.task, kept, tokenizer)
         found.left_out = len(self.items) - len(kept)
         return found
 
@@ -99,7 +97,7 @@ class Encoded:
         return {
             score: metrics.likeliest(self.sums(answers, text), lengths)
             for score, (text, lengths) in values.items()
-            if score in self.scores
+            if score in self.task.scores
         }
 
     def result(self, answers: Sequence[Answer]) -> dict[str, float]:
@@ -107,7 +105,7 @@ class Encoded:
         found = {}
         for score, chosen in self.predictions(answers).items():
             found |= metrics.accuracy(chosen == self.gold, score)
-        if "perplexity" in self.scores:
+        if "perplexity" in self.task.scores:
             found |= metrics.perplexity(np.concatenate(self.sums(answers)))
         return found | {"items": len(self.items)}
 
@@ -134,29 +132,26 @@ def encode(asked: Sequence[record.Question], tokenizer: PreTrainedTokenizerBase)
         endings, context = [question.delimiter + ending for ending in question.endings], question.context
         alone = [(context, endings)] if isinstance(context, str) else zip(context, ([e] for e in endings), strict=True)
         pairs += [(context, endings, question.apart) for context, endings in alone]
-    contexts = iter(_ids(tokenizer, [context if apart else context.rstrip() for context, _, apart in pairs]))
-    joined = [context + ending for context, endings, apart in pairs for ending in endings if context and not apart]
-    single = [ending for context, endings, apart in pairs for ending in endings if apart or not context]
-    wholes, bare = iter(_ids(tokenizer, joined)), iter(_ids(tokenizer, single, add_special_tokens=False))
+    before = tokenizer("")["input_ids"]  # what the tokenizer puts before every text
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    found = []
+    contexts = iter(_ids(tokenizer, [context if apart else context.rstrip() for context, _, apart in pairs]))
+    texts = [ending if apart else context + ending for context, endings, apart in pairs for ending in endings]
+    texts_ids, found = iter(_ids(tokenizer, texts)), []
     for context, endings, apart in pairs:
         ids = next(contexts)
-        if apart or context:
-            cut = 0 if apart else len(ids)
-            found.append((ids, [next(bare if apart else wholes)[cut:] for _ in endings]))
+        after = [next(texts_ids)[0 if apart else len(ids) :] for _ in endings]
+        if context:
+            found.append((before + ids, after))
         else:
-            whole = [next(bare) for _ in endings]
-            found.append(([first], [ids[ids[:1] == [first] :] for ids in whole]))  # it may begin with that token
+            found.append(([first], [ids[ids[:1] == [first] :] for ids in after]))  # it may begin with that token
     return found
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-    if not texts:
-        return []
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Return the ids of each text, without the tokens that a tokenizer puts around every text."""
     try:
         encoded = tokenizer(
-            texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False, truncation=False
+            texts, add_special_tokens=False, return_attention_mask=False, verbose=False, truncation=False
         )
     except Exception as error:  # tokenizers raises bare Exceptions
         remedy = "; its ids are the characters of one text: take tokenizer: bpe" if "UNK" in str(error) else ""

@@ -72,7 +72,7 @@ def log_likelihoods(
         questions: each with any number of endings; neither a context nor an ending is empty.
         context_length: what is longer loses tokens of its context from the left; None: no limit.
         accelerator: of the processes that share the questions; None: this one scores all.
-        batch_size: questions at once; None: as many as suit the device, halved when its memory is short.
+        batch_size: questions at once, halved when memory is short; None: as many as suit the device.
         progress: called after each batch with its questions' numbers.
         stop: asked before each batch; True abandons the work (None is returned, on every process).
     """
@@ -95,7 +95,7 @@ def log_likelihoods(
                     progress(batch)
                 break
             except RuntimeError as error:
-                if batch_size or size == 1 or not is_out_of_memory(error):
+                if size == 1 or not is_out_of_memory(error):
                     raise
                 size //= 2  # the longest batch comes first: little is done again
                 torch.cuda.empty_cache()

@@ -11,15 +11,13 @@ from transformers.generation.streamers import BaseStreamer
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.likelihood import KERNELS, context_length
 
-GREEDY = 1e-4  # a temperature below which logits that are divided by it may be infinite
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How a text is continued.
 
     Attributes:
-        temperature: 0, or what is as good as it, takes the likeliest id each time.
+        temperature: 0 takes the likeliest id each time.
         top_k: choose among this many likeliest ids; 0 = all.
         top_p: choose among the fewest likeliest ids that hold this probability; 1.0 = all.
     """
@@ -49,7 +47,7 @@ def sample(
     The global random state is left as it was. Of the model's own generation_config only the ids that end a text count.
     """
     context = context_length(model.config) or len(prompt_ids) + how.max_new_tokens + 1  # some models set no limit
-    is_drawn = how.temperature > GREEDY
+    is_drawn = how.temperature > 0
     choice = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p} if is_drawn else {}
     ids, made = list(prompt_ids), 0
     was_training, own = model.training, model.generation_config

@@ -6,7 +6,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,10 +50,29 @@ class Scored:
 
 
 def run(asked: argparse.Namespace, tasks: Sequence[str], table: Callable[[list[Scored]], str]) -> list[Scored]:
-    """Score tasks as a script was asked to; log the table, write ``--output``. Empty but on the main process."""
+    """Score tasks as a script was asked to; log the table, write ``--output``. Empty but on the main process.
+
+    Raises BadInput where a task cannot be scored, before any is, and when it is interrupted.
+    """
     disable_progress_bar()  # Transformers' own bars, over loading one file
-    if not (found := list(score(asked.model, tasks, asked.task_files, asked.limit, asked.batch_size))):
-        return found
+    name, records = find(asked.model), items.records()
+    tokenizer = tokenization.load(name, of_model=True)
+    tests = [
+        Encoded(records[task], items.read(records[task], asked.task_files.get(task), asked.limit), tokenizer)
+        for task in tasks
+    ]
+    # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
+    accelerator = make_accelerator(hardware.this_device(), precision="no")
+    model = pretrained.load(name).to(accelerator.device)
+    tests = [test.fitting(tokenizer, likelihood.context_length(model.config)) for test in tests]
+    catch_interrupts()
+    try:
+        answered = [_answers(test, model, asked.batch_size, accelerator) for test in tests]
+    except KeyboardInterrupt:
+        raise BadInput("stopped before all items were scored; nothing was written", 130) from None
+    if not accelerator.is_main_process:
+        return []
+    found = [_scored(asked, test, *how, model, accelerator) for test, how in zip(tests, answered, strict=True)]
     log.info(table(found))
     if asked.output:
         names = [{"task": one.test.task.name} if "tasks" in asked else {} for one in found]  # of several tasks
@@ -63,75 +82,50 @@ def run(asked: argparse.Namespace, tasks: Sequence[str], table: Callable[[list[S
     return found
 
 
-def score(
-    model_name: str, tasks: Sequence[str], task_files: Mapping[str, list[str]], limit: int, batch_size: int | None
-) -> Iterator[Scored]:
-    """Score a model on tasks, one after the other; yield on the main process only.
-
-    Args:
-        model_name: a run's folder, a model's, or a Hub id.
-        task_files: the files of a task's items, by its name; where it has none its data set is read.
-        limit: only the first so many items of each; 0: all.
-        batch_size: questions at once; None: as many as suit the device.
-
-    Raises BadInput where a task cannot be scored, before any is, and when it is interrupted.
-    """
-    name = find(model_name)
-    tokenizer = tokenization.load(name, of_model=True)
-    records = items.records()
-    tests = [
-        Encoded(records[task], items.read(records[task], task_files.get(task), limit), tokenizer) for task in tasks
-    ]
-    # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
-    accelerator = make_accelerator(hardware.this_device(), precision="no")
-    model = pretrained.load(name).to(accelerator.device)
-    length, precision = likelihood.context_length(model.config), accelerator.mixed_precision
-    tests = [test.fitting(tokenizer, length) for test in tests]
-    cuts = [test.longer_than(length) for test in tests]
-    catch_interrupts()
-    for test, cut in zip(tests, cuts, strict=True):
-        start = time.perf_counter()
-        try:
-            answers = _answers(test, model, length, batch_size, accelerator)
-        except KeyboardInterrupt:
-            raise BadInput("stopped before all items were scored; nothing was written", 130) from None
-        seconds = time.perf_counter() - start
-        if accelerator.is_main_process:
-            line = {
-                "model": model_name,
-                "dataset": ", ".join(
-                    task_files.get(test.task.name) or [f"{test.task.dataset[0]}@{str(test.commit)[:7]}"]
-                ),
-                "items": len(test.items),
-                "cut": cut,
-                "left_out": test.left_out,
-                "precision": PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision,
-                **by_metrics(test, answers),
-                "seconds": round(seconds, 2),
-            }
-            left = f", {cut:,} texts cut from the left to {length} tokens" if cut else ""
-            left += f", {test.left_out:,} with a longer ending left out" if test.left_out else ""
-            yield Scored(test, answers, line, left, hardware.device_name(accelerator.device))
-
-
 def _answers(
-    test: Encoded, model: PreTrainedModel, limit: int | None, batch_size: int | None, accelerator: Accelerator
-) -> list[Answer]:
-    mine, shown = len(test.questions) // accelerator.num_processes, sys.stderr.isatty()
+    test: Encoded, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator
+) -> tuple[list[Answer], float]:
+    """Return a model's answers and the seconds that they took, with a bar on the main process."""
+    mine, start = len(test.questions) // accelerator.num_processes, time.perf_counter()
     how: dict[str, Any] = {"unit": "text", "disable": not accelerator.is_main_process, "desc": test.task.name}
     # A log file gets a line now and then.
-    how |= {"mininterval": 0.2, "dynamic_ncols": True} if shown else {"mininterval": 30, "ncols": COLUMNS}
+    how |= {"mininterval": 0.2, "dynamic_ncols": True} if sys.stderr.isatty() else {"mininterval": 30, "ncols": COLUMNS}
     with tqdm(total=mine, **how) as bar, accelerator.autocast():
         found = likelihood.log_likelihoods(
             model,
             test.questions,
-            context_length=limit,
+            context_length=likelihood.context_length(model.config),
             accelerator=accelerator,
             batch_size=batch_size,
             progress=lambda batch: bar.update(len(batch)),
         )
     assert found is not None  # nothing stops it
-    return found
+    return found, time.perf_counter() - start
+
+
+def _scored(
+    asked: argparse.Namespace,
+    test: Encoded,
+    answers: list[Answer],
+    seconds: float,
+    model: PreTrainedModel,
+    accelerator: Accelerator,
+) -> Scored:
+    length, task, precision = likelihood.context_length(model.config), test.task, accelerator.mixed_precision
+    cut = test.longer_than(length)
+    line = {
+        "model": asked.model,
+        "dataset": ", ".join(asked.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]),
+        "items": len(test.items),
+        "cut": cut,
+        "left_out": test.left_out,
+        "precision": PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision,
+        **by_metrics(test, answers),
+        "seconds": round(seconds, 2),
+    }
+    note = f", {cut:,} texts cut from the left to {length} tokens" if cut else ""
+    note += f", {test.left_out:,} with a longer ending left out" if test.left_out else ""
+    return Scored(test, answers, line, note, hardware.device_name(accelerator.device))
 
 
 def by_metrics(test: Encoded, answers: Sequence[Answer]) -> dict[str, float]:
@@ -149,7 +143,7 @@ def by_metrics(test: Encoded, answers: Sequence[Answer]) -> dict[str, float]:
         )
         for text, tokens in enumerate(test.tokens)
     ]
-    names = (f"{score}{end}" for score in test.scores for end in ("", "_stderr"))
+    names = (f"{score}{end}" for score in test.task.scores for end in ("", "_stderr"))
     return {name: of_texts[-1 if name.startswith("acc_token_norm") else 0][name] for name in names}
 
 

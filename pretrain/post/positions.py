@@ -19,8 +19,8 @@ def derive_positions(model: PreTrainedModel) -> None:
     def count(module, args, kwargs):
         mask_BT = kwargs.get("attention_mask")
         if kwargs.get("position_ids") is None and mask_BT is not None and mask_BT.ndim == 2:
-            inputs = (kwargs.get("input_ids"), *args, kwargs.get("inputs_embeds"))
-            new = next(given for given in inputs if given is not None).shape[1]  # a cache holds those before
+            ids_BT = args[0] if args else kwargs["input_ids"]
+            new = ids_BT.shape[1]  # a cache holds those before
             kwargs["position_ids"] = (mask_BT.long().cumsum(-1) - 1).clamp(min=0)[:, -new:]
         return args, kwargs
 

@@ -3,17 +3,16 @@
 import ast
 import logging
 import math
-import os
 import re
 import runpy
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from traceback import format_exception_only
 
 import torch
 
 from pretrain.base.errors import BadInput
-from pretrain.recipe.rules import shown
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +75,11 @@ def find(name: str) -> Reward:
     if not colon or not path.endswith(".py"):
         kinds = f"{', '.join(REWARDS)}, the folder of a reward model, or a function of your own as file.py:function"
         raise BadInput(f"reward = {name}: must be {kinds}")
-    if not os.path.isfile(path):  # noqa: PTH113  (of a name that is too long Path's own raises)
-        raise BadInput(f"reward = {shown(name)}: there is no file {shown(path)}")
+    if not Path(path).is_file():
+        raise BadInput(f"reward = {name}: there is no file {path}")
     try:
         found = runpy.run_path(path).get(function)
-    except (Exception, SystemExit) as error:  # SystemExit: a script that is meant to be run
+    except Exception as error:
         raise BadInput(f"reward = {name}: {path} cannot be run: {format_exception_only(error)[-1].strip()}") from None
     if not callable(found):
         raise BadInput(f"reward = {name}: {path} has no function {function}")
@@ -112,10 +111,10 @@ class CheckedReward:
         completion = completion.partition(self.stop)[0] if self.stop else completion
         try:
             value = self.reward(prompt, completion)
-            if not isinstance(value, str) and math.isfinite(number := float(value)):
-                return number
-            fault = f"returned {value!r:.200}"
-        except (Exception, SystemExit, GeneratorExit) as error:  # only Ctrl-C is left
+            if math.isfinite(value):
+                return float(value)
+            fault = f"returned {value}"
+        except Exception as error:  # also of what is no number
             fault = f"raised {format_exception_only(error)[-1].strip()}"
         self.faults += 1
         if self.first_fault is None:
@@ -162,7 +161,7 @@ class ModelReward:
 
 def checked(name: str, stop: str | None) -> CheckedReward | ModelReward:
     """Return the reward of a name: one of ours, a user's own, or a reward model's folder."""
-    if os.path.isfile(f"{name}/config.json"):  # noqa: PTH113
+    if Path(name, "config.json").is_file():
         return ModelReward(name, stop)
     return CheckedReward(name, find(name), stop)
 

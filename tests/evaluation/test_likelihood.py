@@ -200,21 +200,17 @@ def test_context_length_is_the_configurations_and_a_model_without_a_limit_reads_
 # Sharing a context
 
 
-@pytest.mark.parametrize("name", SHARING)
+@pytest.mark.parametrize("name", SHARING | ALONE)
 def test_a_context_is_computed_once_and_logits_only_where_an_ending_is_predicted(name):
+    """Where a model can: another computes each ending by itself."""
     model, asked = made(name), questions(8)
     with recorded(model) as (shapes, rows):
         score(model, asked, batch_size=1)
-    wanted = [((1, len(context) + sum(map(len, e)) - len(e)), sum(map(len, e))) for context, e in asked]
-    assert sorted(zip(shapes[-8:], rows[-8:], strict=True)) == sorted(wanted)
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_a_model_that_cannot_share_computes_each_ending_by_itself(name):
-    model, asked = made(name), questions(8)
-    with recorded(model) as (shapes, _):
-        score(model, asked, batch_size=1)
-    assert sorted(shapes[-8:]) == sorted((4, length) for length in longest(asked))
+    once = [((1, len(context) + sum(map(len, e)) - len(e)), sum(map(len, e))) for context, e in asked]
+    if name in SHARING:
+        assert sorted(zip(shapes[-8:], rows[-8:], strict=True)) == sorted(once)
+    else:
+        assert sorted(shapes[-8:]) == sorted((4, length) for length in longest(asked))
 
 
 @pytest.mark.parametrize("name", ["gpt_neo_local", "gpt_neo_wide", "mistral_sliding"])
@@ -252,11 +248,43 @@ def test_processes_share_the_questions_and_join_the_sum_also_without_one(gpt2, n
     assert sorted(question for mine in batches for batch in mine for question in batch) == list(range(count))
 
 
-def test_batches_are_alike_in_length_the_longest_first(gpt2):
-    asked = questions(40)
-    _, (batches,) = over_processes(gpt2, asked, 1, batch_size=2)
-    lengths = [longest(asked)[i] for batch in batches for i in batch]
-    assert len(batches) == 20 and lengths == sorted(lengths, reverse=True)
+@contextmanager
+def memory_for(model, room):
+    """A model that is short of memory for more than ``room()`` sequences; yield how many each call had."""
+    tried = []
+
+    def refuse(module, args, named):
+        tried.append(len(named["input_ids"]))
+        if tried[-1] > room():
+            raise torch.OutOfMemoryError(f"no room for {tried[-1]}")
+
+    hook = model.register_forward_pre_hook(refuse, with_kwargs=True)
+    try:
+        yield tried
+    finally:
+        hook.remove()
+
+
+def test_batches_are_halved_until_they_fit_the_memory_the_longest_first_also_on_the_way(gpt2):
+    asked, seen = questions(40), []
+    wanted = score(gpt2, asked, batch_size=1)
+    with memory_for(gpt2, lambda: 5 if seen else 40) as tried:
+        got = score(gpt2, asked, batch_size=32, progress=lambda batch: seen.append(batch))
+    assert [size for size in tried if size > 5] == [20, 20, 14, 8] and tried[-10:] == [4] * 10
+    assert np.abs(got - wanted).max() < 1e-5
+    lengths = [longest(asked)[i] for batch in seen[-10:] for i in batch]
+    assert lengths == sorted(lengths, reverse=True)
+    with memory_for(gpt2, lambda: 0), pytest.raises(torch.OutOfMemoryError):
+        score(gpt2, asked)
+
+
+def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2):
+    asked, parts = questions(64), []
+    for rank, room in enumerate((32, 5)):
+        with memory_for(gpt2, lambda room=room: room):
+            score(gpt2, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=2, batch_size=32)
+    got = (parts[0] + parts[1])[: 64 * 4].reshape(64, 4).numpy()
+    assert np.abs(got - score(gpt2, asked)).max() < 1e-5
 
 
 # What stands around it
@@ -285,70 +313,11 @@ def test_stop_here_or_of_another_process_abandons_the_work_and_still_joins_the_s
 
 
 def test_a_single_ending_is_greedy_where_each_of_its_tokens_is_the_likeliest(gpt2):
-    context, limit = [5, 9, 3], 24
-    best = []
+    context, best = [5, 9, 3], []
     for _ in range(3):
         best.append(int(gpt2.eval()(torch.tensor([context + best])).logits[0, -1].argmax()))
-    other = [(best[0] + 1) % 64, *best[1:]]
-    asked = [
-        (context, [best]),
-        (context, [other]),
-        (context, [[*best[:2], (best[2] + 1) % 64]]),
-        (context, [best, other]),
-    ]
+    other, last = [(best[0] + 1) % 64, *best[1:]], [*best[:2], (best[2] + 1) % 64]
+    asked = [(context, endings) for endings in ([best], [other], [last], [best, other])]
     for size in (1, 4):
-        found = likelihood.log_likelihoods(gpt2, asked, context_length=limit, batch_size=size)
+        found = likelihood.log_likelihoods(gpt2, asked, context_length=CONTEXT, batch_size=size)
         assert [answer.greedy for answer in found] == [True, False, False, False]
-
-
-# Memory
-
-
-@contextmanager
-def memory_for(model, room):
-    """A model that is short of memory for more than ``room()`` sequences; yield how many each call had."""
-    tried = []
-
-    def refuse(module, args, named):
-        tried.append(len(named["input_ids"]))
-        if tried[-1] > room():
-            raise torch.OutOfMemoryError(f"no room for {tried[-1]}")
-
-    hook = model.register_forward_pre_hook(refuse, with_kwargs=True)
-    try:
-        yield tried
-    finally:
-        hook.remove()
-
-
-@pytest.fixture
-def large_batches(monkeypatch):
-    monkeypatch.setattr(likelihood, "CPU_BATCH_SIZE", 32)
-    monkeypatch.setattr(likelihood, "GPU_BATCH_SIZE", 32)
-
-
-def test_batches_are_halved_until_they_fit_the_memory_also_on_the_way(gpt2, large_batches):
-    asked, seen = questions(40), []
-    wanted = score(gpt2, asked, batch_size=1)
-    with memory_for(gpt2, lambda: 5 if seen else 40) as tried:
-        got = score(gpt2, asked, progress=lambda batch: seen.append(batch))
-    assert [size for size in tried if size > 5] == [20, 20, 14, 8] and tried[-10:] == [4] * 10
-    assert np.abs(got - wanted).max() < 1e-5
-
-
-def test_a_batch_size_that_was_given_is_not_made_smaller_and_a_question_that_alone_finds_no_memory_is_an_error(gpt2):
-    with memory_for(gpt2.train(), lambda: 5), pytest.raises(torch.OutOfMemoryError, match="no room for 8"):
-        score(gpt2, questions(8), batch_size=8)
-    assert gpt2.training and not gpt2.lm_head._forward_pre_hooks
-    with memory_for(gpt2, lambda: 0), pytest.raises(torch.OutOfMemoryError):
-        score(gpt2, questions(8))
-    assert gpt2.training and torch.is_grad_enabled()
-
-
-def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2, large_batches):
-    asked, parts = questions(64), []
-    for rank, room in enumerate((32, 5)):
-        with memory_for(gpt2, lambda room=room: room):
-            score(gpt2, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=2)
-    got = (parts[0] + parts[1])[: 64 * 4].reshape(64, 4).numpy()
-    assert np.abs(got - score(gpt2, asked)).max() < 1e-5

@@ -61,9 +61,7 @@ def go(model, prompt=(1, 2), n=6, **changes):
 def test_a_character_that_is_cut_at_the_end_of_a_text_is_left_out():
     made = tokenization.train_bpe(["a"], 300)
     ids, shown = tokenization.Encoder(made)(["一 a\ufffd 二"])[0].tolist(), []
-    for missing in (1, 2):
-        assert tokenization.decode(made, ids[:-missing]) == "一 a\ufffd "
-    assert tokenization.decode(made, ids) == "一 a\ufffd 二" and tokenization.decode(made, [*ids, 0]) == "一 a\ufffd 二"
+    assert tokenization.decode(made, ids[:-1]) == "一 a\ufffd " and tokenization.decode(made, ids) == "一 a\ufffd 二"
     streamer = Streamer(made, shown.append)
     for new in ids[:-1]:
         streamer.put(torch.tensor([new]))
@@ -72,15 +70,10 @@ def test_a_character_that_is_cut_at_the_end_of_a_text_is_left_out():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_padding_is_never_sampled_however_likely(model, temperature):
-    favor(model, dict.fromkeys(range(USED, ROWS), 1e4))
+def test_neither_padding_nor_a_mark_that_ends_no_text_is_sampled_however_likely(model, temperature):
+    favor(model, dict.fromkeys((MARK, *range(USED, ROWS)), 1e4))
     ids = go(model, n=40, temperature=temperature)
-    assert len(ids) == 40 and max(ids) < USED
-
-
-def test_a_mark_that_ends_no_text_is_never_sampled_however_likely(model):
-    favor(model, {MARK: 1e4})
-    assert MARK not in go(model, n=40)
+    assert len(ids) == 40 and max(ids) < USED and MARK not in ids
 
 
 @pytest.mark.parametrize("length", [1, CONTEXT - 1, CONTEXT, 5 * CONTEXT])
@@ -97,17 +90,9 @@ def test_within_the_context_greedy_ids_are_the_models_own(model):
     assert go(model, temperature=0.0, n=CONTEXT - 2) == ids[2:]
 
 
-def test_a_temperature_that_logits_cannot_be_divided_by_takes_the_likeliest(model):
-    assert go(model, temperature=1e-300) == go(model, temperature=1e-40) == go(model, temperature=0.0)
-
-
 def test_a_long_prompt_is_read_from_its_end(model):
     tail = [3, 1, 4, 1, 5, 9, 2]
     assert go(model, prompt=[7] * 30 + tail) == go(model, prompt=tail)
-
-
-def test_seed_reproduces_and_another_seed_differs(model):
-    assert go(model, n=20) == go(model, n=20) != go(model, n=20, seed=6)
 
 
 def test_dropout_is_off_and_global_random_state_and_mode_are_left_as_they_were(model):
@@ -118,8 +103,9 @@ def test_dropout_is_off_and_global_random_state_and_mode_are_left_as_they_were(m
         assert torch.equal(torch.get_rng_state(), before) and model.training is training
 
 
-def test_top_k_and_top_p_restrict_the_choice(model):
+def test_a_seed_gives_the_sample_again_and_top_k_and_top_p_restrict_the_choice(model):
     greedy = go(model, temperature=0.0, n=20)
+    assert go(model, n=20) == go(model, n=20) != go(model, n=20, seed=6)
     assert go(model, n=20, top_k=1) == greedy and go(model, n=20, top_p=1e-6) == greedy != go(model, n=20)
 
 
@@ -132,13 +118,12 @@ def test_end_of_text_ends_the_sample_and_is_not_in_it(model):
 @pytest.mark.parametrize("n", [3, 3 * CONTEXT])
 def test_streamer_gets_exactly_the_new_ids_and_one_end(model, n):
     streamer = Ids()
-    assert streamer.ids == [] and go(model, prompt=[1, 2, 3], n=n, streamer=streamer) == streamer.ids
+    assert go(model, prompt=[1, 2, 3], n=n, streamer=streamer) == streamer.ids
     assert len(streamer.ids) == n and streamer.ended == 1
 
 
 def test_a_model_without_a_limit_of_its_context_writes_on():
     config = MambaConfig(num_hidden_layers=1, hidden_size=16, vocab_size=ROWS, state_size=4)
-    assert not hasattr(config, "max_position_embeddings")
     torch.manual_seed(3)
     ids = go(MambaForCausalLM(config), n=20)
     assert 0 < len(ids) <= 20 and max(ids) < USED

@@ -80,11 +80,8 @@ def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_token
     values = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in found.tensors}
     total = sum(parameter.numel() for parameter in stock.parameters())
     assert sum(value.size for value in values.values()) == total
-    kinds = {
-        tensor.tensor_type.name
-        for tensor in found.tensors
-        if tensor.name.startswith("blk") and "_norm" not in tensor.name
-    }
+    matrices = [tensor for tensor in found.tensors if tensor.name.startswith("blk") and "_norm" not in tensor.name]
+    kinds = {tensor.tensor_type.name for tensor in matrices}
     assert kinds - {"F32"} == {precision.upper()} - {"F32"}
     wte = stock.get_input_embeddings().weight.detach().numpy()
     assert np.abs(values["token_embd.weight"] - wte).max() <= {"f32": 0, "f16": 1e-3, "q8_0": 1e-2}[precision]
@@ -92,11 +89,8 @@ def test_a_file_holds_every_weight_once_in_the_precision_asked_for_and_the_token
     assert fields["tokenizer.ggml.pre"] == "qwen35" and fields["general.architecture"] == kind
     assert fields["tokenizer.ggml.tokens"] == tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.eos_token_id and len(wte) == len(tokenizer)
-    assert (
-        (tmp_path / "Modelfile")
-        .read_text()
-        .startswith('FROM ./mine.gguf\nTEMPLATE "{{ .Prompt }}"\nPARAMETER num_ctx 64')
-    )
+    wanted = 'FROM ./mine.gguf\nTEMPLATE "{{ .Prompt }}"\nPARAMETER num_ctx 64'
+    assert (tmp_path / "Modelfile").read_text().startswith(wanted)
 
 
 def with_split(regex, **model):
@@ -155,10 +149,8 @@ def test_llama_cpp_makes_the_tokenizers_ids_of_every_script(tmp_path, split):
     run, encode = LlamaCpp(tmp_path / "mine.gguf"), tokenization.Encoder(tokenizer)
     for script in SCRIPTS:
         for text in strings(script):
-            assert run("tokenize", content=text, add_special=True)["tokens"] == encode([text])[0].tolist(), (
-                script,
-                text,
-            )
+            found = run("tokenize", content=text, add_special=True)["tokens"]
+            assert found == encode([text])[0].tolist(), (script, text)
 
 
 @pytest.mark.slow
@@ -189,11 +181,8 @@ def test_llama_cpp_computes_the_models_log_probabilities_and_greedy_text(tmp_pat
 @pytest.mark.slow
 def test_llama_cpp_renders_a_chat_as_transformers_does(tmp_path):
     _, tokenizer = made(tmp_path, talks=True)
-    said = [
-        {"role": "user", "content": "यह एक"},
-        {"role": "assistant", "content": "छोटा"},
-        {"role": "user", "content": "है"},
-    ]
+    turns = (("user", "यह एक"), ("assistant", "छोटा"), ("user", "है"))
+    said = [{"role": role, "content": words} for role, words in turns]
     run = LlamaCpp(tmp_path / "mine.gguf")
     theirs = run("apply-template", messages=said)["prompt"]
     assert theirs == tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)

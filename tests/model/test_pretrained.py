@@ -11,7 +11,6 @@ from conftest import RECIPE
 from safetensors.torch import load_file, save_file
 from small_models import ids, randomize
 from transformers import (
-    BertConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
@@ -72,16 +71,6 @@ def loss(model: PreTrainedModel, inputs: torch.Tensor) -> float:
     return F.cross_entropy(model(inputs).logits.flatten(0, 1), inputs.flip(1).flatten()).item()
 
 
-def in_shards(model, folder):
-    model.save_pretrained(folder, max_shard_size="20KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-
-
-def as_bin(model, folder):
-    model.config.save_pretrained(folder)
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-
-
 def as_hub_keeps_gpt2(model, folder):
     """OpenAI's own has no prefix and its causal masks beside the weights, older fine-tunes have another buffer too."""
     model.save_pretrained(folder)
@@ -90,18 +79,16 @@ def as_hub_keeps_gpt2(model, folder):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def as_old_llama(model, folder):
-    model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors") | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-
-
 def as_export(model, folder):
     export.write(model, folder / "model", tokenization.make_characters(["abcdefghij klmnop"]))
 
 
-WAYS = [("gpt2", as_hub_keeps_gpt2), ("llama", as_old_llama), ("tied", PreTrainedModel.save_pretrained)]
-WAYS += [("gpt2", in_shards), ("llama", as_bin), ("gpt2", as_export), ("tied", as_export)]
+WAYS = [
+    ("gpt2", as_hub_keeps_gpt2),
+    ("llama", PreTrainedModel.save_pretrained),
+    ("gpt2", as_export),
+    ("tied", as_export),
+]
 
 
 @pytest.mark.parametrize(("kind", "way"), WAYS)
@@ -177,7 +164,6 @@ def test_a_checkpoint_gives_the_recipes_model_keys(tmp_path):
     ("kind", "change", "words"),
     [
         ("gpt2", {"n_layer": 3, "sequence_length": 32}, "n_layer = 3, the model's is 2; leave n_layer out"),
-        ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads = 2, the model's is None"),
         ("gpt2", {"vocab_size": 32}, "vocab_size = 32: its vocabulary has 61 rows; use --vocab_size 64"),
         ("gpt2", {"sequence_length": 32}, "sequence_length = 32: its context is 16 tokens; use --sequence_length 16"),
         ("llama", {"rope_theta": 10000.0}, "rope_theta = 10000.0, the model's is 500.0; leave rope_theta out"),
@@ -195,25 +181,19 @@ def test_a_recipe_of_another_shape_than_its_models_is_refused_with_a_remedy(tmp_
     ("change", "words"),
     [
         ({"activation_function": "relu"}, "activation_function = relu: GPT-2's is gelu_new"),
-        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn = True: GPT-2's is False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = False: GPT-2's is True"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized; give the model that it was made"),
-        ({"model_type": "mistral"}, "is a mistral; give a model of type gpt2 or llama"),
+        ({"model_type": "bert"}, "is a bert; give a model of type gpt2 or llama"),
     ],
 )
 def test_a_model_that_training_would_silently_change_is_refused(tmp_path, change, words):
-    config = gpt2_source().config.to_dict() | change
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BadInput, match="init_from") as error:
+    (tmp_path / "config.json").write_text(json.dumps(gpt2_source().config.to_dict() | change))
+    with pytest.raises(BadInput, match=f"init_from = {tmp_path}: .*{words}"):
         completed(tmp_path)
-    assert words in str(error.value)
 
 
-def test_what_is_no_causal_model_or_not_there_is_refused_by_name(tmp_path):
+def test_what_is_not_there_is_refused_by_name(tmp_path):
     with pytest.raises(BadInput, match=f"init_from = {tmp_path}: holds no model"):
-        completed(tmp_path)
-    BertConfig().save_pretrained(tmp_path)
-    with pytest.raises(BadInput, match=f"init_from = {tmp_path}: is a bert"):
         completed(tmp_path)
     gpt2_source().config.save_pretrained(tmp_path)
     with pytest.raises(BadInput, match=f"init_from = {tmp_path}: cannot be loaded"):
@@ -225,15 +205,14 @@ def test_what_is_no_causal_model_or_not_there_is_refused_by_name(tmp_path):
 def test_weights_that_are_not_the_configs_are_refused_and_never_filled_with_noise(tmp_path):
     GPT2Model(gpt2_source().config).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
-    with pytest.raises(BadInput, match=r"do not match its config.json: it lacks transformer.h.2.* and 9 more"):
-        go_on(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 1}))
-    with pytest.raises(BadInput, match=r"do not match its config.json: it also has h.1."):
-        go_on(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"n_inner": 64}))
-    with pytest.raises(BadInput, match="cannot be loaded"):
-        go_on(tmp_path)
+    for change, words in (
+        ({"n_layer": 3}, r"do not match its config.json: it lacks transformer.h.2.* and 9 more"),
+        ({"n_layer": 1}, r"do not match its config.json: it also has h.1."),
+        ({"n_inner": 64}, "cannot be loaded"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(BadInput, match=words):
+            go_on(tmp_path)
     llama_source().save_pretrained(tmp_path / "llama")
     config = json.loads((tmp_path / "llama" / "config.json").read_text())
     (tmp_path / "llama" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))

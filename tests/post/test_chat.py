@@ -1,6 +1,7 @@
 """Chat tokens in the padding, a template that marks the assistant's words, and a conversation that fits the context."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pretrain.model import export
 from pretrain.post import chat
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz \n"
+GREEDY = sampling.Sampling(max_new_tokens=20, temperature=0.0, top_k=0, top_p=1.0, seed=1)
 SAID = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "hello"}]
 
 
@@ -21,6 +23,12 @@ def pair(characters=LETTERS, **shape):
     tokenizer = tokenization.make_characters([characters])
     model = stock_of(randomize(built(**{"sequence_length": 64} | shape)))
     model.generation_config.suppress_tokens = list(range(len(tokenizer), model.config.vocab_size))
+    return model, tokenizer
+
+
+def chatty(**shape):
+    model, tokenizer = pair(**shape)
+    chat.add_chat(model, tokenizer)
     return model, tokenizer
 
 
@@ -49,8 +57,7 @@ def test_the_tokens_take_padding_rows_and_the_model_keeps_its_size(tmp_path):
 
 
 def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
-    _, tokenizer = both = pair()
-    chat.add_chat(*both)
+    _, tokenizer = chatty()
     text = tokenizer.apply_chat_template(SAID, tokenize=False)
     assert text == "<|im_start|>user\nhi there<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
     begun = tokenizer.apply_chat_template(SAID[:1], tokenize=False, add_generation_prompt=True)
@@ -60,88 +67,67 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
     assert tokenizer.decode(learnt) == "hello<|im_end|>" * 2
 
 
-def test_a_vocabulary_without_room_is_refused_with_the_size_that_has():
-    with pytest.raises(BadInput, match="3 rows .* 2 of 31 are free; .* --vocab_size 64, or .* tokenizer of at most 28"):
-        chat.add_chat(*pair(vocab_size=31))
-
-
-def test_a_tokenizer_that_cannot_write_the_template_is_refused():
-    with pytest.raises(BadInput, match=r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"):
-        chat.add_chat(*pair("0123456789+=\n"))
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"vocab_size": 31}, "3 rows .* 2 of 31 are free; .* --vocab_size 64, or .* tokenizer of at most 28"),
+        ({"characters": "0123456789+=\n"}, r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"),
+    ],
+)
+def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can(shape, words):
+    with pytest.raises(BadInput, match=words):
+        chat.add_chat(*pair(**shape))
 
 
 def test_a_chat_model_is_not_made_one_again():
-    both = pair()
-    chat.add_chat(*both)
     with pytest.raises(BadInput, match="has a chat template already"):
-        chat.add_chat(*both)
+        chat.add_chat(*chatty())
 
 
-class Heard:
-    """A model that answers always the same, and what it was asked."""
+@pytest.fixture
+def heard(monkeypatch):
+    """Of messages to a model that answers "yes": each prompt that it gets, its ids, how many new ones it may have."""
 
-    def __init__(self, monkeypatch, tokenizer, answer):
-        self.asked = []
-        ids = tokenizer(answer)["input_ids"]
+    def converse(both, messages):
+        asked, (model, tokenizer) = [], both
+        ids = tokenizer("yes")["input_ids"]
         monkeypatch.setattr(
-            chat.sampling, "sample", lambda model, prompt, _, how, *__: self.asked.append((prompt, how)) or ids
+            chat.sampling,
+            "sample",
+            lambda model, prompt, _, how, *__: asked.append((prompt, how.max_new_tokens)) or ids,
         )
+        chat.converse(model, tokenizer, messages, GREEDY)
+        return [(tokenizer.decode(prompt), len(prompt), new) for prompt, new in asked]
+
+    return converse
 
 
-def answers(model, tokenizer, messages, streamer=None, **how):
-    how = {"max_new_tokens": 20, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 1} | how
-    chat.converse(model, tokenizer, messages, sampling.Sampling(**how), streamer)
+def test_a_conversation_remembers_until_the_context_is_full_and_then_forgets_the_oldest(heard):
+    (_, *_), (second, *_), (third, *_) = asked = heard(chatty(sequence_length=80), ["one", "two", "x" * 12])
+    assert second.count("<|im_start|>") == 4 and "one" in second and "two" in second
+    assert "one" not in third and "x" * 12 in third
+    assert all(length + new <= 80 and new == 20 for _, length, new in asked)
 
 
-def test_a_conversation_remembers_until_the_context_is_full_and_then_forgets_the_oldest(monkeypatch):
-    model, tokenizer = both = pair(sequence_length=80)
-    chat.add_chat(*both)
-    heard = Heard(monkeypatch, tokenizer, "yes")
-    answers(*both, ["one", "two", "x" * 12])
-    shown = [tokenizer.decode(prompt) for prompt, _ in heard.asked]
-    assert shown[1].count("<|im_start|>") == 4 and "one" in shown[1] and "two" in shown[1]
-    assert "one" not in shown[2] and "x" * 12 in shown[2]
-    assert all(len(prompt) + how.max_new_tokens <= 80 and how.max_new_tokens == 20 for prompt, how in heard.asked)
+def test_an_empty_message_begins_a_new_chat(heard):
+    first, second = heard(chatty(sequence_length=200), ["one", "", "two"])  # room for both turns
+    assert "one" in first[0] and "one" not in second[0]
 
 
-def test_an_empty_message_begins_a_new_chat(monkeypatch):
-    _, tokenizer = both = pair(sequence_length=200)  # room for both turns
-    chat.add_chat(*both)
-    heard = Heard(monkeypatch, tokenizer, "yes")
-    answers(*both, ["one", "", "two"])
-    shown = [tokenizer.decode(prompt) for prompt, _ in heard.asked]
-    assert len(shown) == 2 and "one" in shown[0] and "one" not in shown[1]
-
-
-def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(
-    monkeypatch, caplog
-):
-    _, tokenizer = both = pair()
-    chat.add_chat(*both)
-    heard = Heard(monkeypatch, tokenizer, "yes")
+def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(heard, caplog):
     with caplog.at_level(logging.WARNING):
-        answers(*both, ["x" * 60, "Ö", "ok"])
-    assert len(heard.asked) == 1
+        assert len(heard(chatty(), ["x" * 60, "Ö", "ok"])) == 1
     assert "this message has 79 tokens; 44 at most fit with an answer" in caplog.records[0].message
     assert "no id for 'Ö'" in caplog.records[1].message
 
 
-def test_an_answer_ends_at_the_chats_end_token():
-    model, tokenizer = both = pair()
-    chat.add_chat(*both)
-    end = tokenizer.convert_tokens_to_ids(chat.END)
+def test_an_answer_ends_at_the_chats_end_token(monkeypatch):
+    model, tokenizer = chatty()
+    end, made = tokenizer.convert_tokens_to_ids(chat.END), []
     with torch.no_grad():
         model.lm_head.weight.zero_()  # tied: every logit is 0 but the end's
         model.transformer.ln_f.bias.fill_(1)
         model.transformer.wte.weight[end] = 1
-    made = []
-
-    class Streamer:
-        def put(self, ids):
-            made.extend(ids.flatten().tolist())
-
-        def end(self):
-            made.append("end")
-
-    answers(*both, ["hi"], streamer=Streamer())
+    streamer = SimpleNamespace(put=lambda ids: made.extend(ids.flatten().tolist()), end=lambda: made.append("end"))
+    chat.converse(model, tokenizer, ["hi"], GREEDY, streamer)
     assert made == [end, "end"]

@@ -15,16 +15,11 @@ def model(**changes):
     return stock_of(randomize(built(**changes)))
 
 
-def alone(one, rows, mask):
-    """Each row's logits at its own tokens, the row read without padding."""
-    return [one(row[seen.bool()][None]).logits[0] for row, seen in zip(rows, mask, strict=True)]
-
-
 def differences(one, rows, mask):
-    """The largest difference of a row's logits, padded to alone."""
+    """The largest difference of each row's logits at its own tokens, padded to alone."""
     padded = one(rows, attention_mask=mask).logits
-    wanted = alone(one, rows, mask)
-    return [(padded[i][mask[i].bool()] - each).abs().max().item() for i, each in enumerate(wanted)]
+    kept = [(padded[i], row, seen.bool()) for i, (row, seen) in enumerate(zip(rows, mask, strict=True))]
+    return [(logits[seen] - one(row[seen][None]).logits[0]).abs().max().item() for logits, row, seen in kept]
 
 
 @torch.no_grad()

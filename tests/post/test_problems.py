@@ -26,75 +26,44 @@ def rows(path, *values):
     return str(path)
 
 
-def test_prompts_are_a_column_of_rows_texts_or_chats(tmp_path):
-    texts = rows(tmp_path / "a.jsonl", {"prompt": "a", "more": 1}, {"prompt": "b", "more": 2})
+def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tmp_path):
+    texts = rows(tmp_path / "a1.jsonl", {"prompt": "a", "more": 1}, {"prompt": "b", "more": 2})
     assert problems.read("prompts", texts) == ["a", "b"]
-    chats = [[{"role": "user", "content": "a"}]]
-    assert problems.read("prompts", rows(tmp_path / "b.jsonl", {"prompt": chats[0]})) == chats
+    rows(tmp_path / "a1.jsonl", {"prompt": "changed"})
+    rows(tmp_path / "a2.jsonl", {"prompt": "c"})
+    assert problems.read("prompts", str(tmp_path / "a*.jsonl")) == ["changed", "c"]
+    assert problems.read("prompts", rows(tmp_path / "b.jsonl", {"prompt": CHAT})) == [CHAT]
 
 
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        ("a.txt", [{"prompt": "a"}], "must be files of rows that are here, of one kind: .parquet, .jsonl"),
+        ("a.txt", [{"prompt": "a"}], "must be files of rows, of one kind: .parquet, .jsonl"),
         ("a.jsonl", [{"text": "a"}], "has no column prompt, only text; rename one"),
         ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
-        ("a.jsonl", ["no row"], "cannot be read|no column prompt"),
-        ("a.jsonl", [{"prompt": [[]]}], "a list of messages with role and content"),
         ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
         ("a.jsonl", [{"prompt": "a"}, {"text": "b"}], "each row's prompt must be a text"),
+        ("a.jsonl", ["no row"], "cannot be read|no column prompt"),
     ],
 )
 def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(name, values, words, tmp_path):
     with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
         problems.read("held_out", rows(tmp_path / name, *values))
-    with pytest.raises(BadInput, match=r"prompts: nowhere.jsonl: no such file"):
-        problems.read("prompts", "nowhere.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("", "is empty"), ("\n\n", "must be a text"), ("[" * 9999, "cannot be read")]
+    ("prompts", "longest", "words"),
+    [
+        (["abc", "Ö"], 5, "no id for 'Ö'"),
+        (["abc", "a" * 27], 6, r"max_completion_length = 6: .* 27 tokens .* context of 32; use at most 5"),
+        (["a", CHAT], 5, "some are texts and some are messages"),
+        ([CHAT], 5, r"no chat template; .* export_model.py RUN --chat"),
+    ],
 )
-def test_a_file_without_a_row_is_refused(text, words, tmp_path):
-    (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(BadInput, match=rf"prompts.*a.jsonl.*{words}"):
-        problems.read("prompts", str(tmp_path / "a.jsonl"))
-
-
-def test_a_name_that_exists_is_that_file_and_any_other_may_be_a_glob(tmp_path):
-    *names, chain = [rows(tmp_path / name, {"prompt": name}) for name in ("p[1].jsonl", "p1.jsonl", "sub::a#?.jsonl")]
-    assert [problems.read("prompts", name) for name in names] == [["p[1].jsonl"], ["p1.jsonl"]]
-    with pytest.raises(BadInput, match=r"^prompts = .*sub::a#\?.jsonl: fsspec takes :: for a chain .*; rename it"):
-        problems.read("prompts", chain)
-    assert problems.read("prompts", str(tmp_path / "p*.jsonl")) == ["p1.jsonl", "p[1].jsonl"]
-    with pytest.raises(BadInput, match="must be files of rows that are here"):
-        problems.read("prompts", "https://host/p.jsonl")
-    rows(tmp_path / "p1.jsonl", {"prompt": "changed"})
-    assert problems.read("prompts", names[1]) == ["changed"]
-
-
-def test_prompts_and_a_stop_that_the_tokenizer_cannot_write_are_refused(pair):
-    with pytest.raises(BadInput, match="no id for 'Ö'"):
-        problems.check(*pair, ["abc", "Ö"], 5)
-    with pytest.raises(BadInput, match="no id for 'Ö'"):
-        problems.stop_at(*pair, "Ö")
-
-
-def test_a_context_shorter_than_prompt_and_completion_is_refused_with_what_fits(pair):
+def test_prompts_that_the_model_cannot_take_are_refused_with_what_it_can(pair, prompts, longest, words):
     problems.check(*pair, ["abc", "a" * 27], 5)
-    with pytest.raises(BadInput, match=r"max_completion_length = 6: .* 27 tokens .* context of 32; use at most 5"):
-        problems.check(*pair, ["abc", "a" * 27], 6)
-
-
-def test_prompts_and_held_out_ones_have_one_form(pair):
-    for mixed in (["a", CHAT], [CHAT, "a"]):
-        with pytest.raises(BadInput, match="some are texts and some are messages"):
-            problems.check(*pair, mixed, 5)
-
-
-def test_chats_need_a_template(pair):
-    with pytest.raises(BadInput, match=r"no chat template; .* export_model.py RUN --chat"):
-        problems.check(*pair, [CHAT], 5)
+    with pytest.raises(BadInput, match=words):
+        problems.check(*pair, prompts, longest)
 
 
 def test_a_stop_is_one_token(pair):

@@ -56,14 +56,9 @@ def test_flags_come_over_the_file_and_numbers_are_numbers(tmp_path, monkeypatch)
         ("num_generations: 0", "num_generations = 0: must be 2 or more"),
         ("model: null", "model = none: must be text"),
         ("model: ''", "model = : must be a text that is not empty"),
-        (f"model: {'a' * 5000}", "must be a text of at most 4,096 characters"),
-        ('model: "a\\0b"', "without a NUL byte"),
         ("report_to: 5", "report_to = 5: must be null, text or a list of texts"),
-        ("env: {A: 1}", "env = {'A': 1}: must be"),
-        ('env: {"a=b": c}', "TRL refuses these settings: ValueError"),
         ("deepspeed: x", "TRL refuses these settings: ImportError: deepspeed is not installed"),
         ("num_generation: 4", "num_generation: no such key; did you mean num_generations?"),
-        ("seed: 1\nseed: 1", "line 6: seed is given twice"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_a_line_with_file_key_value_and_rule(text, words, tmp_path):
@@ -76,8 +71,6 @@ def test_a_value_that_makes_no_sense_is_a_line_with_file_key_value_and_rule(text
 def test_what_is_missing_is_named_with_what_it_is_and_help_needs_no_file(tmp_path, capsys):
     with pytest.raises(BadInput, match="--config is missing: give a file"):
         settings.read([], Config)
-    with pytest.raises(BadInput, match="File name too long"):
-        settings.read(["--config", "a" * 5000], Config)
     (tmp_path / "a.yaml").write_text("model: a\n")
     with pytest.raises(BadInput) as raised:
         settings.read(["--config", str(tmp_path / "a.yaml")], Config)

@@ -30,6 +30,7 @@ SCORES = [f"{score}{end}" for score in TASK.scores for end in ("", "_stderr")]
 BPE = ("--tokenizer", "bpe", "--tokenizer_vocab_size", "300", "--vocab_size", "320")
 TRAIN = ("train.py", "--recipe", "tiny.yaml", *BPE)
 FILES = ("--tasks", "hellaswag", "--task_files", "hellaswag=items.jsonl")
+LOCAL = ("--model", "runs/r", "--data_files", "items.jsonl")
 SCORED = (*FILES, "--task_steps", "4")
 
 
@@ -82,15 +83,8 @@ def place(made, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def score(*flags: str) -> dict:
-    """The JSON line of a run over items.jsonl."""
-    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl", *flags)
-    (line,) = done.stdout.splitlines()
-    return json.loads(line)
-
-
-def refused(*flags: str, expect: int = 2) -> str:
-    done = run("eval_hellaswag.py", *flags, expect=expect)
+def refused(*flags: str) -> str:
+    done = run("eval_hellaswag.py", *flags, expect=2)
     assert not done.stdout and "Traceback" not in done.stderr
     return done.stderr
 
@@ -100,7 +94,7 @@ def rows_of(run_name: str) -> list[dict]:
 
 
 def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
-    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl", "--output", "out.jsonl")
+    done = run("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl")
     (line,) = map(json.loads, done.stdout.splitlines())
     assert set(SCORES) <= line.keys() and line["items"] == 40 and line["precision"] == "fp32"
     assert f"{line['cut']} texts cut from the left to 16 tokens" in done.stderr and line["cut"] > 0
@@ -114,29 +108,34 @@ def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
         assert line[name] == pytest.approx(sum(row[f"{name}_prediction"] == row["label"] for row in each) / 40)
 
 
-def test_what_the_user_can_mend_is_said_before_anything_is_scored(place):
-    ok = ("--model", "runs/r", "--data_files", "items.jsonl")
-    assert "--modle: no such flag; did you mean --model?" in refused(*ok, "--modle", "x")
-    message = refused(*ok, "--batch_size", "none", "--limit", "-1", "--output", "nowhere/x.jsonl")
-    assert all(flag in message for flag in ("--batch_size none", "--limit -1", "--output nowhere/x.jsonl"))
-    assert "--output runs: must be a file" in refused(*ok, "--output", "runs")
-    assert "which it would replace" in refused(*ok, "--output", "./items.jsonl")
-    Path("runs/young/checkpoints").mkdir(parents=True)
-    assert "has not written model/ yet" in refused("--model", "runs/young", *ok[2:])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--modle", "x"), "--modle: no such flag; did you mean --model?"),
+        (("--batch_size", "none"), "--batch_size none: must be auto, or 1 or more"),
+        (("--limit", "-1"), "--limit -1: must be 0 (all) or more"),
+        (("--output", "nowhere/x.jsonl"), "--output nowhere/x.jsonl: must be a file in a folder that exists"),
+        (("--output", "./items.jsonl"), "which it would replace"),
+        (("--model", "young"), "has not written model/ yet"),
+        (("--push_to_hub", "me/model"), "whole validation split"),
+    ],
+)
+def test_what_the_user_can_mend_is_said_before_anything_is_scored(flags, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "young/checkpoints").mkdir(parents=True)
+    assert words in refused(*LOCAL, *flags)
 
 
 def test_items_whose_endings_the_context_does_not_hold_are_left_out_and_refused_where_all_are(place):
     long = items(3)
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
-    done = run("eval_hellaswag.py", "--model", "runs/r", "--data_files", "items.jsonl")
+    done = run("eval_hellaswag.py", *LOCAL)
     assert json.loads(done.stdout)["left_out"] == 1 and "1 with a longer ending left" in done.stderr
     done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
     assert re.search(r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr)
     write_items(Path("items.jsonl"), long[1:2])
-    assert "than the model's context, 16; the longest has" in refused(
-        "--model", "runs/r", "--data_files", "items.jsonl"
-    )
+    assert "than the model's context, 16; the longest has" in refused(*LOCAL)
     done = run(*TRAIN, *SCORED, "--run_name", "none", expect=2)
     assert "(in training: --sequence_length" in done.stderr and not Path("runs/none").exists()
 
@@ -200,7 +199,7 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(pl
         assert asked and all(TASK.revision in line for line in asked if "/resolve/" in line)
         line = json.loads(done.stdout)
         assert line["dataset"] == f"Rowan/hellaswag@{TASK.revision[:7]}" and line["items"] == 40
-        local = score()
+        local = json.loads(run("eval_hellaswag.py", *LOCAL).stdout)
         assert [line[name] for name in SCORES] == [local[name] for name in SCORES]
         text = card.read_text()
         assert "license: mit" in text and "Mine." in text and "model-index" in text
@@ -208,8 +207,6 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(pl
             assert re.search(rf"type: {name}\n +value: {round(100 * line[name], 2)}\b", text), text
         assert "hf_secret" not in text + done.stdout + done.stderr
     assert "--push_to_hub me/none: cannot be found" in refused("--model", "runs/r", "--push_to_hub", "me/none")
-    for flags in (("--limit", "3"), ("--data_files", "items.jsonl")):
-        assert "whole validation split" in refused("--model", "runs/r", "--push_to_hub", "me/model", *flags)
 
 
 def test_scores_are_not_lost_when_the_card_cannot_be_written(place, monkeypatch):

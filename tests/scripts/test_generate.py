@@ -1,7 +1,6 @@
 """generate.py as a user calls it."""
 
 import io
-import os
 import string
 import subprocess
 import sys
@@ -45,7 +44,6 @@ def test_a_run_writes_on_with_known_characters_the_same_for_a_seed_and_another_t
         (["--prompt", "xyz"], "no id for 'x' 'y' 'z'"),
         (["--temprature", "1"], "did you mean --temperature?"),
         (["--top_p", "0", "--num_samples", "0"], "--top_p 0.0: must be above 0"),
-        (["--temperature", "warm"], "invalid float value: 'warm'"),
         (["--model", "runs/nothere"], "runs/nothere: no such folder"),
         (["--chat"], "runs/r has no chat template; python export_model.py runs/r --chat --out exports/chat"),
         (["--chat", "--prompt", "a"], "--prompt a: must be left out with --chat"),
@@ -53,10 +51,8 @@ def test_a_run_writes_on_with_known_characters_the_same_for_a_seed_and_another_t
     ],
 )
 def test_bad_input_is_one_error_with_exit_2(model_dir, flags, words):
-    model = [] if "--model" in flags else ["--model", model_dir]
-    done = run("generate.py", *model, *flags, expect=2)
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    done = run("generate.py", "--model", model_dir, *flags, expect=2)
+    assert words in done.stderr and "Traceback" not in done.stderr
 
 
 # A process of its own, for the end of one is where Python writes what is left; a model's text is not the point.
@@ -75,38 +71,35 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly():
         assert process.stderr.read() == "" and process.wait(60) == 1
 
 
-def test_chat_answers_each_line_until_the_input_ends_and_its_end_token_is_not_shown(model_dir):
-    tokenizer, model = tokenization.make_characters([string.ascii_lowercase + " \n"]), built(sequence_length=64)
-    chat.add_chat(model, tokenizer)
-    export.write(model, Path("chatty"), tokenizer)
-    words = [sys.executable, str(ROOT / "generate.py"), "--model", "chatty", "--chat", "--max_new_tokens", "5"]
-    done = subprocess.run(words, input="abc\n\nde f\nÖ\n", capture_output=True, text=True)
-    assert done.returncode == 0 and "no id for 'Ö'" in done.stderr and "<|im_" not in done.stdout
-    assert len(done.stdout.rstrip("\n").split("\n")) >= 2
+@pytest.fixture
+def chatty(workplace, monkeypatch):
+    """``answered(text, favorite)``: what a chat model that knows letters and ESC prints on a terminal to lines of text."""
+
+    def answered(text: str, favorite: str) -> bytes:
+        tokenizer = tokenization.make_characters([string.ascii_lowercase + " \n\x1b"])
+        model = built(sequence_length=64)
+        chat.add_chat(model, tokenizer)
+        with torch.no_grad():
+            model.lm_head.weight.zero_()  # tied: every logit is 0 but the favorite's
+            model.transformer.ln_f.bias.fill_(1)
+            model.lm_head.weight[tokenizer.convert_tokens_to_ids(favorite)] = 1
+        export.write(model, Path("chatty"), tokenizer)
+        terminal = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        terminal.isatty = lambda: True
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        with monkeypatch.context() as at:
+            at.setattr(sys, "stdout", terminal)
+            assert generate.main(["--model", "chatty", "--chat", "--max_new_tokens", "2"]) == 0
+        terminal.flush()
+        return terminal.buffer.getvalue()
+
+    return answered
 
 
-def test_bytes_that_are_no_text_are_a_message_that_cannot_be_written_and_an_input_that_is_closed_ends(monkeypatch):
-    for piped in (b"\xff\nhi\n", b""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped), "utf-8", errors="strict"))
-        assert list(generate.messages()) == (["\udcff", "hi"] if piped else [])
-    monkeypatch.setattr(sys, "stdin", open("/dev/null", "w"))  # noqa: SIM115
-    assert list(generate.messages()) == []
-    monkeypatch.setattr(sys, "stdin", None)
-    assert list(generate.messages()) == []
+def test_chat_answers_each_line_until_the_input_ends_safe_to_show_on_a_terminal(chatty, caplog):
+    assert chatty("abc\n\nde f\n\xd6\n", "\x1b") == b"\\x1b\\x1b\n" * 2 + b"\n"
+    assert "no id for '\xd6'" in caplog.text
 
 
-def test_what_a_chat_answers_is_safe_to_show_on_a_terminal(workplace, monkeypatch):
-    tokenizer, model = tokenization.make_characters([string.ascii_lowercase + "\n\x1b"]), built(sequence_length=64)
-    chat.add_chat(model, tokenizer)
-    with torch.no_grad():
-        model.lm_head.weight.zero_()  # tied: every logit is 0 but the escape's
-        model.transformer.ln_f.bias.fill_(1)
-        model.lm_head.weight[tokenizer.convert_tokens_to_ids("\x1b")] = 1
-    export.write(model, Path("escapes"), tokenizer)
-    ours, theirs = os.openpty()
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
-    with open(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as at:
-        at.setattr(sys, "stdout", terminal)
-        generate.print_samples(generate.parse(["--model", "escapes", "--chat", "--max_new_tokens", "2"]))
-        assert os.read(ours, 100).startswith(b"\\x1b\\x1b\r\n")
-    os.close(ours)
+def test_a_chats_end_token_ends_an_answer_and_is_not_shown(chatty):
+    assert chatty("abc\n", chat.END) == b"\n\n"
