@@ -443,7 +443,7 @@ def test_names_that_look_like_patterns_are_read_as_they_stand(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(gzip.compress(json_lines([{"text": f"row {number}"}])))
         wanted[str(path)] = [(f"row {number}", True)]
-    assert {name: list(read(0)) for name, read in open_files(wanted)["train"]} == wanted
+    assert {name: list(read(0)) for name, read in open_files([*wanted])["train"]} == wanted
 
 
 def test_a_packed_table_that_is_read_in_places_is_refused_with_a_remedy(tmp_path):
