@@ -57,7 +57,9 @@ def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:
     listed = [f"{other} ({holds or 'nothing'})" for other, holds in [*types.items()][:SHOWN_COLUMNS]]
     said = "no such column" if found is None else f"holds {found}, not {column.holds}"
     # A file that is not a table can have names of any length.
-    raise BadInput(f"{name}: {column.key} = {column.name}: {said}; give one of {column.holds}: it has {', '.join(listed)[:1000]}")
+    raise BadInput(
+        f"{name}: {column.key} = {column.name}: {said}; give one of {column.holds}: it has {', '.join(listed)[:1000]}"
+    )
 
 
 def ids_of(value: Any, row: int) -> np.ndarray | None:
