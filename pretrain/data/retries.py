@@ -105,7 +105,7 @@ def _root(error: BaseException) -> BaseException:
         if isinstance(one, BadInput):
             raise one from None
     # fsspec says of each request that failed that the file is missing; why it failed stands behind that.
-    found = [one for one in behind if isinstance(one, Unreadable)]
+    found: list[BaseException] = [one for one in behind if isinstance(one, Unreadable)]
     found += [one for one in behind if not isinstance(one, FileNotFoundError)]
     return [*found, error][0]
 
