@@ -245,17 +245,11 @@ def merge(folder: Path) -> None:
     """Join the manifests of all jobs into the folder's, and delete them. Raises BadInput while a job is missing."""
     jobs = _jobs(folder)
     if not shards.is_complete(folder):
-        found = {job: manifest for job in jobs if (manifest := shards.read_manifest(folder, job.manifest))}
-        wanted = {count: [Job(index, count) for index in range(count)] for count in sorted({job.count for job in jobs})}
-        complete = {job for job, manifest in found.items() if manifest["complete"]}
-        missing = [[job.manifest for job in each if job not in complete] for each in wanted.values()] or [["jobs"]]
-        if fewest := min(missing, key=len):
-            mixed = f"; of several numbers of jobs ({', '.join(map(str, wanted))}) finish the jobs of one"
-            raise BadInput(
-                f"{folder}: cannot be merged: {', '.join(fewest)} not complete; run these jobs first"
-                f"{mixed if len(wanted) > 1 else ''}"
-            )
-        join(folder, [found[job] for job in next(each for each in wanted.values() if complete.issuperset(each))])
+        names = [Job(index, jobs[0].count).manifest for index in range(jobs[0].count)] if jobs else ["jobs"]
+        found = {name: shards.read_manifest(folder, name) or {"complete": False} for name in names}
+        if missing := [name for name, manifest in found.items() if not manifest["complete"]]:
+            raise BadInput(f"{folder}: cannot be merged: {', '.join(missing)} not complete; run these jobs first")
+        join(folder, [*found.values()])
     for job in jobs:
         (folder / job.lock).unlink(missing_ok=True)
         (folder / job.manifest).unlink()

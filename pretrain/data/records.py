@@ -1,7 +1,6 @@
 """Tables: the column that is read, its type, and the reader of a format."""
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,15 +54,12 @@ def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:
     """
     if (found := types.get(column.name)) in (column.holds, ""):
         return
-    near = difflib.get_close_matches(column.name, types, n=1)
-    hint = f"; did you mean --{column.key} {near[0]}?" if near else ""
-    if found is None:
-        raise BadInput(f"{name}: {column.key} = {column.name}: no such column; it has {_listed(types)}{hint}")
-    fits = [other for other, holds in types.items() if holds == column.holds]
-    remedy = (
-        f"give --{column.key} with one of {column.holds}: {_listed(fits)}" if fits else f"write it as {column.holds}"
+    listed = [f"{other} ({holds or 'nothing'})" for other, holds in [*types.items()][:SHOWN_COLUMNS]]
+    said = "no such column" if found is None else f"holds {found}, not {column.holds}"
+    # A file that is not a table can have names of any length.
+    raise BadInput(
+        f"{name}: {column.key} = {column.name}: {said}; give one of {column.holds}: it has {', '.join(listed)[:1000]}"
     )
-    raise BadInput(f"{name}: {column.key} = {column.name}: holds {found}, not {column.holds}; {remedy}")
 
 
 def ids_of(value: Any, row: int) -> np.ndarray | None:
@@ -74,12 +70,6 @@ def ids_of(value: Any, row: int) -> np.ndarray | None:
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
         raise Unreadable(f"row {row}: is not a list of ids, whole numbers from 0; leave the row out")
     return ids.astype(np.uint32)
-
-
-def _listed(columns: Iterable[str]) -> str:
-    """Return names as words of one line; a file that is not a table can have any."""
-    shown = [column if column.isprintable() else ascii(column) for column in columns]
-    return ", ".join(shown[:SHOWN_COLUMNS])[:1000] + (", ..." if len(shown) > SHOWN_COLUMNS else "")
 
 
 def values_of(cells: Any, column: Column) -> Any:

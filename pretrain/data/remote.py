@@ -4,12 +4,11 @@ import contextlib
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from glob import has_magic
 from io import SEEK_SET, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import datasets
 import httpx
@@ -19,12 +18,10 @@ from fsspec.utils import infer_compression
 
 from pretrain.base import network
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import is_redacted
 from pretrain.base.network import TruncatedError, Unreadable
-from pretrain.data import unread
 from pretrain.data.names import COMPRESSED, path_of, shown_name
 from pretrain.data.records import Reader
-from pretrain.data.retries import RetryPolicy
+from pretrain.data.retries import retry
 
 TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20
@@ -89,8 +86,6 @@ class HttpFile(RawIOBase):
             answer.raise_for_status()
             blocks = network.moving(answer.iter_bytes())
             begin, size = next(blocks, b""), answer.headers.get("Content-Length", "")
-            if "Content-Encoding" in answer.headers:  # of a server that heeds no header
-                size = ""
             if not path_of(self._url).lower().endswith((".html", ".htm")):  # the user asked for a page
                 network.refuse_page(begin, answer.headers, str(answer.url))
             if got := re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", "")):
@@ -107,10 +102,7 @@ class HttpFile(RawIOBase):
 
     def _refuse_other(self, headers: Mapping[str, str], size: str) -> None:
         """Raise Unreadable where an answer is of another file than was first read."""
-        said = {"ETag": headers.get("ETag", "").removeprefix("W/"), "Last-Modified": headers.get("Last-Modified", "")}
-        if said["Last-Modified"] == headers.get("Date"):  # a server that makes its answer up on the way
-            said["Last-Modified"] = ""
-        said["size"] = size
+        said = {"ETag": headers.get("ETag"), "Last-Modified": headers.get("Last-Modified"), "size": size}
         # The first mark that both have decides: a better one stands before.
         mark = next((mark for mark in said if self._before.get(mark) and said[mark]), None)
         if mark and self._before[mark] != said[mark]:
@@ -133,42 +125,29 @@ def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, 
 
     Raises BadInput for a file that is not there or cannot be read as it is.
     """
-    found, hub = [], f"{datasets.config.HF_ENDPOINT}/"
+    found = []
     for name in names:
-        if name.startswith(hub) and "/resolve/" in name:  # a link to a file there, with the login
-            name = "hf://" + unquote(name.removeprefix(hub).partition("?")[0]).replace("/resolve/", "@", 1)
         if name.startswith("hf://"):
             found += retry(name, _hub_files, name, versions)
         else:
-            found.append(name if "://" in name else str(Path(name).absolute()))
+            found.append(name if is_http(name) else str(Path(name).absolute()))
     for name in found:
         if reader.in_places and Path(path_of(name)).suffix.lower() in COMPRESSED:
             raise BadInput(f"{name}: {reader.name} is read at any position, which this compression prevents; unpack it")
-        if is_redacted(name):
-            raise BadInput(
-                f"{name}: its user, password or query was left out here; give the whole URL: --data_files URL"
-            )
     return found
 
 
 def _hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
-    """Return the files of a pattern at a commit. Unlike the client's own ``exists``, it takes no fault for an absence."""
+    """Return the files of a pattern at the commit in ``versions``, where that of the first contact is entered."""
     filesystem = huggingface_hub.HfFileSystem()
-    path = pattern.removeprefix("hf://")
-    place = filesystem.resolve_path(path)
-    if hasattr(place, "revision"):  # a bucket has none
-        if f"hf://{place.root}" not in versions:
-            ask = functools.partial(huggingface_hub.HfApi().repo_info, timeout=TIMEOUT_SECONDS)
-            about = ask(place.repo_id, repo_type=place.repo_type, revision=place.revision)
-            versions[f"hf://{place.root}"] = {"commit": about.sha}
-        commit = versions[f"hf://{place.root}"]["commit"]
-        path = f"{place.root.partition('@')[0]}@{commit}/{place.path_in_repo}"
-    try:
-        found = [filesystem.info(path)["name"]]
-    except FileNotFoundError:
-        found = sorted(filesystem.glob(path)) if has_magic(path) else []
-        if not found:
-            raise
+    place = filesystem.resolve_path(pattern)
+    if (root := f"hf://{place.root}") not in versions:
+        ask = functools.partial(huggingface_hub.HfApi().repo_info, timeout=TIMEOUT_SECONDS)
+        versions[root] = {"commit": ask(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha}
+    path = f"{place.root.partition('@')[0]}@{versions[root]['commit']}/{place.path_in_repo}"
+    found = sorted(filesystem.glob(path)) if has_magic(path) else [filesystem.info(path)["name"]]
+    if not found:
+        raise FileNotFoundError(pattern)
     return [f"hf://{name}" for name in found]
 
 
@@ -213,25 +192,11 @@ def retry_here() -> None:
     client.handlers, client.propagate = [*logging.getLogger("pretrain").handlers], False
 
 
-def retry(what: str, call: Callable[..., Any], *args) -> Any:
-    """Return a call's result, retried as ``RetryPolicy`` has it."""
-    policy = RetryPolicy(what)
-    while True:
-        try:
-            return call(*args)
-        except Exception as error:  # each client has kinds of its own; what is final is sorted out there
-            policy.failed(error)
-
-
 @contextlib.contextmanager
 def whole(name: str) -> Iterator[Any]:
     """Open a file, decompressed. Raises TruncatedError at its end where bytes are left: an error can look like an end."""
     with open_file(name) as raw:
-        buffered = BufferedReader(unpacked(name, raw), BLOCK_BYTES)
-        if packed := unread.packing(buffered.peek()):  # a record of compressed bytes can look whole
-            unpack = unread.command(packed, Path(path_of(name)).name)
-            raise BadInput(f"{name}: is packed otherwise than its name says; give what this unpacks: {unpack}")
-        yield buffered
+        yield BufferedReader(unpacked(name, raw), BLOCK_BYTES)
         size = file_size(name)
         if size and raw.tell() != size:
             raise TruncatedError(f"ended after {raw.tell():,} of {size:,} bytes")

@@ -6,17 +6,19 @@ import lzma
 import math
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import datasets
-import httpx
 import huggingface_hub
 import pyarrow as pa
 
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.foreign import redact
+from pretrain.base.foreign import one_line, redact
 from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after
+from pretrain.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +28,19 @@ RETRY_SECONDS = 300  # without a byte, however many tries that takes
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
 # Errors of parsers about their input.
 PARSERS = (
-    *(ValueError, EOFError, RecursionError, MemoryError, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
+    *(ValueError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
     *(pa.ArrowException, datasets.exceptions.DatasetsError),
 )
+
+
+def retry(what: str, call: Callable[..., Any], *args) -> Any:
+    """Return a call's result, retried as ``RetryPolicy`` has it."""
+    policy = RetryPolicy(what)
+    while True:
+        try:
+            return call(*args)
+        except Exception as error:  # each client has kinds of its own; what is final is sorted out there
+            policy.failed(error)
 
 
 class RetryPolicy:
@@ -45,23 +57,14 @@ class RetryPolicy:
 
     def failed(self, error: BaseException, place: int | None = None) -> None:
         """Wait and return, or raise where waiting does not help. ``place``: the row; a new one is progress."""
-        behind = [*causes(error, contexts=True)]
-        for one in behind:
-            if isinstance(one, BadInput):
-                raise one from None
-        # fsspec says of each request that failed that the file is missing; why it failed stands behind that.
-        wrong = [one for one in behind if isinstance(one, Unreadable)]
-        failed = [one for one in behind if not isinstance(one, FileNotFoundError)]
-        error = (wrong or failed or behind)[0]
+        error = _root(error)
         status, asked = http_status_and_retry_after(error, contexts=True)
         where = self.what if place is None else f"{self.what}: row {place}"
-        reason = redact(" ".join(next(filter(None, map(str, [error, *behind])), "").split()))  # some have no message
+        reason = f"{type(error).__name__}: {one_line(error)[:300]}".rstrip(": .")  # some have no message
         if status is not None:
             reason = f"HTTP status {status}"
-        elif isinstance(error, httpx.ProtocolError):  # whose words may hold pieces of where the URL led to
-            reason = type(error).__name__
-        elif not isinstance(error, Unreadable):
-            reason = f"{type(error).__name__}: {reason[:300]}"
+        elif isinstance(error, Unreadable):
+            reason = one_line(error)
         if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
             raise BadInput(
                 f"{where}: HF_HUB_OFFLINE is set. Prepare it where there is a network (prepare_data.py ... --prefetch), or "
@@ -71,12 +74,13 @@ class RetryPolicy:
         missing = status is None and isinstance(error, (FileNotFoundError, PermissionError))
         if missing or status in FINAL_STATUS:
             raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
-        again = (place, reason) == (self.place, self.reason)
-        if (self.local or again) and isinstance(error, Unreadable):
-            raise BadInput(f"{self.what}: {reason}") from None
-        if self.is_file and (self.local or again) and _is_final(error, self.local):
-            remedy = "Repair or replace the file, or leave it out"
-            raise BadInput(f"{where}: cannot be read: {reason.rstrip('.')}. {remedy}") from None
+        if self.local or (place, reason) == (self.place, self.reason):
+            if isinstance(error, Unreadable):
+                raise BadInput(f"{self.what}: {reason}") from None
+            if self.is_file and _is_final(error, self.local):
+                raise BadInput(
+                    f"{where}: cannot be read: {reason}. Repair or replace the file, or leave it out"
+                ) from None
         if self.local and not isinstance(error, OSError):
             raise error
         if place != self.place:
@@ -84,16 +88,26 @@ class RetryPolicy:
         self.failures, self.place, self.reason = self.failures + 1, place, reason
         left = math.ceil(max(self._since, network.moved_at) + RETRY_SECONDS - time.monotonic())
         if self.failures >= TRIES or left <= 0:
-            times = f"{self.failures} times" if self.failures > 1 else "once"
             remedy = "" if status else "; without a network, first prepare_data.py ... --prefetch where there is one"
             raise TrainingStopped(
-                f"{where}: failed {times} in a row, last with {reason}. What was read before is kept; the same "
-                f"command resumes from there{remedy}"
+                f"{where}: failed {counted(self.failures, 'time', 'times')} in a row, last with {reason}. What was read "
+                f"before is kept; the same command resumes from there{remedy}"
             ) from None
-        wait = min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))
-        wait = min(left, max(wait, asked))
+        wait = min(left, max(asked, min(LONGEST_WAIT_SECONDS, 2 ** (self.failures - 1))))
         log.warning(f"{where}: {reason}; try {self.failures + 1} of {TRIES} in {wait:g} s")
         time.sleep(wait)
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error, of those behind this one, that says what is wrong. Raises one that is BadInput."""
+    behind = [*causes(error, contexts=True)]
+    for one in behind:
+        if isinstance(one, BadInput):
+            raise one from None
+    # fsspec says of each request that failed that the file is missing; why it failed stands behind that.
+    found: list[BaseException] = [one for one in behind if isinstance(one, Unreadable)]
+    found += [one for one in behind if not isinstance(one, FileNotFoundError)]
+    return [*found, error][0]
 
 
 def _is_final(error: BaseException, local: bool) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +25,7 @@ import httpx
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import is_redacted, is_url, redact_url
-from pretrain.data import unread
+from pretrain.base.foreign import is_url, redact_url
 from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.recipe import keys
@@ -42,6 +42,9 @@ DOWNLOADS = "downloads"  # texts behind URLs, within prepared_data_dir
 DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text comes in tables, which are streamed
 # What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
 ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# By how a name ends: the command that unpacks it. What packs a single file leaves it under the name before that.
+UNPACK = {".tar": "tar -xf", ".tgz": "tar -xf", ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x"}
+UNPACK |= {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd"}
 NAME_BYTES, SUFFIX_BYTES = 240, 200  # of a source in its folder's name; of a URL in its copy's: both have 255 in all
 NO_DATA = "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
@@ -114,7 +117,6 @@ def refuse_absent(config: Data) -> None:
         raise BadInput(NO_DATA)
     for key in ("data_files", "validation_files"):
         for pattern in getattr(config, key) or ():
-            _refuse_odd_name(key, pattern)
             if not pattern.startswith(URL) and not has_magic(pattern) and not os.path.lexists(pattern):
                 raise BadInput(_no_such_file(key, pattern))
 
@@ -206,7 +208,6 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
     """
     found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
     for pattern in patterns:
-        _refuse_odd_name(key, pattern)
         if pattern.startswith(URL):
             if not is_url(pattern):
                 raise BadInput(
@@ -218,8 +219,9 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
             continue
         matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
         for name in matches or [pattern]:
-            _refuse_odd_name(key, name)
             path = Path(name)
+            if ODD_NAME.search(name):
+                raise BadInput(f"{key}: {name!a}: a name with a control character or no UTF-8; rename the file")
             if os.path.isdir(path):  # noqa: PTH112  (of a name that is too long Path's own raises)
                 raise BadInput(f"{key}: {path} is a folder; give its files, for example '{path}/**/*.txt'")
             if not os.path.isfile(path):  # noqa: PTH113
@@ -229,21 +231,26 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
             if not os.access(path, os.R_OK):
                 raise BadInput(f"{key}: {path}: you have no permission to read it")
             if not _kind(name):
-                unread.refuse_packed(f"{key}: {path}", name, path)
+                _refuse_packed(key, name)
             found.setdefault(_resolved(name), str(path))
     return list(found.values())
 
 
 def _fetched_text(key: str, url: str, folder: Path) -> str:
-    unread.refuse_packed(f"{key}: {url}", path_of(url))
+    _refuse_packed(key, path_of(url))
     if url.startswith("hf://"):
         raise BadInput(
             f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
             f"https://.../resolve/main/NAME"
         )
-    path = download(key, url, folder)
-    unread.refuse_packed(f"{key}: {url}", path_of(url), path)
-    return str(path)
+    return str(download(key, url, folder))
+
+
+def _refuse_packed(key: str, name: str) -> None:
+    path = Path(name.lower())
+    suffix = ".tar" if path.suffix in COMPRESSED and path.stem.endswith(".tar") else path.suffix
+    if suffix in UNPACK:
+        raise BadInput(f"{key}: {name}: is packed; give what this unpacks: {UNPACK[suffix]} {shlex.quote(name)}")
 
 
 def download(key: str, url: str, folder: Path) -> Path:
@@ -255,17 +262,15 @@ def download(key: str, url: str, folder: Path) -> Path:
     path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
     if path.is_file():
         return path
-    if is_redacted(url):
-        raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
-    from pretrain.data import remote  # imports datasets, which a text at hand does not need
+    from pretrain.data.retries import retry  # imports datasets, which a text at hand does not need
 
     folder.mkdir(parents=True, exist_ok=True)
-    remote.retry(f"{key}: {url}", _fetch, key, url, path)
+    retry(f"{key}: {url}", _fetch, key, url, path)
     return path
 
 
 def _fetch(key: str, url: str, path: Path) -> None:
-    """Write what is behind a URL into a file. Raises BadInput where it is too long, ValueError where it is empty."""
+    """Write what is behind a URL into a file. Raises BadInput where it is too long or empty."""
     from pretrain.data import remote
 
     try:
@@ -278,7 +283,7 @@ def _fetch(key: str, url: str, path: Path) -> None:
                     )
                 file.write(block)
             if not file.tell():
-                raise ValueError("is empty")
+                raise BadInput(f"{key}: {url}: is empty")
     except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
         raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
 
@@ -336,11 +341,6 @@ def _reading(rows: Callable[..., Iterator[Row]], *args) -> Callable[[int], Itera
 
 def _most_tokens(paths: list[Path]) -> int:
     return sum(path.stat().st_size + 1 for path in paths)
-
-
-def _refuse_odd_name(key: str, name: str) -> None:
-    if ODD_NAME.search(name):
-        raise BadInput(f"{key}: {name!a}: a name with a line break, a control character or no UTF-8; rename the file")
 
 
 def _kind(name: str) -> str | None:

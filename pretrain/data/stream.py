@@ -21,8 +21,7 @@ from pretrain.base.network import TruncatedError, http_status_and_retry_after
 from pretrain.data import records, remote
 from pretrain.data.names import path_of
 from pretrain.data.records import IDS, ROWS, Column, refuse_column
-from pretrain.data.remote import retry
-from pretrain.data.retries import RetryPolicy
+from pretrain.data.retries import RetryPolicy, retry
 from pretrain.data.sources import READERS, Part, Row, Tables
 
 SAMPLE_BYTES = 2**20
@@ -56,6 +55,10 @@ def open_tables(
     return None, splits
 
 
+def _part(name: str, column: Column, values: Callable[[int], Iterator[Any]]) -> Part:
+    return name, functools.partial(_read, name, column, values)
+
+
 def _open_dataset(tables: Tables, column: Column, pinned: str | None) -> tuple[str, dict[str, list[Part]]]:
     """Open the train split of a data set of the Hub at a commit."""
     name = tables.dataset_name
@@ -76,10 +79,6 @@ def _open_dataset(tables: Tables, column: Column, pinned: str | None) -> tuple[s
             values = functools.partial(_table_values, table, index, file, column)
         parts.append(_part(file, column, values))
     return commit, {"train": parts}
-
-
-def _part(name: str, column: Column, values: Callable[[int], Iterator[Any]]) -> Part:
-    return name, functools.partial(_read, name, column, values)
 
 
 def expected_text_bytes(names: list[str], text_column: str) -> float:

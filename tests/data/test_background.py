@@ -331,21 +331,6 @@ def test_a_request_to_stop_ends_the_wait_of_every_process(clock, mine):
     assert story.wait([5]) is None and clock.sleeps == 1
 
 
-def test_the_folders_are_read_now_and_then_while_there_is_enough(clock):
-    story = Story([9])
-    for refreshed in (1, 1, 2):
-        assert story.wait([5]) is None and story.refreshed == refreshed and clock.sleeps == 0
-        clock.now += 0.6
-
-
-def test_a_source_that_another_process_reads_or_nobody_has_no_reader_here(clock):
-    story = Story([9, 9], readers=[None, Plain()])
-    assert story.wait([5, 6]) is None and story.readers[1].wanted == [6]
-    story.data_wait.until(lambda: clock.sleeps == 1, "x")
-    story.data_wait.close()
-    assert story.readers[1].closed
-
-
 def test_until_waits_alone_looks_after_the_readers_and_logs_it(clock, caplog):
     story = Story([0, 0])
     story.data_wait.until(lambda: clock.sleeps == 65, "the validation split comes first")

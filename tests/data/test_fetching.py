@@ -246,28 +246,3 @@ def test_a_dry_run_says_what_there_is_and_jobs_are_refused(served, place):
     words = ("prepare_data.py", "--recipe", "tiny.yaml", "--data_dir", REPOSITORY)
     assert f"train: {FILES} files" in run(*words, "--dry_run", **hub(served)).stdout
     assert "is fetched, not prepared" in run(*words, "--num_jobs", "2", expect=2, **hub(served)).stderr
-
-
-PAGE = "<!DOCTYPE html><html><body>Please log in</body></html>"
-
-
-def test_a_page_in_place_of_an_answer_of_the_hub_is_said_to_be_one(served, place, capfd):
-    where = "GET .*/resolve/.*train_000001"
-    served.faults = [[where, PAGE, 1]]
-    status, waits = prepare(served)
-    assert status == 0 and len(waits) == 1, "it may be over the next time"
-    shutil.rmtree("data")
-    served.faults = [[where, PAGE, 10**6]]
-    capfd.readouterr()
-    assert prepare(served)[0] == 2
-    error = capfd.readouterr().err.splitlines()[-1]
-    assert re.search(
-        r"error: .*hf://datasets/me/tokens.*: the answer of http://.* looks like a proxy's or log-in", error
-    )
-
-
-def test_a_listing_of_what_is_no_file_is_a_line_with_the_repository(served, place, capfd):
-    served.faults = [["GET .*/tree/", "[5]", 10**6]]
-    assert prepare(served) == (2, [])
-    assert "error: me/tokens: the Hub lists 5, which is not a file of it" in capfd.readouterr().err
-    assert not list(Path("data").glob("*/manifest.json"))

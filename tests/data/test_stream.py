@@ -15,7 +15,6 @@ import os
 import random
 import re
 import shutil
-import tarfile
 import types
 from pathlib import Path
 
@@ -43,7 +42,8 @@ from pretrain.recipe import keys
 N, GROUP = 700, 100  # rows of a file; of a row group
 ROWS = [f"row {i} {random.Random(i).randbytes(15 + i % 40).hex()}" for i in range(N)]
 FILES = ("a.parquet", "a.jsonl", "a.jsonl.gz", "a.json.xz", "a.csv")
-READERS = ("a.parquet", "a.jsonl", "a.csv")  # each is read by code of its own
+
+
 KINDS = ("503", "reset", "short", "lie", "429:7", "500", "empty", "502", "garbage")
 BLOCK = 2**13  # what the client reads at a time here, so that files of 60 kB have a middle
 ALWAYS = 10**6
@@ -116,39 +116,33 @@ def fault(kind, after=0, times=1, method="."):
 # By URL: a fault at any request of any file.
 
 
-@pytest.mark.parametrize("shift", [0, *(pytest.param(shift, marks=pytest.mark.slow) for shift in range(1, len(KINDS)))])
 @pytest.mark.parametrize("name", FILES)
-def test_a_fault_at_any_request_loses_no_row_and_doubles_none(server, caplog, name, shift):
+def test_a_fault_at_any_request_loses_no_row_and_doubles_none(server, caplog, name):
     """And each retry is logged, with its wait."""
-    url = f"{server.url}/files/{name}"
+    url = f"{server.url}/files/{name}?download=true&sig=a.b%2Fc"
     assert texts([url]) == ROWS
-    total, retries = len(server.log), 0
+    total = len(server.log)
     assert total >= 6
     for after in range(total):
-        kind = KINDS[(after + FILES.index(name) + shift) % len(KINDS)]
+        kind = KINDS[(after + FILES.index(name)) % len(KINDS)]
         server.faults = fault(kind, after)
         server.waits.clear(), caplog.clear()
         assert texts([url]) == ROWS and server.faults[1][2] == 0, (kind, after)
         tries = [re.search(r"; try \d+ of 10 in ([\d.]+) s$", line) for line in caplog.messages]
-        assert [found and float(found[1]) for found in tries] == server.waits, caplog.messages
-        retries += len(tries)
-    assert retries
+        assert [found and float(found[1]) for found in tries] == server.waits and tries, caplog.messages
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
-def test_faults_that_go_on_are_retried_from_the_row_where_they_began(server, caplog, name):
+def test_faults_that_go_on_are_retried_from_the_row_where_they_began(server, caplog):
     """A new row begins the count of tries anew."""
-    ((_, read),) = open_files([f"{server.url}/files/{name}"])["train"]
-    begun = 350 if name == "a.parquet" else 0  # pyarrow reads ahead
+    ((_, read),) = open_files([f"{server.url}/files/a.jsonl"])["train"]
     found = []
-    for text, _ in read(begun):
+    for text, _ in read(0):
         found.append(text)
-        if begun + len(found) in (360, 500):
+        if len(found) in (360, 500):
             server.faults = fault("503", times=5)
-    assert found == ROWS[begun:]
-    assert len(caplog.messages) >= 2 and all("HTTP status 503" in line for line in caplog.messages)
+    assert found == ROWS and server.waits.count(1) == 2 < len(server.waits)
+    assert all("HTTP status 503" in line for line in caplog.messages)
     assert all(int(re.search(r"row (\d+):", line)[1]) >= 360 for line in caplog.messages)
-    assert server.waits.count(1) == len({line.partition("row ")[2][:3] for line in caplog.messages}) < len(server.waits)
 
 
 def test_retry_after_is_obeyed_and_bounded(server, caplog):
@@ -161,30 +155,21 @@ def test_retry_after_is_obeyed_and_bounded(server, caplog):
 
 
 PAGE = "<!DOCTYPE html><html><body>Please log in</body></html>"
-BAD = {
-    "silent": "ReadTimeout",
-    "drip": "fewer than 65,536 bytes came in 0.2 seconds",
-    PAGE: "looks like a proxy's or log-in",
-}
+BAD = {"silent": "ReadTimeout", "drip": "fewer than 65,536 bytes came in 0.2", PAGE: "looks like a proxy's or log-in"}
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_silence_a_trickle_or_a_page_is_tried_again_at_opening_and_at_reading(server, caplog, monkeypatch, kind):
+def test_silence_a_trickle_or_a_page_is_tried_again(server, caplog, monkeypatch, kind):
     client = httpx.Client(timeout=0.15)
     monkeypatch.setattr(remote, "_client", lambda: client)
     monkeypatch.setattr(network, "SLOW_SECONDS", 0.2)
+    ((_, read),) = open_files([f"{server.url}/files/a.jsonl"])["train"]
     monkeypatch.setattr(remote, "PART_BYTES", 10**6)
     server.faults = fault(kind)
-    ((_, read),) = open_files([f"{server.url}/files/a.jsonl"])["train"]
-    server.faults += fault(kind)
-    assert [text for text, _ in read(0)] == ROWS and BAD[kind] in caplog.messages[-1]
-    assert not any(times for *_, times in server.faults) and len(caplog.messages) <= 2
-    if kind == PAGE:
-        server.faults = fault(kind, times=ALWAYS)
-        with pytest.raises(
-            BadInput, match=f"^{server.url}/files/a.jsonl: the answer of {server.url}/files/a.jsonl looks"
-        ):
-            texts([f"{server.url}/files/a.jsonl"])
+    assert [text for text, _ in read(0)] == ROWS and [BAD[kind] in line for line in caplog.messages] == [True]
+    server.faults = fault(PAGE, times=ALWAYS)
+    with pytest.raises(BadInput, match=f"^{server.url}/files/a.jsonl: the answer of {server.url}/files/a.jsonl looks"):
+        list(read(0))
 
 
 def test_a_server_that_gives_no_part_of_a_file_alone_is_read_through_and_refused_for_a_table_that_is_read_in_places(
@@ -213,8 +198,7 @@ class Clock:
         self.now += seconds
 
 
-@pytest.mark.parametrize("silent", [0, 60, 400])
-@pytest.mark.parametrize("asked", [None, "7", "9" * 5000])
+@pytest.mark.parametrize("silent, asked", [(0, None), (60, "7"), (400, None), (0, "9" * 5000)])
 def test_retries_end_after_about_five_minutes_however_long_each_one_takes(monkeypatch, silent, asked):
     clock = Clock()
     monkeypatch.setattr(retries, "time", clock)
@@ -222,15 +206,13 @@ def test_retries_end_after_about_five_minutes_however_long_each_one_takes(monkey
 
     def call():
         clock.sleep(silent)
-        answer = type("Answer", (), {"status_code": 503, "headers": {"Retry-After": asked} if asked else {}})
         error = OSError("no answer")
-        error.response = answer
+        headers = {"Retry-After": asked} if asked else {}
+        error.response = types.SimpleNamespace(status_code=503, headers=headers)
         raise error
 
-    with pytest.raises(
-        TrainingStopped, match="^me/corpus: failed (once|[0-9]+ times) in a row, last with HTTP status 503"
-    ):
-        remote.retry("me/corpus", call)
+    with pytest.raises(TrainingStopped, match="^me/corpus: failed [0-9]+ times? in a row, last with HTTP status 503"):
+        retries.retry("me/corpus", call)
     assert 243 <= clock.now <= retries.RETRY_SECONDS + silent + 1
 
 
@@ -247,7 +229,7 @@ def test_time_in_which_bytes_come_is_not_counted(monkeypatch):
         raise ConnectionError("cut")
 
     with pytest.raises(TrainingStopped, match="^hf://a: failed 10 times in a row.*--prefetch"):
-        remote.retry("hf://a", call)
+        retries.retry("hf://a", call)
     assert clock.now > 10 * 600
 
 
@@ -278,38 +260,25 @@ def test_a_missing_or_forbidden_file_is_bad_input_at_once(server):
     assert not server.waits
 
 
-QUERY = "?download=true&X-Amz-Expires=60&X-Amz-Signature=ab%2Fc&more=a.b%5B1%5D%2A,c?*::"
-
-
-@pytest.mark.parametrize("name, kind", [*zip(FILES, ["429:7", "503", "500", "reset", "502"], strict=True)])
-def test_a_url_with_a_query_that_fails_at_opening_is_tried_again_and_read_whole(server, caplog, name, kind):
-    urls = [f"{server.url}/files/{name}{QUERY}", f"{server.url}/files/{name}?v=2"]
-    server.faults = fault(kind, times=9)
-    splits = open_files(urls, validation=[f"{server.url}/files/{name}?v=3"])
-    assert [part for part, _ in splits["train"]] == urls and len(splits["validation"]) == 1
-    assert caplog.messages and server.faults[1][2] == 0
-    assert [[text for text, _ in read(0)] for _, read in splits["train"] + splits["validation"]] == [ROWS] * 3
+NEW = [row.upper() for row in ROWS]  # of the same size
 
 
 @pytest.fixture
 def growing(server):
     """A file behind a URL that changes: call it with its rows."""
-    name = "a.jsonl"
+    path = server.folder / "files" / "now-a.jsonl"
 
     def write(rows):
-        (server.folder / "files" / f"now-{name}").write_bytes(json_lines([{"text": row} for row in rows]))
+        path.write_bytes(json_lines([{"text": row} for row in rows]))
 
     write(ROWS)
-    write.url = f"{server.url}/files/now-{name}"
+    write.url = f"{server.url}/files/{path.name}"
     return write
 
 
-NEW = [row.upper() for row in ROWS]  # of the same size
-
-
-@pytest.mark.parametrize("marks", [("ETag", "Last-Modified"), ("Last-Modified",), ("now",), ()])
+@pytest.mark.parametrize("marks", [("ETag", "Last-Modified"), ("Last-Modified",), ()])
 def test_a_file_behind_a_url_that_has_changed_since_a_kill_is_refused_before_texts_are_mixed(server, growing, marks):
-    """By the best mark that its server gives; without any, or with one that is new each time, it is known by its size."""
+    """By the best mark that its server gives; without any it is known by its size."""
     versions = {}
 
     def read():
@@ -320,30 +289,24 @@ def test_a_file_behind_a_url_that_has_changed_since_a_kill_is_refused_before_tex
     server.marks = marks
     assert [text for text, _ in itertools.islice(read(), 9)] == ROWS[300:309]
     assert [text for text, _ in read()] == ROWS[300:] and not server.waits
-    assert "canary" not in json.dumps(versions) and set(*versions.values()) == {*marks, "size"} - {"now"}
-    marks = [mark for mark in marks if mark != "now"]
+    assert "canary" not in json.dumps(versions) and set(*versions.values()) == {*marks, "size"}
     growing(NEW if marks else [*NEW, "more"])
     with pytest.raises(BadInput) as refused:
         list(read())
     what = f"{growing.url}\\?redacted: has changed on its server .*: {(*marks, 'size')[0]} .*, was .*delete data/it to read"
     assert re.match(what, str(refused.value)), str(refused.value)
-    assert len(server.waits) <= 2
 
 
-def test_a_file_that_changes_while_it_is_read_or_tried_again_is_refused_and_one_answer_of_another_is_not(
-    server, growing, caplog
-):
+def test_a_file_that_changes_while_it_is_read_is_refused_and_one_answer_of_another_is_not(server, growing):
     ((_, read),) = open_files([growing.url])["train"]
+    server.faults = fault("other", after=1)  # a mirror that is behind
     rows, found = read(0), []
     found += (text for text, _ in itertools.islice(rows, 300))
+    assert found == ROWS[:300] and len(server.waits) == 1
     growing(NEW)
     with pytest.raises(BadInput, match="now-a.jsonl: has changed on its server"):
         found += (text for text, _ in rows)
-    assert found == ROWS[: len(found)] and len(found) >= 300
-    growing(ROWS)
-    ((_, read),) = open_files([growing.url])["train"]
-    server.faults = fault("other", after=2)  # a mirror that is behind
-    assert [text for text, _ in read(0)] == ROWS and len(caplog.messages) == 1 + len(server.waits) - 1 > 0
+    assert found == ROWS[: len(found)]
 
 
 # Local files: where a row begins, what a row is, what cannot be read.
@@ -375,22 +338,34 @@ def test_an_error_that_the_client_takes_for_the_end_is_no_end(server, caplog, mo
     assert caplog.messages and all(": ended " in line for line in caplog.messages)
 
 
+def write_table(path, table):
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+
+
 def test_odd_parquet_files_are_read_whole(tmp_path):
     schema = pa.schema({"text": pa.large_string()})
     with pq.ParquetWriter(tmp_path / "gaps.parquet", schema) as writer:  # row groups without rows
         for rows in ([], ["a", "b"], [], [], ["c"], []):
             writer.write_table(pa.table({"text": rows}, schema=schema))
-    assert pq.ParquetFile(tmp_path / "gaps.parquet").num_row_groups >= 5
-    ((_, read),) = open_files([tmp_path / "gaps.parquet"])["train"]
     for row in range(4):
-        assert [text for text, _ in read(row)] == ["a", "b", "c"][row:]
-    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "none.parquet")
-    assert texts([tmp_path / "none.parquet"]) == []
+        assert texts([tmp_path / "gaps.parquet"], row) == ["a", "b", "c"][row:]
     words = pa.array(["a", None, "a", "b"])
-    kinds = {"words": words.dictionary_encode(), "views": words.cast(pa.string_view()), "nulls": pa.nulls(4)}
-    for name, column in kinds.items():
-        pq.write_table(pa.table({"text": column}), tmp_path / f"{name}.parquet")
-        assert texts([tmp_path / f"{name}.parquet"]) == ([None] * 4 if name == "nulls" else ["a", None, "a", "b"])
+    for column in (words.dictionary_encode(), words.cast(pa.string_view()), pa.nulls(4)):
+        pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+        assert texts([tmp_path / "a.parquet"]) == ([None] * 4 if column.null_count == 4 else ["a", None, "a", "b"])
+
+
+def test_an_arrow_file_is_read_with_a_footer_and_as_a_stream(tmp_path):
+    table = pa.table({"id": [0, 1], "text": ["a", "b"]})
+    write_table(tmp_path / "a.arrow", table)
+    with pa.ipc.new_file(tmp_path / "b.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.arrow", "b.arrow"):
+        assert texts([tmp_path / name]) == ["a", "b"] and texts([tmp_path / name], 1) == ["b"]
 
 
 def test_what_is_no_text_is_a_row_without_text(tmp_path):
@@ -431,91 +406,49 @@ def test_each_text_of_a_csv_is_text(tmp_path):
 
 def test_a_csv_that_a_data_set_describes_is_read_as_described_or_refused(tmp_path):
     (tmp_path / "a.csv").write_text("1\t'it''s a text'\n2\tNA\n")
-    for names in ({"names": ["id", "text"]}, {"names": ["text", "id"], "header": 0}):
-        config = CsvConfig(sep="\t", quotechar="'", **names)
-        wanted = ["it's a text", "NA"] if "header" not in names else ["2"]
-        assert list(csv_reader.rows(str(tmp_path / "a.csv"), Column("text"), 0, config)) == wanted
-    for other in ({"skiprows": 1}, {"header": None}, {"comment": "#"}, {"sep": "ab"}):
+    config = CsvConfig(sep="\t", quotechar="'", names=["id", "text"])
+    assert list(csv_reader.rows(str(tmp_path / "a.csv"), Column("text"), 0, config)) == ["it's a text", "NA"]
+    for other in ({"skiprows": 1}, {"header": None}):
         with pytest.raises(BadInput, match="a.csv: is a CSV with .*; try --dataset_revision refs/convert"):
             list(csv_reader.rows(str(tmp_path / "a.csv"), Column("text"), 0, CsvConfig(**other)))
 
 
-COLUMNS = {"lists": [["a"], ["b"]], "numbers": [1, 2], "binary": [b"a", b"b"], "mixed": [1, ["b"]]}
+NO_TEXT = {"parquet": ([["a"], ["b"]], r"list<\w+: string>"), "arrow": ([1, 2], "int64")}
+NO_TEXT |= {"jsonl": ([1, ["b"]], "lists and numbers")}
 
 
-ARROW = ["list<(item|element): string>", "int64", "binary"]
-HOLDS = {"parquet": ARROW, "arrow": ARROW, "jsonl": ["lists", "numbers", None, "lists and numbers"]}
-
-
-@pytest.mark.parametrize("kind", HOLDS)
-def test_a_column_that_holds_no_text_is_named_with_its_type_and_those_that_do_or_with_the_nearest(
-    tmp_path, waits, kind
-):
-    path = tmp_path / f"a.{kind}"
-    for values, said in zip(COLUMNS.values(), HOLDS[kind], strict=False):
-        if said is None:  # JSON has no bytes
-            continue
-        table = {"content": values, "text": ["a", "b"], "title": ["c", None]}
-        if kind == "jsonl":
-            rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-            path.write_bytes(json_lines([{"content": None}, b"", *rows, b"7"]))
-        else:
-            write_table(path, pa.table(table))
-        for column, words in {
-            "content": f"holds {said}, not text; give --text_column with one of text: text, title",
-            "txt": r"no such column; it has content, text, title; did you mean --text_column text\?",
-        }.items():
-            with pytest.raises(BadInput) as refused:
-                texts([path], column=column)
-            assert re.fullmatch(f"{path}: text_column = {column}: {words}", str(refused.value)), refused.value
+@pytest.mark.parametrize("kind", NO_TEXT)
+def test_a_column_that_holds_no_text_is_refused_with_what_the_columns_hold(tmp_path, waits, kind):
+    path, (values, said) = tmp_path / f"a.{kind}", NO_TEXT[kind]
+    table = {"content": values, "text": ["a", "b"]}
+    if kind == "jsonl":
+        rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+        path.write_bytes(json_lines([{"content": None}, b"", *rows, b"7"]))
+    else:
+        write_table(path, pa.table(table))
+    for column, words in {"content": f"holds {said}, not text", "txt": "no such column"}.items():
+        with pytest.raises(BadInput) as refused:
+            texts([path], column=column)
+        wanted = rf"{path}: text_column = {column}: {words}; give one of text: it has content \({said}\), text \(text\)"
+        assert re.fullmatch(wanted, str(refused.value)), refused.value
     assert not waits
 
 
-def write_table(path, table):
-    if path.suffix == ".parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table)
-
-
-STEMS = ("a[1]", "a1", "c*", "c2", "d?", "d2", "e{1,2}", "f#x", "g%20h", "i;j k", "~l", "__m", ".n", "o:p", "q::r")
-ODD_FOLDERS = ("x[1]", "x1", "y?z*")
-
-
-def write_rows(path, rows):
-    """Write rows into a file of the kind that its name ends with."""
-    lines, table = json_lines([{"text": row} for row in rows]), pa.table({"text": rows})
-    if path.name.endswith(".parquet"):
-        write_parquet(path, rows)
-    elif path.name.endswith(".arrow"):
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
-    else:
-        path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "jsonl.gz", "arrow"])
-def test_names_that_look_like_patterns_are_read_as_they_stand_each_once(tmp_path, waits, kind):
+def test_names_that_look_like_patterns_are_read_as_they_stand(tmp_path):
     wanted = {}
-    for folder in ODD_FOLDERS:
-        (tmp_path / folder).mkdir()
-        for stem in STEMS:
-            wanted[str(tmp_path / folder / f"{stem}.{kind}")] = f"{folder} {stem} {kind}"
-    for path, row in wanted.items():
-        write_rows(Path(path), [row])
-    held, *train = wanted
-    splits = open_files(train, validation=[held])
-    found = {split: [(name, [text for text, _ in read(0)]) for name, read in parts] for split, parts in splits.items()}
-    assert found["train"] == [(name, [wanted[name]]) for name in train]
-    assert found["validation"] == [(held, [wanted[held]])] and not waits
+    for number, name in enumerate(
+        ("x[1]/a[1]", "x[1]/c*", "x1/a1", "x1/d?", "x1/e{1,2}", "x1/f#x", "x1/g%20h", "x1/q::r")
+    ):
+        path = tmp_path / f"{name}.jsonl.gz"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress(json_lines([{"text": f"row {number}"}])))
+        wanted[str(path)] = [(f"row {number}", True)]
+    assert {name: list(read(0)) for name, read in open_files([*wanted])["train"]} == wanted
 
 
-@pytest.mark.parametrize("name", ["a.parquet.gz", "a.arrow.XZ"])
-def test_a_packed_table_that_is_read_in_places_is_refused_with_a_remedy(tmp_path, waits, name):
-    with pytest.raises(BadInput, match=rf"/{name}: (parquet|arrow) is read at any position, .*; unpack it"):
-        open_files([tmp_path / name])
-    assert not waits
+def test_a_packed_table_that_is_read_in_places_is_refused_with_a_remedy(tmp_path):
+    with pytest.raises(BadInput, match="/a.parquet.GZ: parquet is read at any position, .*; unpack it"):
+        open_files([tmp_path / "a.parquet.GZ"])
 
 
 def test_a_json_array_is_refused_with_a_remedy(tmp_path, waits):
@@ -525,17 +458,11 @@ def test_a_json_array_is_refused_with_a_remedy(tmp_path, waits):
     assert not waits
 
 
-@pytest.mark.parametrize("has", [{}, {"zstd": lambda file, mode: file}])
-def test_a_compression_that_python_does_not_have_or_reads_in_part_is_refused_with_a_remedy(
-    tmp_path, waits, monkeypatch, has
-):
-    monkeypatch.setattr(remote, "compr", has)
-    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(
-        BadInput, match=r"a.jsonl.zst: is compressed with Zstandard, which needs: pip install backports"
-    ):
+def test_zstandard_is_refused_without_the_package_that_reads_all_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "compr", {"zstd": lambda file, mode: file})
+    (tmp_path / "a.jsonl.zst").write_bytes(b"")
+    with pytest.raises(BadInput, match="a.jsonl.zst: is compressed with .*, which needs: pip install backports.zstd"):
         texts([tmp_path / "a.jsonl.zst"])
-    assert not waits
 
 
 def damaged(folder):
@@ -584,22 +511,6 @@ def test_a_local_file_that_is_not_what_its_name_says_is_refused_at_once_with_fil
     assert not waits and "\n" not in str(refused.value) and "same command" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl"])
-def test_a_table_that_is_really_an_archive_is_refused_with_the_command_that_unpacks_it(tmp_path, waits, name):
-    """A tar of CSV files would be read as a CSV with NULs in it."""
-    with tarfile.open(tmp_path / "tar", "w") as file:
-        (tmp_path / "inside.csv").write_text("text\na,b\n" * 300)
-        file.add(tmp_path / "inside.csv", "inside.csv")
-    pack = gzip.compress if name.endswith(".gz") else bytes
-    (tmp_path / name).write_bytes(pack((tmp_path / "tar").read_bytes()))
-    with pytest.raises(BadInput, match=f"{name}: is packed otherwise than its name says; .* unpacks: tar -xf {name}$"):
-        texts([tmp_path / name])
-    (tmp_path / name).write_bytes(pack(gzip.compress(b'{"text": "a"}\n')))
-    with pytest.raises(BadInput, match=f"{name}: is packed otherwise than its name says; .* unpacks: gunzip -k "):
-        texts([tmp_path / name])
-    assert not waits
-
-
 @pytest.mark.parametrize("kind", ["line", "truncated.gz", "no Parquet"])
 def test_a_remote_file_is_refused_when_a_second_reading_says_the_same(server, corpus, kind):
     content, suffix, rows, _ = damaged(corpus)[kind]
@@ -610,7 +521,7 @@ def test_a_remote_file_is_refused_when_a_second_reading_says_the_same(server, co
     assert found == ROWS[: len(found)] and len(found) in rows and 1 <= len(server.waits) <= 3
 
 
-def test_a_disk_that_fails_for_a_while_is_read_on_and_one_of_ours_keeps_its_traceback(corpus, waits, monkeypatch):
+def test_a_disk_that_fails_for_a_while_is_read_on(corpus, waits, monkeypatch):
     real, faults = remote.open_file, [OSError(code, "no") for code in (errno.EIO, errno.ESTALE, errno.EMFILE)]
 
     def opened(name):
@@ -620,17 +531,12 @@ def test_a_disk_that_fails_for_a_while_is_read_on_and_one_of_ours_keeps_its_trac
 
     monkeypatch.setattr(remote, "open_file", opened)
     assert texts([corpus / "a.jsonl"]) == ROWS and waits == [1, 2, 4]
-    faults.append(AttributeError("a bug"))
-    with pytest.raises(AttributeError):
-        texts([corpus / "a.jsonl"])
-    assert len(waits) == 3
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_amount_of_text_is_estimated_before_it_is_read(corpus, server, name):
     true = sum(len(row.encode()) for row in ROWS)
     for path in (str(corpus / name), f"{server.url}/files/{name}"):
-        server.faults = fault("503", after=1, method="GET")
         found = stream.expected_text_bytes([path, path], "text")
         assert 0.9 * 2 * true < found < 1.1 * 2 * true * (1.1 if name.endswith(".csv") else 1)  # all of it is counted
 
@@ -645,12 +551,10 @@ SECOND_FILE = "GET .*train-00001"
 def served(tmp_path_factory):
     """A Hub that has the rows in two files of Parquet and in one of packed JSON lines."""
     folder = tmp_path_factory.mktemp("hub")
-    for place in ("corpus/sample", "odd/sample", "lines"):
+    for place in ("corpus/sample", "lines"):
         (folder / "datasets" / "me" / place).mkdir(parents=True)
     for number, rows in enumerate((ROWS[: N // 2], ROWS[N // 2 :])):
         write_parquet(folder / f"datasets/me/corpus/sample/train-{number:05d}-of-00002.parquet", rows)
-    for file in ("train-[0].parquet", "train-0.parquet"):  # the first one, as a pattern, would match the second
-        write_parquet(folder / "datasets/me/odd/sample" / file, [file])
     lines = gzip.compress(json_lines([{"text": row} for row in ROWS]))
     (folder / "datasets/me/lines/train-00000.json.gz").write_bytes(lines)
     files = "  data_files:\n  - split: train\n    path: sample/*"
@@ -726,44 +630,22 @@ class Hub:
         Path("status").write_text(str(prepare_data.main(["--recipe", "tiny.yaml"])))
 
 
-def test_a_hub_that_gives_no_commit_is_refused_by_name_and_none_is_kept(hub):
-    hub.server.commit = None
-    for done in (hub.read(), hub.read(files=[f"{SAMPLE}/*.parquet"])):
-        assert done.stopped.startswith("BadInput: me/corpus: the Hub names no commit of it"), done.stopped
-        assert not done.rows and not done.waits and not done.versions
-
-
-def test_files_of_the_hub_are_read_at_the_commit_of_the_first_contact(hub):
-    first = hub.read(files=[f"{SAMPLE}/*.parquet"])
-    hub.server.commit = "e" * 40
-    again = hub.read(files=[f"{SAMPLE}/*.parquet"], versions=first.versions)
-    assert first.equal and again.equal and first.parts == again.parts
-    assert all("c0ffee" in line for line in first.log + again.log if "/resolve/" in line)
-
-
 def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
     clean, lines, pinned = hub.read(), hub.read(name="me/lines", config=None), hub.read(pinned=COMMIT)
     assert all(done.equal and not done.said and done.commit == COMMIT for done in (clean, lines, pinned))
     asked = [line for line in clean.log[1:] + pinned.log if "c0ffee" not in line]
     assert not asked, "after the first contact everything is asked for by commit"
-    # By the reader of its kind, which knows file and row.
-    cut = hub.read(*fault("lie", times=ALWAYS, method="GET .*/resolve/"), name="me/lines", config=None)
-    assert re.match("BadInput: hf://.*/train-00000.json.gz: row 0: cannot be read: EOF", cut.stopped)
 
 
-def test_files_of_the_hub_by_pattern_or_link_are_all_of_them_each_once(hub):
-    names = [f"train-0000{i}-of-00002.parquet" for i in range(2)]
-    for kind in (None, "503"):
-        done = hub.read(*([["/api/", kind, 3]] if kind else []), files=[f"{SAMPLE}/*.parquet"])
-        assert done.equal and done.met and bool(done.said) == bool(kind), (kind, done)
-        assert [Path(name).name for name in done.parts] == names
+def test_files_of_the_hub_by_pattern_are_all_of_them_at_the_commit_of_the_first_contact(hub):
+    first = hub.read(["/api/", "503", 3], files=[f"{SAMPLE}/*.parquet"])
+    hub.server.commit = "e" * 40
+    again = hub.read(files=[f"{SAMPLE}/*.parquet"], versions=first.versions)
+    assert first.equal and first.met and first.said and again.equal and first.parts == again.parts
+    assert [Path(name).name for name in first.parts] == [f"train-0000{i}-of-00002.parquet" for i in range(2)]
+    assert all("c0ffee" in line for line in first.log + again.log if "/resolve/" in line)
     done = hub.read(files=[f"{SAMPLE}/*.csv.parquet"])
     assert re.match(r"BadInput: hf://datasets/me/corpus/sample/\*.csv.parquet: .*may read", done.stopped)
-    page = f"{hub.server.url}/datasets/me/corpus/resolve/main/sample"
-    done = hub.read(files=[f"{page}/{names[0]}?download=true", f"{page}/{names[1]}"])
-    assert done.equal and done.parts == [f"hf://datasets/me/corpus@{COMMIT}/sample/{name}" for name in names]
-    done = hub.read(files=["hf://datasets/me/odd/sample/train-[0].parquet"])
-    assert [Path(name).name for name in done.parts] == ["train-[0].parquet"]
 
 
 def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
@@ -782,7 +664,7 @@ def test_the_hub_fails_anywhere_and_every_row_comes_once(hub):
 
 
 def test_what_the_hub_does_not_have_is_bad_input_at_once(hub):
-    column = "text_column = txt: no such column; it has id, text; did you mean --text_column text\\?"
+    column = "text_column = txt: no such column; give one of text: it has id"
     for wanted, done in {
         "me/nothing: HTTP status 404. Check the name": hub.read(name="me/nothing"),
         ".*'samples' not found. Available: .*'sample'": hub.read(config="samples"),

@@ -4,6 +4,8 @@ What is trained has to be, to the bit, what a run that nobody killed has trained
 """
 
 import contextlib
+import csv
+import json
 import os
 import random
 import signal
@@ -12,7 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import commands
-import data_files
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 KILLS = 3
 RUNS = 20
@@ -26,7 +29,7 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     commands.copy(base, shared)
     for name, count in (("a.parquet", 150), ("b.parquet", 130), ("c.jsonl", 120), ("d.csv", 100)):
         texts = [f"{name} {i} {commands.text(i, 20 + i % 9)}" for i in range(count)]
-        (shared / name).write_bytes(data_files.FORMATS[Path(name).suffix][0](texts))
+        _write(shared / name, texts)
     sources = "sources:\n- {weight: 3, data_files: ['*.parquet']}\n- {weight: 1, data_files: [c.jsonl]}\n"
     sources += "- {weight: 1, data_files: [d.csv]}\n"
     (shared / "stream.yaml").write_text(commands.RECIPE.replace("data_files: [text.txt]\n", sources))
@@ -66,6 +69,17 @@ def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
             return commands.difference(found, wanted[ranks]) or why
 
         yield target, hit
+
+
+def _write(path: Path, texts: list[str]) -> None:
+    """Write a table in the format that its name ends with."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=16)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["text"], *([text] for text in texts)])
+    else:
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def _start(target: str, folder: Path, ranks: int):

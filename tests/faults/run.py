@@ -3,7 +3,7 @@
     python tests/faults/run.py                              a quarter of each campaign's cases
     python tests/faults/run.py --full --json benchmarks/results
     python tests/faults/run.py --tree ../older-checkout     the same attacks on another checkout
-    python tests/faults/run.py --only data --case 17        one case, whose folder is kept
+    python tests/faults/run.py --only cuts --case 17        one case, whose folder is kept
 
 A case holds when the command ends in success with the bits, or the number of documents, that a reference has, or in
 exit status 1 or 2 with one line that names the culprit. A traceback, a hang and a wrong result are faults.
@@ -32,8 +32,8 @@ SEED = 19  # another one's results have a file of their own
 PART = 4  # without --full every fourth case
 # By name: the file, and what there yields the cases.
 CAMPAIGNS = {"bits": ("damage", "flips"), "cuts": ("damage", "cuts"), "kills": ("kills", "cases")}
-CAMPAIGNS |= {"disk": ("full_disk", "cases"), "data": ("data_files", "cases"), "recipes": ("recipe_files", "cases")}
-CAMPAIGNS |= {"flags": ("recipe_files", "flags"), "server": ("lying_server", "cases"), "hub": ("lying_hub", "cases")}
+CAMPAIGNS |= {"disk": ("full_disk", "cases"), "recipes": ("recipe_files", "cases")}
+CAMPAIGNS |= {"flags": ("recipe_files", "flags"), "hub": ("lying_hub", "cases")}
 CAMPAIGNS |= {"trainers": ("two_trainers", "cases"), "environment": ("environment", "cases")}
 
 

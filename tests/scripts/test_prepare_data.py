@@ -26,10 +26,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 import prepare_data
 import pretrain.data.stream  # noqa: F401  (once, before the forks)
 from pretrain.base.errors import BadInput
-from pretrain.data import prepare, progress, shards, sources, tokenization
+from pretrain.data import prepare, progress, shards, tokenization
 from pretrain.data.documents import Document
 from pretrain.data.readers import text as text_reader
-from pretrain.recipe import reading
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
@@ -216,10 +215,6 @@ def test_shards_hold_exactly_the_text_and_the_manifest_says_so(prepared):
     assert manifest["complete"] and "cursor" not in manifest
 
 
-def test_a_folder_of_shards_is_nothing_to_prepare(workplace):
-    assert "nothing to prepare" in run("prepare_data.py", *TINY, "--data_dir", "data", expect=2).stderr
-
-
 # Tables: each row is a document.
 
 
@@ -351,17 +346,6 @@ def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, nam
         kills += 1
         assert kills < 60, "no end"
     assert kills >= 2 and contents(folder) == whole
-
-
-def test_what_was_finished_before_a_kill_is_not_written_again(workplace):
-    flags = source("tables")
-    assert killed("shard:6", *flags)
-    (folder,) = Path("data").glob("0-*")
-    kept = {row["file"] for row in shards.read_manifest(folder)["splits"]["train"]}
-    before = {name: (folder / name).stat().st_mtime_ns for name in kept}
-    assert len(kept) >= 4
-    run("prepare_data.py", *TINY, *flags)
-    assert {name: (folder / name).stat().st_mtime_ns for name in kept} == before
 
 
 @pytest.mark.parametrize("name", ["tables", *(pytest.param(n, marks=pytest.mark.slow) for n in SOURCES)])
@@ -502,25 +486,6 @@ def test_jobs_that_cannot_be_are_refused(workplace):
     run("prepare_data.py", *TINY, *flags, *job(0, 2))
     refused = run("prepare_data.py", *TINY, *flags, expect=2).stderr
     assert "is being prepared in 2 jobs (manifest.job-00000-of-00002.json); when all are done, use --merge" in refused
-
-
-def test_another_number_of_jobs_is_refused_at_its_start_and_where_both_began_the_complete_one_is_merged(workplace):
-    flags = source("tables")
-    folder, whole = prepared_once(*flags)
-    run("prepare_data.py", *TINY, *flags, *job(2, 3))
-    refused = run("prepare_data.py", *TINY, *flags, *job(0, 2), expect=2).stderr
-    assert f"{folder} is being prepared in 3 jobs (manifest.job-00002-of-00003.json); give --num_jobs 3" in refused
-    (folder / "manifest.job-00002-of-00003.json").rename("aside")  # as if both had begun at the same time
-    for index in range(2):
-        (folder / "manifest.job-00002-of-00003.json").unlink(missing_ok=True)
-        run("prepare_data.py", *TINY, *flags, *job(index, 2))
-        shutil.copy("aside", folder / "manifest.job-00002-of-00003.json")
-        if index == 0:
-            refused = run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
-            assert "manifest.job-00001-of-00002.json not complete; run these jobs first" in refused
-            assert "of several numbers of jobs (2, 3) finish the jobs of one" in refused
-    run("prepare_data.py", *TINY, *flags, "--merge")
-    assert contents(folder) == whole
 
 
 # What is refused.
@@ -711,14 +676,6 @@ def test_a_follower_that_keeps_all_goes_to_the_end_by_itself(followed):
     assert not Path(follower.err).read_text()
 
 
-def test_a_follower_whose_trainer_is_gone_ends_at_any_time(followed):
-    flags, folder, whole, _ = followed
-    for _ in range(3):
-        assert Follower(*flags, "--stream_keep", "consumed").close() not in (0, 2, 75)
-    run("prepare_data.py", *TINY, *flags)
-    assert contents(folder) == whole
-
-
 class NotYet(BaseException):
     """The trainer has said nothing."""
 
@@ -737,19 +694,6 @@ def test_a_follower_writes_and_says_nothing_before_its_trainer_speaks_whatever_i
         with pytest.raises(NotYet):
             prepare_data.main([*TINY, "--prepared_data_dir", "elsewhere", *more, "--follow"])
     assert not Path("elsewhere").exists() and capsys.readouterr() == ("", "")
-
-
-def test_a_tokenizer_that_was_made_ahead_is_the_one_that_is_kept(workplace, monkeypatch):
-    flags = {"tokenizer": "bpe", "tokenizer_vocab_size": "300", "vocab_size": "320", "prepared_data_dir": "elsewhere"}
-    source = sources.find_source(reading.load_recipe(Path("tiny.yaml"), flags).data)
-    made, train = [], tokenization.train_bpe
-    monkeypatch.setattr(prepare, "MADE_AHEAD", {})
-    monkeypatch.setattr(tokenization, "train_bpe", lambda *given: made.append(train(*given)) or made[-1])
-    prepare.make_tokenizer_ahead(source)
-    assert len(made) == 1 and not Path("elsewhere").exists()
-    source.folder.mkdir(parents=True)
-    kept = prepare.open_tokenizer(source, source.parts)
-    assert len(made) == 1 and kept.get_vocab() == made[0].get_vocab() and not prepare.MADE_AHEAD
 
 
 def test_a_dry_run_counts_neither_a_batch_that_comes_too_late_nor_its_time(monkeypatch):
@@ -826,7 +770,11 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
 @pytest.mark.parametrize(
     ("tokens", "flags", "words"),
     [
-        ([1, 2], "--token_column tokenz", "tokenz: no such column; it has tokens; did you mean --token_column tokens?"),
+        (
+            [1, 2],
+            "--token_column tokenz",
+            "tokenz: no such column; give one of lists of ids: it has tokens (lists of ids)",
+        ),
         ("text", "--token_column tokens", "token_column = tokens: holds text, not lists of ids"),
         ([0.5, 1.5], "--token_column tokens", "token_column = tokens: holds lists, not lists of ids"),
         ([1, -2], "--token_column tokens", "row 0: is not a list of ids, whole numbers from 0"),

@@ -14,7 +14,7 @@ from pretrain.base.network import Unreadable
 from pretrain.data.records import TEXT, Column, Reader, refuse_column
 
 DIALECT = ("quotechar", "quoting", "doublequote", "escapechar", "skipinitialspace")  # options that csv.reader has
-OTHER = ("skiprows", "nrows", "skipfooter", "comment", "lineterminator", "dialect")  # options that it lacks
+OTHER = ("header", "skiprows", "nrows", "skipfooter", "comment", "lineterminator", "dialect")  # options that it lacks
 
 csv.field_size_limit(2**31 - 1)  # a document is a field; the default ends at 131,072 characters
 
@@ -26,24 +26,20 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
     from pretrain.data import remote
 
     config = options or CsvConfig()
-    other = [option for option in OTHER if getattr(config, option) != getattr(CsvConfig, option)]
-    if other or config.header not in ("infer", 0) or len(config.sep or "") != 1:
-        said = f"is a CSV with {', '.join(other) or 'a header or sep'} of its own, which is not supported"
+    if other := [option for option in OTHER if getattr(config, option) != getattr(CsvConfig, option)]:
+        said = f"is a CSV with {', '.join(other)} of its own, which is not supported"
         raise BadInput(f"{name}: {said}; try --dataset_revision refs/convert/parquet")
     held: list[str] = []
     with remote.whole(name) as file:
         text = TextIOWrapper(file, config.encoding or "utf-8-sig", "surrogateescape", newline="")
         found = csv_records(config, text)
-        first = [] if config.names and config.header == "infer" else next(found, [])
-        header = config.names or first
-        if header:
-            refuse_column(name, column, dict.fromkeys(header, TEXT))
+        if not (header := config.names or next(found, [])):
+            raise BadInput(f"{name}: is empty; a CSV begins with a header")
+        refuse_column(name, column, dict.fromkeys(header, TEXT))
         for record in found:
             yield from held
             held = [record[header.index(column.name)]]
     yield from held  # a record that is cut short looks like a whole one: now the end is known to be the file's
-    if not header:
-        raise BadInput(f"{name}: is empty; a CSV begins with a header")
 
 
 def csv_records(config: Any, text: TextIOWrapper) -> Iterator[list[str]]:

@@ -1,11 +1,12 @@
 """Text files: UTF-8, every byte kept, each one document; a long one comes in pieces."""
 
 import codecs
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pretrain.base.errors import BadInput
-from pretrain.data import cuts, unread
+from pretrain.data import cuts
 
 BLOCK_BYTES = 2**20  # a long file is read in pieces of about this size: rows of one document
 
@@ -21,7 +22,7 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
             while True:
                 block = file.read(block_bytes)
                 if (nul := block.find(0)) >= 0:
-                    raise unread.not_text(path, offset + nul, 0)
+                    raise _not_text(path, offset + nul)
                 begin, searched = offset - len(decoder.getstate()[0]), len(text)
                 text += decoder.decode(block, final=not block)
                 offset += len(block)
@@ -38,9 +39,21 @@ def pieces(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
         if text:
             yield text
     except UnicodeDecodeError as error:
-        raise unread.not_text(path, begin + error.start, error.object[error.start]) from None
+        raise _not_text(path, begin + error.start) from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _not_text(path: Path, offset: int) -> BadInput:
+    """Return the error of a byte that no UTF-8 text has, or of a NUL, which no text has."""
+    with path.open("rb") as file:
+        encoding = "UTF-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "LATIN1"
+        file.seek(offset)
+        byte = file.read(1)[0]
+    remedy = f"if it is text, convert it, for example: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > new.txt"
+    if not byte and encoding != "UTF-16":
+        remedy = "it is not text; leave it out"
+    return BadInput(f"{path}: offset {offset}: byte 0x{byte:02x} is not UTF-8 text; {remedy}")
 
 
 def rows(paths: Iterable[Path]) -> Iterator[tuple[str, bool]]:
