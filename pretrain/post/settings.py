@@ -94,8 +94,8 @@ def _broken_rule(name: str, value: Any, options: tuple) -> str:
         return rules.either([NAMES.get(option, rules.type_name(option)) for option in options])
     if number and not abs(value) < 2**63:  # NaN is not below anything
         return "a finite number, below 2^63"
-    if isinstance(value, str) and (len(value) > LONGEST or not rules.is_name(value)):
-        return f"a text of at most {LONGEST:,} characters, without a NUL byte, in UTF-8"
+    if isinstance(value, str) and len(value) > LONGEST:
+        return f"a text of at most {LONGEST:,} characters"
     if value == "" and options == (str,):
         return "a text that is not empty"
     if number and value < LEAST.get(name, value):
