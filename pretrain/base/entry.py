@@ -5,7 +5,6 @@ Where one of our scripts is what runs, importing this ends it at an environment 
 
 import functools
 import os
-import re
 import select
 import signal
 import sys
@@ -15,18 +14,12 @@ from pathlib import Path
 from pretrain.base import foreign
 from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
 
-# Variables that torch or Accelerate end at with a traceback, or wait for ever, and the values that they may have.
-NUMBERS, TRUTH = range(1, 10**5), ("true", "false")
-VARIABLES: dict[str, range | tuple[str, ...]] = {
-    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"), NUMBERS),
-    **dict.fromkeys(("RANK", "LOCAL_RANK"), range(10**5)),
-    "MASTER_PORT": range(1, 2**16),
-    **{f"ACCELERATE_USE_{name}": TRUTH for name in ("CPU", "FSDP", "DEEPSPEED")},
+# Variables that people set and Accelerate ends at with a traceback, and the values that they may have.
+VARIABLES = {
+    **{f"ACCELERATE_USE_{name}": ("true", "false") for name in ("CPU", "FSDP", "DEEPSPEED")},
     "ACCELERATE_DYNAMO_BACKEND": ("no", "inductor", "eager", "aot_eager", "cudagraphs", "onnxrt", "tensorrt", "tvm"),
     "ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16", "fp8"),
 }
-LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what a launcher gives each process
-HUB = re.compile(r"https?://([^\s/@]*@)?(\[[0-9a-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?(/\S*)?", re.IGNORECASE)
 
 
 def catch_interrupts() -> None:
@@ -36,24 +29,15 @@ def catch_interrupts() -> None:
 
 
 def refuse_environment(environment: Mapping[str, str]) -> None:
-    """Raise BadInput with a line for each thing that a library would end at with a traceback, or hang."""
-    faults = []
-    if sys.flags.optimize > 1:
-        faults.append("python -OO, or PYTHONOPTIMIZE=2: Transformers needs its docstrings; use -O")
-    for name, values in VARIABLES.items():
-        if environment.get(name, str(values[0])).lower() not in map(str, values):
-            rule = f"{values[0]} to {values[-1]}" if isinstance(values, range) else ", ".join(values)
-            faults.append(f"{name} = {environment[name]:.200}: must be {rule}; correct it, or unset it")
-    if not HUB.fullmatch(hub := environment.get("HF_ENDPOINT", "https://huggingface.co")):
-        faults.append(f"HF_ENDPOINT = {hub:.200}: must be a URL, as https://huggingface.co; correct it, or unset it")
-    if not faults:
-        processes = int(environment.get("WORLD_SIZE", "1"))
-        missing = [name for name in LAUNCH if not environment.get(name)]
-        if missing and (processes > 1 or "LOCAL_RANK" in environment):
-            remedy = "start the processes with accelerate launch or torchrun, or unset WORLD_SIZE and LOCAL_RANK"
-            faults.append(f"WORLD_SIZE = {processes}: {', '.join(missing)} must be set, too; {remedy}")
-        elif over := [f"{n} = {environment[n]}" for n in LAUNCH[:2] if int(environment.get(n, "0")) >= processes]:
-            faults.append(f"{', '.join(over)}: must be below WORLD_SIZE = {processes}; correct it, or unset it")
+    """Raise BadInput with a line for each variable that a library would end at with a traceback."""
+    faults = [
+        f"{name} = {environment[name]}: must be {', '.join(values)}; correct it, or unset it"
+        for name, values in VARIABLES.items()
+        if environment.get(name, values[0]).lower() not in values
+    ]
+    hub = environment.get("HF_ENDPOINT", "https://huggingface.co")
+    if not hub.startswith(("https://", "http://")):
+        faults.append(f"HF_ENDPOINT = {hub}: must be a URL, as https://huggingface.co; correct it, or unset it")
     if faults:
         raise BadInput(faults, alone=True)  # each process has an environment of its own
 

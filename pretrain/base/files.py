@@ -144,10 +144,8 @@ def sha256(path: Path) -> str:
 def locked(path: Path, busy: str, status: int = 2) -> Iterator[None]:
     """Hold ``path`` as a lock that dies with this process; another holder's pid goes into ``busy`` ("{pid}").
 
-    Raises BadInput with this exit status when another process holds it, and where it is a link to another's file.
+    Raises BadInput with this exit status when another process holds it.
     """
-    if path.is_symlink():
-        raise BadInput(f"{path}: is a link, and a lock must be a file; remove the link")
     with open(path, "a+b", buffering=0) as file:
         try:
             with naming(path):
@@ -201,11 +199,10 @@ def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None
     """Return the kind of network file system that ``path`` lies on, or None for a local one (or where it is unknown)."""
     if not mounts.is_file():
         return None
-    path = path.resolve()
-    found = (line.split()[1:3] for line in mounts.read_text(errors="replace").splitlines() if line.count(" ") > 2)
-    # The kernel writes a space in a mount point as \\040. The longest mount point that holds the path is the one.
-    over = [(point, kind) for point, kind in found if path.is_relative_to(point.replace("\\040", " "))]
-    kind = max(reversed(over), key=lambda entry: len(entry[0]), default=("", ""))[
-        1
-    ]  # the later of two mounts at one place
+    path, over = path.resolve(), []
+    for number, line in enumerate(mounts.read_text(errors="replace").splitlines()):
+        _, point, kind, *_ = line.split(" ")
+        if path.is_relative_to(point.replace("\\040", " ")):  # so the kernel writes a space
+            over.append((len(point), number, kind))
+    _, _, kind = max(over, default=(0, 0, ""))  # the innermost; of two at one place the later
     return kind if NETWORK_FILE_SYSTEMS.fullmatch(kind) else None

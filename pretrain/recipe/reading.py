@@ -23,11 +23,7 @@ from pretrain.recipe.rules import either, nearest, shown, type_name
 
 log = logging.getLogger(__name__)
 
-# Of a recipe, that it may take no minutes to read: lists and mappings within each other, values, bytes.
-DEEPEST, MOST_VALUES, MOST_BYTES = 10, 100_000, 2**20
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
-# A value, where argparse before Python 3.14 takes -1e-3 for a flag.
-NEGATIVE = re.compile(r"-(\.?[0-9].*|inf(inity)?|nan)$", re.IGNORECASE)
 RECIPE = "recipes/gpt2_124m.yaml"  # where none is given
 RUN_RECIPE = "recipe.yaml"  # the name of a run folder's
 METAVARS = {int: "N", float: "X", bool: "true|false"}
@@ -44,53 +40,15 @@ USUAL: tuple[str, ...] = (
 USUAL += ("per_device_train_batch_size",)
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice (PyYAML keeps the last one silently), tags, and what takes minutes.
-
-    A few aliases of aliases stand for more values than any memory holds, and PyYAML fails at tags in many ways.
-    """
-
-    def __init__(self, text: str):
-        super().__init__(text)
-        self._depth = 0
-        # Of each composed node: its values and depth, aliases expanded.
-        self._extents: dict[object, tuple[int, int]] = {}
-
-    def compose_node(self, parent, index):
-        event = self.peek_event()
-        if tag := getattr(event, "tag", None):
-            self._refuse(event, f"{shown(tag.replace('tag:yaml.org,2002:', '!!'))} is a tag; write the value itself")
-        self._depth += 1
-        node = super().compose_node(parent, index) if self._depth <= DEEPEST else None
-        self._depth -= 1
-        if node is not None and not isinstance(event, yaml.AliasEvent):
-            pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-            inner = node.value if isinstance(node, yaml.SequenceNode) else [each for pair in pairs for each in pair]
-            below = [self._extents[each] for each in inner]
-            self._extents[node] = 1 + sum(n for n, _ in below), 1 + max((depth for _, depth in below), default=0)
-        values, depth = self._extents.get(node, (0, DEEPEST + 1))  # an alias within itself has none
-        if self._depth + depth > DEEPEST or values > MOST_VALUES:
-            self._refuse(event, f"stands for more than {MOST_VALUES:,} values, or nests more than {DEEPEST} deep")
-        return node
-
-    def construct_object(self, node, deep=False):
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, OverflowError) as error:  # an impossible date, an integer of 5,000 digits
-            self._refuse(node, f"{shown(node.value)}: {str(error).partition(';')[0]}")
-
-    def _refuse(self, place, why: str) -> typing.NoReturn:
-        raise yaml.YAMLError(f"line {place.start_mark.line + 1}: {why}")
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice; PyYAML keeps the last one silently."""
 
     def construct_mapping(self, node, deep=False):
-        seen = {}
-        for key_node, _ in node.value:
-            name = self.construct_object(key_node, deep=True)
-            if not isinstance(name, typing.Hashable):
-                self._refuse(key_node, "a key must be a plain word")
-            if name in seen:
-                self._refuse(key_node, f"{shown(name)} is given twice (first in line {seen[name]}); keep one of them")
-            seen[name] = key_node.start_mark.line + 1
+        seen: dict[str, yaml.Node] = {}
+        for name, _ in node.value:
+            if (first := seen.setdefault(str(name.value), name)) is not name:
+                twice = f"{name.value} is given twice (first in line {first.start_mark.line + 1}); keep one of them"
+                raise yaml.MarkedYAMLError(problem=twice, problem_mark=name.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -200,7 +158,7 @@ def read_flags(
     usual.add_argument("--size", metavar="|".join(SIZES), help="n_layer, n_head and n_embd of this GPT-2")
     modes = parser.add_argument_group("instead, or beside")  # not shown where it is empty
     for name, (wanted, help) in extras.items():
-        value: dict[str, Any] = {"action": "store_true"} if wanted is bool else {"metavar": type_name(wanted).upper()}
+        value = {"action": "store_true"} if wanted is bool else {"type": wanted, "metavar": type_name(wanted).upper()}
         modes.add_argument(f"--{name}", help=help, **value)
     for title, part in SLICES.items():
         group = parser.add_argument_group(title, part.__doc__)
@@ -210,14 +168,7 @@ def read_flags(
     given = vars(parse_flags(parser, argv))
     if "size" in given:
         given |= shape_of_size(given.pop("size"), given)
-    chosen = {}
-    for name in extras.keys() & given.keys():
-        text = given.pop(name)
-        try:
-            chosen[name] = text if extras[name][0] is bool else extras[name][0](text)
-        except ValueError:
-            raise BadInput(f"--{name} {text}: must be {type_name(extras[name][0])}") from None
-    return given, chosen
+    return given, {name: given.pop(name) for name in extras.keys() & given.keys()}
 
 
 def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tuple] = SIZES) -> dict[str, str]:
@@ -246,98 +197,92 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
 
     Raises BadInput for a flag that the parser does not know, naming the nearest one, and for one given twice.
     """
-    actions = parser._option_string_actions
-    names = [flag[2:] for flag in actions if flag.startswith("--")]
-    actions |= {flag.replace("_", "-"): action for flag, action in actions.items()}
-    parser._negative_number_matcher = NEGATIVE
     parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
-    read, first = parser._get_values, {}
-
-    def read_once(action: argparse.Action, words: list[str]) -> Any:
-        if action.option_strings and first.setdefault(action.dest, words) is not words:
-            both = [shown([action.option_strings[-1], *each]) for each in (first[action.dest], words)]
-            raise BadInput(f"{', '.join(both)}: given twice; keep one of them")
-        return read(action, words)
-
-    parser._get_values = read_once  # type: ignore[method-assign, assignment]  # called each time that a flag is given
-    if re.search(r"\0-h\0[01]\0", "\0".join(["", *argv, ""])):  # llm.c's HellaSwag, which would print the help instead
-        command = translate.command_of(parser.prog, argv)
-        raise BadInput([translate.answer("-h") or "", f"the whole command here: {command}"])
-    known, unknown = parser.parse_known_args(list(argv))
+    words = [re.sub("^--[^=]+", lambda flag: "--" + flag[0][2:].replace("-", "_"), word) for word in argv]
+    given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if twice := [flag for flag in dict.fromkeys(given) if given.count(flag) > 1]:
+        raise BadInput(f"{', '.join(twice)}: given twice; keep one of them")
+    known, unknown = parser.parse_known_args(words)
+    names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
+    faults, foreign = [], False
+    for flag in [word.partition("=")[0] for word in unknown if word.startswith("-")]:  # its value may be a secret
+        answer = translate.answer(flag)
+        foreign |= answer is not None
+        faults.append(answer or f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}")
+    if foreign:
+        faults.append("python train.py --translate 'THE WHOLE COMMAND' gives the whole command here")
     if unknown:
-        faults, foreign = [], False
-        for word in unknown:
-            flag = word.split("=")[0]  # its value may be a secret
-            if word.startswith("-"):
-                answer = translate.answer(flag)
-                foreign |= answer is not None
-                faults.append(answer or f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}")
-        if foreign and (command := translate.command_of(parser.prog, argv)):
-            faults.append(f"the whole command here: {command}")
         raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
     return known
 
 
-def load_recipe(path: Path, flags: dict[str, Any] | None = None) -> Recipe:
+def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, lay ``flags`` (as typed, text) over it, and check the whole.
 
     Raises BadInput with every fault found: file, key, value, rule, remedy.
     """
-    values, wrong, faults = _with_numbers(read_file(path)), [], []
+    values, flags = _with_numbers(read_file(path)), flags or {}
     if path.name == RUN_RECIPE:
         _bring_up_to_date(values)
-    flags = flags or {}
-    for name, text in flags.items():
-        try:
-            values[name] = rules.from_text(text, name)
-        except ValueError:
-            wrong.append(f"--{name} {shown(text)}: must be {rules.wanted_name(name)}")
+    values |= {name: rules.from_text(text, name) for name, text in flags.items()}
     _begin_from_model(values)
     split_is_stated = "tokenizer_split" in values
-    for name in [name for name in values if name not in FIELDS]:
-        secret = "; secrets come from the environment or a login only" if SECRET.search(shown(name)) else ""
-        unknown = f"{shown(name)}: no such key{secret or nearest(shown(name), FIELDS)}"
-        faults.append((not secret and translate.answer(str(name))) or unknown)
+    faults = [f"{path}: {_unknown(str(name))}" for name in values if name not in FIELDS]
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
-            faults.append(f"{name} is missing: {field.metadata['help']}. It has no default; state it")
-        elif name in values:
-            found = rules.key_faults(name, values[name])
-            if name in flags:  # the file is not to blame
-                wrong += [fault.replace(f"{name} = ", f"--{name} ", 1) for fault in found]
-            else:
-                faults += found
-    if not faults and not wrong:
-        for name, field in FIELDS.items():
-            value = values.get(name, field.default)
-            values[name] = float(value) if TYPES[name] is float and name not in OPTIONAL else value
-        if values["warmup_steps"] > values["max_steps"]:
-            asked, values["warmup_steps"] = values["warmup_steps"], max(1, values["max_steps"] // 4)
-            log.info(
-                f"warmup_steps = {asked} is longer than the run, max_steps = {values['max_steps']}: the learning rate "
-                f"rises over the first {values['warmup_steps']}, a quarter of it"
-            )
-        elif 2 * values["warmup_steps"] >= values["max_steps"] > 1 and path.name != RUN_RECIPE:  # said as the run began
-            log.info(
-                f"warmup_steps = {values['warmup_steps']} is half of max_steps = {values['max_steps']} or more: the "
-                f"learning rate rises for so long; a tenth is usual: --warmup_steps {-(-values['max_steps'] // 10)}"
-            )
-        few = 20 <= values["max_steps"] < 2 * values["eval_steps"]  # a shorter run is a trial
-        if few and path.name != RUN_RECIPE:
-            log.info(
-                f"eval_steps = {values['eval_steps']} is more than half of max_steps = {values['max_steps']}: the curve of "
-                f"the validation loss has few points; for ten: --eval_steps {values['max_steps'] // 10}"
-            )
-        faults += rules.recipe_faults(path, values, flags)
-    if faults or wrong:
-        raise BadInput(wrong + [f"{_blamed(path, fault, flags)}: {fault}" for fault in faults])
+            faults.append(f"{path}: {name} is missing: {field.metadata['help']}. It has no default; state it")
+        elif name in values and (fault := rules.key_fault(name, values[name])):
+            given = f"--{name} {shown(flags[name])}" if name in flags else f"{path}: {name} = {shown(values[name])}"
+            faults.append(f"{given}: {fault}")
+    if not faults:
+        values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
+        values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}
+        _settle_warmup(values)
+        if path.name != RUN_RECIPE:  # said as the run began
+            _advise(values)
+        faults = [f"{_blamed(path, fault, flags)}: {fault}" for fault in rules.recipe_faults(path, values, flags)]
+    if faults:
+        raise BadInput(faults)
     run_name = path.stem if values["run_name"] is None else values["run_name"]
     run_dir = values["output_dir"] or f"runs/{run_name}"
     if values["tokenizer"] == "bpe" and not split_is_stated:
         with contextlib.suppress(BadInput):  # the run does not exist yet
             values["tokenizer_split"] = load_recipe(Path(run_dir) / RUN_RECIPE).data.tokenizer_split  # its ids stay
     return deal(values | {"run_name": run_name, "output_dir": run_dir})
+
+
+def _unknown(name: str) -> str:
+    """Return the fault of a key that no recipe has; a secret is not repeated."""
+    if SECRET.search(name):
+        return f"{name}: no such key; secrets come from the environment or a login only"
+    return translate.answer(name) or f"{name}: no such key{nearest(name, FIELDS)}"
+
+
+def _settle_warmup(values: dict[str, Any]) -> None:
+    """Shorten a warm-up that is longer than the run."""
+    asked, steps = values["warmup_steps"], values["max_steps"]
+    if asked > steps:
+        values["warmup_steps"] = max(1, steps // 4)
+        log.info(
+            f"warmup_steps = {asked} is longer than the run, max_steps = {steps}: the learning rate rises over the first "
+            f"{values['warmup_steps']}, a quarter of it"
+        )
+
+
+def _advise(values: Mapping[str, Any]) -> None:
+    """Log what is allowed and seldom meant."""
+    warmup, steps, evaluations = values["warmup_steps"], values["max_steps"], values["eval_steps"]
+    if 2 * warmup >= steps > 1:
+        log.info(
+            f"warmup_steps = {warmup} is half of max_steps = {steps} or more: the learning rate rises for so long; a "
+            f"tenth is usual: --warmup_steps {-(-steps // 10)}"
+        )
+    if 20 <= steps < 2 * evaluations:  # a shorter run is a trial
+        log.info(
+            f"eval_steps = {evaluations} is more than half of max_steps = {steps}: the curve of the validation loss has "
+            f"few points; for ten: --eval_steps {steps // 10}"
+        )
 
 
 def _blamed(path: Path, fault: str, flags: Mapping[str, Any]) -> str:
@@ -376,24 +321,17 @@ def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str
 def read_file(path: Path) -> dict[str, Any]:
     """Return the keys and values of a YAML file, unchecked. Raises BadInput where it is not a mapping."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        text = data.decode("utf-8") if len(data) <= MOST_BYTES else ""
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
         folder = path.parent if path.parent != Path() or any(Path().glob("*.yaml")) else Path("recipes")
         near = sorted(str(p) for p in folder.glob("*.yaml"))
         raise BadInput(f"{path}: no such recipe{nearest(str(folder / f'{path.stem}.yaml'), near)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{shown(path)}: cannot be read as text: {getattr(error, 'strerror', error)}") from None
-    if len(data) > MOST_BYTES:
-        raise BadInput(f"{path}: not a recipe: has more than {MOST_BYTES:,} bytes; name many files by a glob")
-    try:
-        values = yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).split())
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-            where = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise BadInput(f"{path}: not a recipe: {where:.300}") from None
+        raise BadInput(f"{path}: cannot be read as text: {getattr(error, 'strerror', error)}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
+        raise BadInput(f"{path}: not a recipe: {where}") from None
     if not isinstance(values, dict):
         raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")
     return values

@@ -16,36 +16,29 @@ from pretrain.recipe import keys, references
 # PyYAML, which follows YAML 1.1, reads 6e-4 and 1e5 as text: it asks for a point and a sign.
 EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-PROJECT = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 LONG, MANY = 200, 12  # characters of a value, and values of a list, that a message shows
 TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
 
 
-def key_faults(name: str, value: Any) -> list[str]:
-    """Return the faults of one key's value."""
+def key_fault(name: str, value: Any) -> str | None:
+    """Return what a key's value must be, where it is not; None: it is."""
     field, wanted = keys.FIELDS[name].metadata, keys.TYPES[name]
     if (value is None and name in keys.OPTIONAL) or (value == "auto" and name in keys.AUTO):
-        return []
+        return None
     if not _fits(value, wanted):
-        hint = f"; write [{shown(value)}]" if isinstance(value, str) and wanted == list[str] else ""
-        if isinstance(value, str) and wanted in (int, float):
-            with contextlib.suppress(ValueError):
-                if math.isfinite(float(value)):
-                    hint = f"; YAML reads this as text, write {shown(value)} without quotes"
-        return [f"{name} = {shown(value)}: must be {wanted_name(name)}, is {type_name(type(value))}{hint}"]
-    choices = field["choices"]
+        hint = f"; write [{value}]" if isinstance(value, str) and wanted == list[str] else ""
+        or_auto = ", or auto" if name in keys.AUTO else ""
+        return f"must be {type_name(wanted)}{or_auto}, is {type_name(type(value))}{hint}"
+    choices, low, high = field["choices"], field["low"], field["high"]
     for each in value if isinstance(value, list) else [value]:
-        if isinstance(each, str) and not is_name(each.replace("\0", "") if name == "sample_prompts" else each):
-            return [f"{name} = {shown(each)}: has a NUL byte, or one that is not UTF-8; use a name without it"]
         if choices and each not in choices:
-            return [f"{name} = {shown(value)}: must be {either(choices)}{nearest(each, choices)}"]
+            return f"must be {either(choices)}{nearest(each, choices)}"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
-        return [f"data_dir = {shown(value)}: must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"]
-    low, high = field["low"], field["high"]
+        return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
     if low is not None and not low <= value <= high:  # NaN compares false with both
-        return [f"{name} = {shown(value)}: must be between {low} and {high} ({field['help']})"]
-    return []
+        return f"must be between {low} and {high} ({field['help']})"
+    return None
 
 
 def recipe_faults(path: Path, values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
@@ -99,18 +92,15 @@ def recipe_faults(path: Path, values: Mapping[str, Any], flags: Collection[str])
     if r.stream_keep == "consumed" and not all(folder.startswith("hf://") for folder in folders):
         deletes = "deletes shards that training has read, and data_dir holds yours"
         yield f"stream_keep = consumed {deletes}. Use --stream_keep all"
-    if "none" in (r.report_to or ()) and len(r.report_to) > 1:
-        yield f"report_to = {shown(r.report_to)}: none stands alone; leave it out, or the others"
-    if not PROJECT.fullmatch(r.project_name):
-        yield f"project_name = {shown(r.project_name)}: letters, digits, _ . and - only, 1 to 128 of them"
     run_name = path.stem if r.run_name is None else r.run_name
     if not RUN_NAME.fullmatch(run_name):
         yield f"run_name = {shown(run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
     yield from _idle_faults(values, flags)
-    try:
-        _ = r.reference_curve is None or references.load(r.reference_curve)
-    except BadInput as error:
-        yield str(error)
+    if r.reference_curve is not None:
+        try:
+            references.load(r.reference_curve)
+        except BadInput as error:
+            yield str(error)
 
 
 def _architecture_faults(r: SimpleNamespace) -> Iterator[str]:
@@ -135,10 +125,10 @@ def _source_faults(source: Mapping[Any, Any]) -> Iterator[str]:
     for name, value in source.items():
         if name not in known:
             yield f"{name}: no such key{nearest(str(name), known)}"
-        elif name != "weight":
-            yield from key_faults(name, value)
-        elif not _fits(value, float) or not 0 < value < 1e300:  # YAML has integers that no float holds
+        elif name == "weight" and not (_fits(value, float) and 0 < value < math.inf):
             yield f"weight = {shown(value)}: must be a number above 0"
+        elif name != "weight" and (fault := key_fault(name, value)):
+            yield f"{name} = {shown(value)}: {fault}"
     if "weight" not in source:
         yield "weight is missing: its share of the windows, relative to the other weights"
     if not any(source.get(name) for name in ("data_dir", "data_files", "dataset_name")):
@@ -180,29 +170,17 @@ def _fits(value: Any, wanted: Any) -> bool:
     return isinstance(value, (int, float) if wanted is float else wanted)
 
 
-def is_name(text: str) -> bool:
-    """Return whether a text can be a file's name: without a NUL byte, and UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a name on the command line that is not UTF-8, or half a character of a recipe
-        return False
-    return "\0" not in text
-
-
 def from_text(text: str | list[str], name: str) -> Any:
-    """Read the text of a key's flag; raises ValueError where it is not of the key's type."""
+    """Return the value that a key's flag stands for; the text itself where it is not of the key's type."""
     wanted = keys.TYPES[name]
     if name in keys.OPTIONAL and text in ("null", "none", ["null"], ["none"]):
         return None
-    if is_list(wanted) or (name in keys.AUTO and text == "auto"):
-        return text
     if wanted is bool:
-        if text not in ("true", "false"):
-            raise ValueError(text)
-        return text == "true"
-    if wanted is int and isinstance(number := number_of(text), int):
-        return number
-    return wanted(text)
+        return {"true": True, "false": False}.get(text, text)
+    with contextlib.suppress(ValueError):
+        if wanted in (int, float):
+            return number if isinstance(number := number_of(text), int) else wanted(text)
+    return text
 
 
 def is_list(wanted: Any) -> bool:
@@ -213,11 +191,6 @@ def is_list(wanted: Any) -> bool:
 def type_name(wanted: Any) -> str:
     """Return a type in plain words."""
     return TYPE_NAMES.get(wanted, getattr(wanted, "__name__", str(wanted)))
-
-
-def wanted_name(name: str) -> str:
-    """Return in plain words what a key's value may be."""
-    return type_name(keys.TYPES[name]) + (", or auto" if name in keys.AUTO else "")
 
 
 def divisors(number: int) -> list[int]:
@@ -259,9 +232,5 @@ def shown(value: Any) -> str:
     """Return a value as a message shows it, in one line: the beginning of a long one."""
     if value is None or value in ([], ()):
         return "none"
-    try:
-        text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        text = f"{type_name(type(value))} of thousands of digits"
-    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[: LONG + 1])
+    text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return text if len(text) <= LONG else f"{text[:LONG]}..."
