@@ -726,13 +726,6 @@ class Hub:
         Path("status").write_text(str(prepare_data.main(["--recipe", "tiny.yaml"])))
 
 
-def test_a_hub_that_gives_no_commit_is_refused_by_name_and_none_is_kept(hub):
-    hub.server.commit = None
-    for done in (hub.read(), hub.read(files=[f"{SAMPLE}/*.parquet"])):
-        assert done.stopped.startswith("BadInput: me/corpus: the Hub names no commit of it"), done.stopped
-        assert not done.rows and not done.waits and not done.versions
-
-
 def test_files_of_the_hub_are_read_at_the_commit_of_the_first_contact(hub):
     first = hub.read(files=[f"{SAMPLE}/*.parquet"])
     hub.server.commit = "e" * 40
