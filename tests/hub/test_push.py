@@ -138,7 +138,7 @@ def other_name(path, name):
     push_json.write_text(json.dumps(made))
 
 
-DAMAGED = "config.json: is damaged; to abandon this push, remove "
+DAMAGED = "; to abandon this push, remove "
 DAMAGES = [(change, "", DAMAGED) for change in (longer, other_bytes, link, gone)]
 DAMAGES += [(other_name, name, "is not on the list") for name in ("../../../secret", ".env")]
 
