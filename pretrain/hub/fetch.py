@@ -43,7 +43,7 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin
             f"{where}: is not an address of the Hub. Give hub://OWNER/NAME or hub://OWNER/NAME@step-00005000"
         )
     try:
-        return _fetch(client.api(), *address.groups(), where, checkpoints, run_dir, may_begin)
+        return _fetch(client.api(), address[1], address[2], where, checkpoints, run_dir, may_begin)
     except BadInput:
         raise
     except Exception as error:  # each layer of the client has kinds of its own
