@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Iterator
@@ -138,6 +139,21 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def row_of(path: Path) -> dict[str, Any]:
+    """Return what a manifest says of a file: its size in bytes, its SHA-256."""
+    return {"size": path.stat().st_size, "sha256": sha256(path)}
+
+
+def fault_of(path: Path, row: dict[str, Any]) -> str | None:
+    """Return how a file differs from its ``row_of`` then, or None where every byte is as it was. Raises OSError."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        return "is not a file"
+    if found.st_size != row["size"]:
+        return f"has {found.st_size} bytes, should have {row['size']}"
+    return None if sha256(path) == row["sha256"] else "is damaged: its SHA-256 is another one"
 
 
 @contextlib.contextmanager

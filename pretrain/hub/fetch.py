@@ -37,21 +37,18 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin
 
     Raises BadInput where it does not exist, may not be read or is damaged, TrainingStopped where the Hub is down.
     """
-    where = f"resume_from_checkpoint = {source}"
-    address = ADDRESS.fullmatch(source)
+    where, address = f"resume_from_checkpoint = {source}", ADDRESS.fullmatch(source)
+    if not address:
+        raise BadInput(
+            f"{where}: is not an address of the Hub. Give hub://OWNER/NAME or hub://OWNER/NAME@step-00005000"
+        )
     try:
-        if not address:
-            raise HFValidationError("is not an address of the Hub.")
         return _fetch(client.api(), address[1], address[2], where, checkpoints, run_dir, may_begin)
     except BadInput:
         raise
-    except HFValidationError as error:
-        raise BadInput(f"{where}: {error} Give hub://OWNER/NAME or hub://OWNER/NAME@step-00005000") from None
-    except OfflineModeIsEnabled:
-        raise BadInput(f"{where}: HF_HUB_OFFLINE is set; unset it, or give a checkpoint of this machine") from None
     except Exception as error:  # each layer of the client has kinds of its own
         why = f"{where}: {client.describe(error)}"
-        if not client.is_refusal(error):
+        if not client.is_refusal(error) and not isinstance(error, (HFValidationError, OfflineModeIsEnabled)):
             raise TrainingStopped(f"{why}. The same command resumes from what was fetched") from None
         remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
         raise BadInput(f"{why}. {remedy}") from None
@@ -67,13 +64,12 @@ def _fetch(
             return None
         raise
     names = {sibling.rfilename for sibling in found.siblings or ()}
-    within = sorted(
-        name.removesuffix(layout.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + layout.MANIFEST, name)
-    )
+    within = [name.removesuffix(layout.MANIFEST) for name in names if re.fullmatch(CHECKPOINT + layout.MANIFEST, name)]
     if not within:
         if may_begin and layout.MODEL not in names:  # made by hand, or by a push that was cut off
             return None
         raise BadInput(f"{where}: has no full checkpoint; only hub_strategy = checkpoint and all_checkpoints push one")
+    newest = max(within)
     staging = checkpoints / f".hub-{found.sha[:12]}"  # of this commit, so a fetch that was killed continues
     staging.mkdir(parents=True, exist_ok=True)
 
@@ -82,26 +78,26 @@ def _fetch(
         return Path(client.retry(api.hf_hub_download, repo_id, name, **how, say=log.info))
 
     try:
-        manifest = files.read_json(fetched(within[-1] + layout.MANIFEST))
+        manifest = files.read_json(fetched(newest + layout.MANIFEST))
         path = checkpoints / layout.step_name(manifest["step"])
-        if not layout.STEP.fullmatch(path.name) or within[-1] not in (NEWEST, f"checkpoints/{path.name}/"):
+        rows = {name: manifest["files"][name] for name in PARTS}
+        if newest not in (NEWEST, f"checkpoints/{path.name}/") or not layout.STEP.fullmatch(path.name):
             raise ValueError
-        rows = {name: {key: manifest["files"][name][key] for key in ("size", "sha256")} for name in PARTS}
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{where}: {within[-1]}{layout.MANIFEST} cannot be read ({type(error).__name__})") from None
+        raise BadInput(f"{where}: {newest}{layout.MANIFEST} cannot be read ({type(error).__name__})") from None
     if path.exists():
         refuse_damaged(path, rows, f"or it is not the one that {where} names: move {path} away")
     else:
         for name in PARTS:
-            fetched(within[-1] + name)
+            fetched(newest + name)
         try:
-            refuse_damaged(staging / within[-1], rows, f"try again, or another revision than {where}")
+            refuse_damaged(staging / newest, rows, f"try again, or another revision than {where}")
         except BadInput:
             shutil.rmtree(staging)
             raise
-        for file in [*(staging / within[-1]).iterdir(), staging / within[-1]]:
+        for file in [*(staging / newest).iterdir(), staging / newest]:
             files.fsync(file)
-        (staging / within[-1]).rename(path)
+        (staging / newest).rename(path)
         files.fsync(checkpoints)
     if layout.METRICS in names and not (run_dir / layout.METRICS).exists():
         with files.replacing(run_dir / layout.METRICS) as temporary:
@@ -111,13 +107,12 @@ def _fetch(
     return path
 
 
-def refuse_damaged(folder: Path, rows: dict[str, dict], remedy: str) -> dict[str, str]:
-    """Return each file's SHA-256. Raises BadInput where one has not the size, or the SHA-256, of its row."""
-    sums = {}
+def refuse_damaged(folder: Path, rows: dict[str, dict], remedy: str) -> None:
+    """Raise BadInput where a file is not there as its row has it."""
     for name, row in rows.items():
-        path = folder / name
-        if path.is_file() and not path.is_symlink() and path.stat().st_size == row["size"]:
-            sums[name] = files.sha256(path)
-        if name not in sums or row.get("sha256", sums[name]) != sums[name]:
-            raise BadInput(f"{path}: is damaged; {remedy}")
-    return sums
+        try:
+            fault = files.fault_of(folder / name, row)
+        except (OSError, KeyError, TypeError) as error:  # it is gone, or the row is none
+            fault = f"cannot be read ({type(error).__name__})"
+        if fault:
+            raise BadInput(f"{folder / name}: {fault}; {remedy}")

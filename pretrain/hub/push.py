@@ -20,7 +20,6 @@ from huggingface_hub.utils import validate_repo_id
 
 from pretrain.base import files, layout
 from pretrain.base.errors import BadInput
-from pretrain.base.network import http_status_and_retry_after
 from pretrain.hub import client
 from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
 
@@ -35,7 +34,7 @@ ALLOWED = re.compile(
 )
 
 
-def check(repo_id: str, *, private: bool, fresh: bool, card: str = "") -> tuple[str, list[str]]:
+def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, str]:
     """Find before step 0 what cannot work. Nothing is made on the Hub.
 
     Args:
@@ -43,7 +42,7 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str = "") -> tuple[
         fresh: whether the run starts at step 0.
         card: a README.md with what the user chose of its metadata.
 
-    Returns: the full id (as it was given where the Hub cannot be asked), and what the user should know, a line each.
+    Returns: the full id (as it was given where the Hub cannot be asked), and what the user should know, if anything.
     Raises BadInput for a malformed id, no login, no right to write, another run's repository, and metadata that the Hub
     refuses.
     """
@@ -60,51 +59,38 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str = "") -> tuple[
     except Exception as error:  # each layer of the client has kinds of its own
         why = client.describe(error)
         if client.is_refusal(error):
-            raise BadInput(f"{where}: {why}. Check the id, and what the token may do: {TOKENS}") from None
-        return repo_id, [f"the Hub cannot be reached now ({why}); training starts, and pushes wait on disk"]
+            remedy = f"Check the id, the login (hf auth login), and what the token may do: {TOKENS}"
+            raise BadInput(f"{where}: {why}. {remedy}") from None
+        return repo_id, f"the Hub cannot be reached now ({why}); training starts, and pushes wait on disk"
 
 
-def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> tuple[str, list[str]]:
+def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> tuple[str, str]:
+    login = api.whoami()
     try:
-        login = api.whoami()
-    except OSError as error:
-        if not client.is_refusal(error):
-            raise
-        words = f"the Hub does not take the token ({client.describe(error)})"
-        raise BadInput(f"push_to_hub = true: {words}: hf auth login --force, or another HF_TOKEN") from None
-    try:
-        if card:
-            ModelCard(card).validate()
+        ModelCard(card).validate()
     except ValueError as error:
         raise BadInput(f"license, language, tags: the Hub refuses them: {client.describe(error)}") from None
     name, token = login["name"], login.get("auth", {}).get("accessToken", {})
     repo_id = repo_id if "/" in repo_id else f"{name}/{repo_id}"
-    owner, where, notes = repo_id.split("/")[0], f"hub_model_id = {repo_id}", []
+    owner, where = repo_id.split("/")[0], f"hub_model_id = {repo_id}"
     fine = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
     if token.get("role") == "read":
         raise BadInput(f"push_to_hub = true: the token may only read; {fine}")
-    if token.get("role") in ("write", "admin"):
-        notes.append(f"this token can write to everything that {name} may write to; safer: {fine}")
     try:
         found = api.model_info(repo_id)
     except RepositoryNotFoundError:
         if not _may_create(login, token, owner):
             raise BadInput(f"{where}: {name} may not create it; give another owner, or {fine}") from None
-        return repo_id, notes
-    try:
-        api.auth_check(repo_id, write=True)
-    except OSError as error:
-        if http_status_and_retry_after(error)[0] != 404:  # some mirrors of the Hub have no such route
-            raise
-    if private and found.private is False:
-        notes.append(f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made")
+        return repo_id, ""
+    api.auth_check(repo_id, write=True)
     steps = sorted(ref.name for ref in api.list_repo_refs(repo_id).tags if layout.STEP.fullmatch(ref.name))
     if fresh and steps:
         raise BadInput(
             f"{where}: holds another run's {steps[-1]}, and this run starts at step 0; give another hub_model_id, or go "
             f"on from there (hub_strategy checkpoint, all_checkpoints) with --resume_from_checkpoint hub://{repo_id}"
         )
-    return repo_id, notes
+    public = f"{repo_id} exists and is public; hub_private_repo = true is for repositories that are made"
+    return repo_id, public if private and found.private is False else ""
 
 
 def _may_create(login: dict, token: dict, owner: str) -> bool:
@@ -212,7 +198,7 @@ def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
                     shutil.copyfile(source, path)
             else:  # a log grows
                 shutil.copyfile(source, path)
-            rows[name] = {"size": path.stat().st_size, "sha256": files.sha256(path)}
+            rows[name] = files.row_of(path)
         files.write_json(temporary / PUSH, push | {"files": rows})
 
 
@@ -235,8 +221,8 @@ def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | Non
                 push = files.read_json(folder / PUSH)
                 if others := [name for name in push["files"] if not ALLOWED.fullmatch(name)]:
                     raise BadInput(f"{folder / PUSH}: {others[0]} is not on the list of what may be pushed")
-                sums = refuse_damaged(folder / "files", push["files"], f"to abandon this push, remove {folder}")
-                repo_id = client.retry(_send, client.api(), folder, push, sums)
+                refuse_damaged(folder / "files", push["files"], f"to abandon this push, remove {folder}")
+                repo_id = client.retry(_send, client.api(), folder, push)
                 log.log(sent, f"hub: {folder.name} is on the Hub: {repo_id}@{folder.name}")
                 temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
                 folder.rename(temporary)  # a kill meanwhile must not leave half of it in the queue
@@ -248,9 +234,9 @@ def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | Non
     return fault
 
 
-def _send(api: HfApi, folder: Path, push: dict, sums: dict[str, str]) -> str:
+def _send(api: HfApi, folder: Path, push: dict) -> str:
     """Bring a push to the Hub, from where the last attempt ended; return the repository's full id."""
-    repo_id = push["repo_id"]
+    repo_id, rows = push["repo_id"], push["files"]
     if "/" not in repo_id:  # the Hub could not be asked for the login's name
         repo_id = f"{api.whoami()['name']}/{repo_id}"
     try:
@@ -262,18 +248,15 @@ def _send(api: HfApi, folder: Path, push: dict, sums: dict[str, str]) -> str:
         return repo_id
     found = api.model_info(repo_id)
     operations = []
-    if any(re.match(CHECKPOINT, name) for name in sums):  # no older one stays behind as the last
+    if any(re.match(CHECKPOINT, name) for name in rows):  # no older one stays behind as the last
         there = {sibling.rfilename for sibling in found.siblings or () if sibling.rfilename.startswith(NEWEST)}
-        operations = [CommitOperationDelete(name) for name in sorted(there - set(sums))]
-    for name, digest in sums.items():
+        operations = [CommitOperationDelete(name) for name in sorted(there - rows.keys())]
+    for name, row in rows.items():
         operation = CommitOperationAdd(name, folder / "files" / name)
-        operation.upload_info.sha256 = bytes.fromhex(digest)  # so the client does not read the file again
+        operation.upload_info.sha256 = bytes.fromhex(row["sha256"])  # so the client does not read the file again
         operations.append(operation)
     # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
     # makes the Hub refuse one that comes while that attempt is still at work.
     commit = api.create_commit(repo_id, operations, commit_message=push["title"], parent_commit=found.sha)
-    # The client leaves out what the repository ignores, and keeps that to itself.
-    if ignored := [one.path_in_repo for one in operations if getattr(one, "_should_ignore", False)]:
-        raise BadInput(f"{repo_id} ignores {', '.join(ignored)}; take that out of its .gitignore")
     api.create_tag(repo_id, tag=folder.name, revision=commit.oid, exist_ok=True)
     return repo_id

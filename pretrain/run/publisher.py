@@ -129,13 +129,13 @@ def check(recipe: keys.Recipe) -> str | None:
     if not recipe.hub.push_to_hub or os.environ.get("RANK", "0") != "0":
         return None
     begun = checkpoint.list_checkpoints(recipe.saving.checkpoints)
-    repo_id, notes = push.check(
+    repo_id, note = push.check(
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
         fresh=not begun and not fetch.is_address(recipe.saving.resume_from_checkpoint),
         card=model_card.metadata(keys.public(recipe)),
     )
-    for note in notes:
+    if note:
         log.warning(f"hub      {note}")
     return repo_id
 

@@ -630,6 +630,14 @@ class Hub:
         Path("status").write_text(str(prepare_data.main(["--recipe", "tiny.yaml"])))
 
 
+def test_files_of_the_hub_are_read_at_the_commit_of_the_first_contact(hub):
+    first = hub.read(files=[f"{SAMPLE}/*.parquet"])
+    hub.server.commit = "e" * 40
+    again = hub.read(files=[f"{SAMPLE}/*.parquet"], versions=first.versions)
+    assert first.equal and again.equal and first.parts == again.parts
+    assert all("c0ffee" in line for line in first.log + again.log if "/resolve/" in line)
+
+
 def test_a_data_set_of_the_hub_is_read_whole_and_pinned(hub):
     clean, lines, pinned = hub.read(), hub.read(name="me/lines", config=None), hub.read(pinned=COMMIT)
     assert all(done.equal and not done.said and done.commit == COMMIT for done in (clean, lines, pinned))
