@@ -92,7 +92,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     ]
     card, _, count = (asked.card or "").rpartition("_x")  # as the YAML for several is named
     several = f"--card {card} --count {count}" if card and cards.find(card) else ""
-    near = several or f"one of {', '.join(cards.nearest(asked.card or ''))}"
+    near = several or f"one of {', '.join(cards.of_its_kind(asked.card or ''))}"
     faults += [
         message
         for wrong, message in (

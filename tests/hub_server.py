@@ -89,7 +89,8 @@ class HubServer(ThreadingHTTPServer):
 
     ``login``: what whoami answers. ``read_only``: ids of repositories, and owners, without the right to write.
     ``requests``: all that came. ``objects``: LFS objects by SHA-256. ``xet``: a folder for hf_xet's store, where a client
-    uses that instead of LFS; the files' own bytes are then not known here.
+    uses that instead of LFS; the files' own bytes are then not known here. ``ignored``: names that a .gitignore of the
+    repository keeps out, a regular expression.
     """
 
     daemon_threads = True
@@ -103,6 +104,7 @@ class HubServer(ThreadingHTTPServer):
         self.requests: list[Request] = []
         self.read_only: set[str] = set()
         self.xet: os.PathLike | str | None = None
+        self.ignored: str | None = None
         self.login = {"type": "user", "name": "me", "orgs": [], "auth": {"accessToken": {"role": "write"}}}
         self.lock, self.ending = threading.RLock(), threading.Event()
 
@@ -278,7 +280,8 @@ class Handler(BaseHTTPRequestHandler):
             lfs = name.endswith(LFS)
             oid = None if old is None else lfs_oid(old) if lfs else blob_id(old)
             mode = "lfs" if lfs else "regular"
-            answers.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+            ignored = bool(self.server.ignored and re.fullmatch(self.server.ignored, name))
+            answers.append({"path": name, "uploadMode": mode, "shouldIgnore": ignored, "oid": oid})
         self.answer({"files": answers})
 
     def batch(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:

@@ -131,13 +131,25 @@ def find(name: str) -> Card | None:
     )
 
 
-def nearest(name: str) -> list[str]:
-    """Return the four known cards whose names are most like an unknown one."""
-    return difflib.get_close_matches(name.lower(), [card.name for card in CARDS], n=4, cutoff=0.0)
+def of_its_kind(name: str) -> list[str]:
+    """Return the known cards that are nearest to an unknown one, of its series only; all where none is of its series."""
+    bare = _bare(name)
+    series = {
+        _bare(card.name): card.name for card in CARDS if _series(bare) and _series(_bare(card.name)) == _series(bare)
+    }
+    if not series:
+        return [card.name for card in CARDS]
+    return [series[near] for near in difflib.get_close_matches(bare, series, n=4, cutoff=0.0)]
 
 
 def _bare(name: str) -> str:
     return re.sub("^(nvidia|geforce|quadro|tesla|rtx)*", "", re.sub(r"[^a-z0-9]", "", name.lower()))
+
+
+def _series(bare: str) -> tuple[str, str] | None:
+    """Return the letters before the number, and where there are none the generation; ``ada`` is one of its own."""
+    found = re.match(r"([a-z]*)(\d+)(.*)", bare)
+    return found and (found[1], "ada" if found[3] == "ada" else "" if found[1] else found[2][:2])
 
 
 def peak_flops(driver_name: str, precision: str) -> float | None:

@@ -44,7 +44,14 @@ DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text 
 ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # By how a name ends: the command that unpacks it. What packs a single file leaves it under the name before that.
 UNPACK = {".tar": "tar -xf", ".tgz": "tar -xf", ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x"}
-UNPACK |= {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd"}
+UNPACK |= {
+    ".br": "brotli -d",
+    ".lz4": "lz4 -d",
+    ".gz": "gunzip -k",
+    ".bz2": "bunzip2 -k",
+    ".xz": "unxz -k",
+    ".zst": "unzstd",
+}
 NAME_BYTES, SUFFIX_BYTES = 240, 200  # of a source in its folder's name; of a URL in its copy's: both have 255 in all
 NO_DATA = "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"

@@ -17,6 +17,7 @@ import yaml
 from pretrain.base import foreign
 from pretrain.base.layout import step_name
 from pretrain.evaluation.items import records
+from pretrain.evaluation.record import Task
 from pretrain.machine.facts import Facts
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe.keys import REPOSITORY
@@ -38,23 +39,25 @@ LOSSES = {
     "test/bits_per_byte": "test, bits per byte",
 }
 TASKS = list(records().values())
+SCORES = {
+    task.metric(score): f"{task.label} {score} ({rule}){', %' * (score in task.shares)}"
+    for task in TASKS
+    for score, rule in task.scores.items()
+}
+TASK_OF = {task.metric(score): task for task in TASKS for score in task.scores}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MAIN_KEYS = (
     "dataset_name dataset_config_name tokenizer architecture n_layer n_head n_embd vocab_size sequence_length resid_pdrop "
     "embd_pdrop attn_pdrop tokens_per_step max_steps optimizer learning_rate lr_scheduler_type warmup_steps min_lr_ratio "
     "weight_decay adam_beta1 adam_beta2 max_grad_norm seed data_seed eval_tokens"
 )
-LIMITS = """\
-- A base model: it continues a text. It follows no instructions and is not aligned; what it writes can be wrong, harmful
-  or private. Not for use with people without checks of your own.
-- It is small by today's measure. It knows what its data holds, errors and leanings included: {data}.
-- It sees {length:,} tokens at a time."""
 
 
 def published(recipe: Mapping) -> dict[str, dict[str, float]]:
     """Return published figures that a run of this recipe may be compared with: metric -> model -> value."""
     found: dict[str, dict[str, float]] = {}
-    if known := _known_loss(recipe):
+    known, _ = _known_loss(recipe)
+    if known:
         found["eval/loss"] = {f"GPT-2 124M on {known[1]}": known[0]}
     nearest = SIZES.get((recipe["n_layer"], recipe["n_embd"]), "GPT-2 124M")
     names = {nearest: nearest} | ({"GPT-3 124M": "GPT-3 124M, its own text"} if nearest == "GPT-2 124M" else {})
@@ -63,6 +66,20 @@ def published(recipe: Mapping) -> dict[str, dict[str, float]]:
             if value is not None:
                 found.setdefault(task.metric(score), {})[label] = value / 100 if score in task.shares else value
     return found
+
+
+def energy(rows: Sequence[Mapping]) -> tuple[float, float]:
+    """Return the joules of the card whose ``gpu/watts`` the rows hold, and the seconds of training that they cover.
+
+    The trapezoid between each two neighboring updates that both have a reading.
+    """
+    read = [(row["elapsed_seconds"], row.get("gpu/watts")) for row in rows if "elapsed_seconds" in row]
+    joules = seconds = 0.0
+    for (start, before), (end, after) in zip(read, read[1:], strict=False):
+        if _is_number(before) and _is_number(after) and end > start:
+            joules += (before + after) / 2 * (end - start)
+            seconds += end - start
+    return joules, seconds
 
 
 def model_card(
@@ -76,16 +93,13 @@ def model_card(
         recipe: the run's keys and values, all of them.
         best_step: where the weights are from, if not from ``step``: that of the lowest validation loss.
     """
+    from huggingface_hub import ModelCard
+
     rows = [row for row in rows if row.get("step", math.inf) <= step]
-    of = step if best_step is None else best_step
+    newest, of = _newest(rows), step if best_step is None else best_step
     # The test split is scored once, with the weights that are here.
-    results = _results(_newest(row for row in rows if row["step"] <= of or "test/loss" in row), of, recipe)
-    if any({"train/loss", "eval/loss"} & row.keys() for row in rows):
-        results.insert(0, "![Loss, learning rate and speed over tokens](curves.png)")
-    if best_step is not None:
-        number = len({row["step"] for row in rows if "eval/loss" in row})
-        lowest = f"whose validation loss is the lowest of {number} evaluations"
-        results.append(f"The weights are those of step {of:,}, {lowest}.")
+    scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
+    measured = {name: value for name, (value, when) in scored.items() if when in (of, step)}
     planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # the plan has another number
     start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
     prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
@@ -97,13 +111,20 @@ def model_card(
         f'generate = pipeline("text-generation", model={name}, revision="{step_name(step)}")',
         f'print(generate({prompt}, max_new_tokens={length})[0]["generated_text"])',
     ]
+    results = _results(scored, of, recipe)
+    if {"train/loss", "eval/loss"} & newest.keys():
+        results.insert(0, "![Loss, learning rate and speed over tokens](curves.png)")
+    if best_step is not None:
+        number = len({row["step"] for row in rows if "eval/loss" in row})
+        lowest = f"whose validation loss is the lowest of {number} evaluations"
+        results.append(f"The weights are those of step {of:,}, {lowest}.")
     main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
-    record = ARCHITECTURES.get(facts.model_type)
-    data = ", ".join(words for _, words in _sources(recipe))
+    tokens, record = step * recipe["tokens_per_step"], ARCHITECTURES.get(facts.model_type)
     parts = [
         f"# {_text(recipe['run_name'])}",
         f"A {record.label if record else facts.model_type} language model of "
-        f"{facts.parameters / 1e6:,.1f}M parameters, {start} on {data} with Ursa Minor; after step {step:,}{planned}.",
+        f"{facts.parameters / 1e6:,.1f}M parameters, {start} on {_data(recipe)} with Ursa Minor; after step "
+        f"{step:,}{planned}.",
         "## Load",
         _fenced("\n".join(code), "python"),
         "Without `revision` it is the newest step.",
@@ -112,32 +133,14 @@ def model_card(
         "All numbers stand in [recipe.yaml](recipe.yaml); the main ones:",
         _fenced(yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "yaml"),
         "## Training",
-        _table([("", ""), *_training(rows, step * recipe["tokens_per_step"], facts)]),
+        _table([("", ""), *_training(rows, newest, tokens, facts)]),
         "The command:",
         _fenced(shlex.join(facts.command), "sh"),
         "## Limits",
-        LIMITS.format(data=data, length=recipe["sequence_length"]),
+        _limits(recipe, facts.tokenizer_size),
     ]
-    body = foreign.clean("\n\n".join(parts))
-    return f"{metadata(recipe)}\n{body}\n"
-
-
-def metadata(recipe: Mapping) -> str:
-    """Return the head of a card, YAML between its fences."""
-    from huggingface_hub import ModelCardData
-
-    source = recipe.get("init_from")
-    names = [found[0] for found, _ in _sources(recipe) if found and HUB_ID.fullmatch(found[0])]
-    data = ModelCardData(
-        language=list(recipe.get("language") or ()) or None,
-        license=recipe.get("license") or "unknown",
-        base_model=source if source and HUB_ID.fullmatch(source) and not Path(source).exists() else None,
-        datasets=list(dict.fromkeys(names)) or None,
-        pipeline_tag="text-generation",
-        library_name="transformers",
-        tags=["ursa-minor", *(recipe.get("tags") or ())],
-    )
-    return f"---\n{data.to_yaml()}\n---\n"
+    head, body = metadata(recipe, repo_id, _eval_results(measured, recipe)), foreign.clean("\n\n".join(parts))
+    return str(ModelCard(f"{head}\n{body}\n"))  # checks the metadata
 
 
 def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
@@ -145,46 +148,130 @@ def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
     return {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
 
 
-def _results(newest: Mapping[str, tuple[float, int]], step: int, recipe: Mapping) -> list[str]:
+def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
+    """Return the head of a card, YAML between its fences; ``results``: EvalResults of this model."""
+    from huggingface_hub import ModelCardData
+
+    source = recipe.get("init_from")
+    data = ModelCardData(
+        language=list(recipe.get("language") or ()) or None,
+        license=recipe.get("license") or "unknown",
+        base_model=source if source and HUB_ID.fullmatch(source) and not Path(source).exists() else None,
+        datasets=[name for name, _ in _hub_data_sets(recipe)] or None,
+        pipeline_tag="text-generation",
+        library_name="transformers",
+        tags=["ursa-minor", *(recipe.get("tags") or ())],
+        model_name=repo_id.rpartition("/")[2] if results else None,
+        eval_results=list(results) or None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
     """Return the paragraphs with what was measured, and what others measured; none where nothing was."""
-    others, known, notes = published(recipe), _known_loss(recipe), []
-    rows = [(name, text, "{:.4f}".format, others.get(name, {})) for name, text in LOSSES.items()]
+    lines, notes = [], []
+    others, (known, why) = published(recipe), _known_loss(recipe)
+    items = {task: newest[task.metric("items")][0] for task in TASKS if task.metric("items") in newest}
+    for name, text in (LOSSES | SCORES).items():
+        if name not in newest:
+            continue
+        value, when = newest[name]
+        task = TASK_OF.get(name)
+        number = partial(task.shown, name.partition("/")[2]) if task else "{:.4f}".format
+        error = f" ± {number(newest[f'{name}_stderr'][0])}" if f"{name}_stderr" in newest else ""
+        late = "" if when == step else f" (at step {when:,})"
+        theirs = {} if task and items.get(task) != task.size else others.get(name, {})
+        beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
+        lines.append((text, f"{number(value)}{error}{late}", beside))
+    if not lines:
+        return []
     if "eval/loss" in newest and known:
         notes.append(f"The published loss is from {known[2]}, on another held-out part of the same data.")
-    for task in TASKS:
-        items, _ = newest.get(task.metric("items"), (0, 0))
-        for score, rule in task.scores.items():
-            name, text = task.metric(score), f"{task.label} {score} ({rule}){', %' * (score in task.shares)}"
-            rows.append((name, text, partial(task.shown, score), others.get(name, {}) if items == task.size else {}))
-        if items:
-            notes.append(f"{task.label}: {items:,.0f} of its {task.size:,} items.")
-            notes += [f"{_text(line)}." for line in task.citations if items == task.size]
-    lines = [("", "this model", "published")]
-    for name, text, number, theirs in rows:
-        if name in newest:
-            value, when = newest[name]
-            error = f" ± {number(newest[f'{name}_stderr'][0])}" if f"{name}_stderr" in newest else ""
-            late = "" if when == step else f" (at step {when:,})"
-            beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
-            lines.append((text, f"{number(value)}{error}{late}", beside))
-    return [f"## Results at step {step:,}", _table(lines), " ".join(notes)] if len(lines) > 1 else []
+    elif "eval/loss" in newest:
+        notes.append(f"No published loss stands beside it: {why}.")
+    for task, number in items.items():
+        notes.append(f"{task.label}: {number:,.0f} items.")
+        shown = {whose.partition(",")[0] for score in task.scores for whose in others.get(task.metric(score), ())}
+        if number == task.size:
+            notes += [f"{_text(line)}." for line in task.citations if any(_is_about(line, whose) for whose in shown)]
+        elif shown:
+            notes.append(f"Published scores are for all {task.size:,}.")
+    columns = 3 if any(beside for _, _, beside in lines) else 2
+    table = _table([row[:columns] for row in [("", "this model", "published"), *lines]])
+    return [f"## Results at step {step:,}", table, *([" ".join(notes)] if notes else [])]
 
 
-def _training(rows: Sequence[Mapping], tokens: int, facts: Facts) -> list[tuple[str, str]]:
+def _is_about(source: str, whose: str) -> bool:
+    """Whether a line as "GPT-2 124M, 1558M: where from" is the source of the figures of "GPT-2 1558M"."""
+    return all(word in source.partition(":")[0] for word in whose.split())
+
+
+def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, facts: Facts) -> list[tuple[str, str]]:
     """Return the rows of the table of what the run took."""
     lines = [("hardware", _text(facts.hardware)), ("processes", f"{facts.num_processes}")]
     lines += [("precision", facts.precision), ("tokens", f"{tokens:,}")]
-    newest, flops = _newest(rows), facts.flops_per_token
-    if "elapsed_seconds" in newest:
-        seconds, when = newest["elapsed_seconds"]
+    seconds, when = newest.get("elapsed_seconds", (None, None))
+    if seconds is not None:
         shown = timedelta(seconds=round(seconds))
         lines.append(("training time", f"{shown} (h:mm:ss) to step {when:,}; evaluating and saving not counted"))
     if speeds := [row["tokens_per_second"] for row in rows if _is_number(row.get("tokens_per_second"))]:
         lines.append(("speed", f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"))
+    flops = facts.flops_per_token
     lines.append(("compute", f"{flops * tokens:.3g} FLOP, computed: {flops / 1e6:,.1f} MFLOP a token (6 N + 12 L d T)"))
-    if skipped := newest.get("skipped_updates", (0, 0))[0]:
+    joules, covered = energy(rows)
+    used = "not measured"
+    if covered:
+        used = f"{joules * facts.num_processes / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
+        used += f"{covered / seconds:.0%} of the training time, times {facts.num_processes}"
+    lines.append(("energy", used))
+    if skipped := newest.get("skipped_updates", (0, None))[0]:
         lines.append(("updates skipped", f"{skipped:,}"))
     return lines
+
+
+def _limits(recipe: Mapping, tokenizer_size: int) -> str:
+    lines = [
+        "A base model: it continues a text. It follows no instructions and is not aligned; what it writes can be wrong, "
+        "harmful or private. Not for use with people without checks of your own.",
+        f"It is small by today's measure. It knows what its data holds, errors and leanings included: {_data(recipe)}.",
+        f"It sees {recipe['sequence_length']:,} tokens at a time.",
+    ]
+    if recipe["vocab_size"] > tokenizer_size:
+        lines.append(
+            f"Its vocabulary has {recipe['vocab_size']:,} rows, of which the tokenizer has {tokenizer_size:,}; the rest is "
+            f"padding, and `generation_config.json` keeps it from being sampled."
+        )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
+    from huggingface_hub import EvalResult
+
+    names = _hub_data_sets(recipe)
+    loss: dict[str, str | None] = {"dataset_type": "text", "dataset_name": "text that was kept from training"}
+    if len(names) == 1:
+        name, subset = names[0]
+        loss = {"dataset_type": name, "dataset_name": f"{name}, kept from training", "dataset_config": subset}
+    results = []
+    for metric, text in (LOSSES | SCORES).items():
+        if metric in measured:
+            split, _, kind = metric.partition("/")
+            value = round(measured[metric], 4)
+            data = loss | {"dataset_split": "test" if split == "test" else "validation"}
+            if task := TASK_OF.get(metric):
+                data, value = _task_data(task, measured, recipe), float(task.shown(kind, measured[metric]))
+            about = {"metric_type": kind, "metric_name": text, "metric_value": value}
+            results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **about))
+    return results
+
+
+def _task_data(task: Task, measured: Mapping[str, float], recipe: Mapping) -> dict[str, str | None]:
+    items = f", {measured[task.metric('items')]:,.0f} items" if task.metric("items") in measured else ""
+    data: dict[str, str | None] = {"dataset_type": task.name, "dataset_name": f"{task.label}{items}"}
+    if not any(file.startswith(f"{task.name}=") for file in recipe.get("task_files") or ()):
+        data["dataset_type"], data["dataset_split"] = task.dataset
+        data["dataset_config"] = task.config
+    return data
 
 
 def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]:
@@ -208,11 +295,26 @@ def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]
     return found
 
 
-def _known_loss(recipe: Mapping) -> tuple[float, str, str] | None:
-    """Return GPT-2's published loss that may stand beside a run of this recipe: same data, tokenizer and context."""
+def _hub_data_sets(recipe: Mapping) -> list[tuple[str, str | None]]:
+    return list(dict.fromkeys(name for name, _ in _sources(recipe) if name and HUB_ID.fullmatch(name[0])))
+
+
+def _data(recipe: Mapping) -> str:
+    return ", ".join(words for _, words in _sources(recipe))
+
+
+def _known_loss(recipe: Mapping) -> tuple[tuple[float, str, str] | None, str]:
+    """Return GPT-2's published loss that may stand beside a run of this recipe, or why none may."""
     (data_set, _), *more = _sources(recipe)
-    same = recipe["tokenizer"] in GPT2_TOKENIZERS and recipe["sequence_length"] == GPT2_CONTEXT
-    return PUBLISHED_LOSS.get(data_set) if data_set and same and not more else None
+    known = None if more or not data_set else PUBLISHED_LOSS.get(data_set)
+    if recipe["tokenizer"] not in GPT2_TOKENIZERS:
+        return None, "this tokenizer is not known to be GPT-2's, so a token is something else"
+    if known is None:
+        return None, "none is known for this text"
+    if recipe["sequence_length"] != GPT2_CONTEXT:
+        here = recipe["sequence_length"]
+        return None, f"it is for a context of {GPT2_CONTEXT:,} tokens, and this model's is {here:,}"
+    return known, ""
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -230,4 +332,6 @@ def _text(value: object) -> str:
 
 
 def _fenced(text: str, language: str) -> str:
-    return f"```{language}\n{text.rstrip()}\n```"
+    """Return a block of code whose fence no backticks within can end."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"

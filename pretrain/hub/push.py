@@ -258,5 +258,8 @@ def _send(api: HfApi, folder: Path, push: dict) -> str:
     # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
     # makes the Hub refuse one that comes while that attempt is still at work.
     commit = api.create_commit(repo_id, operations, commit_message=push["title"], parent_commit=found.sha)
+    # The client leaves out what the repository ignores, and keeps that to itself.
+    if ignored := [one.path_in_repo for one in operations if getattr(one, "_should_ignore", False)]:
+        raise BadInput(f"{repo_id} ignores {', '.join(ignored)}; take that out of its .gitignore")
     api.create_tag(repo_id, tag=folder.name, revision=commit.oid, exist_ok=True)
     return repo_id

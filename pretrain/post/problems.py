@@ -1,5 +1,6 @@
 """Prompts to improve by and held-out ones, from files of rows, and what a model's greedy completions of them are worth."""
 
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
+from pretrain.data.names import URL
 from pretrain.data.sources import TABLES, find_files
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
@@ -22,20 +24,22 @@ def read(key: str, path: str) -> list[Text]:
     """Return the ``prompt`` column of files of rows (.jsonl, .parquet, .csv): texts, or the messages of chats.
 
     Args:
-        path: a file's, or a glob.
+        path: found as one of ``data_files`` is: a name that exists is that file, any other may be a glob.
 
     Raises BadInput, which begins with ``key``, where there is no such file, column, or row.
     """
     import datasets  # here, for a card's image may lack it
+    from datasets.data_files import DataFilesList
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs each error that it raises
     where = f"{key} = {path}"
-    names = find_files(key, [path])
+    names = [] if path.startswith(URL) else [os.path.abspath(name) for name in find_files(key, [path])]  # noqa: PTH100
     kinds = {TABLES.get(Path(name).suffix) for name in names}
     if len(kinds) != 1 or None in kinds:
-        raise BadInput(f"{where}: must be files of rows, of one kind: {', '.join(TABLES)}")
-    try:  # streamed, so that nothing of an earlier file of this name is in a cache
-        rows = list(datasets.load_dataset(*kinds, data_files=names, split="train", streaming=True))
+        raise BadInput(f"{where}: must be files of rows that are here, of one kind: {', '.join(TABLES)}")
+    try:  # streamed, so that nothing of an earlier file of this name is in a cache; a list of theirs is not expanded
+        files = {"train": DataFilesList(names, [])}
+        rows = list(datasets.load_dataset(*kinds, data_files=files, split="train", streaming=True))
     except Exception as error:  # each of datasets' readers raises its own kinds
         raise BadInput(f"{where}: cannot be read: {error.__cause__ or error!r}") from None
     if rows and "prompt" not in rows[0]:

@@ -23,6 +23,8 @@ from pretrain.recipe.rules import either, nearest, shown, type_name
 
 log = logging.getLogger(__name__)
 
+# A value, where argparse before Python 3.14 takes -1e-3 for a flag.
+NEGATIVE = re.compile(r"-(\.?[0-9].*|inf(inity)?|nan)$", re.IGNORECASE)
 SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
 RECIPE = "recipes/gpt2_124m.yaml"  # where none is given
 RUN_RECIPE = "recipe.yaml"  # the name of a run folder's
@@ -197,6 +199,7 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
 
     Raises BadInput for a flag that the parser does not know, naming the nearest one, and for one given twice.
     """
+    parser._negative_number_matcher = NEGATIVE
     parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
     words = [re.sub("^--[^=]+", lambda flag: "--" + flag[0][2:].replace("-", "_"), word) for word in argv]
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
@@ -209,8 +212,8 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
         answer = translate.answer(flag)
         foreign |= answer is not None
         faults.append(answer or f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}")
-    if foreign:
-        faults.append("python train.py --translate 'THE WHOLE COMMAND' gives the whole command here")
+    if foreign and (command := translate.command_of(parser.prog, argv)):
+        faults.append(f"the whole command here: {command}")
     if unknown:
         raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
     return known
@@ -329,8 +332,9 @@ def read_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as text: {getattr(error, 'strerror', error)}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
+        where = str(error)
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            where = f"line {error.problem_mark.line + 1}: {error.problem}"
         raise BadInput(f"{path}: not a recipe: {where}") from None
     if not isinstance(values, dict):
         raise BadInput(f"{path}: a recipe is a mapping of `key: value` lines, this is {type(values).__name__}")

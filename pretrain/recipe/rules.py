@@ -176,7 +176,7 @@ def from_text(text: str | list[str], name: str) -> Any:
     if name in keys.OPTIONAL and text in ("null", "none", ["null"], ["none"]):
         return None
     if wanted is bool:
-        return {"true": True, "false": False}.get(text, text)
+        return {"true": True, "false": False}.get(str(text), text)
     with contextlib.suppress(ValueError):
         if wanted in (int, float):
             return number if isinstance(number := number_of(text), int) else wanted(text)

@@ -70,6 +70,23 @@ def answer(flag: str) -> str | None:
     return f"{flag}: a flag of {trainer}; here it is: {said}"
 
 
+def command_of(script: str, argv: Sequence[str]) -> str | None:
+    """Return the command that started this process in our words, None where it has none.
+
+    Its launcher is what the parent process was started with, where the system shows that.
+    """
+    words = ["python", script]
+    parent = Path(f"/proc/{os.getppid()}/cmdline")
+    if parent.is_file():
+        launched = parent.read_bytes().decode(errors="replace").split("\0")
+        names = [Path(word).name for word in launched]
+        words = [*launched[: names.index(script)], script] if script in names else words
+    try:
+        return translate(shlex.join([*words, *argv]))[0]
+    except BadInput:
+        return None
+
+
 def translate(text: str) -> tuple[str, list[str]]:
     """Return our command for another program's, and a line for each word of it that has no counterpart.
 
@@ -313,7 +330,7 @@ def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict
     asked = launch.get("card", program.get("card", "auto"))
     card = cards.find(asked)
     if card is None and asked != "auto":
-        notes["card"] = f"{asked}: not a known card; the nearest are {', '.join(cards.nearest(asked))}"
+        notes["card"] = f"{asked}: not a known card; of its kind are known: {', '.join(cards.of_its_kind(asked))}"
     elif card and "card" not in launch:
         notes["card"] = f"the command names no card; {asked} is that of its authors: give your own card's YAML"
     stem = launch.get("yaml") or (cards.preset(asked, processes) if card else "")

@@ -62,8 +62,12 @@ def test_a_name_that_only_begins_alike_is_no_known_card(driver):
     assert cards.find(driver) is None
 
 
-def test_an_unknown_card_is_answered_with_the_nearest():
-    assert cards.nearest("a600")[0] == "a6000" and "rtx4090" in cards.nearest("RTX_4070")
+def test_an_unknown_card_is_answered_with_its_own_series_and_without_one_with_all():
+    nearest = {"rtx_a4600": ["a6000", "a4500", "a4000", "a40"], "4070": ["rtx4090", "rtx4080", "rtx4060", "rtx4060ti"]}
+    assert {name: cards.of_its_kind(name) for name in nearest} == nearest
+    assert cards.of_its_kind("h800")[0] in ("h100", "h200") and cards.of_its_kind("2080ti") == [
+        c.name for c in cards.CARDS
+    ]
 
 
 def test_each_card_has_one_name_and_each_of_its_figures_a_source():

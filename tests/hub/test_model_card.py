@@ -9,6 +9,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from pretrain.data import tokenization
 from pretrain.evaluation.tasks.hellaswag import TASK
@@ -43,6 +44,12 @@ def make(rows=(*UPDATES, VALIDATED, SCORED), recipe=RECIPE, **other) -> str:
     return model_card.model_card(repo_id, 100, rows, recipe, Facts(**facts | other), best_step)
 
 
+def index(text: str) -> dict[str, float]:
+    """The metrics of a card's model-index, by data set and type."""
+    results = ModelCard(text).data.eval_results or []
+    return {f"{one.dataset_name}/{one.dataset_split}/{one.metric_type}": one.metric_value for one in results}
+
+
 def test_metadata_loads_without_a_warning_and_says_what_the_hub_reads(caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error")
@@ -51,7 +58,8 @@ def test_metadata_loads_without_a_warning_and_says_what_the_hub_reads(caplog):
     expected = {"license": "mit", "language": ["en"], "datasets": ["HuggingFaceFW/fineweb-edu"]}
     expected |= {"pipeline_tag": "text-generation", "library_name": "transformers", "tags": ["ursa-minor", "mine"]}
     assert {name: data.get(name) for name in expected} == expected
-    assert data.base_model is None
+    assert data.base_model is None and data.model_name == "a_run"
+    assert eval_results_to_model_index(data.model_name, data.eval_results) == data.to_dict()["model-index"]
 
 
 def test_the_architecture_is_the_model_s_by_its_record_and_any_other_by_its_own_name():
@@ -61,16 +69,25 @@ def test_the_architecture_is_the_model_s_by_its_record_and_any_other_by_its_own_
     assert "A Llama-type language model" in begun and "trained on from me/other" in begun
 
 
-def test_a_figure_that_is_not_finite_is_not_in_it_and_a_test_split_is():
-    assert "nan" not in make([*UPDATES, VALIDATED | {"eval/loss": float("nan")}])
-    assert "| test loss, nats per token | 3.5000 |" in make([*UPDATES, {"step": 100, "test/loss": 3.5}])
+def test_model_index_has_exactly_what_was_measured_at_this_step():
+    text = "HuggingFaceFW/fineweb-edu, kept from training"
+    losses = {f"{text}/validation/loss": 3.1235, f"{text}/validation/bits_per_byte": 1.0877}
+    scores = {"acc": 28.77, "acc_norm": 30.01, "acc_token_norm": 29.55}
+    scores = {f"HellaSwag, 10,042 items/validation/{name}": value for name, value in scores.items()}
+    assert index(make()) == losses | scores
+    assert index(make([*UPDATES, VALIDATED])) == losses
+    test = {"step": 100, "tokens": 10_000, "test/loss": 3.5}
+    assert index(make([*UPDATES, test])) == {f"{text}/test/loss": 3.5}
+    assert index(make([*UPDATES, VALIDATED | {"step": 90}])) == {}  # of another model than this one
+    nan = make([*UPDATES, VALIDATED | {"eval/loss": float("nan")}])
+    assert index(nan) == {f"{text}/validation/bits_per_byte": 1.0877}
 
 
 def test_the_figures_of_a_best_model_are_those_of_its_step_and_the_test_splits():
-    best = VALIDATED | {"step": 60, "eval/loss": 2.5}
+    text, best = "HuggingFaceFW/fineweb-edu, kept from training", VALIDATED | {"step": 60, "eval/loss": 2.5}
     card = make([*UPDATES, best, VALIDATED, SCORED, {"step": 100, "test/loss": 2.75}], best_step=60)
     assert "The weights are those of step 60, whose validation loss is the lowest of 2 evaluations." in card
-    assert "| 2.5000 |" in card and "| 2.7500 (at step 100) |" in card and "3.1235" not in card
+    assert index(card)[f"{text}/validation/loss"] == 2.5 and index(card)[f"{text}/test/loss"] == 2.75
     assert "Results at step 60" in card and "HellaSwag" not in card and 'revision="step-00000100"' in card
 
 
@@ -84,8 +101,10 @@ def test_rows_of_later_steps_are_not_used_and_what_was_measured_earlier_says_whe
 
 def test_no_figure_where_there_is_no_row():
     text = make([])
-    for absent in ("curves.png", "## Results", "training time", "tokens/s", "published"):
+    assert ModelCard(text).data.eval_results is None
+    for absent in ("curves.png", "## Results", "training time", "tokens/s", "kWh", "published", "model-index"):
         assert absent not in text, absent
+    assert "| energy | not measured |" in text
     assert "| tokens | 100,000 |" in text  # 100 steps of 1,000, by the recipe
     assert "hellaswag" in make().lower() and "hellaswag" not in make([*UPDATES, VALIDATED]).lower()
 
@@ -98,24 +117,40 @@ def test_figures_of_training_are_those_of_the_rows():
     assert "| hardware | NVIDIA A100 |" in text and "| precision | bf16 |" in text
     assert "updates skipped" not in text
     assert "| updates skipped | 3 |" in make([*UPDATES, UPDATES[-1] | {"skipped_updates": 3}])
+    assert "50,304 rows, of which the tokenizer has 50,257" in text and "padding" not in make(tokenizer_size=50304)
+
+
+def test_energy_is_the_power_over_the_time_that_has_readings():
+    watts = [100.0, 300.0, None, 200.0, 200.0]
+    rows = [{"step": s, "elapsed_seconds": 10.0 * s, "gpu/watts": w} for s, w in enumerate(watts, 1)]
+    rows.insert(1, {"step": 1, "eval/loss": 3.0})  # a validation has no clock
+    assert model_card.energy(rows) == (10 * (100 + 300) / 2 + 10 * 200, 20.0)
+    assert model_card.energy(UPDATES) == model_card.energy([]) == (0.0, 0.0)
+    steady = [row | {"gpu/watts": 500.0} for row in UPDATES]  # 324 s apart, of 3,600 s in all
+    expected = 500 * 3240 * 4 / 3.6e6
+    line = f"{expected:.3g} kWh, the cards alone: one card's power (NVML) over 90% of the training time, times 4"
+    assert f"| energy | {line} |" in make(steady, num_processes=4)
 
 
 def test_gpt2_stands_beside_it_only_where_the_comparison_is_fair():
     assert "GPT-2 124M on FineWeb-Edu: 3.2924" in make() and "play.ipynb" in make()
     assert "GPT-2 124M: 31.14" in make() and "GPT-3 124M, its own text: 33.70" in make() and "Brown et al" in make()
-    for unfair in (
-        {"tokenizer": "bpe"},
-        {"dataset_config_name": "sample-100BT"},
-        {"sequence_length": 512},
-        {"data_dir": "shards"},
-        {"data_files": ["a.txt"]},
-    ):
-        assert "3.2924" not in make(recipe=RECIPE | unfair) and "play.ipynb" not in make(recipe=RECIPE | unfair), unfair
+    unfair = {
+        "this tokenizer is not known to be GPT-2's": {"tokenizer": "bpe"},
+        "none is known for this text": {"dataset_config_name": "sample-100BT"},
+        "context of 1,024 tokens, and this model's is 512": {"sequence_length": 512},
+    }
+    for why, change in unfair.items():
+        text = make(recipe=RECIPE | change)
+        assert "No published loss stands beside it: " in text and why in text, why
+        assert "3.2924" not in text
+    for own in ({"data_dir": "shards"}, {"data_files": ["a.txt"]}):
+        assert "none is known for this text" in make(recipe=RECIPE | own)
     few = make([*UPDATES, VALIDATED, SCORED | {"hellaswag/items": 1000}])
-    assert "HellaSwag: 1,000 of its 10,042 items." in few and "31.14" not in few
+    assert "HellaSwag: 1,000 items. Published scores are for all 10,042." in few and "31.14" not in few
     assert "3.4250" in make(recipe=RECIPE | {"dataset_name": "HuggingFaceFW/fineweb"})
     larger = make(recipe=RECIPE | {"n_layer": 24, "n_embd": 1024})
-    assert "GPT-2 355M: 37.52" in larger and "GPT-3 124M, its own" not in larger and "31.14" not in larger
+    assert "GPT-2 355M: 37.52" in larger and "GPT-3" not in larger and "31.14" not in larger
 
 
 def test_published_figures_have_the_rows_own_names_and_units():
@@ -124,6 +159,7 @@ def test_published_figures_have_the_rows_own_names_and_units():
     assert found["lambada_openai/acc"] == {"GPT-2 124M": 0.3256}
     assert found["lambada_openai/perplexity"]["GPT-2 124M"] > 1
     assert found["hellaswag/acc"] == {"GPT-2 124M": pytest.approx(0.2892)}
+    assert {f"hellaswag/{score}" for score in TASK.scores} <= set(model_card.SCORES)
     assert set(model_card.SIZES.values()) <= set(TASK.published)
     assert "eval/loss" not in model_card.published(OWN)
 
@@ -149,12 +185,15 @@ def test_a_model_that_was_trained_on_names_its_base(tmp_path):
 
 
 def test_the_command_can_be_pasted_back():
-    words = ["python", "train.py", "--run_name", "it's `a` $b", "--data_files", "*.txt", ""]
-    (block,) = re.findall(r"\n```sh\n(.*?)\n```\n", make(command=words), re.DOTALL)
-    assert shlex.split(block) == words
+    words = ["python", "train.py", "--run_name", "it's `a` $b\n```\n---", "--data_files", "*.txt", ""]
+    text = make(command=words)
+    (block,) = re.findall(r"\n(````+)sh\n(.*?)\n\1\n", text, re.DOTALL)
+    assert shlex.split(block[1]) == words
+    assert ModelCard(text).data.license == "mit" and text.count("\n## Limits") == 1
 
 
-NASTY = ["a|b", "<script>", "# head", "a: b #c", "---", "[x](y)", "no", "{a}"]
+NASTY = ["a|b", "<script>", "# head", "*x*", "a: b #c", "---", "```", "'\"", "[x](y)", "ünï ✓", "no", "{a}"]
+NASTY += ["line\n---\nline"]
 
 
 @pytest.mark.parametrize("name", NASTY)

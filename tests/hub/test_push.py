@@ -329,6 +329,17 @@ def test_two_processes_do_not_send_the_same_pushes(server, pending):
     assert not server.requests
 
 
+def test_files_that_the_repository_ignores_are_named_and_wait_until_it_takes_them(server, pending, caplog):
+    stage(pending, 1)
+    server.ignored = r".*\.safetensors"
+    assert push.push_pending(pending) == 1 and waiting(pending) == [tag(1)]
+    assert "me/run ignores " in caplog.messages[-1] and ".gitignore" in caplog.messages[-1]
+    assert not server.tags(ID)
+    server.ignored = None
+    assert push.push_pending(pending) == 0
+    assert server.files(ID, tag(1)) == content(1)
+
+
 def test_nothing_pending_needs_no_hub(server, pending):
     assert push.push_pending(pending) == 0
     assert push.Pusher(pending).close(5) == 0 == push.push_pending(pending)

@@ -38,7 +38,7 @@ def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tm
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        ("a.txt", [{"prompt": "a"}], "must be files of rows, of one kind: .parquet, .jsonl"),
+        ("a.txt", [{"prompt": "a"}], "must be files of rows that are here, of one kind: .parquet, .jsonl"),
         ("a.jsonl", [{"text": "a"}], "has no column prompt, only text; rename one"),
         ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
         ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
@@ -107,3 +107,10 @@ def test_chats_are_completed_through_the_template(pair):
     reward = rewards.CheckedReward("mine", lambda *words: seen.append(words) or 0, None)
     problems.score(model, tokenizer, [[{"role": "user", "content": "ab"}]], reward, 4)
     assert [prompt for prompt, _ in seen] == ["ab"]
+
+
+def test_a_name_that_exists_is_that_file_and_a_url_is_refused(tmp_path):
+    names = [rows(tmp_path / name, {"prompt": name}) for name in ("p[1].jsonl", "p1.jsonl")]
+    assert [problems.read("prompts", name) for name in names] == [["p[1].jsonl"], ["p1.jsonl"]]
+    with pytest.raises(BadInput, match="must be files of rows that are here"):
+        problems.read("prompts", "https://host/p.jsonl")

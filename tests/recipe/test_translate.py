@@ -195,7 +195,7 @@ def test_each_word_without_a_counterpart_has_a_line_with_the_reason():
         "max_steps = value * train_tokens / tokens_per_step: train_tokens is not given" in note for note in notes
     )
     assert "--mystery 5: not known here; left out" in notes
-    assert any(note.startswith("rtx_4070: not a known card; the nearest are rtx40") for note in notes)
+    assert "rtx_4070: not a known card; of its kind are known: rtx4090, rtx4080, rtx4060, rtx4060ti" in notes
 
 
 @pytest.mark.parametrize("text", ["foo", "ls -l", "", "python x.py", "'"])
@@ -232,3 +232,11 @@ def test_every_rule_leads_to_keys_of_ours_and_no_other_scripts_flag_is_one():
         assert (ROOT / row.get("script", "train.py")).is_file() and row["trainer"] in trainers
         for recipe in (row.get("recipe", "quickstart"), *row.get("fits", {}).values()):
             assert (ROOT / "recipes" / f"{recipe}.yaml").is_file()
+
+
+def test_a_refused_flag_of_another_trainer_brings_the_whole_command(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    for words, wanted in (("--gpu rtx_a6000 --steps 5", "--max_steps 5"), ("-e d12 -b 64", "--size 124m")):
+        with pytest.raises(BadInput) as caught:
+            reading.parse_training(words.split())
+        assert wanted in caught.value.lines[-1] and len(caught.value.lines) >= 2
