@@ -236,7 +236,10 @@ def test_every_rule_leads_to_keys_of_ours_and_no_other_scripts_flag_is_one():
 
 def test_a_refused_flag_of_another_trainer_brings_the_whole_command(monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py"])
-    for words, wanted in (("--gpu rtx_a6000 --steps 5", "--max_steps 5"), ("-e d12 -b 64", "--size 124m")):
+    for words, wanted in (
+        ("--gpu rtx_a6000 --steps 5", "--max_steps 5"),
+        ("-b 64", "--per_device_train_batch_size 64"),
+    ):
         with pytest.raises(BadInput) as caught:
             reading.parse_training(words.split())
         assert wanted in caught.value.lines[-1] and len(caught.value.lines) >= 2
