@@ -236,8 +236,10 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
             faults.append(f"{path}: {name} is missing: {field.metadata['help']}. It has no default; state it")
         elif name in values and (fault := rules.key_fault(name, values[name])):
-            given = f"--{name} {shown(flags[name])}" if name in flags else f"{path}: {name} = {shown(values[name])}"
-            faults.append(f"{given}: {fault}")
+            if name in flags:  # the file is not to blame, and every flag is text
+                faults.append(f"--{name} {shown(flags[name])}: {fault.partition(', is text')[0]}")
+            else:
+                faults.append(f"{path}: {name} = {shown(values[name])}: {fault}")
     if not faults:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
         values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}

@@ -28,6 +28,9 @@ def key_fault(name: str, value: Any) -> str | None:
         return None
     if not _fits(value, wanted):
         hint = f"; write [{value}]" if isinstance(value, str) and wanted == list[str] else ""
+        if isinstance(value, str) and wanted in (int, float):
+            with contextlib.suppress(ValueError):
+                hint = f"; YAML reads this as text, write {value} without quotes" if math.isfinite(float(value)) else ""
         or_auto = ", or auto" if name in keys.AUTO else ""
         return f"must be {type_name(wanted)}{or_auto}, is {type_name(type(value))}{hint}"
     choices, low, high = field["choices"], field["low"], field["high"]

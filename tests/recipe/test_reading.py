@@ -122,6 +122,16 @@ def test_a_fault_is_one_line_with_file_key_value_rule_and_remedy(tmp_path, key, 
     assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
 
 
+def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
+    for key, text in (("learning_rate", '"0.1"'), ("max_steps", '"100"')):
+        (message,) = refused(line(tmp_path, key, text))
+        written = re.search(r"write (\S+) without quotes$", message)[1]
+        assert keys.flat(reading.load_recipe(line(tmp_path, key, written)))[key] == float(text.strip('"'))
+    for text in ("1e999", '"nan"', '"inf"'):
+        (message,) = refused(line(tmp_path, "learning_rate", text))
+        assert "must be a number" in message and "write" not in message
+
+
 @pytest.mark.parametrize("content", [b"", b"- a\n- b\n", b"tokenizer: caf\xe9\n", None])
 def test_a_file_that_is_no_recipe_is_bad_input(tmp_path, content):
     path = tmp_path / "mine.yaml"
@@ -209,9 +219,9 @@ TRANSLATED = "the whole command here: "
         ("--dry=true", ["argument --dry: ignored explicit argument 'true'"]),
         ("stray", ["stray: is not a flag; every value follows a --key"]),
         ("--seed", ["argument --seed: expected one argument"]),
-        ("--push_to_hub True", ["--push_to_hub True: must be true or false, is text"]),
-        ("--per_device_train_batch_size Auto", ["--per_device_train_batch_size Auto: must be an integer, or auto, is"]),
-        ("--max_steps auto", ["--max_steps auto: must be an integer, is text"]),
+        ("--push_to_hub True", ["--push_to_hub True: must be true or false"]),
+        ("--per_device_train_batch_size Auto", ["--per_device_train_batch_size Auto: must be an integer, or auto"]),
+        ("--max_steps auto", ["--max_steps auto: must be an integer"]),
         ("--max_steps -5", ["--max_steps -5: must be between 1 and"]),
         ("--learning_rate nan", ["--learning_rate nan: must be between 0.0 and"]),
         ("--sources x", ["--sources: no such flag"]),
