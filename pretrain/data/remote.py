@@ -31,11 +31,6 @@ PART_BYTES = 5 * 2**20  # of a file behind a URL: a pause between two parts may 
 WATCHED: dict[str, tuple[dict[str, str], str]] = {}
 
 
-@functools.cache
-def _client() -> httpx.Client:
-    return httpx.Client(follow_redirects=True, timeout=TIMEOUT_SECONDS)
-
-
 class HttpFile(RawIOBase):
     """A file behind a URL, in parts where its server gives them, else in one answer.
 
@@ -47,6 +42,8 @@ class HttpFile(RawIOBase):
     """
 
     def __init__(self, url: str, part_bytes: int = 0):
+        # One of its own: the garbage collector may close a forgotten answer while another file holds its client's lock.
+        self._client = httpx.Client(follow_redirects=True, timeout=TIMEOUT_SECONDS)
         self._url, self._part_bytes, self._place, self.size = url, part_bytes or PART_BYTES, 0, 0
         self._before, self._kept_in = WATCHED.get(url, ({}, "what was read of it"))
         self._blocks = self._answer()
@@ -57,6 +54,12 @@ class HttpFile(RawIOBase):
         return True
 
     seekable = readable
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._blocks = iter(())
+        self._client.close()
+        super().close()
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
         """Go to a place in the file; its bytes are asked for when they are read."""
@@ -82,7 +85,7 @@ class HttpFile(RawIOBase):
     def _answer(self) -> Iterator[bytes]:
         part = f"bytes={self._place}-{self._place + self._part_bytes - 1}"
         headers = {"Range": part, "Accept-Encoding": "identity"}  # sizes and ranges are those of the file
-        with _client().stream("GET", self._url, headers=headers) as answer:
+        with self._client.stream("GET", self._url, headers=headers) as answer:
             answer.raise_for_status()
             blocks = network.moving(answer.iter_bytes())
             begin, size = next(blocks, b""), answer.headers.get("Content-Length", "")

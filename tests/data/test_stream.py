@@ -5,6 +5,7 @@ All through the real ``datasets`` client and a server on localhost that misbehav
 
 import csv
 import errno
+import gc
 import gzip
 import importlib
 import itertools
@@ -15,11 +16,12 @@ import os
 import random
 import re
 import shutil
+import signal
 import types
 from pathlib import Path
 
 import datasets
-import httpx
+import httpcore
 import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -160,8 +162,7 @@ BAD = {"silent": "ReadTimeout", "drip": "fewer than 65,536 bytes came in 0.2", P
 
 @pytest.mark.parametrize("kind", BAD)
 def test_silence_a_trickle_or_a_page_is_tried_again(server, caplog, monkeypatch, kind):
-    client = httpx.Client(timeout=0.15)
-    monkeypatch.setattr(remote, "_client", lambda: client)
+    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.15)
     monkeypatch.setattr(network, "SLOW_SECONDS", 0.2)
     ((_, read),) = open_files([f"{server.url}/files/a.jsonl"])["train"]
     monkeypatch.setattr(remote, "PART_BYTES", 10**6)
@@ -545,6 +546,30 @@ def test_the_amount_of_text_is_estimated_before_it_is_read(corpus, server, name)
 
 SAMPLE, COMMIT = "hf://datasets/me/corpus/sample", "c0ffee" + "0" * 34
 SECOND_FILE = "GET .*train-00001"
+
+
+def test_a_file_that_was_left_open_may_be_collected_while_another_is_asked_for(server, monkeypatch):
+    """Not within a lock that closing it takes, too: the reader would wait for ever."""
+    url, server.faults = f"{server.url}/files/a.jsonl", fault("whole", times=ALWAYS)
+    real = httpcore.ConnectionPool._assign_requests_to_connections
+
+    def collect_first(pool):
+        gc.collect()
+        return real(pool)
+
+    def read() -> None:
+        signal.alarm(30)
+        left = [remote.HttpFile(url, 100)]
+        left.append(left)
+        del left
+        monkeypatch.setattr(httpcore.ConnectionPool, "_assign_requests_to_connections", collect_first)
+        assert remote.HttpFile(url, 100).read(10)
+
+    gc.disable()  # until then
+    try:
+        in_fork(read)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(scope="module")
