@@ -244,7 +244,8 @@ TRANSLATED = "the whole command here: "
         ),
     ],
 )
-def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, words, found):
+def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, monkeypatch, words, found):
+    monkeypatch.setattr("sys.argv", ["train.py"])
     with pytest.raises(BadInput) as caught:
         command(tmp_path, *words.split())
     for message, begin in zip(caught.value.lines, found, strict=True):
