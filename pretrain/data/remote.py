@@ -18,6 +18,7 @@ from fsspec.utils import infer_compression
 
 from pretrain.base import network
 from pretrain.base.errors import BadInput
+from pretrain.base.foreign import is_redacted
 from pretrain.base.network import TruncatedError, Unreadable
 from pretrain.data.names import COMPRESSED, path_of, shown_name
 from pretrain.data.records import Reader
@@ -137,6 +138,10 @@ def named_files(reader: Reader, names: list[str], versions: dict[str, dict[str, 
     for name in found:
         if reader.in_places and Path(path_of(name)).suffix.lower() in COMPRESSED:
             raise BadInput(f"{name}: {reader.name} is read at any position, which this compression prevents; unpack it")
+        if is_redacted(name):
+            raise BadInput(
+                f"{name}: its user, password or query was left out here; give the whole URL: --data_files URL"
+            )
     return found
 
 

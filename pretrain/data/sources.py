@@ -25,7 +25,7 @@ import httpx
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import is_url, redact_url
+from pretrain.base.foreign import is_redacted, is_url, redact_url
 from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.recipe import keys
@@ -269,6 +269,8 @@ def download(key: str, url: str, folder: Path) -> Path:
     path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
     if path.is_file():
         return path
+    if is_redacted(url):
+        raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
     from pretrain.data.retries import retry  # imports datasets, which a text at hand does not need
 
     folder.mkdir(parents=True, exist_ok=True)

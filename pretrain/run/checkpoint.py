@@ -11,7 +11,6 @@ There is no generator state to save: order and dropout are functions of (seed, s
 import contextlib
 import logging
 import os
-import stat
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -150,10 +149,7 @@ def _write(
         _write_tensors(weights, temporary / MODEL)
         _write_tensors(moments, temporary / OPTIMIZER)
         files.write_json(temporary / STATE, {"step": step, **state})
-        rows = {
-            name: {"size": (temporary / name).stat().st_size, "sha256": files.sha256(temporary / name)}
-            for name in (MODEL, OPTIMIZER, STATE)
-        }
+        rows = {name: files.row_of(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
         files.write_json(temporary / MANIFEST, {"step": step, "files": rows})
         with contextlib.suppress(OSError):  # a checkpoint is worth more than rows that a disk refuses
             files.fsync(folder.parent / METRICS)  # a power cut leaves no step without the rows before it
@@ -237,21 +233,15 @@ def find_fault(path: Path) -> str | None:
         if not path.is_dir():
             return f"is {'not a folder' if os.path.lexists(path) else 'missing'}"
         manifest = files.read_json(path / MANIFEST)
-        rows, step = manifest["files"], manifest["step"]
-        expected = {name: (row["size"], row["sha256"]) for name, row in rows.items()}
+        rows = {name: {"size": row["size"], "sha256": row["sha256"]} for name, row in manifest["files"].items()}
+        step = manifest["step"]
         if type(step) is not int or path.name != step_name(step):
             return f"{MANIFEST} is of step {step!r:.40}"
         for name in (MODEL, OPTIMIZER, STATE):
-            if name not in expected:
+            if name not in rows:
                 return f"{MANIFEST} does not name {name}"
-            size, digest = expected[name]
-            found = (path / name).lstat()
-            if not stat.S_ISREG(found.st_mode):
-                return f"{name} is not a file"
-            if found.st_size != size:
-                return f"{name} has {found.st_size} bytes, should have {size}"
-            if files.sha256(path / name) != digest:
-                return f"{name} is damaged: its SHA-256 is not the one in {MANIFEST}"
+            if fault := files.fault_of(path / name, rows[name]):
+                return f"{name} {fault}"
         if (told := files.read_json(path / STATE)["step"]) != step:
             return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
     except FileNotFoundError:

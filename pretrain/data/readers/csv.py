@@ -26,7 +26,9 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
     from pretrain.data import remote
 
     config = options or CsvConfig()
-    if other := [option for option in OTHER if getattr(config, option) != getattr(CsvConfig, option)]:
+    other = [option for option in OTHER if getattr(config, option) != getattr(CsvConfig, option)]
+    other += ["sep"] if len(config.sep or "") != 1 else []
+    if other:
         said = f"is a CSV with {', '.join(other)} of its own, which is not supported"
         raise BadInput(f"{name}: {said}; try --dataset_revision refs/convert/parquet")
     held: list[str] = []
