@@ -244,7 +244,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
 
 
 def _fetched_text(key: str, url: str, folder: Path) -> str:
-    _refuse_packed(key, path_of(url))
+    _refuse_packed(key, url)
     if url.startswith("hf://"):
         raise BadInput(
             f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
@@ -254,10 +254,12 @@ def _fetched_text(key: str, url: str, folder: Path) -> str:
 
 
 def _refuse_packed(key: str, name: str) -> None:
-    path = Path(name.lower())
+    path = Path(path_of(name).lower())
     suffix = ".tar" if path.suffix in COMPRESSED and path.stem.endswith(".tar") else path.suffix
     if suffix in UNPACK:
-        raise BadInput(f"{key}: {name}: is packed; give what this unpacks: {UNPACK[suffix]} {shlex.quote(name)}")
+        fetched = Path(path_of(name)).name if name.startswith(URL) else name
+        command = f"{UNPACK[suffix]} {shlex.quote(fetched)}"
+        raise BadInput(f"{key}: {name}: is packed; give what this unpacks: {command}")
 
 
 def download(key: str, url: str, folder: Path) -> Path:

