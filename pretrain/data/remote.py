@@ -30,6 +30,7 @@ PART_BYTES = 5 * 2**20  # of a file behind a URL: a pause between two parts may 
 
 # By URL: what its server said of the file when it was first read, and where what was read of it is kept.
 WATCHED: dict[str, tuple[dict[str, str], str]] = {}
+certificates = functools.cache(httpx.create_ssl_context)  # to read them takes as long as many an answer
 
 
 class HttpFile(RawIOBase):
@@ -44,7 +45,7 @@ class HttpFile(RawIOBase):
 
     def __init__(self, url: str, part_bytes: int = 0):
         # One of its own: the garbage collector may close a forgotten answer while another file holds its client's lock.
-        self._client = httpx.Client(follow_redirects=True, timeout=TIMEOUT_SECONDS)
+        self._client = httpx.Client(verify=certificates(), follow_redirects=True, timeout=TIMEOUT_SECONDS)
         self._url, self._part_bytes, self._place, self.size = url, part_bytes or PART_BYTES, 0, 0
         self._before, self._kept_in = WATCHED.get(url, ({}, "what was read of it"))
         self._blocks = self._answer()
