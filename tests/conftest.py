@@ -268,10 +268,14 @@ def fork(script: str, flags: tuple[str, ...], environment: dict[str, str]) -> tu
 @functools.cache
 def import_what_runs_need() -> None:
     """Import and compute once, before the forks, what each run would otherwise on its own."""
+    from tiktoken_ext import openai_public  # noqa: F401
     from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401
 
     import prepare_data  # noqa: F401
     import train  # noqa: F401
+    from pretrain.data import stream  # noqa: F401
+    from pretrain.model import gpt2  # noqa: F401
+    from pretrain.optim import adamw  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:  # Transformers compiles its table of weights' names at the first one
         tiny = GPT2Config(n_layer=1, n_head=1, n_embd=2, vocab_size=2, n_positions=2, bos_token_id=0, eos_token_id=0)
