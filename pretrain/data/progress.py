@@ -47,7 +47,7 @@ class PrefetchTarget:
 
 
 class Progress:
-    """The visible progress: a line now and then, or, when train.py follows, where a shard is finished.
+    """The visible progress: a line now and then, and what there is in the end.
 
     Args:
         manifest: where an earlier process has ended.
@@ -69,47 +69,35 @@ class Progress:
         self._tokens += len(document.ids)
         self._bytes += document.text_bytes
         now = time.perf_counter()
-        if self.target or now - self._shown < SHOW_LINE_SECONDS:
+        if now - self._shown < SHOW_LINE_SECONDS:
             return
         self._shown, total = now, self._expected
         if self._limit:
             total = min(total, self._limit * self._bytes / max(1, self._tokens))
-        speed = self._bytes_per_second()
+        speed = (self._bytes - self._bytes_before) / (now - self._started)
         # The first rows may have no text at all.
         left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total and speed else ""
         log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}")
 
     def shard(self, rows: list[dict]) -> None:
         """Note a finished shard; wait here when the trainer is far behind and shards are kept few."""
-        if not self.target:
-            return
-        if (now := time.perf_counter()) - self._shown > SHOW_LINE_SECONDS or len(rows) == 1:
-            self._shown, tokens = now, sum(row["tokens"] for row in rows)
-            log.info(f"{tokens:,} train tokens are ready ({self._bytes_per_second() / 1e6:.3g} MB/s of text)")
-        self.target.wait(rows)
+        if self.target:
+            self.target.wait(rows)
 
     def end(self, manifest: dict) -> None:
         """Log what there is now."""
         for split, rows in manifest["splits"].items():
             tokens, text_bytes = sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
-            counts = ", ".join(
-                f"{n:,} {name.removesuffix('s') if n == 1 else name}"
-                for name, n in manifest["counts"].get(split, {}).items()
-                if n
-            )
-            if tokens:
-                log.info(
-                    f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {text_bytes / tokens:.2f} bytes per token; "
-                    f"{counts.replace('_', ' ')}"
-                )
+            if not tokens:
+                continue
+            counts = [f"{name.replace('_', ' ')} {n:,}" for name, n in manifest["counts"].get(split, {}).items() if n]
+            fit = f"{text_bytes / tokens:.2f} bytes per token"
+            log.info(f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {fit}; {', '.join(counts)}")
             if split == "train" and manifest["tokenizer"]["name"] != "characters" and text_bytes < FEW_BYTES * tokens:
                 own = manifest["tokenizer"]["name"] == "bpe"
                 remedy = "Give it more text" if own else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
                 log.warning(
-                    f"{text_bytes / tokens:.2f} bytes per token: the tokenizer does not fit this text, and a model sees "
-                    f"less of it at a time. {remedy}, with more ids: --tokenizer_vocab_size N"
+                    f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {remedy}, with "
+                    f"more ids: --tokenizer_vocab_size N"
                 )
         log.info(f"prepared in {time.perf_counter() - self._started:.1f} s")
-
-    def _bytes_per_second(self) -> float:
-        return (self._bytes - self._bytes_before) / (time.perf_counter() - self._started)
