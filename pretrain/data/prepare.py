@@ -430,13 +430,13 @@ def verify(folder: Path, vocab_size: int) -> str:
 
     manifest = shards.describe_folder(folder)
     rows = [row for found in manifest["splits"].values() for row in found]
-    shards.verify(folder, rows)
-    if manifest["tokenizer"]:
-        vocab_size = manifest["tokenizer"]["size"]
-    ids = Windows(1, vocab_size)
+    if lines := [line for _, line in shards.faults(folder, rows)]:
+        raise BadInput(lines)
+    ids = Windows(1, manifest["tokenizer"]["size"] if manifest["tokenizer"] else vocab_size)
     for row in rows:
         ids.append(folder / row["file"], row["tokens"], *shards.open_ids(folder / row["file"]))
     ids.check_ids()
     hashed = "sizes, hashes" if manifest["tokenizer"] else "sizes (there are no hashes to compare with)"
     state = "" if manifest["complete"] else "; its preparation is not finished"
-    return f"{folder}: {len(rows)} shards, {ids.num_tokens:,} tokens are whole: {hashed}, ids below {vocab_size}{state}"
+    whole = f"{len(rows)} shards, {ids.num_tokens:,} tokens are whole"
+    return f"{folder}: {whole}: {hashed}, ids below {ids.vocab_size}{state}"

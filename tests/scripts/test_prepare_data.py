@@ -482,7 +482,10 @@ def test_jobs_that_cannot_be_are_refused(workplace):
     refused = run("prepare_data.py", *TINY, *flags, *job(2, 2), expect=2).stderr
     assert "--job_index 2: jobs are numbered 0 to num_jobs - 1 = 1" in refused
     assert "use one job" in run("prepare_data.py", *TINY, *flags, *job(0, 2), "--limit_tokens", "9", expect=2).stderr
-    assert "cannot be merged: manifest.json not complete" in run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
+    assert (
+        "cannot be merged: manifest.json not complete"
+        in run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
+    )
     run("prepare_data.py", *TINY, *flags, *job(0, 2))
     refused = run("prepare_data.py", *TINY, *flags, expect=2).stderr
     assert "is being prepared in 2 jobs (manifest.job-00000-of-00002.json); when all are done, use --merge" in refused
