@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import time
@@ -48,11 +49,6 @@ class Job:
     def lock(self) -> str:
         """The file that it holds."""
         return f".lock{self._suffix}"
-
-    @property
-    def scratch(self) -> str:
-        """The folder for shards that are not to stay; what a killed process left there is nothing."""
-        return f".again{self.lock}"
 
     @property
     def _suffix(self) -> str:
@@ -180,13 +176,14 @@ def held_out_splits(opened: Opened, job: Job) -> tuple[dict[str, list[dict]], di
 
     Returns: rows and counts by split, and where the train split begins. A job but the first keeps only the last.
     """
-    folder, start, begin = opened.source.folder, {"part": 0, "row": 0, "token": 0}, {"part": 0, "row": 0, "token": 0}
+    folder, config = opened.source.folder, opened.source.config
+    begin = start = {"part": 0, "row": 0, "token": 0}
     if job.index:
-        folder /= job.scratch
+        folder /= f".again{job.lock}"  # which repair, too, begins by clearing
         folder.mkdir(exist_ok=True)
     splits, counts = {}, {}
     for split in ("validation", *(name for name in opened.parts if name not in ("validation", "train"))):
-        limit = 0 if split in opened.parts else opened.source.config.validation_tokens
+        limit = 0 if split in opened.parts else config.validation_tokens
         if job.index and not limit:
             continue
         rows, tally = splits.setdefault(split, []), Counter()
@@ -197,7 +194,9 @@ def held_out_splits(opened: Opened, job: Job) -> tuple[dict[str, list[dict]], di
         counts[split], done = dict(tally), sum(row["tokens"] for row in rows)
         if done < limit:
             if not done:
-                raise no_text(opened.source)
+                what, key = ("ids", "token_column") if config.token_column else ("text", "text_column")
+                column = f"{key} = {getattr(config, key)}"
+                raise BadInput(f"{opened.source.name}: no row has {what} in {column}; give --{key} with one that has")
             raise BadInput(
                 f"validation_tokens = {limit}: the source has {done} tokens in all; use --validation_tokens "
                 f"{max(1, done // 10)}, or, with data_files, give --validation_files"
@@ -327,10 +326,7 @@ def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     if config.tokenizer != "characters":
         return tokenization.load(config.tokenizer)
     every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
-    tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
-    if len(tokenizer) == 1:  # the end of text
-        raise no_text(source)
-    return tokenizer
+    return tokenization.make_characters(well_formed(text or "") for text, _ in every)
 
 
 def make_tokenizer_ahead(source: FoundSource) -> None:
@@ -339,13 +335,6 @@ def make_tokenizer_ahead(source: FoundSource) -> None:
     if source.parts is not None and made_of_text and not path.is_dir():
         with contextlib.suppress(BadInput):  # which is raised again when it is needed
             MADE_AHEAD[path] = make_tokenizer(source, source.parts)
-
-
-def no_text(source: FoundSource) -> BadInput:
-    """Return the error of a source without any text."""
-    what, key = ("ids", "token_column") if source.config.token_column else ("text", "text_column")
-    column = getattr(source.config, key)
-    return BadInput(f"{source.name}: no row has {what} in {key} = {column}; give --{key} with one that has")
 
 
 def first_texts(parts: list[Part]) -> Iterator[str]:
@@ -381,22 +370,19 @@ def dry_run(source: FoundSource) -> str:
     else:
         tokenizer = tokenization.load(name)
     encode = DocumentEncoder(tokenizer, name)
-    expected = expected_text_bytes(source, parts["train"])
     tokens, text_bytes, seconds = _timed(encode, parts["train"], DRY_RUN_SECONDS)
     if not text_bytes:
         raise BadInput(f"{source.name}: no text in its first rows")
-    total = max(expected, text_bytes) * tokens / text_bytes
-    total = min(total, config.limit_tokens or total)
-    itemsize = 2 if len(tokenizer) <= 2**16 else 4
-    return (
-        f"{source.name}: {counted(len(parts['train']), 'file', 'files')}, about "
-        f"{max(expected, text_bytes) / 1e6:,.1f} MB of text, "
-        f"{total:,.0f} tokens (estimated)\n"
-        f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)\n"
+    whole, itemsize = max(expected_text_bytes(source, parts["train"]), text_bytes), 2 if len(tokenizer) <= 2**16 else 4
+    total = min(whole * tokens / text_bytes, config.limit_tokens or math.inf)
+    held, used = counted(len(parts["train"]), "file", "files"), counted(encode.threads, "thread", "threads")
+    lines = (
+        f"{source.name}: {held}, about {whole / 1e6:,.1f} MB of text, {total:,.0f} tokens (estimated)",
+        f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)",
         f"{total / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
-        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with "
-        f"{counted(encode.threads, 'thread', 'threads')}, reading included)"
+        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with {used}, reading included)",
     )
+    return "\n".join(lines)
 
 
 @cache

@@ -23,7 +23,7 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
 
     Raises BadInput where the source no longer gives what the manifest says.
     """
-    folder, scratch = source.folder, source.folder / job.scratch
+    folder, scratch = source.folder, source.folder / f".again{job.lock}"
     shutil.rmtree(scratch, ignore_errors=True)
     name = shards.MANIFEST if shards.is_complete(folder) else job.manifest
     manifest = shards.read_manifest(folder, name)

@@ -1,6 +1,5 @@
 """Readers in the background: logged, restarted, sent how far to go, ended; and training that waits for them."""
 
-import contextlib
 import logging
 import os
 import queue
@@ -51,11 +50,7 @@ class Logged(logging.Handler):
         return self.lines.get(timeout=SECONDS)
 
     def all(self):
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self.lines.get_nowait())
-        return found
+        return [self.lines.get_nowait() for _ in range(self.lines.qsize())]
 
 
 class Clock:
@@ -103,8 +98,7 @@ def start(logged):
 
     yield begin
     for one in started:
-        if one._process is not None:
-            one._process.kill()
+        one._process.kill()
         one.close()
 
 
@@ -169,32 +163,14 @@ def test_process_that_gave_up_or_refused_its_input_is_not_started_again(start, l
     assert caught.value.status == 2 and logged.all() == []
 
 
-def test_while_another_process_prepares_the_folder_it_waits_and_tries_again_without_end(start, logged, clock, tmp_path):
-    count = "with open(sys.argv[1], 'a+') as file: n = file.write('x') and file.tell()"
-    one = start(
-        f"import sys\n{count}\nif n < 7: sys.exit(75)\nprint('begins', sys.stdin.readline().strip())", tmp_path / "n"
-    )
-    for busy in range(1, 7):
-        ended(one)
-        one.check()
-        one.prefetch(busy)
-        assert one._process is None and not one.done  # not yet
-        clock.now += reading.BUSY_SECONDS
-        one.check()
-        assert one._process is not None
-    ended(one)
-    assert logged.all() == ["begins 6"] and one.done
-
-
-def test_close_ends_the_process_and_it_stays_ended_also_where_it_is_dead_or_waits(start, logged, clock):
-    one, died, waits = start(ECHO), start(DIE), start("import sys; sys.exit(75)")
+def test_close_ends_the_process_and_it_stays_ended_also_where_it_is_dead(start, logged):
+    one, died = start(ECHO), start(DIE)
     assert [logged.next(), logged.next()][1] == "sent 0"
     died._process.wait(timeout=SECONDS)
-    ended(waits)
     process = one._process
-    for each in (one, died, waits):
+    for each in (one, died):
         each.close()
-        clock.now += 100
+        each.prefetch(9)
         each.check()
         each.close()
         assert each.done
@@ -222,7 +198,7 @@ class Plain:
     """Stands for a Preparation."""
 
     def __init__(self):
-        self.wanted, self.checks, self.closed, self.error = [], 0, False, None
+        self.wanted, self.checks, self.error = [], 0, None
 
     def prefetch(self, windows):
         self.wanted.append(windows)
@@ -231,9 +207,6 @@ class Plain:
         self.checks += 1
         if self.error:
             raise self.error
-
-    def close(self):
-        self.closed = True
 
 
 class Story:
@@ -320,13 +293,10 @@ def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_tha
     assert story.wait([5], any_of=None) is None and len(asked) == 2
 
 
-@pytest.mark.parametrize("mine", [True, False])
-def test_a_request_to_stop_ends_the_wait_of_every_process(clock, mine):
+def test_a_request_to_stop_ends_the_wait_of_every_process(clock):
     story = Story([1])
-    story.stopping = mine
-    found = story.wait([5], any_of=lambda behind, failed, stop, growing: [behind, failed, stop or not mine, growing])
-    assert found is None and clock.sleeps == 0
-    story.stopping = False
+    assert story.wait([5], any_of=lambda behind, failed, stop, growing: [behind, failed, True, growing]) is None
+    assert clock.sleeps == 0
     clock.meanwhile = lambda: setattr(story, "stopping", True)
     assert story.wait([5]) is None and clock.sleeps == 1
 
