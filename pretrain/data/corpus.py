@@ -215,16 +215,14 @@ class Corpus:
             raise BadInput(
                 f"{where}: was trained with other weights of its sources; restore them, or give another --run_name"
             )
+
         pairs = list(zip(before, self.sources, strict=True))
 
         def there() -> bool:
-            for state, source in pairs:
-                shards_read = len(source.manifest["splits"]["train"])
-                # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
-                ends = source.manifest["complete"] or not state["complete"] or shards_read > state["shards"]
-                if shards_read < state["shards"] or not ends:
-                    return self.refresh()
-            return True
+            # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
+            growing = ((state, source.manifest) for state, source in pairs if not source.manifest["complete"])
+            enough = (len(new["splits"]["train"]) >= old["shards"] + old["complete"] for old, new in growing)
+            return all(enough) or self.refresh()
 
         self.data_wait.until(there, "the shards that the checkpoint has seen")
         for state, source in pairs:

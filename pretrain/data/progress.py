@@ -35,15 +35,15 @@ class PrefetchTarget:
     def wait_for_trainer(self) -> None:
         """Return when the trainer has found nothing that is wrong: its first line comes then."""
         with self._changed:
-            while not self._begun:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._begun)
 
     def wait(self, rows: list[dict]) -> None:
         """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
         windows = [max(0, row["tokens"] - 1) // self.sequence_length for row in rows]
         with self._changed:
-            while self.bounded and rows and sum(windows) > self._target + AHEAD_SHARDS * max(windows):
-                self._changed.wait()
+            self._changed.wait_for(
+                lambda: not self.bounded or sum(windows) <= self._target + AHEAD_SHARDS * max(windows, default=0)
+            )
 
 
 class Progress:
