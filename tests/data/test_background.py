@@ -123,7 +123,7 @@ def test_lines_are_logged_in_order_before_the_end_is_known_and_a_good_end_is_the
         (2, BadInput, r"could not be prepared \(see above\)"),
     ):
         with pytest.raises(kind, match=words):
-            ended(start(f"print('why'); exit({status})".replace("exit", "raise SystemExit")))
+            ended(start(f"print('why'); raise SystemExit({status})"))
         assert logged.all() == ["why"], "and it is not started again"
 
 

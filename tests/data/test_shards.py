@@ -25,12 +25,6 @@ def write(folder, ids, **how):
     return [row for row in [*rows, writer.finish()] if row]
 
 
-def save_manifest(folder, complete=True, **splits):
-    manifest = {"splits": splits, "tokenizer": None, "complete": complete}
-    files.write_json(folder / "manifest.json", manifest)
-    return manifest
-
-
 def llm_c(ids, magic=20240520, version=1, dtype="<u2", count=None):
     header = np.zeros(256, dtype="<i4")
     header[:3] = magic, version, len(ids) if count is None else count
@@ -168,28 +162,6 @@ def test_a_shard_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_ha
     assert calls == [(temporary, [temporary]), (tmp_path.name, [final])]
 
 
-def test_what_a_killed_writer_leaves_is_no_shard_and_is_written_over(tmp_path):
-    writer = make_writer(tmp_path, shard_tokens=1000)
-    list(writer.fill(np.zeros(1900, dtype=np.int64)))
-    writer._file.flush()  # and no more
-    assert [path.name for path in tmp_path.glob("*.bin")] == ["train_00000_00000.bin"]
-    with pytest.raises(BadInput, match="begins with 0"):
-        shards.open_ids(tmp_path / ".train_00000_00001.bin.tmp")
-    assert ids_of(tmp_path, write(tmp_path, [5, 6], first_number=1)) == [5, 6] and len(os.listdir(tmp_path)) == 2
-
-
-def test_our_manifest_is_returned_and_may_have_no_train_while_it_grows(tmp_path):
-    assert shards.read_manifest(tmp_path) is None
-    splits = {"validation": write(tmp_path, [1], split="validation")}
-    growing = save_manifest(tmp_path, complete=False, **splits)
-    assert shards.read_manifest(tmp_path) == shards.describe_folder(tmp_path) == growing
-    save_manifest(tmp_path, **splits, train=[])
-    with pytest.raises(BadInput, match="holds no train shards"):
-        shards.describe_folder(tmp_path)
-    whole = save_manifest(tmp_path, **splits, train=write(tmp_path, [2]))
-    assert shards.read_manifest(tmp_path) == shards.describe_folder(tmp_path) == whole
-
-
 ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
 
 
@@ -285,7 +257,7 @@ def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_r
     folder = tmp_path / "data"
     folder.mkdir()
     rows = write(folder, range(50), shard_tokens=20)
-    save_manifest(folder, train=rows)
+    (folder / "manifest.json").touch()
     for row in rows:
         touch(folder / row["file"], -100)
     changed = folder / rows[1]["file"]

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import resource
 import select
 import shutil
 import signal
@@ -22,13 +21,13 @@ import pytest
 from conftest import RECIPE, TEXT, WORDS, fork, once, run
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import prepare_data
 import pretrain.data.stream  # noqa: F401  (once, before the forks)
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import prepare, shards, tokenization
+from pretrain.data.documents import BATCH_CHARACTERS, DocumentEncoder
 from pretrain.data.readers import text as text_reader
 
 TINY = ("--recipe", "tiny.yaml")
@@ -44,7 +43,6 @@ def main(argv: list[str] | None = None) -> int:
 
     KILL_AT = "op:N" kills before the N-th step that lasts (an id written, a file synced, renamed or deleted), "shard:N"
     after the N-th shard. STDIN = "R,W": a pipe to read. PIECES = bytes of a text file that are read at a time.
-    MEMORY = a file to write the growth of memory to, in bytes.
     """
     what, _, number = os.environ.pop("KILL_AT", "").partition(":")
     if what:
@@ -56,11 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdin = os.fdopen(0)
     if size := os.environ.pop("PIECES", None):
         text_reader.pieces.__defaults__ = (int(size),)
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    status = prepare_data.main(argv)
-    if path := os.environ.pop("MEMORY", None):
-        Path(path).write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
-    return status
+    return prepare_data.main(argv)
 
 
 def kill_at(what: str, number: int) -> None:
@@ -131,16 +125,12 @@ def decoded(folder: Path, split: str) -> dict[int, list[str]]:
         found, _ = shards.open_ids(folder / row["file"], row["tokens"])
         assert shards.files.sha256(folder / row["file"]) == row["sha256"]
         assert row["text_bytes"] == sizes[found[found != end]].sum()
-        ids.setdefault(int(row["file"].split("_")[1]), []).extend(found.tolist())
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    byte_of = {ord(c): b for b, c in bytes_to_unicode().items()} if tokens[-1] != "<|endoftext|>" else {}
+        ids.setdefault(shards.part_of(row), []).extend(found.tolist())
     documents = {}
     for part, found in ids.items():
-        cuts = [i for i, token in enumerate(found) if token == end]
-        assert not cuts or cuts[0] == 0, "a file's first shard begins with a document"
-        joined = ["".join([tokens[i] for i in found[a + 1 : b]]) for a, b in pairwise([*cuts, len(found)])]
-        # GPT-2's vocabulary writes each byte as a character of its own; tokenizer.decode takes a minute for 10 MB.
-        documents[part] = [t.translate(byte_of).encode("latin-1").decode() if byte_of else t for t in joined]
+        begins = [i for i, token in enumerate(found) if token == end]
+        assert not begins or begins[0] == 0, "a file's first shard begins with a document"
+        documents[part] = [tokenizer.decode(found[a + 1 : b]) for a, b in pairwise([*begins, len(found)])]
     return documents
 
 
@@ -247,9 +237,9 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
         assert contents(folder) == whole
 
 
-def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe):
-    long = " ".join(random.Random(1).choices(WORDS, k=600_000))
-    assert len(long) > 2 * text_reader.BLOCK_BYTES
+def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe, monkeypatch):
+    monkeypatch.setattr("pretrain.data.documents.BATCH_CHARACTERS", 2000)
+    long = " ".join(random.Random(1).choices(WORDS, k=5000))
     rows = ["first " * 100, "", " \n\t", None, "NUL \0 in it", "half \ud83d", "a <|endoftext|> b", "\udc00\ud800"]
     rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]
     path = write_table(Path("odd.jsonl"), rows)
@@ -622,31 +612,11 @@ def test_a_follower_waits_while_another_process_prepares_the_folder(workplace, m
     assert shards.is_complete(folder)
 
 
-# Memory.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
-def test_memory_does_not_grow_with_the_stream(workplace, bpe, kind):
-    grown = {}
-    for megabytes in (10, 60):
-        drawn, path = random.Random(megabytes), Path(f"{megabytes}.{kind}")
-        rows = [drawn.randbytes(1350).hex() for _ in range(megabytes * 1_000_000 // 2700)]
-        if kind == "parquet":
-            pq.write_table(pa.table({"text": rows}), path, row_group_size=1000)
-        elif kind == "txt":
-            path.write_text("\n".join(rows))
-        else:
-            write_table(path, rows)
-        size = sum(map(len, rows))
-        del rows
-        flags = ("--data_files", str(path), "--tokenizer", bpe, "--validation_tokens", "1000")
-        run(ME, *TINY, *flags, "--shard_tokens", "2000000", MEMORY="grown.txt")
-        grown[megabytes] = int(Path("grown.txt").read_text()) / 1e6
-        path.unlink()
-        assert size > 0.9e6 * megabytes
-    print(f"{kind}: memory grew by {grown[10]:.0f} MB over 10 MB of text, {grown[60]:.0f} MB over 60 MB")
-    assert grown[60] < grown[10] + 25
+def test_rows_are_read_a_few_batches_ahead_only(bpe):
+    """So that memory does not grow with the stream."""
+    read, encode = [], DocumentEncoder(tokenization.load(bpe), bpe)
+    next(encode(((read.append(6000) or "words " * 1000, True) for _ in range(10**6)), 0))
+    assert sum(read) < (2 * encode.threads + 3) * BATCH_CHARACTERS
 
 
 def ids_of_rows(texts: list[str]) -> list[list[int]]:
