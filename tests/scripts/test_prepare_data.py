@@ -314,7 +314,7 @@ def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(w
     """In a complete folder and in one of a killed process; killed on the way, too."""
     flags, drawn = source(name), random.Random(name)
     folder, whole = prepared_once(*flags)
-    numbers = (1, 2, None) if request.node.get_closest_marker("slow") else (2,)
+    numbers = (1, 3, None) if request.node.get_closest_marker("slow") else (3,)
     for kill in ("shard:6", "op:999"):  # the second comes too late
         shutil.rmtree(folder, ignore_errors=True)
         assert killed(kill, *flags) == (kill == "shard:6")
@@ -325,7 +325,7 @@ def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(w
             wrong = drawn.sample(sorted(before), number or len(rows))
             for i, file in enumerate(wrong):
                 damage(folder / file, i % 3)
-            assert number != 2 or killed(f"op:{drawn.randint(2, 4)}", *flags)
+            assert number != 3 or killed(f"op:{drawn.randint(2, 4)}", *flags)
             with monkeypatch.context() as patched:
                 patched.setattr(text_reader.pieces, "__defaults__", (200,))
                 called(*flags)
