@@ -141,8 +141,7 @@ def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None)
     elif not manifest["complete"]:
         manifest |= opened.about
         refuse_other_files(folder, manifest, parts)
-    expected_bytes = 0.0 if target else expected_text_bytes(source, parts) / job.count
-    progress = Progress(target, manifest, expected_bytes, config.limit_tokens)
+    progress = Progress(target, manifest)
     if target:
         target.wait(manifest["splits"]["train"])
     if not manifest["complete"]:
@@ -193,13 +192,11 @@ def held_out_splits(opened: Opened, job: Job) -> tuple[dict[str, list[dict]], di
             begin = following if limit else begin
         counts[split], done = dict(tally), sum(row["tokens"] for row in rows)
         if done < limit:
-            if not done:
-                what, key = ("ids", "token_column") if config.token_column else ("text", "text_column")
-                column = f"{key} = {getattr(config, key)}"
-                raise BadInput(f"{opened.source.name}: no row has {what} in {column}; give --{key} with one that has")
+            key = "token_column" if config.token_column else "text_column"
+            column = f"{opened.source.name}: {key} = {getattr(config, key)}"
             raise BadInput(
-                f"validation_tokens = {limit}: the source has {done} tokens in all; use --validation_tokens "
-                f"{max(1, done // 10)}, or, with data_files, give --validation_files"
+                f"{column} has {done} tokens in all, fewer than validation_tokens = {limit}; give --{key} with one of "
+                f"more text, --validation_tokens {max(1, done // 10)}, or, with data_files, --validation_files"
             )
     if job.index:
         shutil.rmtree(folder)
@@ -347,17 +344,6 @@ def first_texts(parts: list[Part]) -> Iterator[str]:
         yield well_formed(text or "")
 
 
-def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
-    """Return about how many bytes of text the train split has; 0 where that is not known."""
-    if source.tables is None:
-        return source.most_tokens or 0.0
-    if source.config.token_column:
-        return 0.0
-    from pretrain.data import stream
-
-    return stream.expected_text_bytes([name for name, _ in parts], source.tables.text_column)
-
-
 def dry_run(source: FoundSource) -> str:
     """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
     if source.config.token_column:
@@ -373,7 +359,12 @@ def dry_run(source: FoundSource) -> str:
     tokens, text_bytes, seconds = _timed(encode, parts["train"], DRY_RUN_SECONDS)
     if not text_bytes:
         raise BadInput(f"{source.name}: no text in its first rows")
-    whole, itemsize = max(expected_text_bytes(source, parts["train"]), text_bytes), 2 if len(tokenizer) <= 2**16 else 4
+    expected = float(source.most_tokens or 0)
+    if source.tables:
+        from pretrain.data import stream
+
+        expected = stream.expected_text_bytes([name for name, _ in parts["train"]], source.tables.text_column)
+    whole, itemsize = max(expected, text_bytes), 2 if len(tokenizer) <= 2**16 else 4
     total = min(whole * tokens / text_bytes, config.limit_tokens or math.inf)
     held, used = counted(len(parts["train"]), "file", "files"), counted(encode.threads, "thread", "threads")
     lines = (

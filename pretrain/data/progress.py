@@ -51,16 +51,13 @@ class Progress:
 
     Args:
         manifest: where an earlier process has ended.
-        expected_bytes: of text in all; 0 where that is not known.
-        limit_tokens: after which it ends; 0: never.
     """
 
-    def __init__(self, target: PrefetchTarget | None, manifest: dict, expected_bytes: float, limit_tokens: int):
-        self.target, self._expected, self._limit = target, expected_bytes, limit_tokens
-        rows = manifest["splits"]["train"]
+    def __init__(self, target: PrefetchTarget | None, manifest: dict):
+        self.target, rows = target, manifest["splits"]["train"]
         self._tokens = sum(row["tokens"] for row in rows)
         self._documents = manifest["counts"]["train"].get("documents", 0)
-        self._bytes = self._bytes_before = sum(row["text_bytes"] for row in rows)
+        self._bytes = 0  # of this process
         self._started = self._shown = time.perf_counter()
 
     def count(self, document: Document) -> None:
@@ -68,16 +65,9 @@ class Progress:
         self._documents += document.counts["documents"]
         self._tokens += len(document.ids)
         self._bytes += document.text_bytes
-        now = time.perf_counter()
-        if now - self._shown < SHOW_LINE_SECONDS:
-            return
-        self._shown, total = now, self._expected
-        if self._limit:
-            total = min(total, self._limit * self._bytes / max(1, self._tokens))
-        speed = (self._bytes - self._bytes_before) / (now - self._started)
-        # The first rows may have no text at all.
-        left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total and speed else ""
-        log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}")
+        if (now := time.perf_counter()) - self._shown >= SHOW_LINE_SECONDS:
+            self._shown, speed = now, self._bytes / (now - self._started)
+            log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s")
 
     def shard(self, rows: list[dict]) -> None:
         """Note a finished shard; wait here when the trainer is far behind and shards are kept few."""

@@ -102,8 +102,7 @@ class ShardWriter:
                 self._temporary = self._path.with_name(f".{self._path.name}.tmp")
                 self._tokens, self._text_bytes = 0, 0
                 self._file = open(self._temporary, "wb")
-                with files.naming(self._path):
-                    self._file.write(bytes(HEADER_BYTES))
+                self._file.seek(HEADER_BYTES)  # what is left out are zeros
             some = ids[begin : begin + self.shard_tokens - self._tokens]
             with files.naming(self._path):
                 self._file.write(some.astype(self.dtype).data)

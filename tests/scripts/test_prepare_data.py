@@ -444,7 +444,7 @@ def test_jobs_that_cannot_be_are_refused(workplace):
 def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_the_column(workplace):
     rows, files = write_tables("jsonl", 9)
     refused = called(*files, "--validation_tokens", "100000", expect=2)
-    (number,) = re.findall(r"the source has \d+ tokens in all; use --validation_tokens (\d+)", refused)
+    (number,) = re.findall(r"text_column = text has \d+ tokens in all, .* --validation_tokens (\d+), or", refused)
     assert decoded(folder_of(*files, "--validation_tokens", number), "train")
     for _ in range(2):  # each time
         refused = called(*files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])), expect=2)
@@ -452,7 +452,7 @@ def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_th
     path = write_table(Path("a.jsonl"), [None, "", " "])
     for tokenizer in ("characters", "bpe"):
         refused = called("--data_files", path, "--tokenizer", tokenizer, expect=2)
-        assert refused.count("error: ") == 1 and "a: no row has text in text_column = text; give" in refused
+        assert refused.count("error: ") == 1 and "a: text_column = text has 0 tokens in all" in refused
 
 
 def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
