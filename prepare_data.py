@@ -11,19 +11,24 @@ says which row of which file comes next. Of shards that are there it checks ever
 bytes, those that are missing or have changed.
 """
 
+import contextlib
 import logging
 import shlex
 import sys
+import time
 from pathlib import Path
 
 from pretrain.base import console, files
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
-from pretrain.data import background, prepare, repair, shards, sources, tokenization
+from pretrain.data import prepare, repair, shards, sources, tokenization
 from pretrain.data.progress import PrefetchTarget
 from pretrain.hub import client
 from pretrain.recipe import keys, reading
 
+log = logging.getLogger("pretrain")
+
+BUSY, BUSY_SECONDS = 75, 10.0  # the exit status while another process has the folder (EX_TEMPFAIL); between two tries
 EXTRAS = {
     "verify": (str, "check every byte of this folder of shards, and stop"),
     "dry_run": (bool, "read for some seconds and print the size on disk and the time of all of it"),
@@ -59,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
     if "prefetch" in extras:
         reading.refuse_idle_tasks(recipe, flags)
-        fetched = prefetch(recipe)
+        prefetch(recipe)
     elif all(map(keys.is_here, found)):
         raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")
     for index, asked in enumerate(found):
@@ -85,7 +90,16 @@ def main(argv: list[str] | None = None) -> int:
         folder = source.folder
         folder.mkdir(parents=True, exist_ok=True)
         busy = f"{folder} is being prepared by process {{pid}}; wait for it"
-        with files.locked(folder / job.lock, busy, background.BUSY):
+        with contextlib.ExitStack() as held:
+            while True:
+                try:
+                    held.enter_context(files.locked(folder / job.lock, busy, BUSY))
+                    break
+                except BadInput as error:
+                    if not target:
+                        raise
+                    log.info(str(error))  # on a shared disk another machine's reader; or the last one, dying
+                    time.sleep(BUSY_SECONDS)
             if source.repository:
                 fetching.fetch(source, target)
             elif "merge" in extras:
@@ -100,20 +114,12 @@ def main(argv: list[str] | None = None) -> int:
         from huggingface_hub import constants
 
         words = shlex.join(word for word in argv if word != "--prefetch")
-        mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
-        mine += [file for name in recipe.evaluation.tasks for file in recipe.evaluation.files_of(name) or ()]
-        cache = [constants.HF_HOME] if fetched else []  # of the Hub
-        places = [name for name in (*cache, recipe.data.prepared_data_dir) if Path(name).is_dir()]
-        print(f"to carry beside this folder and its packages: {', '.join(dict.fromkeys([*places, *mine]))}")
-        print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
         print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}")
     return 0
 
 
-def prefetch(recipe: keys.Recipe) -> bool:
+def prefetch(recipe: keys.Recipe) -> None:
     """Fetch into HF_HOME what a run asks the Hub for beside its data: the model that it begins from, tokenizer, tasks.
-
-    Returns whether there was anything.
 
     Raises BadInput where one of them cannot be had.
     """
@@ -126,25 +132,20 @@ def prefetch(recipe: keys.Recipe) -> bool:
 
     disable_progress_bar()
     set_verbosity_error()  # of the client, whose own retries are as many lines
-    wanted = [] if recipe.data.tokenizer in keys.TRAINED_TOKENIZERS else [recipe.data.tokenizer]
-    tasks = [
-        name
-        for name in recipe.evaluation.tasks
-        if recipe.evaluation.task_steps and not recipe.evaluation.files_of(name)
-    ]
+    wanted, evaluation = recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS, recipe.evaluation
+    tasks = [name for name in evaluation.tasks if evaluation.task_steps and not evaluation.files_of(name)]
     if not (recipe.model.init_from or wanted or tasks):
-        return False
-    logging.getLogger("pretrain").info(
+        return
+    log.info(
         f"fetching tokenizer, model and items of tasks into {constants.HF_HOME}; without a network "
         "that ends after about a minute"
     )
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)
-    for name in wanted:
-        tokenization.load(name)
+    if wanted:
+        tokenization.load(recipe.data.tokenizer)
     for name in tasks:
         items.fetch(items.records()[name])
-    return True
 
 
 if __name__ == "__main__":

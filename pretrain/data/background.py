@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 RESTARTS = 5  # in a row, each within LIVED_SECONDS of its start
 LIVED_SECONDS = 600.0
-BUSY = 75  # its exit status while another process prepares the same folder (sysexits.h: EX_TEMPFAIL)
-BUSY_SECONDS = 10.0
 RESUMES = "what was trained so far is saved, and the same command resumes"
 POLL_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two checks, between two messages
 REFRESH_SECONDS = 1.0  # while it does not: between two checks
@@ -84,8 +82,7 @@ class Preparation:
     def __init__(self, command: Sequence[str]):
         self.command = list(command)
         self.done = False
-        self._failures, self._target, self._not_before = 0, 0, 0.0
-        self._process: subprocess.Popen[str] | None = None
+        self._failures, self._target = 0, 0
         self._start()
 
     def check(self) -> None:
@@ -93,23 +90,14 @@ class Preparation:
 
         Raises BadInput when it refused its input (it has printed why), TrainingStopped when it gave up or died too often.
         """
-        if self.done:
-            return
-        if self._process is None:
-            if time.monotonic() >= self._not_before:
-                self._start()
-            return
-        if (status := self._process.poll()) is None:
+        if self.done or (status := self._process.poll()) is None:
             return
         self._relay.join()
         self._close_input()
-        self._process = None
         if status == 0:
             self.done = True
         elif status == 2:
             raise BadInput("the data could not be prepared (see above)")
-        elif status == BUSY:  # on a shared disk another machine's; or the last one, dying
-            self._not_before = time.monotonic() + BUSY_SECONDS
         elif status > 0:  # it has retried what can be retried
             raise TrainingStopped(f"the reader stopped with exit status {status} (see above); {RESUMES}")
         else:  # killed: out of memory, for example
@@ -130,10 +118,9 @@ class Preparation:
     def close(self) -> None:
         """End the process; what it has finished is kept."""
         self.done = True
-        if self._process is not None:
-            self._close_input()
-            self._process.wait()
-            self._relay.join()  # its last lines come before ours
+        self._close_input()
+        self._process.wait()
+        self._relay.join()  # its last lines come before ours
 
     def _start(self) -> None:
         self._started = time.monotonic()
@@ -150,10 +137,9 @@ class Preparation:
                 log.info(f"data     {line.rstrip()}")
 
     def _send_target(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(OSError):  # it has died: check() will find that
-                self._input.write(f"{self._target}\n")
-                self._input.flush()
+        with contextlib.suppress(OSError, ValueError):  # it has ended: check() will find that, or has
+            self._input.write(f"{self._target}\n")
+            self._input.flush()
 
     def _close_input(self) -> None:
         with contextlib.suppress(OSError):  # unread input is dropped
@@ -174,8 +160,7 @@ class DataWait:
     def __init__(self, readers: Sequence[Preparation | None], refresh: Callable[[], bool]):
         self.readers, self.refresh = list(readers), refresh
         self.waited_seconds = 0.0
-        self._growing, self._complete = True, False
-        self._failure: str | None = None
+        self._growing = True
         self._logged, self._refreshed = time.monotonic(), -math.inf
 
     def until(self, there: Callable[[], bool], what: str) -> None:
@@ -200,11 +185,15 @@ class DataWait:
         """
         begin = time.perf_counter()
         while self._growing:
-            complete = self._check(needed, have())
+            complete, failure = False, None
+            try:
+                complete = self._check(needed, have())
+            except (BadInput, TrainingStopped) as error:
+                failure = str(error)
             behind = not complete and any(map(int.__lt__, have(), needed))
-            behind, failed, stop, self._growing = any_of(behind, self._failure is not None, stopping(), not complete)
+            behind, failed, stop, self._growing = any_of(behind, failure is not None, stopping(), not complete)
             if failed:
-                return self._failure or "the reader of another process failed (see above)"
+                return failure or "the reader of another process failed (see above)"
             if stop or not behind:
                 break
             self._log_now_and_then(f"{sum(map(min, have(), needed)):,} of {sum(needed):,} windows are there")
@@ -218,17 +207,16 @@ class DataWait:
             reader.close()
 
     def _check(self, needed: Sequence[int], have: Sequence[int]) -> bool:
-        try:
-            for reader, windows in zip(self.readers, needed, strict=True):
-                if reader:
-                    reader.prefetch(windows)
-                    reader.check()
-            # Reading the manifests costs a millisecond: not at every step while there is enough.
-            if any(map(int.__lt__, have, needed)) or time.monotonic() - self._refreshed > REFRESH_SECONDS:
-                self._complete, self._refreshed = self.refresh(), time.monotonic()
-        except (BadInput, TrainingStopped) as error:
-            self._failure = str(error)
-        return self._complete
+        """Check the readers, and open what is new; return whether all sources are known to be complete."""
+        for reader, windows in zip(self.readers, needed, strict=True):
+            if reader:
+                reader.prefetch(windows)
+                reader.check()
+        # Reading the manifests costs a millisecond: not at every step while there is enough.
+        if all(map(int.__ge__, have, needed)) and time.monotonic() - self._refreshed <= REFRESH_SECONDS:
+            return False
+        self._refreshed = time.monotonic()
+        return self.refresh()
 
     def _log_now_and_then(self, what: str) -> None:
         if time.monotonic() - self._logged > LOG_SECONDS:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.stopping import StopRequest
 from pretrain.data import shards, tokenization, windows
@@ -216,16 +215,14 @@ class Corpus:
             raise BadInput(
                 f"{where}: was trained with other weights of its sources; restore them, or give another --run_name"
             )
+
         pairs = list(zip(before, self.sources, strict=True))
 
         def there() -> bool:
-            for state, source in pairs:
-                shards_read = len(source.manifest["splits"]["train"])
-                # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
-                ends = source.manifest["complete"] or not state["complete"] or shards_read > state["shards"]
-                if shards_read < state["shards"] or not ends:
-                    return self.refresh()
-            return True
+            # Of data that had ended it is known only at its end, or beyond it, that this ends at the same place.
+            growing = ((state, source.manifest) for state, source in pairs if not source.manifest["complete"])
+            enough = (len(new["splits"]["train"]) >= old["shards"] + old["complete"] for old, new in growing)
+            return all(enough) or self.refresh()
 
         self.data_wait.until(there, "the shards that the checkpoint has seen")
         for state, source in pairs:
@@ -233,21 +230,17 @@ class Corpus:
 
     def describe(self, order: windows.TrainOrder) -> Iterator[str]:
         """Yield what the run reads, a line a source, and what the user should know about where it lies."""
-        read, shares = order.read_before(self._recipe.schedule.max_steps), order.shares()
-        for source, windows_read, share in zip(self.sources, read, shares, strict=True):
+        read = order.read_before(self._recipe.schedule.max_steps)
+        for source, windows_read, share in zip(self.sources, read, order.shares(), strict=True):
             folder, train, manifest = source.folder, source.train, shards.describe_folder(source.folder)
             tokens, complete = windows_read * train.sequence_length, manifest["complete"]
             there = sum(row["tokens"] for row in manifest["splits"]["train"])  # more than are opened, while it grows
-            yield (
-                f"data     {folder}: {there:,} train tokens{'' if complete else ' so far, more are being read'}; "
-                f"the run reads {tokens:,}{f' ({tokens / there:.2f} epochs)' if complete else ''}"
-                f"{f', {share:.1%} of its windows' if len(shares) > 1 else ''}"
-            )
+            epochs = f" ({tokens / there:.2f} epochs)" if complete else ""
+            state = "" if complete else " so far, more are being read"
+            part = f", {share:.1%} of its windows" if share < 1 else ""
+            yield f"data     {folder}: {there:,} train tokens{state}; the run reads {tokens:,}{epochs}{part}"
             if train.dropped_tokens > 0.01 * train.num_tokens:
-                yield (
-                    f"note     {train.dropped_tokens:,} of its tokens are in no window: ends of shards, and shards "
-                    f"shorter than sequence_length"
-                )
+                yield f"note     {train.dropped_tokens:,} of its tokens, at the ends of shards, are in no window"
             if complete and tokens > MANY_EPOCHS * there:
                 remedy = "Give more text or fewer --max_steps, a smaller model, or dropout"
                 if self._recipe.saving.load_best_model_at_end:
@@ -256,13 +249,12 @@ class Corpus:
                     f"note     more than {MANY_EPOCHS} epochs: the model begins to learn this text by heart, and the "
                     f"validation loss may rise. {remedy}"
                 )
-            if unlike := _unlike_validation(manifest["splits"]):
-                remedy = ": --validation_files FILE..." if self._recipe.data.data_files else ""
-                yield f"note     {unlike}: they may be of other kinds. Validate on text like that of training{remedy}"
-            if mount := files.network_mount(folder):
+            held_out, trained = (_bytes_per_token(manifest["splits"][name]) for name in ("validation", "train"))
+            if held_out and trained and not 3 / 4 < held_out / trained < 4 / 3:
+                remedy = ": --validation_files FILE" if self._recipe.data.data_files else ""
                 yield (
-                    f"note     {folder} lies on {mount}, over the network: each window is fetched from there. Copy it to "
-                    f"a local disk: cp -r {folder} /local/disk, then --data_dir /local/disk/{folder.name}"
+                    f"note     validation has {held_out:.2f} bytes per token, train {trained:.2f}: they may be of other "
+                    f"kinds. Validate on text like that of training{remedy}"
                 )
 
     def beginnings(self) -> list[str]:
@@ -290,15 +282,9 @@ class Corpus:
         return []
 
 
-def _unlike_validation(splits: dict[str, list[dict]]) -> str | None:
-    """Return by how much the bytes per token of validation and train differ, where that is by a third or more."""
-    found = {}
-    for name in ("validation", "train"):
-        text_bytes = sum(row.get("text_bytes", 0) for row in splits[name])  # shards that others made do not say
-        found[name] = text_bytes / max(1, sum(row["tokens"] for row in splits[name]))
-    if 3 * max(found.values()) < 4 * min(found.values()) or not min(found.values()):
-        return None
-    return f"validation has {found['validation']:.2f} bytes per token, train {found['train']:.2f}"
+def _bytes_per_token(rows: list[dict]) -> float:
+    """Return the mean of a split's shards; 0 of those that others made, which do not state it."""
+    return sum(row.get("text_bytes", 0) for row in rows) / max(1, sum(row["tokens"] for row in rows))
 
 
 class TrainBatches:
@@ -328,12 +314,11 @@ def open_tokenizer(recipe: keys.Recipe, manifests: dict[Path, dict]) -> PreTrain
         )
     tokenizer = tokenization.load(name)
     fingerprint = tokenization.fingerprint(tokenizer)
-    for folder, manifest in manifests.items():
-        made = manifest["tokenizer"]
-        if made and made["fingerprint"] != fingerprint:
-            raise BadInput(f"{folder}: its shards were made with another tokenizer than {name}")
-        otherwise_named = made and wanted not in (made["name"], *keys.TRAINED_TOKENIZERS)
-        if otherwise_named and tokenization.fingerprint(tokenization.load(wanted)) != fingerprint:
+    for folder, made in ((folder, manifest["tokenizer"]) for folder, manifest in manifests.items()):
+        other = made and made["fingerprint"] != fingerprint
+        if made and wanted not in (made["name"], *keys.TRAINED_TOKENIZERS):  # the same one may have two names
+            other = other or tokenization.fingerprint(tokenization.load(wanted)) != fingerprint
+        if other:
             raise BadInput(f"tokenizer = {wanted}: the shards in {folder} were made with another tokenizer")
     begun_from = recipe.model.init_from
     if begun_from not in (None, name) and _fingerprint_at(begun_from) not in (None, fingerprint):

@@ -70,22 +70,20 @@ class DocumentEncoder:
         if self._ids:
             return [self._of_ids(number, row) for number, row, _ in batch]
         texts = [well_formed(text) for _, text, _ in batch if text is not None]
-        sizes, found, documents = sum(len(text.encode()) for text in texts), 0, []
-        encodings = zip(texts, self._encode(texts), strict=True)
+        encodings, documents = zip(texts, self._encode(texts), strict=True), []
         for number, text, begins in batch:
-            kept, ids = (None, NO_IDS) if text is None else next(encodings)
-            text_bytes = int(self.bytes_per_token[ids].sum())
-            found += text_bytes
+            kept, ids = ("", NO_IDS) if text is None else next(encodings)
+            text_bytes, size = int(self.bytes_per_token[ids].sum()), len(kept.encode())
+            if not 0 <= text_bytes - size <= self._prefix:
+                raise BadInput(
+                    f"tokenizer = {self._name}: its ids stand for {text_bytes} bytes where row {number} has {size}: it "
+                    f"changes the text, so bits per byte would be wrong. Use a byte-level one"
+                )
             counts = {"documents": int(begins and text is not None), "without_text": int(text is None)}
-            counts["surrogates_replaced"] = int(kept != text)
+            counts["surrogates_replaced"] = int(kept != (text or ""))
             if begins and text is not None:
                 ids = np.concatenate([self._end_of_text, ids])
             documents.append(Document(number, ids, text_bytes, counts))
-        if not 0 <= found - sizes <= self._prefix * len(texts):
-            raise BadInput(
-                f"tokenizer = {self._name}: its ids stand for {found} bytes where the text has {sizes}: it changes the "
-                f"text, so bits per byte would be wrong. Use a byte-level one"
-            )
         return documents
 
     def _of_ids(self, number: int, ids: np.ndarray | None) -> Document:

@@ -31,7 +31,7 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     used up.
     """
     huggingface_hub.utils.disable_progress_bars()
-    folder, config = source.folder, source.config
+    folder, limit = source.folder, source.config.limit_tokens
     manifest = shards.read_manifest(folder)
     newer_than = folder / shards.MANIFEST if target else None
     broken = [row for _, row in repair.broken_rows(source, manifest, newer_than)] if manifest else []
@@ -40,27 +40,25 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
     commit, listed = listing(source, manifest["revision"] if manifest else None)
     if manifest is None:
         manifest = {"source": source.name, "identity": source.identity, "revision": commit, "tokenizer": None}
-        manifest |= {"splits": {split: [] for split in listed}, "complete": False}
-        for file in listed["validation"]:
-            manifest["splits"]["validation"].append(_fetch_one(source, commit, file))
+        held_out = [_fetch_one(source, commit, file) for file in listed["validation"]]
+        manifest |= {"splits": {"validation": held_out, "train": []}, "complete": False}
         files.write_json(folder / shards.MANIFEST, manifest)
     named = {Path(file.path).name: file for found in listed.values() for file in found}
     for row in broken:
         if _fetch_one(source, commit, named[row["file"]]) != row:
             raise BadInput(
-                f"{folder / row['file']}: is not what {shards.MANIFEST} says; delete {folder} to fetch everything again"
+                f"{folder / row['file']}: is not what {shards.MANIFEST} says; delete {folder} to fetch it anew"
             )
     rows = manifest["splits"]["train"]
     for file in listed["train"][len(rows) :]:
-        if 0 < config.limit_tokens <= sum(row["tokens"] for row in rows):
+        if 0 < limit <= sum(row["tokens"] for row in rows):
             break
         if target:
             target.wait(rows)
         rows.append(_fetch_one(source, commit, file))
         files.write_json(folder / shards.MANIFEST, manifest)
-        log.info(
-            f"{sum(row['tokens'] for row in rows):,} train tokens are here, {len(rows)} of {len(listed['train'])} files"
-        )
+        tokens = sum(row["tokens"] for row in rows)
+        log.info(f"{tokens:,} train tokens are here, {len(rows)} of {len(listed['train'])} files")
     shutil.rmtree(folder / ".fetch", ignore_errors=True)
     files.write_json(folder / shards.MANIFEST, manifest | {"complete": True})
 
@@ -68,8 +66,7 @@ def fetch(source: FoundSource, target: PrefetchTarget | None) -> None:
 def describe(source: FoundSource) -> str:
     """Return a summary of the files to fetch, in lines."""
     commit, listed = listing(source, None)
-    sizes = {split: sum(file.size for file in found) for split, found in listed.items()}
-    lines = [f"{split}: {len(found)} files, {sizes[split] / 1e9:.2f} GB" for split, found in listed.items()]
+    lines = [f"{split}: {len(f)} files, {sum(file.size for file in f) / 1e9:.2f} GB" for split, f in listed.items()]
     return "\n".join([f"{source.config.data_dir} at {commit}, into {source.folder}", *lines])
 
 
@@ -83,13 +80,12 @@ def listing(source: FoundSource, pinned: str | None) -> tuple[str, dict[str, lis
     found = retry(what, lambda: list(hub.list_repo_tree(repo_id, **place)))
     splits: dict[str, list[RepoFile]] = {"validation": [], "train": []}
     for file in sorted((file for file in found if isinstance(file, RepoFile)), key=lambda file: file.path):
-        split = shards.split_of(PurePosixPath(file.path))
-        if split in splits:
-            splits[split].append(file)
+        splits.get(shards.split_of(PurePosixPath(file.path)) or "", []).append(file)
     if missing := [split for split, held in splits.items() if not held]:
-        words = " and no ".join(missing)
-        rule = "named .bin or .npy, with train or val between underscores"
-        raise BadInput(f"{what}: holds no {words} shards ({rule}); give the folder that does: .../NAME/FOLDER")
+        words = (
+            f"holds no {' and no '.join(missing)} shards (named .bin or .npy, with train or val between underscores)"
+        )
+        raise BadInput(f"{what}: {words}; give the folder that does: .../NAME/FOLDER")
     return commit, splits
 
 
@@ -112,7 +108,7 @@ def _fetch_one(source: FoundSource, commit: str, file: RepoFile) -> dict:
         if path.stat().st_size != file.size or not is_whole:
             path.unlink()
             raise TruncatedError(f"{path.name} arrived damaged: its size or hash is not the Hub's")
-        tokens = shards.read_layout(path).tokens
+        tokens = len(shards.open_ids(path)[0])
         files.fsync(path)
         path.replace(folder / path.name)
         files.fsync(folder)

@@ -2,8 +2,9 @@
 
 import contextlib
 import logging
+import math
 import os
-import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
-from pretrain.data.documents import DocumentEncoder, well_formed
+from pretrain.data.documents import Document, DocumentEncoder, well_formed
 from pretrain.data.names import shown_name
 from pretrain.data.progress import PrefetchTarget, Progress
 from pretrain.data.sources import STDLIB, FoundSource, Part, find_source
@@ -30,7 +31,6 @@ BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on whic
 DRY_RUN_SECONDS = 10
 MADE_AHEAD: dict[Path, PreTrainedTokenizerFast] = {}  # by where they will be kept
 CORE_SECONDS = 1.0  # for which an estimate encodes
-JOB_MANIFEST = re.compile(r"manifest\.job-(\d{5})-of-(\d{5})\.json")
 
 
 @dataclass(frozen=True)
@@ -43,27 +43,71 @@ class Job:
     @property
     def manifest(self) -> str:
         """The file in which it keeps where it is."""
-        return shards.MANIFEST if self.count == 1 else f"manifest.job-{self.index:05d}-of-{self.count:05d}.json"
+        return f"manifest{self._suffix}.json"
 
     @property
     def lock(self) -> str:
         """The file that it holds."""
-        return ".lock" if self.count == 1 else f".lock.job-{self.index:05d}-of-{self.count:05d}"
+        return f".lock{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.count == 1 else f".job-{self.index:05d}-of-{self.count:05d}"
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A source that is open: the parts of each split, how they are encoded, and where a job writes their shards."""
+    """A source that is open.
+
+    Attributes:
+        parts: of each split.
+        about: what a manifest says of it: commit, tokenizer, and versions, which are filled in while reading.
+    """
 
     source: FoundSource
     parts: dict[str, list[Part]]
     encode: DocumentEncoder
-    job: Job
+    about: dict
 
-    def writer(self, split: str, part: int, first_number: int = 0, folder: Path | None = None) -> shards.ShardWriter:
-        """Return the writer of a part's shards, into the source's folder unless another is given."""
+    def write(
+        self, split: str, place: dict[str, int], rows: list[dict], limit: int, folder: Path, job: Job = Job()
+    ) -> Iterator[tuple[dict | None, dict[str, int], Document | None]]:
+        """Write a split's shards into a folder; a split without parts takes its documents from the train split's.
+
+        Args:
+            place: where to begin: part, row, and how many ids from there on are left out.
+            rows: of the split's shards that are there; the caller adds those that are yielded.
+            limit: end with the document that reaches so many tokens, of ``rows`` too; 0: with the last part.
+            job: whose parts are written.
+
+        Yields the row of each shard that is full and where the next one begins; each document that is written to its
+        end; and, where a part ends, the row of the shard that is not full, if any. A shard never holds text of two parts.
+        """
+        parts, done = self.parts.get(split, self.parts["train"]), sum(row["tokens"] for row in rows)
         sizes, shard_tokens = self.encode.bytes_per_token, self.source.config.shard_tokens
-        return shards.ShardWriter(folder or self.source.folder, split, part, first_number, sizes, shard_tokens)
+        for part in range(place["part"], len(parts)):
+            if part % job.count != job.index:
+                continue
+            row, skip = (place["row"], place["token"]) if part == place["part"] else (0, 0)
+            if 0 < limit <= done and not skip:  # a document that was begun is brought to its end
+                return
+            number = sum(shards.part_of(row) == part for row in rows)
+            writer = shards.ShardWriter(folder, split, part, number, sizes, shard_tokens)
+            current, end, following = -1, 0, {"part": part + 1, "row": 0, "token": 0}
+            for document in self.encode(parts[part][1](row), row):
+                first = end if document.row == current else 0  # a long text comes in pieces
+                current, end = document.row, first + len(document.ids)
+                if len(document.ids) < skip:
+                    skip -= len(document.ids)
+                    continue
+                for shard, upto in writer.fill(document.ids, skip):
+                    yield shard, {"part": part, "row": current, "token": first + upto}, None
+                done, skip = done + len(document.ids) - skip, 0
+                yield None, following, document
+                if 0 < limit <= done:
+                    following = {"part": part, "row": current + 1, "token": 0}
+                    break
+            yield writer.finish(), following, None
 
 
 def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None) -> None:
@@ -72,37 +116,36 @@ def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None)
     ``target``: how far to go, when train.py follows.
     """
     folder, config = source.folder, source.config
-    if others := [other for other in _jobs(folder) if other.count != job.count]:
-        count = others[0].count
-        remedy = "when all are done, use --merge" if job.count == 1 else f"give --num_jobs {count}"
-        raise BadInput(f"{folder} is being prepared in {count} jobs ({others[0].manifest}); {remedy}")
+    if others := [path for path in _of_jobs(folder) if _count(path) != job.count]:
+        remedy = "when all are done, use --merge" if job.count == 1 else f"give --num_jobs {_count(others[0])}"
+        raise BadInput(f"{folder} is being prepared in {_count(others[0])} jobs ({others[0].name}); {remedy}")
     if job.count > 1 and config.limit_tokens:
         raise BadInput("limit_tokens counts from the first file on, which no job of several can; use one job")
     manifest = shards.read_manifest(folder, job.manifest)
-    opened, about = open_source(source, job, manifest, target)
+    opened = open_source(source, manifest, target)
+    parts = opened.parts["train"]
     if manifest is None:
-        splits, counts, begin = held_out_splits(opened)
+        splits, counts, begin = held_out_splits(opened, job)
         manifest = {
             "source": source.name,
             "identity": source.identity,
-            **about,
-            "files": len(opened.parts["train"]),
+            **opened.about,
+            "files": len(parts),
             "splits": splits | {"train": []},
             "counts": counts | {"train": {}},
             "train_begins": begin,
-            "cursor": begin | {"file": file_at(opened.parts["train"], begin["part"])},
+            "cursor": begin | {"file": file_at(parts, begin["part"])},
             "complete": False,
         }
         files.write_json(folder / job.manifest, manifest)
     elif not manifest["complete"]:
-        manifest |= about
-        refuse_other_files(folder, manifest, opened.parts["train"])
-    expected_bytes = 0.0 if target else expected_text_bytes(source, opened.parts["train"]) / job.count
-    progress = Progress(target, manifest, expected_bytes, config.limit_tokens)
+        manifest |= opened.about
+        refuse_other_files(folder, manifest, parts)
+    progress = Progress(target, manifest)
     if target:
         target.wait(manifest["splits"]["train"])
     if not manifest["complete"]:
-        train_split(opened, manifest, progress)
+        train_split(opened, job, manifest, progress)
     if job.count == 1:
         finish(folder, manifest)
     else:
@@ -111,13 +154,8 @@ def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None)
     progress.end(manifest)
 
 
-def open_source(
-    source: FoundSource, job: Job, manifest: dict | None, target: PrefetchTarget | None = None
-) -> tuple[Opened, dict]:
-    """Open what is to be read, and return what a manifest says of it.
-
-    Raises BadInput when the folder's tokenizer is not the one that its manifest names.
-    """
+def open_source(source: FoundSource, manifest: dict | None, target: PrefetchTarget | None = None) -> Opened:
+    """Open what is to be read. Raises BadInput when the folder's tokenizer is not the one that its manifest names."""
     folder, name = source.folder, source.config.tokenizer
     versions = manifest.get("versions", {}) if manifest else {}
     revision, parts = open_parts(source, manifest["revision"] if manifest else None, versions)
@@ -127,87 +165,60 @@ def open_source(
         raise BadInput(f"{folder / 'tokenizer'} does not match the shards beside it; delete {folder}")
     trainers = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if target else 0
     encode = DocumentEncoder(tokenizer, name, trainers, ids=source.config.token_column is not None)
-    about = {"revision": revision, "versions": versions, "tokenizer": identity}  # versions fill while reading
-    return Opened(source, parts, encode, job), about
+    return Opened(source, parts, encode, {"revision": revision, "versions": versions, "tokenizer": identity})
 
 
-def held_out_splits(opened: Opened) -> tuple[dict[str, list[dict]], dict[str, dict], dict[str, int]]:
+def held_out_splits(opened: Opened, job: Job) -> tuple[dict[str, list[dict]], dict[str, dict], dict[str, int]]:
     """Write every split but train, in one go: training can then begin as soon as its first block is there.
 
     Without a validation part, the first documents of the train split are it, to ``validation_tokens``.
 
-    Returns: rows and counts by split, and where the train split begins. A job but the first finds only the last.
+    Returns: rows and counts by split, and where the train split begins. A job but the first keeps only the last.
     """
-    begin = {"part": 0, "row": 0, "token": 0}
-    splits, counts, keep = {}, {}, opened.job.index == 0
+    folder, config = opened.source.folder, opened.source.config
+    begin = start = {"part": 0, "row": 0, "token": 0}
+    if job.index:
+        folder /= f".again{job.lock}"  # which repair, too, begins by clearing
+        folder.mkdir(exist_ok=True)
+    splits, counts = {}, {}
     for split in ("validation", *(name for name in opened.parts if name not in ("validation", "train"))):
-        limit = 0 if split in opened.parts else opened.source.config.validation_tokens
-        if not keep and not limit:
+        limit = 0 if split in opened.parts else config.validation_tokens
+        if job.index and not limit:
             continue
-        if keep:
-            shards.clear_partial(opened.source.folder, split)
-        rows, tally, done = [], Counter(), 0
-        for part, (_, read) in enumerate(opened.parts.get(split, opened.parts["train"])):
-            if 0 < limit <= done:
-                break
-            writer = opened.writer(split, part)
-            for document in opened.encode(read(0), 0):
-                rows += [row for row, _ in writer.fill(document.ids)] if keep else []
-                done += len(document.ids)
-                tally.update(document.counts)
-                if 0 < limit <= done:
-                    begin = {"part": part, "row": document.row + 1, "token": 0}
-                    break
-            rows += [row] if (row := writer.finish()) else []
-        if done < limit and not done:
-            raise no_text(opened.source)
+        rows, tally = splits.setdefault(split, []), Counter()
+        for shard, following, document in opened.write(split, start, rows, limit, folder):
+            rows += [shard] if shard else []
+            tally.update(document.counts if document else {})
+            begin = following if limit else begin
+        counts[split], done = dict(tally), sum(row["tokens"] for row in rows)
         if done < limit:
+            key = "token_column" if config.token_column else "text_column"
+            column = f"{opened.source.name}: {key} = {getattr(config, key)}"
             raise BadInput(
-                f"validation_tokens = {limit}: the source has {done} tokens in all; use --validation_tokens "
-                f"{max(1, done // 10)}, or, with data_files, give --validation_files"
+                f"{column} has {done} tokens in all, fewer than validation_tokens = {limit}; give --{key} with one of "
+                f"more text, --validation_tokens {max(1, done // 10)}, or, with data_files, --validation_files"
             )
-        splits[split], counts[split] = rows, dict(tally)
-    return splits, counts if keep else {}, begin
+    if job.index:
+        shutil.rmtree(folder)
+        return {}, {}, begin
+    return splits, counts, begin
 
 
-def train_split(opened: Opened, manifest: dict, progress: Progress) -> None:
-    """Write the train split from the manifest's cursor on. A shard never holds text of two parts."""
-    parts, job, limit_tokens = opened.parts["train"], opened.job, opened.source.config.limit_tokens
-    rows, begin, cursor = manifest["splits"]["train"], manifest["train_begins"], manifest["cursor"]
-    tally, done = Counter(manifest["counts"]["train"]), sum(row["tokens"] for row in rows)
-
-    def keep(finished: dict | None, **next_cursor: int) -> None:
-        """Enter a finished shard, and where the next one begins: the document that it ended in is not yet counted."""
-        rows.extend([finished] if finished else [])
-        manifest["counts"]["train"] = dict(tally)
-        manifest["cursor"] = next_cursor | {"file": file_at(parts, next_cursor["part"])}
-        files.write_json(opened.source.folder / job.manifest, manifest)
-        progress.shard(rows)
-
-    for part in range(cursor["part"], len(parts)):
-        if part % job.count != job.index or part < begin["part"]:
-            continue
-        place = cursor if part == cursor["part"] else begin if part == begin["part"] else {"row": 0, "token": 0}
-        if 0 < limit_tokens <= done and not place["token"]:  # a document that was begun is brought to its end
-            continue
-        shards.clear_partial(opened.source.folder, "train", part)
-        writer = opened.writer("train", part, sum(row["file"].startswith(f"train_{part:05d}_") for row in rows))
-        before = place["token"]  # of the first document: an earlier process ended its last shard inside of it
-        number, end = -1, 0
-        for document in opened.encode(parts[part][1](place["row"]), place["row"]):
-            first = end if document.row == number else 0  # a long text comes in pieces
-            number, end = document.row, first + len(document.ids)
-            if len(document.ids) < before:  # it was written and counted
-                before -= len(document.ids)
-                continue
-            for row, written in writer.fill(document.ids, before):
-                keep(row, part=part, row=number, token=first + written)
-            done, before = done + len(document.ids) - before, 0
+def train_split(opened: Opened, job: Job, manifest: dict, progress: Progress) -> None:
+    """Write the train split from the manifest's cursor on."""
+    rows, tally, folder = manifest["splits"]["train"], Counter(manifest["counts"]["train"]), opened.source.folder
+    limit = opened.source.config.limit_tokens
+    for shard, following, document in opened.write("train", manifest["cursor"], rows, limit, folder, job):
+        if document:
             tally.update(document.counts)
             progress.count(document)
-            if 0 < limit_tokens <= done:
-                break
-        keep(writer.finish(), part=part + 1, row=0, token=0)
+            continue
+        # Of the document in which a shard has ended nothing is counted yet.
+        rows += [shard] if shard else []
+        manifest["counts"]["train"] = dict(tally)
+        manifest["cursor"] = following | {"file": file_at(opened.parts["train"], following["part"])}
+        files.write_json(folder / job.manifest, manifest)
+        progress.shard(rows)
 
 
 def file_at(parts: list[Part], part: int) -> str | None:
@@ -233,7 +244,7 @@ def finish(folder: Path, manifest: dict) -> None:
         raise BadInput(
             f"{folder}: no train text is left; use a smaller --validation_tokens, or --validation_files with data_files"
         )
-    for path in folder.glob(".*.tmp-*"):  # of killed processes
+    for path in folder.glob(".*.tmp*"):  # of killed processes
         files.remove(path)
     kept = {name: value for name, value in manifest.items() if name not in ("cursor", "train_begins", "versions")}
     if pinned := {name: said for name, said in manifest.get("versions", {}).items() if "commit" in said}:
@@ -242,44 +253,43 @@ def finish(folder: Path, manifest: dict) -> None:
 
 
 def merge(folder: Path) -> None:
-    """Join the manifests of all jobs into the folder's, and delete them. Raises BadInput while a job is missing."""
-    jobs = _jobs(folder)
+    """Join the manifests of all jobs into the folder's, and delete them.
+
+    Raises BadInput while a job is missing, and where they are not of one source.
+    """
+    jobs = _of_jobs(folder)
     if not shards.is_complete(folder):
-        names = [Job(index, jobs[0].count).manifest for index in range(jobs[0].count)] if jobs else ["jobs"]
+        count = _count(jobs[0]) if jobs else 1
+        names = [Job(index, count).manifest for index in range(count)]
         found = {name: shards.read_manifest(folder, name) or {"complete": False} for name in names}
         if missing := [name for name, manifest in found.items() if not manifest["complete"]]:
             raise BadInput(f"{folder}: cannot be merged: {', '.join(missing)} not complete; run these jobs first")
-        join(folder, [*found.values()])
-    for job in jobs:
-        (folder / job.lock).unlink(missing_ok=True)
-        (folder / job.manifest).unlink()
+        first, rows, tally, versions = found[names[0]], [], Counter(), {}
+        for manifest in found.values():
+            unlike = [
+                name for name in ("identity", "revision", "files", "train_begins") if manifest[name] != first[name]
+            ]
+            seen = {name: said for name, said in manifest.get("versions", {}).items() if said}
+            unlike += [name for name, said in seen.items() if versions.setdefault(name, said) != said]
+            if unlike:
+                raise BadInput(f"{folder}: {unlike[0]} has changed between the jobs; delete the folder and start again")
+            rows += manifest["splits"]["train"]
+            tally.update(manifest["counts"]["train"])
+        first["splits"]["train"], first["counts"]["train"] = sorted(rows, key=lambda row: row["file"]), dict(tally)
+        finish(folder, first | {"versions": versions})
+        log.info(f"merged {count} jobs: {sum(row['tokens'] for row in rows):,} train tokens")
+    for path in jobs:
+        path.with_name(path.stem.replace("manifest", ".lock")).unlink(missing_ok=True)
+        path.unlink()
 
 
-def _jobs(folder: Path) -> list[Job]:
-    """Return the jobs that have begun to prepare a folder, in order."""
-    found = (JOB_MANIFEST.fullmatch(name) for name in sorted(path.name for path in folder.iterdir()))
-    return [Job(int(match[1]), int(match[2])) for match in found if match]
+def _of_jobs(folder: Path) -> list[Path]:
+    """Return the manifests of the jobs that have begun to prepare a folder, in order."""
+    return sorted(folder.glob("manifest.job-*-of-*.json"))
 
 
-def join(folder: Path, manifests: list[dict]) -> None:
-    """Write the folder's manifest from those of all jobs. Raises BadInput where they are not of one source."""
-    first, *others = manifests
-    rows, tally = first["splits"]["train"], Counter(first["counts"]["train"])
-    versions: dict[str, dict] = {}
-    for name, said in chain.from_iterable(manifest.get("versions", {}).items() for manifest in manifests):
-        if said and versions.setdefault(name, said) != said:
-            raise BadInput(f"{folder}: {name} has changed between the jobs; delete the folder and prepare it again")
-    first["versions"] = versions
-    for other in others:
-        for name in ("identity", "revision", "tokenizer", "files", "train_begins"):
-            if other[name] != first[name]:
-                raise BadInput(f"{folder}: the jobs disagree about {name}; delete the folder and prepare it again")
-        rows += other["splits"]["train"]
-        tally.update(other["counts"]["train"])
-    first["counts"]["train"] = dict(tally)
-    rows.sort(key=lambda row: row["file"])
-    finish(folder, first)
-    log.info(f"merged {len(manifests)} jobs: {sum(row['tokens'] for row in rows):,} train tokens")
+def _count(manifest: Path) -> int:
+    return int(manifest.stem.rpartition("-")[2])
 
 
 def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple[str | None, dict[str, list[Part]]]:
@@ -313,10 +323,7 @@ def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     if config.tokenizer != "characters":
         return tokenization.load(config.tokenizer)
     every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
-    tokenizer = tokenization.make_characters(well_formed(text or "") for text, _ in every)
-    if len(tokenizer) == 1:  # the end of text
-        raise no_text(source)
-    return tokenizer
+    return tokenization.make_characters(well_formed(text or "") for text, _ in every)
 
 
 def make_tokenizer_ahead(source: FoundSource) -> None:
@@ -327,13 +334,6 @@ def make_tokenizer_ahead(source: FoundSource) -> None:
             MADE_AHEAD[path] = make_tokenizer(source, source.parts)
 
 
-def no_text(source: FoundSource) -> BadInput:
-    """Return the error of a source without any text."""
-    what, key = ("ids", "token_column") if source.config.token_column else ("text", "text_column")
-    column = getattr(source.config, key)
-    return BadInput(f"{source.name}: no row has {what} in {key} = {column}; give --{key} with one that has")
-
-
 def first_texts(parts: list[Part]) -> Iterator[str]:
     """Yield the first texts of a split, as many as a bpe is trained on."""
     left = BPE_SAMPLE_CHARACTERS
@@ -342,17 +342,6 @@ def first_texts(parts: list[Part]) -> Iterator[str]:
             return
         left -= len(text or "")
         yield well_formed(text or "")
-
-
-def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
-    """Return about how many bytes of text the train split has; 0 where that is not known."""
-    if source.tables is None:
-        return source.most_tokens or 0.0
-    if source.config.token_column:
-        return 0.0
-    from pretrain.data import stream
-
-    return stream.expected_text_bytes([name for name, _ in parts], source.tables.text_column)
 
 
 def dry_run(source: FoundSource) -> str:
@@ -367,22 +356,24 @@ def dry_run(source: FoundSource) -> str:
     else:
         tokenizer = tokenization.load(name)
     encode = DocumentEncoder(tokenizer, name)
-    expected = expected_text_bytes(source, parts["train"])
     tokens, text_bytes, seconds = _timed(encode, parts["train"], DRY_RUN_SECONDS)
     if not text_bytes:
         raise BadInput(f"{source.name}: no text in its first rows")
-    total = max(expected, text_bytes) * tokens / text_bytes
-    total = min(total, config.limit_tokens or total)
-    itemsize = 2 if len(tokenizer) <= 2**16 else 4
-    return (
-        f"{source.name}: {counted(len(parts['train']), 'file', 'files')}, about "
-        f"{max(expected, text_bytes) / 1e6:,.1f} MB of text, "
-        f"{total:,.0f} tokens (estimated)\n"
-        f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)\n"
+    expected = float(source.most_tokens or 0)
+    if source.tables:
+        from pretrain.data import stream
+
+        expected = stream.expected_text_bytes([name for name, _ in parts["train"]], source.tables.text_column)
+    whole, itemsize = max(expected, text_bytes), 2 if len(tokenizer) <= 2**16 else 4
+    total = min(whole * tokens / text_bytes, config.limit_tokens or math.inf)
+    held, used = counted(len(parts["train"]), "file", "files"), counted(encode.threads, "thread", "threads")
+    lines = (
+        f"{source.name}: {held}, about {whole / 1e6:,.1f} MB of text, {total:,.0f} tokens (estimated)",
+        f"{source.folder}: {total * itemsize / 1e6:,.3f} MB on disk (estimated: {itemsize} bytes a token)",
         f"{total / tokens * seconds:,.1f} s at {text_bytes / seconds / 1e6:.1f} MB/s of text, "
-        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with "
-        f"{counted(encode.threads, 'thread', 'threads')}, reading included)"
+        f"{tokens / seconds:,.0f} tokens/s (measured for {seconds:.0f} s with {used}, reading included)",
     )
+    return "\n".join(lines)
 
 
 @cache
@@ -416,13 +407,13 @@ def verify(folder: Path, vocab_size: int) -> str:
 
     manifest = shards.describe_folder(folder)
     rows = [row for found in manifest["splits"].values() for row in found]
-    shards.verify(folder, rows)
-    if manifest["tokenizer"]:
-        vocab_size = manifest["tokenizer"]["size"]
-    ids = Windows(1, vocab_size)
+    if lines := [line for _, line in shards.faults(folder, rows)]:
+        raise BadInput(lines)
+    ids = Windows(1, manifest["tokenizer"]["size"] if manifest["tokenizer"] else vocab_size)
     for row in rows:
         ids.append(folder / row["file"], row["tokens"], *shards.open_ids(folder / row["file"]))
     ids.check_ids()
     hashed = "sizes, hashes" if manifest["tokenizer"] else "sizes (there are no hashes to compare with)"
     state = "" if manifest["complete"] else "; its preparation is not finished"
-    return f"{folder}: {len(rows)} shards, {ids.num_tokens:,} tokens are whole: {hashed}, ids below {vocab_size}{state}"
+    whole = f"{len(rows)} shards, {ids.num_tokens:,} tokens are whole"
+    return f"{folder}: {whole}: {hashed}, ids below {ids.vocab_size}{state}"

@@ -35,32 +35,29 @@ class PrefetchTarget:
     def wait_for_trainer(self) -> None:
         """Return when the trainer has found nothing that is wrong: its first line comes then."""
         with self._changed:
-            while not self._begun:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._begun)
 
     def wait(self, rows: list[dict]) -> None:
         """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
         windows = [max(0, row["tokens"] - 1) // self.sequence_length for row in rows]
         with self._changed:
-            while self.bounded and rows and sum(windows) > self._target + AHEAD_SHARDS * max(windows):
-                self._changed.wait()
+            self._changed.wait_for(
+                lambda: not self.bounded or sum(windows) <= self._target + AHEAD_SHARDS * max(windows, default=0)
+            )
 
 
 class Progress:
-    """The visible progress: a line now and then, or, when train.py follows, where a shard is finished.
+    """The visible progress: a line now and then, and what there is in the end.
 
     Args:
         manifest: where an earlier process has ended.
-        expected_bytes: of text in all; 0 where that is not known.
-        limit_tokens: after which it ends; 0: never.
     """
 
-    def __init__(self, target: PrefetchTarget | None, manifest: dict, expected_bytes: float, limit_tokens: int):
-        self.target, self._expected, self._limit = target, expected_bytes, limit_tokens
-        rows = manifest["splits"]["train"]
+    def __init__(self, target: PrefetchTarget | None, manifest: dict):
+        self.target, rows = target, manifest["splits"]["train"]
         self._tokens = sum(row["tokens"] for row in rows)
         self._documents = manifest["counts"]["train"].get("documents", 0)
-        self._bytes = self._bytes_before = sum(row["text_bytes"] for row in rows)
+        self._bytes = 0  # of this process
         self._started = self._shown = time.perf_counter()
 
     def count(self, document: Document) -> None:
@@ -68,48 +65,29 @@ class Progress:
         self._documents += document.counts["documents"]
         self._tokens += len(document.ids)
         self._bytes += document.text_bytes
-        now = time.perf_counter()
-        if self.target or now - self._shown < SHOW_LINE_SECONDS:
-            return
-        self._shown, total = now, self._expected
-        if self._limit:
-            total = min(total, self._limit * self._bytes / max(1, self._tokens))
-        speed = self._bytes_per_second()
-        # The first rows may have no text at all.
-        left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total and speed else ""
-        log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}")
+        if (now := time.perf_counter()) - self._shown >= SHOW_LINE_SECONDS:
+            self._shown, speed = now, self._bytes / (now - self._started)
+            log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s")
 
     def shard(self, rows: list[dict]) -> None:
         """Note a finished shard; wait here when the trainer is far behind and shards are kept few."""
-        if not self.target:
-            return
-        if (now := time.perf_counter()) - self._shown > SHOW_LINE_SECONDS or len(rows) == 1:
-            self._shown, tokens = now, sum(row["tokens"] for row in rows)
-            log.info(f"{tokens:,} train tokens are ready ({self._bytes_per_second() / 1e6:.3g} MB/s of text)")
-        self.target.wait(rows)
+        if self.target:
+            self.target.wait(rows)
 
     def end(self, manifest: dict) -> None:
         """Log what there is now."""
         for split, rows in manifest["splits"].items():
             tokens, text_bytes = sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
-            counts = ", ".join(
-                f"{n:,} {name.removesuffix('s') if n == 1 else name}"
-                for name, n in manifest["counts"].get(split, {}).items()
-                if n
-            )
-            if tokens:
-                log.info(
-                    f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {text_bytes / tokens:.2f} bytes per token; "
-                    f"{counts.replace('_', ' ')}"
-                )
+            if not tokens:
+                continue
+            counts = [f"{name.replace('_', ' ')} {n:,}" for name, n in manifest["counts"].get(split, {}).items() if n]
+            fit = f"{text_bytes / tokens:.2f} bytes per token"
+            log.info(f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {fit}; {', '.join(counts)}")
             if split == "train" and manifest["tokenizer"]["name"] != "characters" and text_bytes < FEW_BYTES * tokens:
                 own = manifest["tokenizer"]["name"] == "bpe"
                 remedy = "Give it more text" if own else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
                 log.warning(
-                    f"{text_bytes / tokens:.2f} bytes per token: the tokenizer does not fit this text, and a model sees "
-                    f"less of it at a time. {remedy}, with more ids: --tokenizer_vocab_size N"
+                    f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {remedy}, with "
+                    f"more ids: --tokenizer_vocab_size N"
                 )
         log.info(f"prepared in {time.perf_counter() - self._started:.1f} s")
-
-    def _bytes_per_second(self) -> float:
-        return (self._bytes - self._bytes_before) / (time.perf_counter() - self._started)

@@ -9,7 +9,7 @@ from pathlib import Path
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards
-from pretrain.data.prepare import Job, Opened, open_source
+from pretrain.data.prepare import Job, open_source
 from pretrain.data.sources import FoundSource
 
 log = logging.getLogger(__name__)
@@ -23,26 +23,51 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
 
     Raises BadInput where the source no longer gives what the manifest says.
     """
-    folder, temporary = source.folder, source.folder / f".again{job.lock}"
-    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
+    folder, scratch = source.folder, source.folder / f".again{job.lock}"
+    shutil.rmtree(scratch, ignore_errors=True)
     name = shards.MANIFEST if shards.is_complete(folder) else job.manifest
     manifest = shards.read_manifest(folder, name)
     if manifest is None:
         return
     if every:
         log.info(f"{folder}: every byte of {sum(map(len, manifest['splits'].values()))} shards is checked")
-    broken = {}
+    broken: dict[tuple[str, int], set[str]] = {}
     for split, row in broken_rows(source, manifest, None if every else folder / name):
-        broken.setdefault((split, shards.part_of(row)), []).append(row["file"])
+        broken.setdefault((split, shards.part_of(row)), set()).add(row["file"])
     if not broken and (folder / "tokenizer").is_dir():
         return
-    opened, _ = open_source(source, job, manifest)
+    opened = open_source(source, manifest)
     for (split, part), wanted in broken.items():
-        log.info(f"{folder}: missing or changed, made again: {', '.join(wanted[:5])}{', ...' * (len(wanted) > 5)}")
-        temporary.mkdir()
-        _make_again(opened, manifest, split, part, set(wanted), temporary)
-        shutil.rmtree(temporary)
+        log.info(f"{folder}: missing or changed, made again: {', '.join(sorted(wanted))[:200]}")
+        rows, place = of_part(manifest, split, part), {"part": part, "row": 0, "token": 0}
+        if split == "train" and (begin := manifest.get("train_begins")):  # while it is not complete
+            place = begin if begin["part"] == part else place
+        elif split == "train" and "validation" not in opened.parts:  # the first documents are validation's
+            place["token"] = sum(row["tokens"] for row in of_part(manifest, "validation", part))
+        scratch.mkdir()
+        written = opened.write(split, place, [], sum(row["tokens"] for row in rows), scratch)
+        made = (shard for shard, _, _ in written if shard)
+        for row in rows:
+            if next(made, None) != row:
+                raise BadInput(
+                    f"{folder / row['file']}: cannot be made again, because its source has changed; put the old one "
+                    f"back, or delete {folder} to read all of it again"
+                )
+            if row["file"] in wanted:
+                (scratch / row["file"]).replace(folder / row["file"])
+                files.fsync(folder)
+                wanted.remove(row["file"])
+                if not wanted:
+                    break
+            else:
+                (scratch / row["file"]).unlink()
+        shutil.rmtree(scratch)
     os.utime(folder / name)  # newer than the shards
+
+
+def of_part(manifest: dict, split: str, part: int) -> list[dict]:
+    """Return the rows of the shards of a split that were made from one source file."""
+    return [row for row in manifest["splits"][split] if shards.part_of(row) == part]
 
 
 def broken_rows(source: FoundSource, manifest: dict, newer_than: Path | None) -> Iterator[tuple[str, dict]]:
@@ -53,44 +78,3 @@ def broken_rows(source: FoundSource, manifest: dict, newer_than: Path | None) ->
             rows = [row for row in rows if (folder / row["file"]).exists()]
         for row, _ in shards.faults(folder, rows, newer_than):
             yield split, row
-
-
-def _make_again(opened: Opened, manifest: dict, split: str, part: int, wanted: set[str], temporary: Path) -> None:
-    """Write a part's shards into another folder up to the last that is wanted; these take their place in the folder."""
-    folder, made = opened.source.folder, _rows_again(opened, manifest, split, part, temporary)
-    for row in (row for row in manifest["splits"][split] if shards.part_of(row) == part):
-        if next(made, None) != row:
-            raise BadInput(
-                f"{folder / row['file']}: cannot be made again, because its source has changed; put the old one "
-                f"back, or delete {folder} to read all of it again"
-            )
-        path = temporary / row["file"]
-        if row["file"] not in wanted:
-            path.unlink()
-            continue
-        path.replace(folder / row["file"])
-        files.fsync(folder)
-        wanted.remove(row["file"])
-        if not wanted:
-            return
-
-
-def _rows_again(opened: Opened, manifest: dict, split: str, part: int, temporary: Path) -> Iterator[dict]:
-    """Write a part's shards, of as many tokens as the manifest has of them, into another folder; yield their rows."""
-    tokens = {
-        name: sum(row["tokens"] for row in rows if shards.part_of(row) == part)
-        for name, rows in manifest["splits"].items()
-    }
-    # Where validation is not a part of its own, it is the first documents of the train split's.
-    skip = tokens["validation"] if split == "train" and "validation" not in opened.parts else 0
-    left, writer = tokens[split], opened.writer(split, part, folder=temporary)
-    _, read = opened.parts.get(split, opened.parts["train"])[part]
-    for document in opened.encode(read(0), 0):
-        ids = document.ids[skip:][:left]
-        skip, left = max(0, skip - len(document.ids)), left - len(ids)
-        for row, _ in writer.fill(ids):
-            yield row
-        if not left:
-            break
-    if last := writer.finish():
-        yield last

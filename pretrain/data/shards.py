@@ -2,19 +2,17 @@
 
 A shard of ours is llm.c's: 1,024 bytes of header, then the ids of one split, little-endian uint16 or uint32. Files
 of llm.c, modded-nanogpt, build-nanogpt and nanoGPT are read where they lie; nothing is written beside them. Nothing
-here unpickles. A fault is BadInput: file, byte offset, what stands there, the rule, the remedy.
+here unpickles. A fault is BadInput: file, what stands there, the rule, the remedy.
 """
 
 import hashlib
 import json
-import logging
 import os
 import re
 import struct
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path, PurePath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -22,12 +20,9 @@ from numpy.lib import format as npy
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 
-log = logging.getLogger(__name__)
-
 # llm.c, dev/data/data_common.py: 256 int32 of header: magic, version, number of tokens, zeros; then the ids.
 HEADER_BYTES = 1024
 FORMATS: dict[tuple[int, int], np.dtype] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
-VERSIONS = dict(FORMATS.keys())  # of each magic
 MANIFEST = "manifest.json"
 # nanoGPT, data/*/prepare.py: uint16 ids and nothing else, so that only the name shows what they are.
 HEADERLESS = ("train.bin", "val.bin")
@@ -36,91 +31,43 @@ HEADERLESS = ("train.bin", "val.bin")
 NPY_DTYPES: dict[str, np.dtype] = {"<u2": np.dtype("<u2"), "<u4": np.dtype("<u4"), "<i4": np.dtype("<u4")}
 SPLIT_WORDS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 OUR_NAME = re.compile(r"(train|val|test)_\d{5}_\d{5}\.bin")
-RESTORE = "put the old file back or prepare the folder again"
-
-
-class Layout(NamedTuple):
-    """Where a token file's ids begin (bytes), what each is, and how many there are."""
-
-    offset: int
-    dtype: np.dtype
-    tokens: int
-
-
-def read_layout(path: Path) -> Layout:
-    """Return the layout of a token file of any format that we know; the file's size agrees with it.
-
-    Raises BadInput for any other file, and for one that is damaged, cut short or cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise _fault(path, 0, f"cannot be read: {error.strerror}; put it back, or prepare it again") from None
-    if not size:
-        raise _fault(path, 0, "the file is empty; fetch or prepare it again")
-    magic = int.from_bytes(head[:4], "little")
-    if magic in VERSIONS:
-        return _llm_c_layout(path, head, size)
-    if head.startswith(npy.MAGIC_PREFIX) or path.suffix == ".npy":
-        return _npy_layout(path, head, size)
-    if path.name not in HEADERLESS:
-        rule = f"has {' or '.join(map(str, VERSIONS))} (llm.c) or is named *.npy, {' or '.join(HEADERLESS)}"
-        raise _fault(path, 0, f"magic {magic}: a token file {rule}; fetch or prepare it again")
-    if size % 2:
-        raise _fault(path, size - 1, f"half an id: {size} bytes are not a whole number of uint16; fetch it again")
-    return Layout(0, np.dtype("<u2"), size // 2)
-
-
-def _llm_c_layout(path: Path, head: bytes, size: int) -> Layout:
-    if len(head) < HEADER_BYTES:
-        raise _fault(path, size, f"the file ends inside its header of {HEADER_BYTES} bytes; fetch or prepare it again")
-    magic, version, tokens = struct.unpack_from("<3i", head)
-    if version != VERSIONS[magic]:
-        raise _fault(path, 4, f"version {version}: magic {magic} has version {VERSIONS[magic]}; fetch it again")
-    return _agreeing(path, Layout(HEADER_BYTES, FORMATS[magic, version], tokens), size, 8)
-
-
-def _npy_layout(path: Path, head: bytes, size: int) -> Layout:
-    # NumPy's NEP 1: magic, version, length, and a dict as text; np.save gives every plain dtype version 1.0.
-    remedy = "save it again with np.save(path, ids.astype(np.uint16))"
-    start = BytesIO(head)
-    try:
-        if npy.read_magic(start) != (1, 0):
-            raise ValueError("its version is not 1.0")
-        shape, fortran_order, dtype = npy.read_array_header_1_0(start)
-    except Exception as error:  # ast and tokenize raise their own for a damaged one
-        raise _fault(path, 0, f"no .npy header that NumPy can read ({error!r:.100}); {remedy}") from None
-    if len(shape) != 1 or fortran_order or dtype.str not in NPY_DTYPES:
-        found = f"shape {shape}, {'Fortran' if fortran_order else 'C'} order, dtype {dtype.str}"
-        raise _fault(path, 10, f"{found}: ids are (tokens,), C, {', '.join(NPY_DTYPES)}; {remedy}")
-    return _agreeing(path, Layout(start.tell(), NPY_DTYPES[dtype.str], int(shape[0])), size, 10)
-
-
-def _agreeing(path: Path, layout: Layout, size: int, count_at: int) -> Layout:
-    # A negative count asks for less than the header, so it never agrees.
-    expected = layout.offset + layout.tokens * layout.dtype.itemsize
-    if size != expected:
-        says = f"the header says {layout.tokens} tokens, that is {expected} bytes, the file has {size}"
-        raise _fault(path, count_at, f"{says}: cut short or damaged; fetch or prepare it again")
-    return layout
+RESTORE = "put the old file back, or fetch or prepare it again"
 
 
 def open_ids(path: Path, tokens: int | None = None) -> tuple[np.ndarray, int]:
-    """Map a token file: its ids, (tokens,) unsigned and read-only, and the byte offset of the first one.
+    """Map a token file of any format that we know: its ids, (tokens,) unsigned and read-only, and where they begin (bytes).
 
-    Raises BadInput as ``read_layout`` does, and where ``tokens``, the manifest's count, is another.
+    Raises BadInput for any other file, for one that is damaged, cut short or cannot be read, and where ``tokens``, the
+    manifest's count, is another.
     """
-    layout = read_layout(path)
-    if tokens is not None and layout.tokens != tokens:
-        end = layout.offset + layout.tokens * layout.dtype.itemsize
-        found = f"its ids end here: it has {layout.tokens} tokens, {MANIFEST} says {tokens}"
-        raise _fault(path, end, f"{found}: changed since then; {RESTORE}")
     try:
-        mapped = np.memmap(path, layout.dtype, mode="r", offset=layout.offset, shape=(layout.tokens,))
-    except (OSError, ValueError) as error:  # too many open files; cut short since a moment ago
-        raise _fault(path, layout.offset, f"cannot be mapped: {error}") from None
-    return np.asarray(mapped), layout.offset  # a slice of the np.memmap class costs microseconds more
+        with open(path, "rb") as file:
+            head, size = file.read(12), os.fstat(file.fileno()).st_size
+        magic, version, count = struct.unpack("<3i", head.ljust(12, b"\0"))
+        if (magic, version) in FORMATS:
+            offset, dtype = HEADER_BYTES, FORMATS[magic, version]
+        elif path.suffix == ".npy" or head.startswith(npy.MAGIC_PREFIX):
+            array = npy.open_memmap(path, mode="r")
+            if array.ndim != 1 or array.dtype.str not in NPY_DTYPES:
+                found = f"shape {array.shape}, dtype {array.dtype.str}: ids are (tokens,) and {', '.join(NPY_DTYPES)}"
+                raise ValueError(f"{found}; save it with np.save(path, ids.astype(np.uint16))")
+            offset, dtype, count = array.offset, NPY_DTYPES[array.dtype.str], len(array)
+        elif path.name in HEADERLESS and magic not in dict(FORMATS.keys()):
+            offset, dtype, count = 0, np.dtype("<u2"), size // 2
+        else:
+            known = " or ".join(f"{magic}, {version} (llm.c)" for magic, version in FORMATS)
+            rule = f"a token file begins with {known} or is named *.npy, {' or '.join(HEADERLESS)}"
+            raise ValueError(f"begins with {magic}, {version}: {rule}")
+        if size != (expected := offset + count * dtype.itemsize):
+            raise ValueError(f"{count} tokens take {expected} bytes, the file has {size}: cut short or damaged")
+        if tokens not in (None, count):
+            raise ValueError(f"has {count} tokens, {MANIFEST} says {tokens}: changed since then")
+        mapped = np.memmap(path, dtype, mode="r", offset=offset, shape=(count,))
+    except OSError as error:  # among them: too many open files
+        raise BadInput(f"{path}: cannot be read: {error.strerror}; {RESTORE}") from None
+    except Exception as error:  # of a damaged .npy, ast and tokenize raise their own
+        raise BadInput(f"{path}: {error}; {RESTORE}") from None
+    return np.asarray(mapped), offset  # a slice of the np.memmap class costs microseconds more
 
 
 class ShardWriter:
@@ -141,7 +88,8 @@ class ShardWriter:
     ):
         if part > 99_999:
             raise BadInput(f"{folder}: source file {part}: shard names count to 99999; join the source files")
-        self.folder, self.prefix, self.number = folder, _prefix(split, part), first_number
+        word = "val" if split == "validation" else split
+        self.folder, self.prefix, self.number = folder, f"{word}_{part:05d}_", first_number
         self.bytes_per_token, self.shard_tokens = bytes_per_token, shard_tokens
         self.format, self.dtype = list(FORMATS.items())[len(bytes_per_token) > 2**16]
         self._file: BinaryIO | None = None
@@ -154,8 +102,7 @@ class ShardWriter:
                 self._temporary = self._path.with_name(f".{self._path.name}.tmp")
                 self._tokens, self._text_bytes = 0, 0
                 self._file = open(self._temporary, "wb")
-                with files.naming(self._path):
-                    self._file.write(bytes(HEADER_BYTES))
+                self._file.seek(HEADER_BYTES)  # what is left out are zeros
             some = ids[begin : begin + self.shard_tokens - self._tokens]
             with files.naming(self._path):
                 self._file.write(some.astype(self.dtype).data)
@@ -182,20 +129,9 @@ class ShardWriter:
         return row
 
 
-def clear_partial(folder: Path, split: str, part: int | None = None) -> None:
-    """Remove what a killed writer of this split, and this part of it, left unfinished; others may be writing theirs."""
-    for path in folder.glob(f".{_prefix(split, part)}*.bin.tmp"):
-        path.unlink(missing_ok=True)
-
-
 def part_of(row: dict) -> int:
     """Return the number of the source file that a shard of ours was made from."""
     return int(row["file"].split("_")[1])
-
-
-def _prefix(split: str, part: int | None) -> str:
-    word = "val" if split == "validation" else split
-    return f"{word}_" if part is None else f"{word}_{part:05d}_"
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> dict | None:
@@ -203,9 +139,7 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict | None:
     path = folder / name
     try:
         manifest = files.read_json(path)
-        missing = {"splits", "tokenizer", "complete"} - set(manifest)
-        if missing:
-            raise ValueError(f"no {', '.join(sorted(missing))}")
+        manifest["tokenizer"], manifest["complete"]  # noqa: B018  (raises KeyError)
         for row in (row for rows in manifest["splits"].values() for row in rows):
             if Path(row["file"]).name != row["file"] or type(row["tokens"]) is not int or row["tokens"] < 0:
                 raise ValueError(f"{row}: file is a name in this folder, tokens is a count")
@@ -235,12 +169,11 @@ def describe_folder(folder: Path) -> dict:
     manifest = read_manifest(folder)
     if manifest is None:
         manifest = {"splits": _splits_by_name(folder), "tokenizer": None, "complete": True}
-    for split in ("train", "validation"):
+    for split, word in (("train", "train"), ("validation", "val")):
         if manifest["complete"] and not manifest["splits"].get(split):
-            names = f".bin or .npy with the word {'train' if split == 'train' else 'val'} between underscores"
-            writers = "prepare_data.py, llm.c, modded-nanogpt, build-nanogpt or nanoGPT"
             raise BadInput(
-                f"data_dir = {folder}: holds no {split} shards ({names}); give a folder that {writers} wrote"
+                f"data_dir = {folder}: holds no {split} shards (.bin or .npy with the word {word} between underscores); "
+                f"give a folder that prepare_data.py, llm.c, modded-nanogpt, build-nanogpt or nanoGPT wrote"
             )
     return manifest
 
@@ -252,7 +185,7 @@ def _splits_by_name(folder: Path) -> dict[str, list[dict]]:
             ours = f"{path.name} is a shard of ours, but there is no {MANIFEST}"
             raise BadInput(f"data_dir = {folder}: {ours}: not prepared to the end; run prepare_data.py again")
         if split := split_of(path):
-            splits.setdefault(split, []).append({"file": path.name, "tokens": read_layout(path).tokens})
+            splits.setdefault(split, []).append({"file": path.name, "tokens": len(open_ids(path)[0])})
     return splits
 
 
@@ -298,46 +231,24 @@ def refuse_changed(folder: Path, rows: list[dict]) -> None:
     Files that are missing are passed over: opening them shows what is wrong.
     """
     there = [row for row in rows if (folder / row["file"]).exists()]
-    if lines := [line for _, found in faults(folder, there, folder / MANIFEST) for line in found]:
+    if lines := [line for _, line in faults(folder, there, folder / MANIFEST)]:
         raise BadInput(lines)
 
 
-def verify(folder: Path, rows: list[dict]) -> None:
-    """Read every byte of every row's file; raise one BadInput with a line for each that is not what the row says.
-
-    ``rows`` are those of all splits: a shard of ours that none of them names is logged.
-    """
-    lines = [line for _, found in faults(folder, rows) for line in found]
-    named = {row["file"] for row in rows}
-    for path in sorted(folder.glob("*.bin")):
-        if OUR_NAME.fullmatch(path.name) and path.name not in named:
-            log.warning(f"{path}: a shard that {MANIFEST} does not name; nothing reads it, you may delete it")
-    if lines:
-        raise BadInput(lines)
-
-
-def faults(folder: Path, rows: list[dict], newer_than: Path | None = None) -> Iterator[tuple[dict, list[str]]]:
-    """Yield each row whose file is missing, or is not what the row says, with the lines of its fault.
+def faults(folder: Path, rows: list[dict], newer_than: Path | None = None) -> Iterator[tuple[dict, str]]:
+    """Yield each row whose file is missing, or is not what the row says, with its fault.
 
     Args:
-        newer_than: hash only what is newer than this file, as make would. Rows of others' files have no hash.
+        newer_than: hash only what is newer than this file, as make would.
     """
     for row in rows:
         path = folder / row["file"]
         try:
             open_ids(path, row["tokens"])
-            if "sha256" in row and (newer_than is None or path.stat().st_mtime_ns > newer_than.stat().st_mtime_ns):
-                _refuse_other_hash(path, row["sha256"])
+            if "sha256" not in row:  # of others' files
+                continue
+            newer = newer_than is None or path.stat().st_mtime_ns > newer_than.stat().st_mtime_ns
+            if newer and files.sha256(path) != row["sha256"]:
+                raise BadInput(f"{path}: its SHA-256 is not the one of {MANIFEST}: changed since then; {RESTORE}")
         except BadInput as error:
-            yield row, error.lines
-
-
-def _refuse_other_hash(path: Path, before: str) -> None:
-    if (found := files.sha256(path)) != before:
-        # A hash does not show which byte it is, hence the range.
-        differ = f"its sha256 is {found[:12]}..., was {before[:12]}..."
-        raise _fault(path, f"0 to {path.stat().st_size}", f"changed since {MANIFEST}: {differ}; {RESTORE}")
-
-
-def _fault(path: Path, offset: int | str, words: str) -> BadInput:
-    return BadInput(f"{path}: offset {offset}: {words}")
+            yield row, str(error)

@@ -1,6 +1,5 @@
 """Readers in the background: logged, restarted, sent how far to go, ended; and training that waits for them."""
 
-import contextlib
 import logging
 import os
 import queue
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import background as reading
+from pretrain.data import background
 from pretrain.data.background import DataWait, Preparation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,18 +43,13 @@ class Logged(logging.Handler):
         self.lines = queue.Queue()
 
     def emit(self, record):
-        text = record.getMessage()
-        self.lines.put(text[9:] if text.startswith("data     ") else f"no data: {text}")
+        self.lines.put(record.getMessage().removeprefix("data     "))
 
     def next(self):
         return self.lines.get(timeout=SECONDS)
 
     def all(self):
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self.lines.get_nowait())
-        return found
+        return [self.lines.get_nowait() for _ in range(self.lines.qsize())]
 
 
 class Clock:
@@ -79,16 +73,16 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(reading, "time", made)
+    monkeypatch.setattr(background, "time", made)
     return made
 
 
 @pytest.fixture
 def logged():
     handler = Logged()
-    reading.log.addHandler(handler)
+    background.log.addHandler(handler)
     yield handler
-    reading.log.removeHandler(handler)
+    background.log.removeHandler(handler)
 
 
 @pytest.fixture
@@ -96,15 +90,13 @@ def start(logged):
     """Start a Preparation of a little program; it ends with the test."""
     started = []
 
-    def begin(program, *words):
-        command = [sys.executable, "-I", "-S", "-c", program, *map(str, words)]
-        started.append(Preparation(command))
+    def begin(program):
+        started.append(Preparation([sys.executable, "-I", "-S", "-c", program]))
         return started[-1]
 
     yield begin
     for one in started:
-        if one._process is not None:
-            one._process.kill()
+        one._process.kill()
         one.close()
 
 
@@ -117,8 +109,8 @@ def ended(one):
 # The process.
 
 
-def test_lines_are_logged_in_order_without_their_ends_and_a_good_end_is_the_end(start, logged, monkeypatch):
-    """All of them before the end is known. A signal to the trainer's session does not reach it; it prints for all."""
+def test_lines_are_logged_in_order_before_the_end_is_known_and_a_good_end_is_the_end(start, logged, monkeypatch):
+    """A signal to the trainer's session does not reach it; it prints for all processes."""
     monkeypatch.setenv("RANK", "3")
     logged.addFilter(lambda record: bool(sum(range(1000))))  # slow
     printed = b"one\n  two  \n\nodd " + "é".encode() + b" \xff\n" + b"a line\n" * 2000
@@ -126,12 +118,17 @@ def test_lines_are_logged_in_order_without_their_ends_and_a_good_end_is_the_end(
     one = start(f"{about}; sys.stdout.buffer.write({printed!r})")
     ended(one)
     assert logged.all() == ["0 True", "one", "  two", "", "odd é \ufffd", *["a line"] * 2000] and one.done
-    one.check()
-    assert one.done and logged.all() == []
+    for status, kind, words in (
+        (3, TrainingStopped, r"the reader stopped with exit status 3 \(see above\); what was trained so far is saved"),
+        (2, BadInput, r"could not be prepared \(see above\)"),
+    ):
+        with pytest.raises(kind, match=words):
+            ended(start(f"print('why'); raise SystemExit({status})"))
+        assert logged.all() == ["why"], "and it is not started again"
 
 
-def test_a_killed_process_is_restarted_with_a_message_and_sent_what_is_wanted(start, logged):
-    one = start(ECHO)
+def test_a_killed_process_is_restarted_with_a_message_and_sent_what_is_wanted_until_it_is_closed(start, logged):
+    one, died = start(ECHO), start(DIE)
     pid = int(logged.next().split()[1])
     for windows in (0, 7, 8, 8, 5, 9):
         one.prefetch(windows)
@@ -144,6 +141,14 @@ def test_a_killed_process_is_restarted_with_a_message_and_sent_what_is_wanted(st
     one.check()
     assert logged.next() == "the reader was killed (signal 9); restart 1 of 5"
     assert logged.next() not in ("", f"pid {pid}") and logged.next() == "sent 12" and not one.done
+    died._process.wait(timeout=SECONDS)
+    process = one._process
+    for each in (one, died):
+        each.close()
+        each.prefetch(99)
+        each.check()
+        assert each.done
+    assert one._process is process and process.returncode == 0 and logged.all() == []
 
 
 def test_process_that_is_killed_again_and_again_stops_training_unless_it_has_lived_for_long(start, logged, clock):
@@ -156,49 +161,6 @@ def test_process_that_is_killed_again_and_again_stops_training_unless_it_has_liv
         ended(one)
     restarts = [f"the reader was killed (signal 9); restart {number} of 5" for number in (1, 2, 1, 2, 3, 4, 5)]
     assert logged.all() == [line for restart in restarts for line in ("begins", restart)] + ["begins"]
-
-
-def test_process_that_gave_up_or_refused_its_input_is_not_started_again(start, logged):
-    one = start("import sys; print('why', file=sys.stdout); sys.exit(3)")
-    words = r"the reader stopped with exit status 3 \(see above\); what was trained so far is saved"
-    with pytest.raises(TrainingStopped, match=words):
-        ended(one)
-    assert logged.all() == ["why"]
-    with pytest.raises(BadInput, match="could not be prepared .see above.") as caught:
-        ended(start("import sys; sys.exit(2)"))
-    assert caught.value.status == 2 and logged.all() == []
-
-
-def test_while_another_process_prepares_the_folder_it_waits_and_tries_again_without_end(start, logged, clock, tmp_path):
-    count = "with open(sys.argv[1], 'a+') as file: n = file.write('x') and file.tell()"
-    one = start(
-        f"import sys\n{count}\nif n < 7: sys.exit(75)\nprint('begins', sys.stdin.readline().strip())", tmp_path / "n"
-    )
-    for busy in range(1, 7):
-        ended(one)
-        one.check()
-        one.prefetch(busy)
-        assert one._process is None and not one.done  # not yet
-        clock.now += reading.BUSY_SECONDS
-        one.check()
-        assert one._process is not None
-    ended(one)
-    assert logged.all() == ["begins 6"] and one.done
-
-
-def test_close_ends_the_process_and_it_stays_ended_also_where_it_is_dead_or_waits(start, logged, clock):
-    one, died, waits = start(ECHO), start(DIE), start("import sys; sys.exit(75)")
-    assert [logged.next(), logged.next()][1] == "sent 0"
-    died._process.wait(timeout=SECONDS)
-    ended(waits)
-    process = one._process
-    for each in (one, died, waits):
-        each.close()
-        clock.now += 100
-        each.check()
-        each.close()
-        assert each.done
-    assert one._process is process and process.returncode == 0 and logged.all() == []
 
 
 def test_process_ends_when_its_parent_is_killed():
@@ -222,7 +184,7 @@ class Plain:
     """Stands for a Preparation."""
 
     def __init__(self):
-        self.wanted, self.checks, self.closed, self.error = [], 0, False, None
+        self.wanted, self.checks, self.error = [], 0, None
 
     def prefetch(self, windows):
         self.wanted.append(windows)
@@ -232,37 +194,32 @@ class Plain:
         if self.error:
             raise self.error
 
-    def close(self):
-        self.closed = True
-
 
 class Story:
     """A run with fake readers: what is there, what is complete, and what was asked."""
 
-    def __init__(self, have, readers=None):
+    def __init__(self, *have):
         self.have, self.complete, self.stopping = list(have), False, False
-        self.readers = [Plain() for _ in have] if readers is None else readers
-        self.refreshed, self.asked = 0, []
+        self.readers, self.refreshed, self.asked = [Plain() for _ in have], 0, []
         self.data_wait = DataWait(self.readers, self.refresh)
 
     def refresh(self):
         self.refreshed += 1
         return self.complete
 
-    def any_of(self, *flags):
-        self.asked.append(flags)
-        return list(flags)
+    def wait(self, *needed, any_of=lambda *mine: mine):
+        def asked(*mine):
+            self.asked.append(mine)
+            return any_of(*mine)
 
-    def wait(self, needed, any_of=None):
-        return self.data_wait.wait(needed, lambda: list(self.have), lambda: self.stopping, any_of or self.any_of)
+        return self.data_wait.wait(needed, lambda: list(self.have), lambda: self.stopping, asked)
 
 
 def test_data_that_is_complete_is_not_read_again(clock):
-    story = Story([10])
+    story = Story(10)
     story.complete = True
-    assert story.wait([99]) is None  # a later epoch: more than there ever will be
-    assert story.wait([999], any_of=None) is None
-    assert story.refreshed == 1 and len(story.asked) == 1 and story.readers[0].checks == 1
+    assert story.wait(99) is story.wait(999) is None  # a later epoch: more than there ever will be
+    assert story.refreshed == len(story.asked) == story.readers[0].checks == 1
     assert clock.sleeps == 0 and story.data_wait.waited_seconds == 0
 
 
@@ -270,7 +227,7 @@ def test_data_that_is_complete_is_not_read_again(clock):
 def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_logs_it_now_and_then(
     clock, caplog, late
 ):
-    story = Story([100, 100])
+    story = Story(100, 100)
     story.have[late] = 2
 
     def meanwhile():
@@ -278,86 +235,67 @@ def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_
         story.complete = clock.sleeps == 40
 
     clock.meanwhile = meanwhile
-    assert story.wait([2, 2]) is None and clock.sleeps == 0
+    assert story.wait(2, 2) is None and clock.sleeps == 0
     assert [one.wanted for one in story.readers] == [[2], [2]]
-    assert story.wait([5, 5]) is None
+    assert story.wait(5, 5) is None
     assert story.have[late] == 5 and clock.sleeps == 3 and story.data_wait.waited_seconds == 3
     assert story.readers[late].checks == 5 and not caplog.messages  # of a short wait
-    assert story.wait([50, 50]) is None and clock.sleeps == 40 and story.data_wait.waited_seconds == 40
+    assert story.wait(50, 50) is None and clock.sleeps == 40 and story.data_wait.waited_seconds == 40
     assert caplog.messages == ["data     waiting: 83 of 100 windows are there"]
 
 
-def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_has_its_windows(clock):
+def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_has_its_windows(clock, caplog):
     for error in (BadInput(["one", "two"]), TrainingStopped("one\ntwo")):
-        story = Story([9])
+        story = Story(9)
         story.readers[0].error = error
-        assert story.wait([5]) == "one\ntwo" == story.wait([5])
-        with pytest.raises(type(error)) as caught:
+        assert story.wait(5) == "one\ntwo" == story.wait(5)
+        with pytest.raises(type(error)):
             story.data_wait.until(lambda: False, "x")
-        assert caught.value is error
-
-    def refresh():
-        raise BadInput("a shard has gone")
-
-    story = Story([9])
-    story.data_wait.refresh = refresh
-    assert story.wait([5]) == "a shard has gone" and clock.sleeps == 0
-    story.readers[0].error = ZeroDivisionError()  # our own fault
-    with pytest.raises(ZeroDivisionError):
-        story.wait([5])
-
-
-def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_that_fails(clock):
-    story = Story([9], readers=[None])
-    behind = [True, True, False]
-    assert story.wait([5], any_of=lambda mine, failed, stop, growing: [behind.pop(0), failed, stop, True]) is None
-    assert clock.sleeps == 2 and not behind
-    found = story.wait([5], any_of=lambda behind, failed, stop, growing: [behind, True, stop, growing])
-    assert found == "the reader of another process failed (see above)" and clock.sleeps == 2
-    story.complete, asked = True, []
-    for growing in (True, False):  # it asks with the others as long as one of them has more to come
-        assert story.wait([5], any_of=lambda *mine: asked.append(mine) or [*mine[:3], growing]) is None  # noqa: B023
-    assert story.wait([5], any_of=None) is None and len(asked) == 2
-
-
-@pytest.mark.parametrize("mine", [True, False])
-def test_a_request_to_stop_ends_the_wait_of_every_process(clock, mine):
-    story = Story([1])
-    story.stopping = mine
-    found = story.wait([5], any_of=lambda behind, failed, stop, growing: [behind, failed, stop or not mine, growing])
-    assert found is None and clock.sleeps == 0
-    story.stopping = False
-    clock.meanwhile = lambda: setattr(story, "stopping", True)
-    assert story.wait([5]) is None and clock.sleeps == 1
-
-
-def test_until_waits_alone_looks_after_the_readers_and_logs_it(clock, caplog):
-    story = Story([0, 0])
+    story = Story(9)
+    story.refresh = story.data_wait.refresh = lambda: (_ for _ in ()).throw(BadInput("a shard has gone"))
+    assert story.wait(5) == "a shard has gone" and clock.sleeps == 0
+    story = Story(0)
     story.data_wait.until(lambda: clock.sleeps == 65, "the validation split comes first")
-    assert [one.checks for one in story.readers] == [65, 65] and story.refreshed == 0
+    assert story.readers[0].checks == 65 and story.refreshed == 0
     assert caplog.messages == ["data     waiting: the validation split comes first"] * 2
     assert story.data_wait.waited_seconds == 0  # before training: not training's wait
+
+
+def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_that_fails_or_is_to_stop(clock):
+    story = Story(9)
+    behind = [True, True, False]
+    assert story.wait(5, any_of=lambda mine, failed, stop, growing: [behind.pop(0), failed, stop, True]) is None
+    assert clock.sleeps == 2 and not behind
+    assert story.wait(50, any_of=lambda behind, failed, stop, growing: [behind, failed, True, growing]) is None
+    found = story.wait(5, any_of=lambda behind, failed, stop, growing: [behind, True, stop, growing])
+    assert found == "the reader of another process failed (see above)" and clock.sleeps == 2
+    clock.meanwhile = lambda: setattr(story, "stopping", True)
+    assert story.wait(50) is None and clock.sleeps == 3
+    story.complete, asked = True, len(story.asked)
+    for growing in (True, False):  # it asks with the others as long as one of them has more to come
+        assert story.wait(5, any_of=lambda *mine: [*mine[:3], growing]) is None  # noqa: B023
+    assert story.wait(5) is None and len(story.asked) == asked + 2
 
 
 def test_a_reader_that_was_started_ahead_is_the_one_that_prepares(workplace, monkeypatch):
     opened: list = []
     monkeypatch.setattr(
-        reading,
+        background,
         "_open",
         lambda command: opened.append(command) or subprocess.Popen([sys.executable, "-c", ECHO], **PIPES),
     )
-    monkeypatch.setattr(reading, "AHEAD", {})
+    monkeypatch.setattr(background, "AHEAD", {})
     new = ["--recipe", "tiny.yaml", "--prepared_data_dir", "elsewhere"]
     for argv in (["--recipe", "tiny.yaml"], [*new, "--data_files", "https://localhost/a.txt"], ["--push_pending", "r"]):
-        reading.start_ahead(argv)  # in a folder that may have it, to be fetched first, or nothing to read
+        background.start_ahead(argv)  # in a folder that may have it, to be fetched first, or nothing to read
     monkeypatch.setenv("LOCAL_RANK", "1")
-    reading.start_ahead(new)
-    assert not opened and not reading.AHEAD
+    background.start_ahead(new)
+    assert not opened and not background.AHEAD
     monkeypatch.delenv("LOCAL_RANK")
-    reading.start_ahead(new)
-    (ahead,) = reading.AHEAD.values()
-    assert opened == [reading.reader_command(["--recipe=tiny.yaml", "--prepared_data_dir=elsewhere"], 0)]
+    background.start_ahead(new)
+    (ahead,) = background.AHEAD.values()
+    assert opened == [background.reader_command(["--recipe=tiny.yaml", "--prepared_data_dir=elsewhere"], 0)]
     taken = Preparation(opened[0])
-    assert taken._process is ahead and not reading.AHEAD and len(opened) == 1
+    assert taken._process is ahead and not background.AHEAD and len(opened) == 1
     taken.close()
     assert ahead.returncode == 0

@@ -14,12 +14,8 @@ from pretrain.base.errors import BadInput
 from pretrain.data import shards
 
 
-def table(vocab_size):
-    return np.arange(vocab_size, dtype=np.int64) % 7
-
-
 def make_writer(folder, *, split="train", part=0, first_number=0, vocab_size=1000, shard_tokens=10**6):
-    return shards.ShardWriter(folder, split, part, first_number, table(vocab_size), shard_tokens)
+    return shards.ShardWriter(folder, split, part, first_number, np.arange(vocab_size) % 7, shard_tokens)
 
 
 def write(folder, ids, **how):
@@ -29,27 +25,16 @@ def write(folder, ids, **how):
     return [row for row in [*rows, writer.finish()] if row]
 
 
-def save_manifest(folder, complete=True, **splits):
-    manifest = {"splits": splits, "tokenizer": None, "complete": complete}
-    files.write_json(folder / "manifest.json", manifest)
-    return manifest
-
-
 def llm_c(ids, magic=20240520, version=1, dtype="<u2", count=None):
     header = np.zeros(256, dtype="<i4")
     header[:3] = magic, version, len(ids) if count is None else count
     return header.tobytes() + np.array(ids, dtype=dtype).tobytes()
 
 
-def npy(array, version=(1, 0)):
+def npy(array):
     out = io.BytesIO()
-    np.lib.format.write_array(out, np.asarray(array), version=version)
+    np.save(out, np.asarray(array))
     return out.getvalue()
-
-
-def fortran(count):
-    body = npy(np.arange(count, dtype="<u2"))
-    return body.replace(b"'fortran_order': False", b"'fortran_order': True ")
 
 
 def ids_of(folder, rows):
@@ -81,41 +66,45 @@ def flip(path, bit):
 def test_every_format_is_recognised_by_contents_and_name(tmp_path, name, body, layout):
     path = tmp_path / name
     path.write_bytes(body)
-    assert shards.read_layout(path) == layout
     ids, offset = shards.open_ids(path, layout[2])
-    assert type(ids) is np.ndarray and ids.dtype == layout[1] and offset == layout[0]
+    assert (offset, ids.dtype, len(ids)) == layout and type(ids) is np.ndarray and not ids.flags.writeable
     assert ids.tolist() == np.frombuffer(body, layout[1], offset=offset).tolist()
-    assert not ids.flags.writeable
+    with pytest.raises(BadInput, match=rf"{name}: has {layout[2]} tokens, manifest.json says 50: .*; put the old file"):
+        shards.open_ids(path, 50)
 
 
 @pytest.mark.parametrize(
-    "name, body, offset, words",
+    "name, body, words",
     [
-        ("a.bin", llm_c([1], magic=20240522), 0, "magic 20240522: a token file has 20240520 or 20240801"),
-        ("a.bin", np.arange(900, dtype="<u2").tobytes(), 0, "or is named *.npy, train.bin or val.bin"),
-        ("a.bin", llm_c([1], version=2), 4, "version 2: magic 20240520 has version 1"),
-        ("a.bin", llm_c([1, 2], count=3), 8, "says 3 tokens, that is 1030 bytes, the file has 1028"),
-        ("a.bin", llm_c([1, 2], count=-1), 8, "says -1 tokens"),
-        ("train.bin", llm_c([1])[:4], 4, "ends inside its header of 1024 bytes"),
-        ("a.bin", b"", 0, "the file is empty"),
-        ("train.bin", b"\x01\x00\x02", 2, "half an id: 3 bytes"),
-        ("a.npy", bytes(200), 0, "the magic string is not correct"),
-        ("a.npy", npy(np.arange(3, dtype="<u2"), (2, 0)), 0, "version is not 1.0"),
-        ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"descr", b"desc\n"), 0, "no .npy header"),
-        ("a.npy", npy(np.arange(3, dtype="<i8")), 10, "dtype <i8: ids are (tokens,), C, <u2, <u4, <i4"),
-        ("a.npy", npy(np.zeros((3, 1), dtype="<u2")), 10, "shape (3, 1)"),
-        ("a.npy", fortran(3), 10, "Fortran order"),
-        ("a.npy", npy(np.arange(3, dtype="<u2"))[:-1], 10, "says 3 tokens, that is 134 bytes, the file has 133"),
+        ("a.bin", llm_c([1], magic=20240522), "begins with 20240522, 1: a token file begins with 20240520, 1 (llm.c)"),
+        ("a.bin", np.arange(900, dtype="<u2").tobytes(), "or is named *.npy, train.bin or val.bin"),
+        ("train.bin", llm_c([1], version=2), "begins with 20240520, 2"),
+        ("a.bin", llm_c([1, 2], count=3), "3 tokens take 1030 bytes, the file has 1028: cut short"),
+        ("a.bin", llm_c([1, 2], count=-1), "-1 tokens"),
+        ("a.bin", llm_c([1])[:20], "1 tokens take 1026 bytes, the file has 20"),
+        ("a.bin", b"", "begins with 0"),
+        ("a.bin", None, "cannot be read: No such file"),
+        ("train.bin", b"\x01\x00\x02", "1 tokens take 2 bytes, the file has 3"),
+        ("a.npy", bytes(200), "the magic string is not correct"),
+        ("a.npy", npy(np.arange(3, dtype="<u2")).replace(b"descr", b"desc\n"), ""),
+        ("a.npy", npy(np.arange(3, dtype="<i8")), "dtype <i8: ids are (tokens,) and <u2, <u4, <i4; save it with"),
+        ("a.npy", npy(np.zeros((3, 1), dtype="<u2")), "shape (3, 1)"),
+        ("a.npy", npy(np.arange(3, dtype="<u2"))[:-1], ""),
+        ("a.npy", npy(np.arange(3, dtype="<u2")) + b"x", "3 tokens take 134 bytes, the file has 135"),
     ],
 )
-def test_what_is_no_whole_token_file_is_refused_with_file_offset_and_remedy(tmp_path, name, body, offset, words):
+def test_what_is_no_whole_token_file_is_refused_with_file_and_remedy(tmp_path, name, body, words):
     path = tmp_path / name
-    path.write_bytes(body)
+    if body is not None:
+        path.write_bytes(body)
     with pytest.raises(BadInput) as caught:
         shards.open_ids(path)
     (line,) = caught.value.lines
-    assert line.startswith(f"{path}: offset {offset}: ") and words in line and "\n" not in line
-    assert line.split("; ")[-1].startswith(("fetch it again", "fetch or prepare it again", "save it again with"))
+    assert (
+        line.startswith(f"{path}: ")
+        and words in line
+        and line.endswith("; put the old file back, or fetch or prepare it again")
+    )
 
 
 def test_an_object_array_is_never_unpickled_and_a_negative_id_is_beyond_every_vocabulary(tmp_path):
@@ -125,7 +114,7 @@ def test_an_object_array_is_never_unpickled_and_a_negative_id_is_beyond_every_vo
 
     path = tmp_path / "a_train.npy"
     np.save(path, np.array([Trap()], dtype=object), allow_pickle=True)
-    with pytest.raises(BadInput, match=r"a_train.npy: offset 10: shape \(1,\), C order, dtype \|O"):
+    with pytest.raises(BadInput, match=r"a_train.npy: .*Python objects"):
         shards.open_ids(path)
     assert not (tmp_path / "sprung").exists()
     np.save(path, np.array([0, 50256, -1, -(2**31)], dtype=np.int32))
@@ -133,60 +122,34 @@ def test_an_object_array_is_never_unpickled_and_a_negative_id_is_beyond_every_vo
     assert ids.dtype == np.uint32 and ids[:2].tolist() == [0, 50256] and (ids[2:] >= 2**31).all()
 
 
-def test_a_file_that_cannot_be_read_or_has_not_the_tokens_of_its_row_is_refused(tmp_path):
-    raw = np.arange(40, dtype="<u2")
-    for name, body, end in (
-        ("a.bin", llm_c(raw), 1104),
-        ("train.bin", raw.tobytes(), 80),
-        ("a.npy", npy(raw.astype("<i4")), 288),
-    ):
-        with pytest.raises(BadInput, match=f"{name}: offset 0: cannot be read: .*; put it back"):
-            shards.open_ids(tmp_path / name)
-        (tmp_path / name).write_bytes(body)
-        words = f"{name}: offset {end}: .* has 40 tokens, manifest.json says 50: changed since"
-        with pytest.raises(BadInput, match=words):
-            shards.open_ids(tmp_path / name, 50)
-
-
 @pytest.mark.parametrize("vocab_size, itemsize, magic", [(65536, 2, (20240520, 1)), (65537, 4, (20240801, 7))])
 def test_written_ids_are_read_back_in_llm_c_format(tmp_path, vocab_size, itemsize, magic):
     ids = np.arange(vocab_size - 12, vocab_size)
     (row,) = write(tmp_path, ids, vocab_size=vocab_size)
     path = tmp_path / "train_00000_00000.bin"
-    assert row == {
-        "file": path.name,
-        "tokens": 12,
-        "text_bytes": sum(int(i) % 7 for i in ids),
-        "sha256": files.sha256(path),
-    }
+    text_bytes = sum(int(i) % 7 for i in ids)
+    assert row == {"file": path.name, "tokens": 12, "text_bytes": text_bytes, "sha256": files.sha256(path)}
     assert np.fromfile(path, "<i4", count=256).tolist() == [*magic, 12, *[0] * 253]
     assert np.fromfile(path, f"<u{itemsize}", offset=1024).tolist() == ids.tolist()
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def test_shards_are_cut_where_they_are_full_and_lose_nothing(tmp_path):
-    writer, ids, rows = make_writer(tmp_path, shard_tokens=10), np.arange(95, dtype=np.uint32), []
+def test_shards_are_cut_where_they_are_full_and_lose_nothing_and_sorted_names_are_the_order(tmp_path):
+    writer, ids, rows = make_writer(tmp_path, part=2, first_number=95, shard_tokens=10), np.arange(95), []
     for begin in range(0, 95, 19):
         for row, on in writer.fill(np.concatenate([[7, 7], ids[begin : begin + 19]]), 2):
             assert row["tokens"] == 10 and begin + on - 2 == 10 * (len(rows) + 1)
             rows.append(row)
     rows.append(writer.finish())
     assert [row["tokens"] for row in rows] == [10] * 9 + [5] and writer.finish() is None
-    assert ids_of(tmp_path, rows) == ids.tolist()
     for number, row in enumerate(rows):
-        assert row["file"] == f"train_00000_{number:05d}.bin"
+        assert row["file"] == f"train_00002_{95 + number:05d}.bin"
         assert row["text_bytes"] == sum(i % 7 for i in range(number * 10, number * 10 + row["tokens"]))
         assert row["sha256"] == files.sha256(tmp_path / row["file"])
-
-
-def test_names_are_llm_cs_and_sorted_they_are_the_order(tmp_path):
-    rows = write(tmp_path, range(6), part=2, first_number=9, shard_tokens=2)
-    rows += write(tmp_path, range(6, 10), part=11, shard_tokens=2)
+    rows += write(tmp_path, range(95, 99), part=11, shard_tokens=2)
     names = [row["file"] for row in rows]
-    assert names[0] == "train_00002_00009.bin" and names[-1] == "train_00011_00001.bin"
-    assert names == sorted(names) and ids_of(tmp_path, rows) == list(range(10))
-    for split, name in (("validation", "val_00000_00000.bin"), ("test", "test_00000_00000.bin")):
-        assert write(tmp_path, [1], split=split)[0]["file"] == name
+    assert names == sorted(names) and ids_of(tmp_path, rows) == list(range(99))
+    assert write(tmp_path, [1], split="validation")[0]["file"] == "val_00000_00000.bin"
     with pytest.raises(BadInput, match="source file 100000: shard names count to 99999; join"):
         make_writer(tmp_path, part=100_000)
 
@@ -199,35 +162,6 @@ def test_a_shard_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_ha
     assert calls == [(temporary, [temporary]), (tmp_path.name, [final])]
 
 
-def test_what_a_killed_writer_leaves_is_no_shard_and_is_cleared_for_its_own_part_only(tmp_path):
-    for split, part in (("train", 7), ("train", 8), ("train", 70), ("validation", 0)):
-        writer = make_writer(tmp_path, split=split, part=part, shard_tokens=1000)
-        list(writer.fill(np.zeros(1900 if part == 7 else 1, dtype=np.int64)))
-        writer._file.flush()  # and no more
-    left = tmp_path / ".train_00007_00001.bin.tmp"
-    with pytest.raises(BadInput, match="offset 0: magic 0"):
-        shards.read_layout(left)
-    assert [path.name for path in tmp_path.glob("*.bin")] == ["train_00007_00000.bin"]
-    shards.clear_partial(tmp_path, "train", 7)
-    names = {".train_00008_00000.bin.tmp", ".train_00070_00000.bin.tmp", ".val_00000_00000.bin.tmp"}
-    assert {path.name for path in tmp_path.iterdir()} == names | {"train_00007_00000.bin"}
-    shards.clear_partial(tmp_path, "train")
-    assert {path.name for path in tmp_path.iterdir()} == {".val_00000_00000.bin.tmp", "train_00007_00000.bin"}
-    assert ids_of(tmp_path, write(tmp_path, [5, 6], split="validation")) == [5, 6], "what was left is written over"
-
-
-def test_our_manifest_is_returned_and_may_have_no_train_while_it_grows(tmp_path):
-    assert shards.read_manifest(tmp_path) is None
-    splits = {"validation": write(tmp_path, [1], split="validation")}
-    growing = save_manifest(tmp_path, complete=False, **splits)
-    assert shards.read_manifest(tmp_path) == shards.describe_folder(tmp_path) == growing
-    save_manifest(tmp_path, **splits, train=[])
-    with pytest.raises(BadInput, match="holds no train shards"):
-        shards.describe_folder(tmp_path)
-    whole = save_manifest(tmp_path, **splits, train=write(tmp_path, [2]))
-    assert shards.read_manifest(tmp_path) == shards.describe_folder(tmp_path) == whole
-
-
 ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
 
 
@@ -235,17 +169,14 @@ ROWS = '{"complete": true, "tokenizer": null, "splits": %s}'
     "body, words",
     [
         ('{"complete": tr', "char 13"),
-        ("[]", "no complete, splits, tokenizer"),
-        (b"\xff\xfe", "utf-8"),
-        ("[" * 100_000, "nests too deeply"),
+        ("[]", "TypeError"),
         (ROWS % "[]", "AttributeError"),
-        (ROWS % '{"train": [7]}', "TypeError"),
         (ROWS % '{"train": [{"file": "../a.bin", "tokens": 7}]}', "a name in this folder"),
         (ROWS % '{"train": [{"file": "a.bin", "tokens": -7}]}', "tokens is a count"),
     ],
 )
 def test_a_damaged_manifest_is_refused_with_a_remedy(tmp_path, body, words):
-    (tmp_path / "manifest.json").write_bytes(body if isinstance(body, bytes) else body.encode())
+    (tmp_path / "manifest.json").write_text(body)
     with pytest.raises(BadInput) as caught:
         shards.describe_folder(tmp_path)
     (line,) = caught.value.lines
@@ -259,34 +190,27 @@ LLM_C, UINT16, RAW = llm_c(range(7)), npy(np.arange(7, dtype="<u2")), np.arange(
 @pytest.mark.parametrize(
     "body, train, validation, other",
     [
-        (LLM_C, ["fineweb_train_000001.bin", "fineweb_train_000002.bin"], ["fineweb_val_000000.bin"], "LICENSE.bin"),
-        (LLM_C, ["TinyStories_train.bin"], ["TinyStories_validation_0.bin"], "._TinyStories_train.bin"),
-        (
-            UINT16,
-            ["edufineweb_train_000001.npy", "edufineweb_train_000010.npy"],
-            ["edufineweb_val_000000.npy"],
-            "a.npy",
-        ),
-        (RAW, ["train.bin"], ["val.bin"], "meta.pkl"),
+        (LLM_C, ["fineweb_train_000001.bin", "fineweb_train_000002.bin"], "fineweb_val_000000.bin", "LICENSE.bin"),
+        (LLM_C, ["TinyStories_train.bin"], "TinyStories_validation_0.bin", "._TinyStories_train.bin"),
+        (UINT16, ["edufineweb_train_000001.npy", "edufineweb_train_000010.npy"], "edufineweb_val_000000.npy", "a.npy"),
+        (RAW, ["train.bin"], "val.bin", "meta.pkl"),
     ],
     ids=["modded-nanogpt", "words", "build-nanogpt", "nanoGPT"],
 )
 def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, validation, other):
-    for name in [*train[::-1], *validation, "corpus_test_0.bin"]:
+    for name in [*train[::-1], validation, "corpus_test_0.bin"]:
         (tmp_path / name).write_bytes(LLM_C if "_test_" in name else body)
     (tmp_path / other).write_bytes(b"not ours to read")
     (tmp_path / "train_logs").mkdir()
-    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} | {"": tmp_path.stat().st_mtime_ns}
+    before = {path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]}
     described = shards.describe_folder(tmp_path)
-    named = {"train": train, "validation": validation, "test": ["corpus_test_0.bin"]}
+    named = {"train": train, "validation": [validation], "test": ["corpus_test_0.bin"]}
     splits = {split: [{"file": name, "tokens": 7} for name in names] for split, names in named.items()}
     assert described == {"splits": splits, "tokenizer": None, "complete": True}
     for rows in described["splits"].values():
-        assert ids_of(tmp_path, rows) == [*range(7)] * len(rows)
+        assert ids_of(tmp_path, rows) == [*range(7)] * len(rows) and not [*shards.faults(tmp_path, rows)]
         shards.refuse_changed(tmp_path, rows)
-        shards.verify(tmp_path, rows)
-    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} | {"": tmp_path.stat().st_mtime_ns}
-    assert after == before
+    assert before == {path.name: path.stat().st_mtime_ns for path in [*tmp_path.iterdir(), tmp_path]}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +218,6 @@ def test_the_folders_of_others_are_read_where_they_lie(tmp_path, body, train, va
     [
         (None, "data_dir = .*/data: no such folder; prepare_data.py makes one"),
         (["a_train_0.bin"], "holds no validation shards .* between underscores.*; give a folder that"),
-        (["a.bin"], "holds no train shards .* between underscores.*; give a folder that"),
         (["a_train_val_0.bin"], "a_train_val_0.bin: its name says train and validation; rename it"),
         (["train_00000_00000.bin", "val_00000_00000.bin"], "no manifest.json: not prepared to the end; run prepare_d"),
     ],
@@ -330,52 +253,31 @@ def test_a_run_goes_on_with_the_text_that_it_began_with_only(tmp_path, complete)
         shards.refuse_other_contents(tmp_path, before, manifest_of(other, complete) | {"revision": "def"})
 
 
-@pytest.fixture
-def prepared_folder(tmp_path):
-    """A folder of ours, its shards older than its manifest."""
+def test_a_changed_byte_is_refused_also_after_copying_and_what_is_older_is_not_read(tmp_path, monkeypatch):
     folder = tmp_path / "data"
     folder.mkdir()
     rows = write(folder, range(50), shard_tokens=20)
-    save_manifest(folder, train=rows)
+    (folder / "manifest.json").touch()
     for row in rows:
         touch(folder / row["file"], -100)
-    return folder, rows
-
-
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_changed_byte_is_refused_also_after_copying(prepared_folder, tmp_path, copied):
-    folder, rows = prepared_folder
-    flip(folder / rows[1]["file"], 8 * 1040)
-    touch(folder / rows[1]["file"], 200)
-    if copied:
-        folder = Path(shutil.copytree(folder, tmp_path / "copy"))
-    with pytest.raises(BadInput) as caught:
-        shards.refuse_changed(folder, rows)
-    (line,) = caught.value.lines
-    path = folder / "train_00000_00001.bin"
-    assert line.startswith(f"{path}: offset 0 to 1064: changed since manifest.json: its sha256 is ")
-    assert line.endswith("put the old file back or prepare the folder again")
-
-
-def test_shards_that_were_only_touched_or_have_no_hash_pass_and_older_ones_are_not_read(prepared_folder, monkeypatch):
-    folder, rows = prepared_folder
-    touch(folder / rows[1]["file"], 200)
+    changed = folder / rows[1]["file"]
+    touch(changed, 200)
     shards.refuse_changed(folder, rows)
-    flip(folder / rows[1]["file"], 8 * 1040)
-    touch(folder / rows[1]["file"], 200)
+    flip(changed, 8 * 1040)
+    touch(changed, 200)
+    for place in (folder, Path(shutil.copytree(folder, tmp_path / "copy"))):
+        with pytest.raises(BadInput) as caught:
+            shards.refuse_changed(place, rows)
+        (line,) = caught.value.lines
+        assert line.startswith(f"{place / changed.name}: its SHA-256 is not the one of manifest.json")
     (folder / rows[0]["file"]).unlink()
     monkeypatch.setattr(shards.files, "sha256", lambda path: pytest.fail(f"read {path}"))
-    shards.refuse_changed(folder, [rows[0], {"file": rows[1]["file"], "tokens": 20}, rows[2]])
+    shards.refuse_changed(folder, [rows[0], {"file": changed.name, "tokens": 20}, rows[2]])
 
 
-def test_every_fault_of_a_folder_is_found_at_once(tmp_path, caplog):
-    """Any flipped bit is one; a shard that no row names is a note."""
+def test_every_fault_of_a_folder_is_found_at_once_and_any_flipped_bit_is_one(tmp_path):
     draw, rows = random.Random(200), write(tmp_path, range(60), shard_tokens=10)
-    stray = write(tmp_path, [1], part=5) + write(tmp_path, [1], split="validation")
-    (tmp_path / "notes.bin").write_bytes(b"somebody's own")
-    shards.verify(tmp_path, rows)
-    assert [note.split(": ")[0] for note in caplog.messages] == [str(tmp_path / row["file"]) for row in stray]
-    gone, short, other, version, changed, bit = paths = [tmp_path / row["file"] for row in rows]
+    gone, short, other, version, changed, bit = [tmp_path / row["file"] for row in rows]
     whole = bit.read_bytes()
     gone.unlink()
     short.write_bytes(short.read_bytes()[:-2])
@@ -385,8 +287,5 @@ def test_every_fault_of_a_folder_is_found_at_once(tmp_path, caplog):
     for _ in range(50):
         bit.write_bytes(whole)
         flip(bit, draw.randrange(8 * len(whole)))
-        with pytest.raises(BadInput) as caught:
-            shards.verify(tmp_path, rows)
-        found = [tuple(line.split(": ")[:2]) for line in caught.value.lines]
-        offsets = ["offset 0", "offset 8", "offset 1042", "offset 4", "offset 0 to 1044", found[-1][1]]
-        assert found == list(zip(map(str, paths), offsets, strict=True))
+        found = [*shards.faults(tmp_path, rows)]
+        assert [row for row, _ in found] == rows and all(row["file"] in line for row, line in found)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +35,15 @@ def ids_of(tokenizer, text):
     return ids
 
 
-def test_text_survives_ids_also_of_a_saved_tokenizer(tokenizer, tmp_path):
-    wanted = ids_of(tokenizer, TEXT)
-    assert wanted.dtype == np.uint32 and tokenizer.decode(wanted.tolist()) == TEXT
+def test_text_survives_ids_also_of_a_saved_tokenizer_which_has_the_same_fingerprint(tokenizer, tmp_path):
+    wanted, before = ids_of(tokenizer, TEXT), tokenization.fingerprint(tokenizer)
+    tokenizer("end", truncation=True, max_length=5)
     tokenizer.save_pretrained(tmp_path)
-    for loaded in (tokenization.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
+    assert wanted.dtype == np.uint32
+    for loaded in (tokenizer, tokenization.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
         assert ids_of(loaded, TEXT).tolist() == wanted.tolist() and loaded.decode(wanted.tolist()) == TEXT
-        assert len(loaded) == len(tokenizer) and loaded.eos_token_id == tokenizer.eos_token_id
-        assert loaded.eos_token == loaded.bos_token == "<|endoftext|>"
-        assert tokenization.token_bytes(loaded).tolist() == tokenization.token_bytes(tokenizer).tolist()
+        assert len(loaded) == len(tokenizer) and loaded.eos_token == loaded.bos_token == "<|endoftext|>"
+        assert tokenization.fingerprint(loaded) == before
 
 
 @pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
@@ -88,30 +87,22 @@ def test_characters_stand_in_code_point_order_and_a_bpe_has_every_byte_and_at_mo
     assert tokenization.encode_prompt(made, "") == [made.eos_token_id]  # the beginning of a document
 
 
-def test_fingerprint_changes_with_the_vocabulary_and_not_with_a_save_or_use(tokenizer, tmp_path):
-    before = tokenization.fingerprint(tokenizer)
-    ids_of(tokenizer, TEXT)
-    tokenizer("end", truncation=True, max_length=5)
-    tokenizer.save_pretrained(tmp_path)
-    assert tokenization.fingerprint(tokenization.load(str(tmp_path))) == tokenization.fingerprint(tokenizer) == before
-    others = [MAKERS["bpe"]([TEXT]), MAKERS["bpe"]([TEXT]), tokenization.train_bpe([TEXT], 300)]
-    others += [tokenization.train_bpe([TEXT], 300, "gpt2"), MAKERS["characters"](["abc"])]
-    prints = [tokenization.fingerprint(other) for other in others]
-    assert prints[0] == prints[1] and len(set(prints)) == 4  # training is the same each time
-
-
 @pytest.mark.parametrize("content", [None, "{"])
 def test_a_folder_that_holds_no_tokenizer_is_refused_with_a_remedy(tmp_path, content):
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / ("other.json" if content is None else "tokenizer.json")).write_text(content or "")
     for of_model, remedy in ((False, "or bpe or characters"), (True, "that this machine can reach$")):
         with pytest.raises(BadInput, match=f"cannot be loaded .*Give a folder with tokenizer.json.*{remedy}") as caught:
             tokenization.load(str(tmp_path), of_model)
         assert len(caught.value.lines) == 1 and "\n" not in caught.value.lines[0] and str(tmp_path) in str(caught.value)
 
 
-def test_a_tokenizer_without_end_of_text_or_whose_ids_have_gaps_is_refused(tmp_path):
+def test_a_tokenizer_without_end_of_text_whose_ids_have_gaps_or_that_changes_the_text_is_refused(tmp_path):
     made = MAKERS["bpe"]([TEXT])
+    made.backend_tokenizer.normalizer = normalizers.NFC()
+    encode = DocumentEncoder(made, "owner/name")
+    assert next(encode([("\u00e9", True)], 0)).text_bytes == 2
+    with pytest.raises(BadInput, match="owner/name: its ids stand for 2 bytes where row 7 has 3: it changes the text"):
+        next(encode([("e\u0301", True)], 7))
     made.eos_token = made.bos_token = None
     made.save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="no end-of-text"):
@@ -135,18 +126,12 @@ KINDS = {
 }
 
 
-RUNS = {
-    "letters": "a" * 2_000_000,
-    "Chinese": "words " * 50 + "中" * 300_000,
-}
-
-
-@pytest.mark.parametrize("kind", RUNS)
-def test_a_bpe_is_trained_on_a_text_without_a_break_and_no_token_is_longer_than_the_bound(kind):
-    """Without the bound each of these takes from half a minute to hours."""
-    made = tokenization.train_bpe([RUNS[kind]], 400)
+def test_a_bpe_is_trained_on_a_text_without_a_break_and_no_token_is_longer_than_the_bound():
+    """Without the bound it takes from half a minute to hours."""
+    text = "words " * 50 + "中" * 300_000
+    made = tokenization.train_bpe([text], 400)
     assert 0 < max(tokenization.token_bytes(made)) <= tokenization.LONGEST_WORD
-    assert made.decode(ids_of(made, RUNS[kind][-5000:]).tolist()) == RUNS[kind][-5000:]
+    assert made.decode(ids_of(made, text[-5000:]).tolist()) == text[-5000:]
 
 
 @pytest.mark.parametrize(("split", "wanted"), [("gpt2", "a0c92df654fb"), ("qwen35", "c79832d980b3")])
@@ -169,9 +154,8 @@ def test_a_letter_and_its_marks_stay_in_one_word_of_the_new_split_and_a_token_ho
 
 def changed(edit):
     """A BPE of ours after a change of its definition."""
-    definition = json.loads(
-        MAKERS["bpe of GPT-2's split"]([TEXT * 3, "def define defined other others another"]).backend_tokenizer.to_str()
-    )
+    made = tokenization.train_bpe([TEXT * 3, "def define defined other others another"], 320, "gpt2")
+    definition = json.loads(made.backend_tokenizer.to_str())
     edit(definition)
     backend = Tokenizer.from_str(json.dumps(definition))
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
@@ -197,31 +181,20 @@ def add_word(definition):
     definition["added_tokens"].append(word)
 
 
-def set_split(**options):
-    return lambda definition: definition["pre_tokenizer"].update(options)
-
-
-def set_model(**options):
-    return lambda definition: definition["model"].update(options)
-
-
-UNLIKE_GPT2 = {
-    "a space put before": lambda: changed(set_split(add_prefix_space=True)),
-    "a normalizer": lambda: changed(lambda definition: definition.update(normalizer={"type": "NFC"})),
-    "shuffled ids": lambda: changed(swap_two_ids),
-    "a word looked for in the text": lambda: changed(add_word),
-    "an unknown token": lambda: changed(set_model(unk_token="<|endoftext|>")),
-    "a byte that has no id": lambda: changed(lambda definition: definition["model"]["vocab"].pop("ÿ")),
-    "a token that has no merge": lambda: changed(lambda definition: definition["model"]["merges"].pop()),
+CHANGES = {
+    "a space put before": lambda d: d["pre_tokenizer"].update(add_prefix_space=True),
+    "a normalizer": lambda d: d.update(normalizer={"type": "NFC"}),
+    "shuffled ids": swap_two_ids,
+    "a word looked for in the text": add_word,
+    "an unknown token": lambda d: d["model"].update(unk_token="<|endoftext|>"),
+    "a byte that has no id": lambda d: d["model"]["vocab"].pop("ÿ"),
+    "a token that has no merge": lambda d: d["model"]["merges"].pop(),
+}
+UNLIKE_GPT2 = {name: (lambda edit=edit: changed(edit)) for name, edit in CHANGES.items()} | {
     "two merges to one token": lambda: byte_level([("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]),
     "a token that its merges never reach": lambda: byte_level([("b", "c"), ("a", "b"), ("ab", "c")]),
     "one id a character": lambda: tokenization.make_characters([TEXT, *tokenization.HARD_TEXTS]),
 }
-
-
-def by_the_tokenizer(tokenizer, text):
-    """Hugging Face's own ids of a text in which no special token stands."""
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_gpt2_is_encoded_by_tiktoken_to_the_tokenizers_own_ids():
@@ -241,17 +214,17 @@ def test_bpe_of_ours_is_encoded_by_tiktoken_to_the_tokenizers_own_ids(split):
     assert encoder.tiktoken
     texts = [text.replace("<|endoftext|>", "") for text in (*KINDS.values(), *tokenization.HARD_TEXTS)]
     for text, ids in zip(texts, encoder(texts), strict=True):
-        assert ids.tolist() == by_the_tokenizer(made, text)
+        assert ids.tolist() == made.encode(text, add_special_tokens=False)
+    run = " " * 1_000_000  # more than tiktoken takes
+    assert encoder([run + "a"])[0].tolist() == ids_of(made, run + "a").tolist()
 
 
 @pytest.mark.parametrize("kind", UNLIKE_GPT2)
 def test_a_tokenizer_unlike_gpt2s_is_told_by_its_definition_and_left_to_its_own_library(kind):
     made = UNLIKE_GPT2[kind]()
-    encoder = tokenization.make_encoder(made)
-    assert encoder.tiktoken is None and tokenization._as_tiktoken(made) is None
-    texts = ["def abc zebra others' defined don't 1234  x\n", TEXT.replace("<|endoftext|>", "")]
-    for text, ids in zip(texts, encoder(texts), strict=True):
-        assert ids.tolist() == by_the_tokenizer(made, text) and ids.dtype == np.uint32
+    assert tokenization._as_tiktoken(made) is None
+    text = "def abc zebra others' defined don't 1234  x\n"
+    assert tokenization.make_encoder(made)([text])[0].tolist() == made.encode(text, add_special_tokens=False)
 
 
 def test_tiktoken_with_another_split_is_found_out_and_not_used(monkeypatch):
@@ -289,15 +262,6 @@ def test_both_libraries_class_every_character_alike():
         assert np.array_equal(got, wanted), f"they part between {text[1]!r} and {text[-2]!r}"
 
 
-def test_encoder_gives_the_same_ids_from_several_threads_at_once(tokenizer):
-    encoder = tokenization.make_encoder(tokenizer)
-    batches = [[TEXT[i:] + TEXT, TEXT[:i]] for i in range(len(TEXT))] * 5
-    wanted = [encoder(batch) for batch in batches]
-    with ThreadPoolExecutor(8) as pool:
-        for got, ids in zip(pool.map(encoder, batches), wanted, strict=True):
-            assert all(map(np.array_equal, got, ids))
-
-
 @pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])
 def test_a_tokenizers_settings_do_not_touch_the_ids_nor_the_other_way_round(encode, tokenizer):
     wanted = ids_of(tokenizer, TEXT).tolist()
@@ -307,14 +271,6 @@ def test_a_tokenizers_settings_do_not_touch_the_ids_nor_the_other_way_round(enco
         tokenizer.backend_tokenizer.encode_special_tokens = setting
         assert encode(tokenizer)([TEXT])[0].tolist() == wanted
         assert tokenizer.backend_tokenizer.encode_special_tokens is setting
-
-
-def test_a_million_spaces_in_a_row_are_encoded():
-    made, run = MAKERS["bpe"]([TEXT]), " " * 1_000_000
-    encoder = tokenization.make_encoder(made)
-    assert encoder.tiktoken
-    got, after = encoder([run + "a", "after"])
-    assert got.tolist() == ids_of(made, run + "a").tolist() and made.decode(after.tolist()) == "after"
 
 
 @pytest.mark.parametrize("encode", [tokenization.Encoder, tokenization.make_encoder])

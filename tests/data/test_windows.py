@@ -47,10 +47,6 @@ def read(source, window):
     return row.tolist()
 
 
-def read_each(source):
-    return [read(source, window) for window in range(source.num_windows)]
-
-
 def order(**changes):
     known = {"weights": (1.0,), "sequence_length": 4, "sequences_per_step": 4, "micro_batch_size": 2}
     known |= {"num_processes": 1, "seed": 1, "block_tokens": 2**26}
@@ -102,35 +98,17 @@ def steps_of(changes):
 
 
 def test_every_token_is_a_target_once_and_no_window_crosses_a_shard(tmp_path):
-    source = opened(tmp_path, range(21), range(21, 42), range(42, 62))
-    inputs, targets = windows.Mapped([source], CPU).batch(all_draws(source))
-    assert inputs.shape == (14, 4) and (inputs[:, 1:] == targets[:, :-1]).all() and (targets == inputs + 1).all()
-    assert sorted(targets.flatten().tolist()) == [*range(1, 21), *range(22, 42), *range(43, 59)]
-    assert (inputs[:, 0] // 21 == targets[:, -1] // 21).all()
-    assert (source.num_tokens, source.num_windows, source.dropped_tokens) == (62, 14, 1 + 1 + 1 + 3)
-
-
-def test_shards_without_a_window_between_others_are_passed_over(tmp_path):
-    source = opened(tmp_path, [], range(9), [], range(100, 102), range(200, 209), [7])
-    assert [read(source, window)[0] for window in range(source.num_windows)] == [0, 4, 200, 204]
-    assert source.dropped_tokens == 1 + 2 + 1 + 1
-    resident = windows.Resident([source], CPU)
-    assert resident.batch(all_draws(source))[0][:, 0].tolist() == [0, 4, 200, 204]
-
-
-def test_a_split_grows_by_shards_that_leave_the_windows_before_them_as_they_were(tmp_path):
-    source = opened(tmp_path, range(4))
-    assert source.num_windows == 0  # shorter than one
-    source.append(*write(tmp_path / "more.bin", range(10, 15)))
-    assert read_each(source) == [[10, 11, 12, 13, 14]]
-    with pytest.raises(AssertionError, match="window 1 of 1"):
-        read(source, 1)
-    source.append(*write(tmp_path / "again.bin", range(60, 70)))
-    assert read_each(source) == [[10, 11, 12, 13, 14], [*range(60, 65)], [*range(64, 69)]]
+    source = opened(tmp_path, range(21), [], range(21, 42), range(90, 92), range(42, 62), [7])
+    for batches in (windows.Mapped([source], CPU), windows.Resident([source], CPU)):
+        inputs, targets = batches.batch(all_draws(source))
+        assert inputs.shape == (14, 4) and (inputs[:, 1:] == targets[:, :-1]).all() and (targets == inputs + 1).all()
+        assert sorted(targets.flatten().tolist()) == [*range(1, 21), *range(22, 42), *range(43, 59)]
+        assert (inputs[:, 0] // 21 == targets[:, -1] // 21).all()
+    assert (source.num_tokens, source.num_windows, source.dropped_tokens) == (65, 14, 3 * 1 + 3 + 2 + 1)
 
 
 ID_READERS = {
-    "read": read_each,
+    "read": lambda source: [read(source, window) for window in range(source.num_windows)],
     "check_ids": windows.Windows.check_ids,
     "Mapped": lambda source: windows.Mapped([source], CPU).batch(all_draws(source)),
     "Resident": lambda source: windows.Resident([source], CPU),
@@ -138,19 +116,18 @@ ID_READERS = {
 
 
 @pytest.mark.parametrize("reader", ID_READERS)
-@pytest.mark.parametrize("token, dtype, found", [(4, np.uint32, 2**32 - 1), (20, np.uint16, 50)])
-def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(tmp_path, reader, token, dtype, found):
-    ids = [49] * 21
-    ids[token] = found
-    source = opened(tmp_path, range(10), ids, vocab_size=50, dtype=dtype)
-    with pytest.raises(BadInput) as caught:
-        ID_READERS[reader](source)
-    offset = HEADER + token * np.dtype(dtype).itemsize
-    assert str(caught.value) == (
-        f"{tmp_path / 'train_1.bin'}: offset {offset}: token {token} is id {found}, vocab_size = 50 ends at 49: "
-        f"these shards belong to another tokenizer, or vocab_size is too small"
-    )
-    assert np.frombuffer((tmp_path / "train_1.bin").read_bytes()[offset:], dtype)[0] == found
+def test_id_beyond_the_vocabulary_is_refused_with_file_and_offset(tmp_path, reader):
+    for token, dtype, found in ((4, np.uint32, 2**32 - 1), (20, np.uint16, 50)):
+        ids = [49] * 21
+        ids[token] = found
+        source = opened(tmp_path, range(10), ids, vocab_size=50, dtype=dtype)
+        with pytest.raises(BadInput) as caught:
+            ID_READERS[reader](source)
+        offset = HEADER + token * np.dtype(dtype).itemsize
+        assert str(caught.value) == (
+            f"{tmp_path / 'train_1.bin'}: offset {offset}: token {token} is id {found}, vocab_size = 50 ends at 49: "
+            f"these shards belong to another tokenizer, or vocab_size is too small"
+        )
 
 
 def test_every_id_is_checked_in_slices_and_also_those_that_no_window_holds(tmp_path, monkeypatch):
@@ -189,24 +166,16 @@ def test_shards_whose_windows_all_lie_before_are_released_for_deletion_once(tmp_
 # The order
 
 
-def test_each_source_gives_every_window_once_an_epoch(short_cycles):
-    draw = random.Random(20240520)
-    for _ in range(15):
-        changes, num_windows = small_mixture(draw)
-        draws = draws_of(shared_out(draw, changes, 1), steps_of(changes), num_windows)
-        for source, have in enumerate(num_windows):
-            own = drawn_from(source, draws)
-            for epoch in range(2):
-                assert sorted(own[epoch * have : (epoch + 1) * have]) == list(range(have))
-
-
 def test_the_order_is_the_same_for_any_number_of_processes_and_any_micro_batch(short_cycles):
-    """And from any step on: a resumed run reads what the uninterrupted one would have."""
+    """Each source gives every window once an epoch; from any step on: a resumed run reads what it would have."""
     draw = random.Random(1)
     for _ in range(8):
         changes, num_windows = small_mixture(draw)
         steps = steps_of(changes)
         wanted, at = draws_of(order(**changes), steps, num_windows), draw.choice(steps)
+        for source, have in enumerate(num_windows):
+            own = drawn_from(source, wanted)
+            assert sorted(own[:have]) == sorted(own[have : 2 * have]) == list(range(have))
         for processes in [n for n in (1, 2, 3, 4) if changes["sequences_per_step"] % n == 0]:
             windows._cycle.cache_clear()  # as in a new process
             windows._block.cache_clear()
@@ -242,7 +211,7 @@ def test_order_never_changes_between_versions():
         assert " ".join(f"{source}.{window}" for source, window in draws_of(given, [step], [90, 20, 7])) == golden
 
 
-@pytest.mark.parametrize("weights", [(1.0,), (0.7, 0.2, 0.1), (3.0, 0.0, 2.0)])
+@pytest.mark.parametrize("weights", [(1.0,), (3.0, 0.0, 2.0, 0.7)])
 def test_every_cycle_holds_each_sources_share_to_one_place(weights):
     given = order(weights=weights, sequences_per_step=64, micro_batch_size=64)
     exact = [weight / sum(weights) for weight in weights]
@@ -254,7 +223,7 @@ def test_every_cycle_holds_each_sources_share_to_one_place(weights):
         sources = [source for source, _ in draws[begin : begin + windows.CYCLE]]
         assert [sources.count(s) / windows.CYCLE for s in range(len(weights))] == given.shares()
         arrangements.add(tuple(sources))
-    assert len(arrangements) == (3 if sum(weight > 0 for weight in weights) > 1 else 1)
+    assert len(arrangements) == (3 if len(weights) > 1 else 1)
 
 
 def test_a_source_with_any_weight_has_a_place_and_one_without_has_none():
@@ -262,12 +231,9 @@ def test_a_source_with_any_weight_has_a_place_and_one_without_has_none():
     assert [share * windows.CYCLE for share in tiny.shares()] == [1022, 1, 0, 1]
     crowd = order(weights=(1e6, *[1e-6] * (windows.CYCLE - 1)))
     assert set(crowd.shares()) == {1 / windows.CYCLE}
-
-
-@pytest.mark.parametrize("weights, drawn", [((1.0,) * 1025, 1025), ((0.0, 0.0), 0)])
-def test_weights_that_are_no_shares_are_refused(weights, drawn):
-    with pytest.raises(BadInput, match=f"{drawn} have a weight above 0: must be 1 to 1024"):
-        order(weights=weights)
+    for weights, drawn in (((1.0,) * 1025, 1025), ((0.0, 0.0), 0)):
+        with pytest.raises(BadInput, match=f"{drawn} have a weight above 0: must be 1 to 1024"):
+            order(weights=weights)
 
 
 # The order of a stream that grows
@@ -327,20 +293,11 @@ def test_inputs_and_targets_are_the_windows_that_were_asked_for_in_whole_tensors
     assert batches.batch(np.array([[0, 1]]))[0].tolist() == [[4, 5, 6, 7]]
 
 
-def same_batches(one, other, sources, draw):
-    for _ in range(20):
-        draws = all_draws(*sources)[[draw.randrange(20) for _ in range(draw.randint(1, 9))]]
-        for left, right in zip(one.batch(draws), other.batch(draws), strict=True):
-            assert left.dtype == right.dtype and left.stride() == right.stride()
-            assert torch.equal(left.cpu(), right.cpu())
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("kind", [windows.Mapped, windows.Resident])
 def test_batches_in_flight_to_a_gpu_are_not_overwritten(two_sources, kind):
     cuda = torch.device("cuda")
-    same_batches(kind(two_sources, cuda), windows.Mapped(two_sources, CPU), two_sources, random.Random(8))
     on_gpu, on_cpu = kind(two_sources, cuda), windows.Mapped(two_sources, CPU)
     busy, asked = torch.ones(4096, 4096, device=cuda), all_draws(*two_sources)[:, None]
     given = []
@@ -370,12 +327,9 @@ def test_validation_gives_each_window_once_over_the_processes(tmp_path, processe
     "num_windows, weights, max_windows, counts",
     [
         ([3, 0, 2], [1, 1, 5], 0, [3, 0, 2]),  # no limit
-        ([1000, 1000], [3, 1], 100, [75, 25]),
         ([1000, 1000], [0.7, 0.3], 10, [7, 3]),
         ([1000, 10], [1, 1], 100, [50, 10]),
         ([1000, 1000, 1000], [1, 1e-6, 0], 50, [50, 1, 1]),
-        ([5, 5], [1, 1], 1, [1, 1]),
-        ([5, 0], [1, 1], 100, [5, 0]),
     ],
 )
 def test_validation_of_a_mixture_follows_the_weights_spread_over_each_split(num_windows, weights, max_windows, counts):

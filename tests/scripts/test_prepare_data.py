@@ -2,11 +2,11 @@
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import random
 import re
-import resource
 import select
 import shutil
 import signal
@@ -18,21 +18,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import RECIPE, TEXT, WORDS, fork, run
+from conftest import RECIPE, TEXT, WORDS, fork, once, run
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import prepare_data
 import pretrain.data.stream  # noqa: F401  (once, before the forks)
+from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.data import prepare, progress, shards, tokenization
-from pretrain.data.documents import Document
+from pretrain.data import prepare, shards, tokenization
+from pretrain.data.documents import BATCH_CHARACTERS, DocumentEncoder
 from pretrain.data.readers import text as text_reader
 
 TINY = ("--recipe", "tiny.yaml")
 FEW = ("--validation_tokens", "300", "--shard_tokens", "400")
 ME = __file__
+
+
+@pytest.fixture(autouse=True)
+def short_proof(monkeypatch):
+    """That tiktoken gives the tokenizer's ids takes a second to show, in each process, and is test_tokenization's."""
+    monkeypatch.setattr(tokenization, "SAMPLE_TOKENS", 100)
+    monkeypatch.setattr(tokenization, "HARD_TEXTS", [])
 
 
 # A process that dies on the way, or is fed through a pipe: ``main`` of this file, run by ``fork``.
@@ -41,12 +48,9 @@ ME = __file__
 def main(argv: list[str] | None = None) -> int:
     """Prepare data as the environment says.
 
-    KILL_AT = "op:N" kills before the N-th step that lasts (an id written, a file synced, renamed or deleted),
-    "manifest:N" and "shard:N" after the N-th manifest or shard. STDIN = "R,W": a pipe to read. SET = "NAME=NUMBER".
-    PIECES = bytes of a text file that are read at a time. MEMORY = a file to write the growth of memory to, in bytes.
+    KILL_AT = "op:N" kills before the N-th step that lasts (an id written, a file synced, renamed or deleted), "shard:N"
+    after the N-th shard. STDIN = "R,W": a pipe to read. PIECES = bytes of a text file that are read at a time.
     """
-    import prepare_data
-
     what, _, number = os.environ.pop("KILL_AT", "").partition(":")
     if what:
         kill_at(what, int(number))
@@ -55,63 +59,32 @@ def main(argv: list[str] | None = None) -> int:
         os.close(writing)
         os.dup2(reading, 0)
         sys.stdin = os.fdopen(0)
-        say_when_waiting(progress.PrefetchTarget)
-    if setting := os.environ.pop("SET", None):
-        name, value = setting.split("=")
-        setattr(prepare, name, float(value))
     if size := os.environ.pop("PIECES", None):
         text_reader.pieces.__defaults__ = (int(size),)
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    status = prepare_data.main(argv)
-    if path := os.environ.pop("MEMORY", None):
-        Path(path).write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
-    return status
-
-
-def say_when_waiting(pace) -> None:
-    """Write "asks N" and "continues N" around each wait for the trainer, N the shards that are there."""
-    real = pace.wait
-
-    def wait(self, rows) -> None:
-        with open("pace.txt", "a") as file:
-            file.write(f"asks {len(rows)}\n")
-        real(self, rows)
-        with open("pace.txt", "a") as file:
-            file.write(f"continues {len(rows)}\n")
-
-    pace.wait = wait
+    return prepare_data.main(argv)
 
 
 def kill_at(what: str, number: int) -> None:
     """Arrange for death by SIGKILL."""
     left = [number]
 
-    def count() -> None:
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     def counted(owner, name, *, after=False) -> None:
         real = getattr(owner, name)
 
         def replaced(*args, **kwargs):
-            after or count()
-            result = real(*args, **kwargs)
-            if after and result is not None or after == "always":
-                count()
-            return result
+            result = real(*args, **kwargs) if after else None
+            left[0] -= not after or result is not None
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result if after else real(*args, **kwargs)
 
         setattr(owner, name, replaced)
 
-    if what == "op":
-        for owner, name in ((shards.ShardWriter, "fill"), (shards.files, "fsync"), (shards.files.shutil, "rmtree")):
-            counted(owner, name)
-        for name in ("replace", "rename", "unlink"):
-            counted(Path, name)
-    elif what == "shard":
+    steps = [(Path, "replace"), (Path, "rename"), (Path, "unlink"), (shutil, "rmtree"), (files, "fsync")]
+    for owner, name in [*steps, (shards.ShardWriter, "fill")] if what == "op" else []:
+        counted(owner, name)
+    if what == "shard":
         counted(shards.ShardWriter, "finish", after=True)
-    else:
-        counted(shards.files, "write_json", after="always")
 
 
 def killed(kill: str, *flags: str) -> bool:
@@ -124,8 +97,16 @@ def killed(kill: str, *flags: str) -> bool:
 # What was written.
 
 
+def called(*flags: str, expect: int = 0) -> str:
+    """Prepare in this process; return what was printed, or where it is refused, the one line that says why."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert prepare_data.main([*once((*TINY, *flags))]) == expect, err.getvalue()
+    return out.getvalue() if expect == 0 else err.getvalue()
+
+
 def folder_of(*flags: str) -> Path:
-    return Path(run("prepare_data.py", *TINY, *flags).stdout.strip().splitlines()[-1])
+    return Path(called(*flags).strip().splitlines()[-1])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -151,16 +132,12 @@ def decoded(folder: Path, split: str) -> dict[int, list[str]]:
         found, _ = shards.open_ids(folder / row["file"], row["tokens"])
         assert shards.files.sha256(folder / row["file"]) == row["sha256"]
         assert row["text_bytes"] == sizes[found[found != end]].sum()
-        ids.setdefault(int(row["file"].split("_")[1]), []).extend(found.tolist())
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    byte_of = {ord(c): b for b, c in bytes_to_unicode().items()} if tokens[-1] != "<|endoftext|>" else {}
+        ids.setdefault(shards.part_of(row), []).extend(found.tolist())
     documents = {}
     for part, found in ids.items():
-        cuts = [i for i, token in enumerate(found) if token == end]
-        assert not cuts or cuts[0] == 0, "a file's first shard begins with a document"
-        joined = ["".join([tokens[i] for i in found[a + 1 : b]]) for a, b in pairwise([*cuts, len(found)])]
-        # GPT-2's vocabulary writes each byte as a character of its own; tokenizer.decode takes a minute for 10 MB.
-        documents[part] = [t.translate(byte_of).encode("latin-1").decode() if byte_of else t for t in joined]
+        begins = [i for i, token in enumerate(found) if token == end]
+        assert not begins or begins[0] == 0, "a file's first shard begins with a document"
+        documents[part] = [tokenizer.decode(found[a + 1 : b]) for a, b in pairwise([*begins, len(found)])]
     return documents
 
 
@@ -202,9 +179,6 @@ def split_in_two(rows: list[list[str]], tokens: int) -> tuple[list[str], dict[in
     return held, train
 
 
-# Text: each file is one document.
-
-
 def test_shards_hold_exactly_the_text_and_the_manifest_says_so(prepared):
     (folder,) = prepared.glob("data/text-*")
     manifest = shards.read_manifest(folder)
@@ -215,33 +189,22 @@ def test_shards_hold_exactly_the_text_and_the_manifest_says_so(prepared):
     assert manifest["complete"] and "cursor" not in manifest
 
 
-# Tables: each row is a document.
-
-
 @pytest.mark.parametrize("kind", ["parquet", "jsonl.gz"])
 def test_shards_hold_exactly_the_documents_of_tables(workplace, kind):
     rows, files = write_tables(kind, 12, 30, 1, 9)
-    folder = folder_of(*files, *FEW)
-    held, train = split_in_two(rows, 300)
-    assert decoded(folder, "validation") == {0: held} and decoded(folder, "train") == train
-    assert counts(folder) == {"documents": sum(map(len, train.values()))}
-    assert counts(folder, "validation") == {"documents": len(held)}
-    sizes: dict[str, list[int]] = {}
-    for row in shards.read_manifest(folder)["splits"]["train"]:
-        sizes.setdefault(row["file"].split("_")[1], []).append(row["tokens"])
-    assert len(sizes) == 4, "shards are cut where files end"
-    assert all(set(found[:-1]) <= {400} and found[-1] <= 400 for found in sizes.values())
-
-
-def test_validation_may_take_whole_files_and_train_begins_right_after(workplace):
-    rows, files = write_tables("jsonl", 3, 2, 8)
-    tokens = sum(len(text) + 1 for text in rows[0])  # to the last token of the first file
-    for wanted in (tokens, tokens + 1):
-        folder = folder_of(*files, "--shard_tokens", "100", "--validation_tokens", str(wanted))
-        held, train = split_in_two(rows, wanted)
+    whole = sum(len(text) + 1 for text in rows[0])  # to the last token of the first file
+    for tokens in (300, whole, whole + 1):
+        folder = folder_of(*files, "--validation_tokens", str(tokens), "--shard_tokens", "400")
+        held, train = split_in_two(rows, tokens)
         found = decoded(folder, "validation")
-        assert [text for part in sorted(found) for text in found[part]] == held
-        assert decoded(folder, "train") == train
+        assert sum((found[part] for part in sorted(found)), []) == held and decoded(folder, "train") == train
+        assert counts(folder) == {"documents": sum(map(len, train.values()))}
+        assert counts(folder, "validation") == {"documents": len(held)}
+        sizes: dict[int, list[int]] = {}
+        for row in shards.read_manifest(folder)["splits"]["train"]:
+            sizes.setdefault(shards.part_of(row), []).append(row["tokens"])
+        assert len(sizes) == len(train), "shards are cut where files end"
+        assert all(set(found[:-1]) <= {400} and found[-1] <= 400 for found in sizes.values())
 
 
 def split_by_lines() -> PreTrainedTokenizerFast:
@@ -277,13 +240,13 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_under_a_split_that_is_not_gpt
     if limit:  # the other is killed with SOURCES
         whole, drawn = contents(folder), random.Random(limit)
         shutil.rmtree(folder)
-        assert not all(killed(f"op:{drawn.randint(8, 50)}", *flags) for _ in range(60)), "no end"
+        assert not all(killed(f"op:{drawn.randint(20, 120)}", *flags) for _ in range(60)), "no end"
         assert contents(folder) == whole
 
 
-def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe):
-    long = " ".join(random.Random(1).choices(WORDS, k=600_000))
-    assert len(long) > 2 * text_reader.BLOCK_BYTES
+def test_odd_documents_are_counted_and_kept_as_they_are(workplace, bpe, monkeypatch):
+    monkeypatch.setattr("pretrain.data.documents.BATCH_CHARACTERS", 2000)
+    long = " ".join(random.Random(1).choices(WORDS, k=5000))
     rows = ["first " * 100, "", " \n\t", None, "NUL \0 in it", "half \ud83d", "a <|endoftext|> b", "\udc00\ud800"]
     rows += [long, "é \u2028 \U0001f600 \r\n end", "last"]
     path = write_table(Path("odd.jsonl"), rows)
@@ -308,14 +271,12 @@ def test_limit_tokens_ends_after_the_document_that_reaches_it(workplace):
         assert counts(folder) == {"documents": number} and decoded(folder, "validation") == {0: held}
 
 
-# Kills.
-
 SOURCES = {
     "tables": ("jsonl", (12, 16, 7), FEW),
     "long documents": ("parquet", (7, 9), ("--validation_tokens", "100", "--shard_tokens", "60")),
     "limit": ("jsonl", (12, 16, 7), ("--validation_tokens", "90", "--shard_tokens", "60", "--limit_tokens", "720")),
     "text": ("txt", (200,), ("--validation_fraction", "0.1", "--shard_tokens", "900")),
-    "text of another split": ("lines", (90, 60), ("--shard_tokens", "200")),
+    "text of another split": ("lines", (90, 60), ("--shard_tokens", "500")),
 }
 LONG = ("long documents", "text")
 
@@ -342,18 +303,18 @@ def test_kills_at_any_place_change_no_byte_and_leave_nothing_over(workplace, nam
     flags = source(name)
     folder, whole = prepared_once(*flags)
     drawn, kills = random.Random(f"{name} {seed}"), 0
-    while killed(f"op:{drawn.randint(8, 50)}", *flags):
+    while killed(f"op:{drawn.randint(8, 100 if name.startswith('text') else 50)}", *flags):
         kills += 1
         assert kills < 60, "no end"
     assert kills >= 2 and contents(folder) == whole
 
 
 @pytest.mark.parametrize("name", ["tables", *(pytest.param(n, marks=pytest.mark.slow) for n in SOURCES)])
-def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(workplace, request, name):
+def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(workplace, request, monkeypatch, name):
     """In a complete folder and in one of a killed process; killed on the way, too."""
     flags, drawn = source(name), random.Random(name)
     folder, whole = prepared_once(*flags)
-    numbers = (1, 2, None) if request.node.get_closest_marker("slow") else (2,)
+    numbers = (1, 3, None) if request.node.get_closest_marker("slow") else (3,)
     for kill in ("shard:6", "op:999"):  # the second comes too late
         shutil.rmtree(folder, ignore_errors=True)
         assert killed(kill, *flags) == (kill == "shard:6")
@@ -364,8 +325,10 @@ def test_shards_that_are_missing_or_changed_are_made_again_and_the_others_left(w
             wrong = drawn.sample(sorted(before), number or len(rows))
             for i, file in enumerate(wrong):
                 damage(folder / file, i % 3)
-            assert number != 2 or killed(f"op:{drawn.randint(2, 4)}", *flags)
-            run(ME, *TINY, *flags, PIECES="200")
+            assert number != 3 or killed(f"op:{drawn.randint(2, 4)}", *flags)
+            with monkeypatch.context() as patched:
+                patched.setattr(text_reader.pieces, "__defaults__", (200,))
+                called(*flags)
             after = {file: (folder / file).stat().st_mtime_ns for file in before}
             assert contents(folder) == whole
             assert {file for file in before if before[file] != after[file]} <= {*wrong}
@@ -386,48 +349,32 @@ def damage(path: Path, how: int) -> None:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def test_a_shard_of_a_job_is_made_again_by_its_job_and_after_the_merge(workplace):
-    flags = source("tables")
-    folder, whole = prepared_once(*flags)
-    for index in range(2):
-        run("prepare_data.py", *TINY, *flags, *job(index, 2))
-    damage(folder / "train_00001_00000.bin", 0)
-    run("prepare_data.py", *TINY, *flags, *job(1, 2))
-    run("prepare_data.py", *TINY, *flags, "--merge")
-    assert contents(folder) == whole
-    damage(folder / "val_00000_00000.bin", 2)
-    run("prepare_data.py", *TINY, *flags, *job(1, 2))
-    (folder / prepare.Job(1, 2).lock).unlink()
-    assert contents(folder) == whole
-
-
 def test_what_was_consumed_is_not_missing_and_a_whole_folder_needs_no_source(workplace):
     path = write_table(Path("0.jsonl"), texts(30))
     flags = ("--data_files", path, *FEW, "--stream_keep", "consumed")
     folder = folder_of(*flags)
     (folder / "train_00000_00000.bin").unlink()
     damage(folder / "train_00000_00001.bin", 2)
-    run("prepare_data.py", *TINY, *flags)
+    called(*flags)
     (first, *others) = shards.read_manifest(folder)["splits"]["train"]
     assert not (folder / first["file"]).exists() and not [*shards.faults(folder, others)]
     stat = Path(path).stat()
     write_table(Path("0.jsonl"), texts(30)[::-1])
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # of the same size: taken for the same
-    run("prepare_data.py", *TINY, *flags)
+    called(*flags)
     (folder / others[1]["file"]).write_bytes(b"")
-    refused = run("prepare_data.py", *TINY, *flags, expect=2).stderr
+    refused = called(*flags, expect=2)
     assert re.search(rf"{folder}/train_00000_00000.bin: cannot be made again, .* or delete {folder}", refused)
 
 
 def test_a_tokenizer_that_was_changed_after_a_kill_stops_the_next_run(workplace):
     flags = source("tables")
-    (folder,) = [folder_of(*flags)]
-    shutil.rmtree(folder)
     assert killed("shard:6", *flags)
-    named = json.loads((folder / "tokenizer" / "tokenizer.json").read_text())
+    (path,) = Path("data").glob("0-*/tokenizer/tokenizer.json")
+    named = json.loads(path.read_text())
     named["model"]["vocab"] = {text: len(named["model"]["vocab"]) - i for text, i in named["model"]["vocab"].items()}
-    (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(named))
-    assert "does not match the shards beside it" in run("prepare_data.py", *TINY, *flags, expect=2).stderr
+    path.write_text(json.dumps(named))
+    assert "does not match the shards beside it" in called(*flags, expect=2)
 
 
 # Jobs.
@@ -438,7 +385,7 @@ def job(index: int, count: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_any_number_of_jobs_killed_or_not_makes_the_same_bytes(workplace, count):
+def test_any_number_of_jobs_killed_damaged_or_not_makes_the_same_bytes(workplace, count):
     _, files = write_tables("jsonl", 6, 9, 7)
     # The validation split: all of the first file and a part of the second, which are two jobs' files.
     flags = (*files, "--shard_tokens", "300", "--validation_tokens", "1500")
@@ -447,16 +394,21 @@ def test_any_number_of_jobs_killed_or_not_makes_the_same_bytes(workplace, count)
     order = drawn.sample(range(count), count)
     assert killed(f"op:{drawn.randint(2, 7)}", *flags, *job(order[0], count))
     for number, index in enumerate(order):
-        refused = run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
+        refused = called(*flags, "--merge", expect=2)
         assert "not complete; run these jobs first" in refused
         if number:
             missing = {f"manifest.job-{i:05d}-of-{count:05d}.json" for i in order[number:]}
             assert set(re.findall(r"manifest\.job-\d+-of-\d+\.json", refused)) == missing
-        run("prepare_data.py", *TINY, *flags, *job(index, count))
-    run("prepare_data.py", *TINY, *flags, *job(order[0], count))  # once more: nothing to do
+        called(*flags, *job(index, count))
+    damage(folder / "train_00001_00000.bin", 0)
+    called(*flags, *job(1, count))  # made again by its job
     for _ in range(2):
-        run("prepare_data.py", *TINY, *flags, "--merge")
+        called(*flags, "--merge")
         assert contents(folder) == whole
+    damage(folder / "val_00000_00000.bin", 2)
+    called(*flags, *job(1, count))  # and after the merge by any
+    (folder / prepare.Job(1, count).lock).unlink()
+    assert contents(folder) == whole
 
 
 def test_a_merge_killed_at_any_place_is_merged_the_next_time(workplace):
@@ -464,106 +416,88 @@ def test_a_merge_killed_at_any_place_is_merged_the_next_time(workplace):
     flags = (*files, "--shard_tokens", "300", "--validation_tokens", "40")
     folder, whole = prepared_once(*flags)
     for index in range(2):
-        run("prepare_data.py", *TINY, *flags, *job(index, 2))
+        called(*flags, *job(index, 2))
     shutil.copytree(folder, "ready")
     for step in range(1, 20, 2):
         shutil.rmtree(folder)
         shutil.copytree("ready", folder)
         if not killed(f"op:{step}", *flags, "--merge"):
             break
-        run("prepare_data.py", *TINY, *flags, "--merge")
+        called(*flags, "--merge")
         assert contents(folder) == whole, step
     assert 5 < step < 19 and contents(folder) == whole
 
 
 def test_jobs_that_cannot_be_are_refused(workplace):
-    _, files = write_tables("jsonl", 6, 9)
-    flags = (*files, *FEW)
-    refused = run("prepare_data.py", *TINY, *flags, *job(2, 2), expect=2).stderr
-    assert "--job_index 2: jobs are numbered 0 to num_jobs - 1 = 1" in refused
-    assert "use one job" in run("prepare_data.py", *TINY, *flags, *job(0, 2), "--limit_tokens", "9", expect=2).stderr
-    assert "cannot be merged: jobs not complete" in run("prepare_data.py", *TINY, *flags, "--merge", expect=2).stderr
-    run("prepare_data.py", *TINY, *flags, *job(0, 2))
-    refused = run("prepare_data.py", *TINY, *flags, expect=2).stderr
-    assert "is being prepared in 2 jobs (manifest.job-00000-of-00002.json); when all are done, use --merge" in refused
+    flags = (*write_tables("jsonl", 6, 9)[1], *FEW)
+    assert "--job_index 2: jobs are numbered 0 to num_jobs - 1 = 1" in called(*flags, *job(2, 2), expect=2)
+    assert "use one job" in called(*flags, *job(0, 2), "--limit_tokens", "9", expect=2)
+    assert "cannot be merged: manifest.json not complete" in called(*flags, "--merge", expect=2)
+    called(*flags, *job(0, 2))
+    words = "is being prepared in 2 jobs (manifest.job-00000-of-00002.json); when all are done, use --merge"
+    assert words in called(*flags, expect=2)
 
 
 # What is refused.
 
 
-def test_too_little_text_is_refused_with_a_number_that_works(workplace):
-    _, files = write_tables("jsonl", 9)
-    refused = run("prepare_data.py", *TINY, *files, "--validation_tokens", "100000", expect=2).stderr
-    (number,) = re.findall(r"the source has \d+ tokens in all; use --validation_tokens (\d+)", refused)
+def test_too_little_text_is_refused_with_a_number_that_works_and_no_text_with_the_column(workplace):
+    rows, files = write_tables("jsonl", 9)
+    refused = called(*files, "--validation_tokens", "100000", expect=2)
+    (number,) = re.findall(r"text_column = text has \d+ tokens in all, .* --validation_tokens (\d+), or", refused)
     assert decoded(folder_of(*files, "--validation_tokens", number), "train")
-
-
-def test_rows_without_any_text_are_refused_with_the_column(workplace):
+    for _ in range(2):  # each time
+        refused = called(*files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])), expect=2)
+        assert "no train text is left; use a smaller --validation_tokens, or" in refused
     path = write_table(Path("a.jsonl"), [None, "", " "])
     for tokenizer in ("characters", "bpe"):
-        refused = run("prepare_data.py", *TINY, "--data_files", path, "--tokenizer", tokenizer, expect=2).stderr
-        assert refused.count("error: ") == 1 and "a: no row has text in text_column = text; give" in refused
-
-
-def test_no_train_text_is_refused_each_time(workplace):
-    rows, files = write_tables("jsonl", 9)
-    flags = (*files, "--validation_tokens", str(sum(len(text) + 1 for text in rows[0])))
-    for _ in range(2):
-        refused = run("prepare_data.py", *TINY, *flags, expect=2).stderr
-        assert "no train text is left; use a smaller --validation_tokens, or" in refused
+        refused = called("--data_files", path, "--tokenizer", tokenizer, expect=2)
+        assert refused.count("error: ") == 1 and "a: text_column = text has 0 tokens in all" in refused
 
 
 def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
     mixture = [{"weight": i + 1, "data_files": [write_table(Path(f"{i}.jsonl"), texts(9, i))]} for i in range(2)]
-    Path("mixture.yaml").write_text(RECIPE.replace("tokenizer: characters", f"tokenizer: {bpe}"))
-    with open("mixture.yaml", "a") as file:
-        file.write(f"sources: {json.dumps(mixture)}\nvalidation_tokens: 30\n")
-    only = run("prepare_data.py", "--recipe", "mixture.yaml", "--source", "1").stdout.split()
-    both = run("prepare_data.py", "--recipe", "mixture.yaml").stdout.split()
+    own = f"sources: {json.dumps(mixture)}\nvalidation_tokens: 30\n"
+    Path("tiny.yaml").write_text(RECIPE.replace("tokenizer: characters", f"tokenizer: {bpe}") + own)
+    only, both = called("--source", "1").split(), called().split()
     assert len(both) == 2 and only == both[1:]
     for i, folder in enumerate(both):
         documents = decoded(Path(folder), "validation")[0] + decoded(Path(folder), "train")[0]
         assert documents == texts(9, i)
-    assert "numbered from 0" in run("prepare_data.py", "--recipe", "mixture.yaml", "--source", "2", expect=2).stderr
+    assert "numbered from 0" in called("--source", "2", expect=2)
 
 
 # Looking without writing.
 
 
 @pytest.mark.parametrize(("kind", "tokenizer"), [("parquet", "bpe"), ("txt", "characters")])
-def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, kind, tokenizer):
+def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, monkeypatch, kind, tokenizer):
+    monkeypatch.setattr(prepare, "DRY_RUN_SECONDS", 0.05)
     shutil.rmtree("data")
     rows = texts(2000)  # uniform: any part of it tells of the whole
+    files = ("--data_files", "0.txt")
     if kind == "txt":
         Path("0.txt").write_text(" ".join(rows))
-        files = ("--data_files", "0.txt")
     else:
         halves = enumerate((rows[:1200], rows[1200:]))
         files = ("--data_files", *(write_table(Path(f"{i}.{kind}"), half) for i, half in halves))
     flags = (*files, "--validation_tokens", "300", "--tokenizer", tokenizer, "--tokenizer_vocab_size", "300")
-    before = {path for path in Path().rglob("*") if not path.name.startswith(".out-")}
-    told = run(ME, *TINY, *flags, "--dry_run", SET="DRY_RUN_SECONDS=0.05").stdout
-    assert {path for path in Path().rglob("*") if not path.name.startswith(".out-")} == before
+    before = {*Path().rglob("*")}
+    told, limited = called(*flags, "--dry_run"), called(*flags, "--dry_run", "--limit_tokens", "5000")
+    assert {*Path().rglob("*")} == before and " 5,000 tokens (estimated)" in limited
     tokens = int(re.search(r"([\d,]+) tokens \(estimated\)", told)[1].replace(",", ""))
     megabytes = float(re.search(r"([\d.,]+) MB on disk \(estimated", told)[1].replace(",", ""))
     folder = folder_of(*flags)
     assert f"{folder}: " in told
     true = sum(row["tokens"] for found in shards.read_manifest(folder)["splits"].values() for row in found)
-    assert 0.8 * true < tokens < 1.2 * true
-    assert 0.8 * true < megabytes * 1e6 / 2 < 1.2 * true
+    assert 0.8 * true < tokens < 1.2 * true and 0.8 * true < megabytes * 1e6 / 2 < 1.2 * true
     assert re.search(r"[\d.,]+ s at [\d.]+ MB/s of text, [\d,]+ tokens/s \(measured for \d+ s with \d+ thread", told)
-    if kind == "parquet":
-        limited = run(ME, *TINY, *flags, "--dry_run", "--limit_tokens", "5000", SET="DRY_RUN_SECONDS=0.05").stdout
-        assert " 5,000 tokens (estimated)" in limited
 
 
-# --verify.
-
-
-def test_whole_folders_of_every_maker_verify(workplace, capsys):
+def test_whole_folders_of_every_maker_verify_from_anywhere_and_an_id_beyond_the_tokenizer_is_found(
+    workplace, tmp_path_factory, monkeypatch
+):
     (ours,) = workplace.glob("data/text-*")
-    tokens = sum(row["tokens"] for found in shards.read_manifest(ours)["splits"].values() for row in found)
-    assert f"{tokens:,} tokens are whole: sizes, hashes" in run("prepare_data.py", *TINY, "--verify", str(ours)).stdout
     for name in ("theirs", "nano"):
         Path(name).mkdir()
     for name, number in (("train_000001", 50), ("val_000000", 20)):
@@ -573,23 +507,15 @@ def test_whole_folders_of_every_maker_verify(workplace, capsys):
     for name, number in (("theirs", 70), ("nano", 120)):
         whole = f"{name}: 2 shards, {number} tokens are whole: sizes (there are no hashes"
         assert whole in prepare.verify(Path(name), 64)
-
-
-def test_a_folder_is_verified_from_any_folder(workplace, tmp_path_factory, monkeypatch):
-    (folder,) = workplace.glob("data/text-*")
-    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
-    for flags in (("--verify", str(folder)), (f"--verify={folder}",)):
-        assert "are whole" in run("prepare_data.py", *flags).stdout
-    assert "no such recipe" in run("prepare_data.py", "--verify", str(folder), "--recipe", "a.yaml", expect=2).stderr
-
-
-def test_verify_finds_an_id_that_the_tokenizer_does_not_have(workplace):
-    (folder,) = workplace.glob("data/text-*")
-    manifest = shards.read_manifest(folder)
-    manifest["tokenizer"]["size"] = 5
-    shards.files.write_json(folder / shards.MANIFEST, manifest)
     with pytest.raises(BadInput, match=r"is id \d+"):
-        prepare.verify(folder, 64)
+        prepare.verify(Path("theirs"), 5)
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    manifest, out = shards.read_manifest(ours), io.StringIO()
+    tokens = sum(row["tokens"] for found in manifest["splits"].values() for row in found)
+    with contextlib.redirect_stdout(out):
+        assert prepare_data.main(["--verify", str(ours)]) == prepare_data.main([f"--verify={ours}"]) == 0
+    assert out.getvalue().count(f"{tokens:,} tokens are whole: sizes, hashes") == 2
+    assert "no such recipe" in called("--verify", str(ours), expect=2)
 
 
 # Followed by train.py.
@@ -600,8 +526,7 @@ class Follower:
 
     def __init__(self, *flags: str):
         reading, self.writing = os.pipe()
-        flags = (*TINY, *flags, "--follow")
-        self.pid, self.out, self.err = fork(ME, flags, {"STDIN": f"{reading},{self.writing}"})
+        self.pid, self.out, self.err = fork(ME, (*TINY, *flags, "--follow"), {"STDIN": f"{reading},{self.writing}"})
         os.close(reading)
         self.prefetch(0)  # until then it only imports
 
@@ -613,17 +538,14 @@ class Follower:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def wait_for(self, number: int) -> None:
-        """Wait until it waits with so many train shards."""
+        """Wait until so many train shards are there, and see that it waits with them."""
         for _ in range(3000):
-            said = Path("pace.txt").read_text() if Path("pace.txt").exists() else ""
-            if f"asks {number}\n" in said:
+            if ready() >= number:
                 break
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             assert not ended, (status, Path(self.err).read_text())
             select.select([], [], [], 0.01)
-        for _ in range(20):
-            select.select([], [], [], 0.01)
-            assert Path("pace.txt").read_text().endswith(f"asks {number}\n")
+        select.select([], [], [], 0.3)
         assert ready() == number
 
 
@@ -633,62 +555,52 @@ def ready() -> int:
     return len(found[0]["splits"]["train"]) if found else 0
 
 
-@pytest.fixture
-def followed(workplace):
-    """The flags of a source of many shards, its folder and what is in it when it is done at once."""
+def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trainer(workplace):
     shutil.rmtree("data")
-    _, files = write_tables("jsonl", 120)
-    flags = (*files, "--validation_tokens", "100", "--shard_tokens", "800")
+    flags = (*write_tables("jsonl", 120)[1], "--validation_tokens", "100", "--shard_tokens", "800")
     folder, whole = prepared_once(*flags)
-    total = sum(name.startswith("train_") for name in whole)
-    assert total > 15
-    return flags, folder, whole, total
-
-
-def test_a_follower_runs_a_bounded_number_of_shards_ahead_and_ends_with_its_trainer(followed):
-    flags, folder, whole, total = followed
     # A shard holds 799 // 16 = 49 windows; two shards ahead are 100: it waits with the third, and so on.
     follower = Follower(*flags, "--stream_keep", "consumed")
     follower.wait_for(3)
-    second = run("prepare_data.py", *TINY, *flags, expect=75).stderr
-    assert f"{folder} is being prepared by process {follower.pid}; wait for it" in second
-    follower.prefetch(48)
-    follower.prefetch(100)
-    follower.wait_for(5)
-    follower.prefetch(300)
-    follower.wait_for(9)
+    busy = called(*flags, expect=75)
+    assert f"{folder} is being prepared by process {follower.pid}; wait for it" in busy
+    for windows, number in ((48, 3), (100, 5), (300, 9)):
+        follower.prefetch(windows)
+        follower.wait_for(number)
     assert follower.close() not in (0, 2, 75)
-    assert ready() == 9 < total
-    named = {row["file"] for row in shards.read_manifest(folder)["splits"]["train"]}
+    manifest = shards.read_manifest(folder)
+    named = {row["file"] for row in manifest["splits"]["train"]}
     assert {path.name for path in folder.glob("train_*")} == named, "nothing half-made has a shard's name"
-    run("prepare_data.py", *TINY, *flags)
-    assert contents(folder) == whole
-
-
-def test_a_follower_that_keeps_all_goes_to_the_end_by_itself(followed):
-    flags, folder, whole, total = followed
-    follower = Follower(*flags)
-    ended = os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1])
+    assert len(named) == 9 and not manifest["complete"]
+    follower = Follower(*flags)  # one that keeps all goes to the end by itself
+    assert os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]) == 0 and contents(folder) == whole
     os.close(follower.writing)
-    assert ended == 0 and contents(folder) == whole
-    said = Path(follower.out).read_text()
-    assert "train tokens are ready" in said and "prepared in" in said
-    assert not Path(follower.err).read_text()
+    assert "prepared in" in Path(follower.out).read_text() and not Path(follower.err).read_text()
 
 
 class NotYet(BaseException):
     """The trainer has said nothing."""
 
 
-def test_a_follower_writes_and_says_nothing_before_its_trainer_speaks_whatever_is_wrong(workplace, monkeypatch, capsys):
-    class Silent:
-        def __init__(self, recipe):
-            pass
+class Trainer:
+    """Stands for standard input."""
 
-        def wait_for_trainer(self):
+    def __init__(self, speaks: bool):
+        self.speaks = speaks
+
+    def __call__(self, recipe):
+        return self
+
+    def wait_for_trainer(self):
+        if not self.speaks:
             raise NotYet
 
-    monkeypatch.setattr(prepare_data, "PrefetchTarget", Silent)
+    def wait(self, rows):
+        pass
+
+
+def test_a_follower_writes_and_says_nothing_before_its_trainer_speaks_whatever_is_wrong(workplace, monkeypatch, capsys):
+    monkeypatch.setattr(prepare_data, "PrefetchTarget", Trainer(speaks=False))
     monkeypatch.setattr(prepare, "MADE_AHEAD", {})
     for more in ([], ["--data_files", "none.txt"]):
         with pytest.raises(NotYet):
@@ -696,47 +608,22 @@ def test_a_follower_writes_and_says_nothing_before_its_trainer_speaks_whatever_i
     assert not Path("elsewhere").exists() and capsys.readouterr() == ("", "")
 
 
-def test_a_dry_run_counts_neither_a_batch_that_comes_too_late_nor_its_time(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(prepare.time, "perf_counter", lambda: clock[0])
-
-    def batches(rows, _):
-        for at in (4.0, 8.0, 12.0):  # two documents each
-            clock[0] = at
-            yield from [Document(0, np.zeros(50, np.uint32), 200, {})] * 2
-
-    part = ("a", lambda _: iter(()))
-    assert prepare._timed(batches, [part], 10) == (200, 800, 8.0)
-    clock[0] = 0.0
-    assert prepare._timed(batches, [part], 1) == (50, 200, 4.0)  # at least one document
+def test_a_follower_waits_while_another_process_prepares_the_folder(workplace, monkeypatch):
+    (folder,) = workplace.glob("data/text-*")
+    (folder / shards.MANIFEST).unlink()
+    monkeypatch.setattr(prepare_data, "PrefetchTarget", Trainer(speaks=True))
+    with contextlib.ExitStack() as held:
+        held.enter_context(files.locked(folder / ".lock", ""))
+        monkeypatch.setattr(prepare_data.time, "sleep", lambda seconds: held.close())
+        assert f"is being prepared by process {os.getpid()}" in called("--follow")
+    assert shards.is_complete(folder)
 
 
-# Memory.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
-def test_memory_does_not_grow_with_the_stream(workplace, bpe, kind):
-    grown = {}
-    for megabytes in (10, 60):
-        drawn, path = random.Random(megabytes), Path(f"{megabytes}.{kind}")
-        rows = [drawn.randbytes(1350).hex() for _ in range(megabytes * 1_000_000 // 2700)]
-        if kind == "parquet":
-            pq.write_table(pa.table({"text": rows}), path, row_group_size=1000)
-        elif kind == "txt":
-            path.write_text("\n".join(rows))
-        else:
-            write_table(path, rows)
-        size = sum(map(len, rows))
-        del rows
-        flags = ("--data_files", str(path), "--tokenizer", bpe, "--validation_tokens", "1000")
-        run(ME, *TINY, *flags, "--shard_tokens", "2000000", MEMORY="grown.txt")
-        grown[megabytes] = int(Path("grown.txt").read_text()) / 1e6
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        assert size > 0.9e6 * megabytes
-    print(f"{kind}: memory grew by {grown[10]:.0f} MB over 10 MB of text, {grown[60]:.0f} MB over 60 MB")
-    assert grown[60] < grown[10] + 25
+def test_rows_are_read_a_few_batches_ahead_only(bpe):
+    """So that memory does not grow with the stream."""
+    read, encode = [], DocumentEncoder(tokenization.load(bpe), bpe)
+    next(encode(((read.append(6000) or "words " * 1000, True) for _ in range(10**6)), 0))
+    assert sum(read) < (2 * encode.threads + 3) * BATCH_CHARACTERS
 
 
 def ids_of_rows(texts: list[str]) -> list[list[int]]:
@@ -755,9 +642,8 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
     rows.insert(9, {"text": "", "tokens": []})
     pq.write_table(pa.Table.from_pylist(rows), "rows.parquet", row_group_size=20)
     shutil.rmtree("data")
-    flags = (*TINY, *FEW, "--data_files", "rows.parquet", "--tokenizer", "tokenizer")
-    plain = Path(run("prepare_data.py", *flags).stdout.strip())
-    given = Path(run("prepare_data.py", *flags, "--token_column", "tokens").stdout.strip())
+    flags = (*FEW, "--data_files", "rows.parquet", "--tokenizer", "tokenizer")
+    plain, given = folder_of(*flags), folder_of(*flags, "--token_column", "tokens")
     assert plain != given and len(list(plain.glob("*.bin"))) > 5
     assert {p.name: p.read_bytes() for p in plain.glob("*.bin")} == {
         p.name: p.read_bytes() for p in given.glob("*.bin")
@@ -770,12 +656,7 @@ def test_rows_of_ids_make_the_shards_that_their_texts_make(workplace):
 @pytest.mark.parametrize(
     ("tokens", "flags", "words"),
     [
-        (
-            [1, 2],
-            "--token_column tokenz",
-            "tokenz: no such column; give one of lists of ids: it has tokens (lists of ids)",
-        ),
-        ("text", "--token_column tokens", "token_column = tokens: holds text, not lists of ids"),
+        ([1, 2], "--token_column tokenz", "tokenz: no such column; give one of lists of ids: it has tokens (lists"),
         ([0.5, 1.5], "--token_column tokens", "token_column = tokens: holds lists, not lists of ids"),
         ([1, -2], "--token_column tokens", "row 0: is not a list of ids, whole numbers from 0"),
         ([1, 99_999], "--token_column tokens", "holds the id 99999, and tokenizer = tokenizer has"),
@@ -786,5 +667,4 @@ def test_a_column_that_holds_no_ids_of_the_tokenizer_is_refused(workplace, token
     ids_of_rows([])
     Path("rows.jsonl").write_text(json.dumps({"tokens": tokens}) + "\n")
     asked = ("--data_files", "rows.jsonl", "--tokenizer", "tokenizer", *flags.split())
-    done = run("prepare_data.py", *TINY, *FEW, *asked, expect=2)
-    assert words in done.stderr and "Traceback" not in done.stderr
+    assert words in called(*FEW, *asked, expect=2)
