@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         raise BadInput(f"--source {only}: the recipe has {len(found)}, numbered from 0")
     if "prefetch" in extras:
         reading.refuse_idle_tasks(recipe, flags)
-        prefetch(recipe)
+        fetched = prefetch(recipe)
     elif all(map(keys.is_here, found)):
         raise BadInput(f"data_dir = {found[0].data_dir} is a folder of shards already: there is nothing to prepare")
     for index, asked in enumerate(found):
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
                     held.enter_context(files.locked(folder / job.lock, busy, BUSY))
                     break
                 except BadInput as error:
-                    if not target:
+                    if not target or error.status != BUSY:
                         raise
                     log.info(str(error))  # on a shared disk another machine's reader; or the last one, dying
                     time.sleep(BUSY_SECONDS)
@@ -114,12 +114,20 @@ def main(argv: list[str] | None = None) -> int:
         from huggingface_hub import constants
 
         words = shlex.join(word for word in argv if word != "--prefetch")
+        mine = [*(recipe.data.data_files or ()), *(recipe.data.validation_files or ())]
+        mine += [file for name in recipe.evaluation.tasks for file in recipe.evaluation.files_of(name) or ()]
+        cache = [constants.HF_HOME] if fetched else []  # of the Hub
+        places = [name for name in (*cache, recipe.data.prepared_data_dir) if Path(name).is_dir()]
+        print(f"to carry beside this folder and its packages: {', '.join(dict.fromkeys([*places, *mine]))}")
+        print("accelerate launch --config_file YAML train.py takes the flags of the next line, too")
         print(f"without a network: HF_HUB_OFFLINE=1 HF_HOME={shlex.quote(constants.HF_HOME)} python train.py {words}")
     return 0
 
 
-def prefetch(recipe: keys.Recipe) -> None:
+def prefetch(recipe: keys.Recipe) -> bool:
     """Fetch into HF_HOME what a run asks the Hub for beside its data: the model that it begins from, tokenizer, tasks.
+
+    Returns whether there was anything.
 
     Raises BadInput where one of them cannot be had.
     """
@@ -135,7 +143,7 @@ def prefetch(recipe: keys.Recipe) -> None:
     wanted, evaluation = recipe.data.tokenizer not in keys.TRAINED_TOKENIZERS, recipe.evaluation
     tasks = [name for name in evaluation.tasks if evaluation.task_steps and not evaluation.files_of(name)]
     if not (recipe.model.init_from or wanted or tasks):
-        return
+        return False
     log.info(
         f"fetching tokenizer, model and items of tasks into {constants.HF_HOME}; without a network "
         "that ends after about a minute"
@@ -146,6 +154,7 @@ def prefetch(recipe: keys.Recipe) -> None:
         tokenization.load(recipe.data.tokenizer)
     for name in tasks:
         items.fetch(items.records()[name])
+    return True
 
 
 if __name__ == "__main__":

@@ -141,7 +141,8 @@ def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None)
     elif not manifest["complete"]:
         manifest |= opened.about
         refuse_other_files(folder, manifest, parts)
-    progress = Progress(target, manifest)
+    expected_bytes = 0.0 if target else expected_text_bytes(source, parts) / job.count
+    progress = Progress(target, manifest, expected_bytes, config.limit_tokens)
     if target:
         target.wait(manifest["splits"]["train"])
     if not manifest["complete"]:
@@ -267,7 +268,9 @@ def merge(folder: Path) -> None:
         first, rows, tally, versions = found[names[0]], [], Counter(), {}
         for manifest in found.values():
             unlike = [
-                name for name in ("identity", "revision", "files", "train_begins") if manifest[name] != first[name]
+                name
+                for name in ("identity", "revision", "tokenizer", "files", "train_begins")
+                if manifest[name] != first[name]
             ]
             seen = {name: said for name, said in manifest.get("versions", {}).items() if said}
             unlike += [name for name, said in seen.items() if versions.setdefault(name, said) != said]
@@ -344,6 +347,17 @@ def first_texts(parts: list[Part]) -> Iterator[str]:
         yield well_formed(text or "")
 
 
+def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
+    """Return about how many bytes of text the train split has; 0 where that is not known."""
+    if source.tables is None:
+        return source.most_tokens or 0.0
+    if source.config.token_column:
+        return 0.0
+    from pretrain.data import stream
+
+    return stream.expected_text_bytes([name for name, _ in parts], source.tables.text_column)
+
+
 def dry_run(source: FoundSource) -> str:
     """Encode text for some seconds; return what all of it would take, as lines to read. Nothing is kept."""
     if source.config.token_column:
@@ -359,12 +373,7 @@ def dry_run(source: FoundSource) -> str:
     tokens, text_bytes, seconds = _timed(encode, parts["train"], DRY_RUN_SECONDS)
     if not text_bytes:
         raise BadInput(f"{source.name}: no text in its first rows")
-    expected = float(source.most_tokens or 0)
-    if source.tables:
-        from pretrain.data import stream
-
-        expected = stream.expected_text_bytes([name for name, _ in parts["train"]], source.tables.text_column)
-    whole, itemsize = max(expected, text_bytes), 2 if len(tokenizer) <= 2**16 else 4
+    whole, itemsize = max(expected_text_bytes(source, parts["train"]), text_bytes), 2 if len(tokenizer) <= 2**16 else 4
     total = min(whole * tokens / text_bytes, config.limit_tokens or math.inf)
     held, used = counted(len(parts["train"]), "file", "files"), counted(encode.threads, "thread", "threads")
     lines = (

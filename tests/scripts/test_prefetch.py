@@ -75,7 +75,8 @@ def test_a_machine_without_a_network_trains_from_what_was_prefetched(served):
     Path("away").rename(task)
     done = called("prepare_data.py", "--prefetch", **there)
     assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
+    *_, carried, _, last = done.stdout.splitlines()
+    assert carried.startswith("to carry") and "home" in carried and "prepared" in carried
     assert last.startswith("without a network: HF_HUB_OFFLINE=1 HF_HOME=") and "--prefetch" not in last
     asked = len(served.log)
     shutil.copytree("home", "elsewhere")
