@@ -32,7 +32,8 @@ def estimate_run(
     shape = estimate.shape_of(recipe.model)
     shards = estimate.IN_BUCKETS if count > 1 else {}
     shards = shards | ({"moments": count} if recipe.optimizer.shard_optimizer else {})
-    plain = {"half": True, "compiled": compiles(card.name), "optimizer": recipe.optimizer.optimizer, "shards": shards}
+    plain: dict[str, Any] = {"half": True, "compiled": compiles(card.name), "shards": shards}
+    plain["optimizer"] = recipe.optimizer.optimizer
     ways = [plain | {"checkpointing": each} for each in (recipe.model.gradient_checkpointing, "full")]
     if count > 1:  # the model itself is sharded, as zero3_x8.yaml does, which is not compiled
         ways.append(ways[-1] | {"compiled": False, "shards": dict.fromkeys(SHARED, count)})
