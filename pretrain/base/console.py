@@ -4,17 +4,12 @@ import contextlib
 import errno
 import logging
 import os
-import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
 from pretrain.base import files, foreign
-
-ABOUT = re.compile(r"\S+ {2,}")  # "data     ...": what a line is about, before its words
 
 
 def start(is_main: bool = True, stream: TextIO | None = None) -> None:
@@ -86,7 +81,7 @@ def _show(line: str, stream: TextIO | None) -> None:
     try:
         from tqdm import tqdm  # here, so that a Python without packages comes as far as entry's remedy
 
-        tqdm.write(_wrapped(line) if terminal.isatty() else line, file=terminal)
+        tqdm.write(line, file=terminal)
         terminal.flush()
     except OSError as error:
         if stream is not None:
@@ -94,17 +89,6 @@ def _show(line: str, stream: TextIO | None) -> None:
         if error.errno in (errno.EPIPE, errno.EIO):
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stderr.fileno())  # other writers to it survive, too
-
-
-def _wrapped(line: str) -> str:
-    """Return a line broken between words at the terminal's width, below its own words; several lines as they are."""
-    width, about = shutil.get_terminal_size().columns, ABOUT.match(line)
-    if "\n" in line or len(line) <= width:
-        return line
-    inset = " " * about.end() if about and about.end() < width / 2 else ""
-    return "\n".join(
-        textwrap.wrap(line, width, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
-    )
 
 
 def _terminals() -> list["_Terminal"]:

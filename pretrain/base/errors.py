@@ -43,25 +43,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or bool(OUT_OF_MEMORY.search(str(error)))
 
 
-# What a system call answers where the machine, not the program, is at fault, and what the user can do. Of the first kind
-# is the place, which the user has chosen: bad input; of the second the machine's state: it may pass.
-RIGHTS = "use another place, or change its permissions"
-OTHER_PLACE = "a part of this path is a file, or a link that leads nowhere; give another place"
-PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
-    errno.ENOTDIR: OTHER_PLACE,
-    errno.ELOOP: OTHER_PLACE,
-    errno.EISDIR: "a file of ours goes there; move that folder away",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.ENOLCK: "this file system knows no locks; use another one",
-    errno.EOPNOTSUPP: "this file system cannot do that; use another one",
-}
-STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command resumes") | {
-    errno.EFBIG: "raise the limit (ulimit -f); the same command resumes",
-    errno.EIO: "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again",
-    errno.ESTALE: "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again",
-    errno.EMFILE: "raise the limit (ulimit -n); the same command resumes",
-    errno.ENFILE: "too many files are open on this machine; the same command resumes",
-}
+# What a system call answers where the machine, not the program, is at fault. Of the first kind is the place, which the
+# user has chosen: bad input; of the second the machine's state: it may pass.
+PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENAMETOOLONG}
+PLACE |= {errno.ENOLCK, errno.EOPNOTSUPP}
+STATE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE}
 # Memory, as Python, the loader of libraries and the system's threads say that there is none left.
 MEMORY = re.compile(
     r"failed to map segment|cannot allocate memory|can't start new thread|error return without exception set",
@@ -95,6 +81,8 @@ def machine_fault(error: BaseException) -> BadInput | None:
     number, name = errno_of(error), getattr(error, "filename", None)
     if number is None or (number in PLACE and name is None):
         return None
-    remedy = PLACE.get(number) or STATE[number]
     where = f"{os.fsdecode(name) if isinstance(name, bytes) else name}: " if name is not None else ""
-    return BadInput(f"{where}{os.strerror(number)}: {remedy}", 2 if number in PLACE else 1, alone=True)
+    if number in PLACE:
+        return BadInput(f"{where}{os.strerror(number)}: use another place, or change its permissions", alone=True)
+    remedy = "free some space, raise the limit (ulimit -n, -f) or repair the disk (dmesg); the same command resumes"
+    return BadInput(f"{where}{os.strerror(number)}: {remedy}", 1, alone=True)
