@@ -238,12 +238,12 @@ def show_plan(asked: argparse.Namespace) -> int:
     hours, plans = asked.hours or asked.budget / price, {}
     for path in [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in planning.SIZES]:
         recipe = load(path)
-        if row := planning.plan(recipe, card, count, hours, supply_of(recipe, asked, count), price):
-            plans[path] = row
-    if not plans:
-        raise BadInput(f"--plan: {count} x {card.name} holds none of these models; give a larger --card")
-    best = min(plans, key=lambda path: plans[path]["expected_loss"] or math.inf)
-    said = {"best": best, "command": planning.command(plans[best], best), "plans": plans}
+        plans[path] = planning.plan(recipe, card, count, hours, supply_of(recipe, asked, count), price)
+    held = {path: row for path, row in plans.items() if row}
+    if not held:
+        raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card")
+    best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
+    said = {"best": best, "command": planning.command(held[best], best), "plans": plans}
     print(json.dumps(said, indent=1) if asked.json else planning.describe(plans, best))
     return 0
 

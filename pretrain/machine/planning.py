@@ -95,9 +95,9 @@ def command(row: Mapping, path: str) -> str:
     return f"{cards.launcher(stem, row['count'])} train.py {flags}"
 
 
-def describe(plans: Mapping[str, Mapping], best: str) -> str:
-    """Return plans as lines to read: a table of the sizes that fit, then the best; ``plans``: by the recipe's path."""
-    row, rounded = plans[best], forecast.rounded
+def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
+    """Return plans, by the recipe's path, as lines to read: a table of the sizes, then the best, which is not None."""
+    row, rounded = plans[best] or {}, forecast.rounded
     lines = [
         f"{row['count']} x {row['card']}, {rounded(row['all_hours'])} h: training {rounded(row['hours'])}, waiting for "
         f"data {rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
@@ -105,6 +105,9 @@ def describe(plans: Mapping[str, Mapping], best: str) -> str:
     lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
     table = [["  size", "parameters", "tokens/s", "tokens", "a parameter", "updates", "expected loss"]]
     for path, found in plans.items():
+        if found is None:
+            table.append([f"  {Path(path).stem}", *[""] * 5, "does not fit"])
+            continue
         cells = [f"{'*' if path == best else ' '} {Path(path).stem}", f"{found['parameters'] / 1e6:.0f} M"]
         cells += [rounded(found["tokens_per_second"]), forecast.in_short(found["tokens"])]
         cells += [rounded(found["tokens_per_parameter"]), f"{found['updates']:,}"]
