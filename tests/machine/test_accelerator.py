@@ -151,16 +151,15 @@ def test_deterministic_asks_torch_cublas_and_the_compiler_for_kernels_that_repea
         torch.use_deterministic_algorithms(False)
 
 
-def meet(store, ranks, world_size=3, timeout=20.0):
-    """Start these ranks at once; return what each got."""
-    with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(lambda rank: accelerator.rendezvous_name(store, rank, world_size, timeout), ranks))
+def meet(store, ranks, timeout=20.0):
+    """Start these of three ranks at once; return what each got."""
+    store.set_timeout(timedelta(seconds=timeout))
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(lambda rank: accelerator.rendezvous_name(store, rank, 3, timeout), ranks))
 
 
 def test_processes_that_are_started_anew_meet_by_a_name_that_those_before_them_did_not_have():
-    store = dist.HashStore()
-    store.set_timeout(timedelta(seconds=20))
-    names = []
+    store, names = dist.HashStore(), []
     for dead in (None, 1, 2):
         if dead:
             store.set(f"ask/{dead}", "of one that asked and was killed")
@@ -172,7 +171,6 @@ def test_processes_that_are_started_anew_meet_by_a_name_that_those_before_them_d
 @pytest.mark.parametrize("ranks, words", [([0], r"2 processes did not come within 0.3 s"), ([1], "another process of")])
 def test_a_process_that_does_not_come_is_waited_for_as_long_as_ddp_timeout(ranks, words):
     store = dist.HashStore()
-    store.set_timeout(timedelta(seconds=0.3))
     store.set("ask/1", "of one that asked and was killed")
     with pytest.raises(TrainingStopped, match=words):
         meet(store, ranks, timeout=0.3)

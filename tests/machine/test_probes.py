@@ -16,7 +16,6 @@ child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(6
 print(child.pid, file=open(sys.argv[1], "w"), flush=True)
 time.sleep(60)
 """
-LAST_WORDS = "import sys; print('the last words', file=sys.stderr); sys.exit(3)"
 
 
 def script(text: str, *arguments: str, seconds: float = 60) -> dict:
@@ -43,10 +42,8 @@ def test_a_hang_is_an_answer_within_its_time_and_leaves_no_process(tmp_path):
     "text, ending",
     [
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
-        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
-        (LAST_WORDS, "exit status 3: the last words"),
+        ("import sys; print('the last words', file=sys.stderr); sys.exit(3)", "exit status 3: the last words"),
         ("import os; os.write(1, bytes([255]))", "exit status 0: \N{REPLACEMENT CHARACTER}"),
-        ("", "exit status 0"),
     ],
 )
 def test_a_crash_an_exit_and_rubbish_are_answers(text, ending):
@@ -77,9 +74,8 @@ def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
     taken = {"bf16": [9.0, 1.0, 8.0, 2.0], "no": [9.0, 4.0, 4.0, 40.0]}
     monkeypatch.setattr(probes, "_steps", lambda device, precision, compiled: iter(taken[precision]))
     found = probes.training_step(device="cpu", precision="bf16", compiled=True)
-    assert found["first_seconds"] == 9.0 and (found["seconds"], found["fp32_seconds"]) == (2.0, 4.0), (
-        "without the first"
-    )
+    # Medians without the first.
+    assert found["first_seconds"] == 9.0 and (found["seconds"], found["fp32_seconds"]) == (2.0, 4.0)
     assert found["text"].startswith(
         "compiled in 9 s, then a step of a tiny GPT-2 takes 2000.0 ms on cpu, 2.00 times as"
     )
