@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import sys
@@ -19,12 +18,6 @@ try:
     import fcntl
 except ImportError:
     sys.exit("error: this needs Linux or macOS; on Windows use WSL 2: wsl --install, then all commands within it")
-
-# As /proc/mounts names them.
-NETWORK_FILE_SYSTEMS = re.compile(
-    r"nfs\d?|cifs|smb\d?|smbfs|lustre|beegfs|gpfs|ceph|glusterfs|afs|9p|"
-    r"fuse\.(sshfs|glusterfs|s3fs|gcsfuse|ceph.*|rclone)"
-)
 
 
 def fsync(path: Path) -> None:
@@ -199,21 +192,5 @@ class Log:
         """Try once more, and close it; return what the user should know: that its end is lost."""
         self.write()
         self._file.close()
-        return (
-            f"{self.path}: {self._fault}: the end of the file is lost, {len(self._left):,} bytes"
-            if self._fault
-            else None
-        )
-
-
-def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
-    """Return the kind of network file system that ``path`` lies on, or None for a local one (or where it is unknown)."""
-    if not mounts.is_file():
-        return None
-    path, over = path.resolve(), []
-    for number, line in enumerate(mounts.read_text(errors="replace").splitlines()):
-        _, point, kind, *_ = line.split(" ")
-        if path.is_relative_to(point.replace("\\040", " ")):  # so the kernel writes a space
-            over.append((len(point), number, kind))
-    _, _, kind = max(over, default=(0, 0, ""))  # the innermost; of two at one place the later
-    return kind if NETWORK_FILE_SYSTEMS.fullmatch(kind) else None
+        lost = f"the end of the file is lost, {len(self._left):,} bytes"
+        return f"{self.path}: {self._fault}: {lost}" if self._fault else None

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.stopping import StopRequest
 from pretrain.data import shards, tokenization, windows
@@ -259,11 +258,6 @@ class Corpus:
             if unlike := _unlike_validation(manifest["splits"]):
                 remedy = ": --validation_files FILE..." if self._recipe.data.data_files else ""
                 yield f"note     {unlike}: they may be of other kinds. Validate on text like that of training{remedy}"
-            if mount := files.network_mount(folder):
-                yield (
-                    f"note     {folder} lies on {mount}, over the network: each window is fetched from there. Copy it to "
-                    f"a local disk: cp -r {folder} /local/disk, then --data_dir /local/disk/{folder.name}"
-                )
 
     def beginnings(self) -> list[str]:
         """Return the beginnings of the first documents of the validation split, for samples to continue."""

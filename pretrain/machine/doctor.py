@@ -18,7 +18,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from pretrain.base import cards, files
+from pretrain.base import cards
 from pretrain.machine import estimate, forecast, verdicts
 from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
 from pretrain.recipe import keys
@@ -55,9 +55,6 @@ def examine_disk(recipe: keys.Recipe) -> Iterator[Check]:
         yield verdicts.disk(shutil.disk_usage(data).free, 0.0, shards, str(data), recipe.saving.name)
         shards = 0.0
     yield verdicts.disk(shutil.disk_usage(folder).free, checkpoints, shards, str(folder), recipe.saving.name)
-    if kind := files.network_mount(folder):
-        remedy = "a local disk for --output_dir: locks and fsync are slow, or not kept, over a network"
-        yield Check("mount", WARNING, f"{folder} lies on a network file system ({kind})", remedy)
 
 
 def _standing(wanted: Path) -> Path:

@@ -156,22 +156,3 @@ def test_a_lock_that_the_file_system_does_not_have_is_not_taken_for_a_holder(tmp
     monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
     with pytest.raises(OSError, match=f"'{tmp_path / 'lock'}'"), files.locked(tmp_path / "lock", "held by {pid}"):
         pass
-
-
-def test_the_innermost_mount_decides_whether_a_folder_lies_on_the_network(tmp_path):
-    (tmp_path / "link").symlink_to("/srv/data")
-    mounts = [("/", "overlay"), ("/srv/fast/far", "fuse.sshfs"), ("/srv", "autofs"), ("/srv", "nfs4")]
-    mounts += [("/srv/fast", "ext4"), (r"/my\040disk", "cifs"), ("/proc", "proc")]
-    table = tmp_path / "mounts"
-    table.write_text("".join(f"from {place} {kind} rw,relatime 0 0\n" for place, kind in mounts))
-    found = {
-        "/home/data": None,
-        "/srv/data/x": "nfs4",
-        "/srv2/data": None,  # begins alike
-        "/srv/fast/data": None,  # a local disk under a network one
-        "/srv/fast/far/data": "fuse.sshfs",  # and the other way round
-        "/my disk/data": "cifs",
-        "link/x": "nfs4",
-    }
-    assert {path: files.network_mount(tmp_path / path, table) for path in found} == found
-    assert files.network_mount(tmp_path, tmp_path / "none") is None  # as macOS has it
