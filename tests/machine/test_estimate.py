@@ -1,6 +1,5 @@
 """Estimates: sizes are the model's own, memory grows as it must, and no speed is above a card's peak."""
 
-import dataclasses
 import json
 import re
 
@@ -131,14 +130,10 @@ def test_the_estimate_is_the_fit_to_all_cards_of_one_script_and_within_a_tenth_f
     assert [(row["card"], row["ratio"]) for row in kept["cards"]] == [(r["card"], r["ratio"]) for r in found["cards"]]
 
 
-def test_a_card_without_flash_attention_is_slower_and_computing_again_costs_its_work():
-    old = cards.find("v100")
-    newer = dataclasses.replace(old, capability=(8, 0))
-    with_it, without = (estimate.seconds_per_token(GPT2, card) for card in (newer, old))
-    assert without == with_it / estimate.WITHOUT_FLASH
-    again, plain = (estimate.run(GPT2, old, tokens=10**9, tokens_per_step=2**19, work=work) for work in (4 / 3, 1.0))
+def test_computing_again_costs_its_work():
+    about = {"tokens": 10**9, "tokens_per_step": 2**19}
+    again, plain = (estimate.run(GPT2, cards.find("v100"), **about, work=work) for work in (4 / 3, 1.0))
     assert again["tokens_per_second"] == pytest.approx(0.75 * plain["tokens_per_second"])
-    assert again["mfu"] == pytest.approx(0.75 * plain["mfu"])
 
 
 def test_shards_take_their_part_and_a_compiled_backward_pass_holds_two_sets_of_gradients_at_its_end():
@@ -199,7 +194,7 @@ def test_more_cards_take_less_time_but_not_less_energy():
     assert held[1]["gradients"] == 2 * held[0]["gradients"]
 
 
-def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool, compiled: bool = False) -> int:
+def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) -> int:
     """Bytes that a forward pass keeps for the backward pass, without the weights and their copies."""
     asked = keys.Model(**TINY | vars(shape), gradient_checkpointing=checkpointing)
     model = build.build(asked, eos_token_id=0).train()
@@ -215,8 +210,7 @@ def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool, co
 
     keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with keeping, torch.autocast("cpu", torch.bfloat16, enabled=half):
-        run = torch.compile(model.base_model, backend="aot_eager_decomp_partition") if compiled else model.base_model
-        run(torch.zeros(1, shape.sequence_length, dtype=torch.int64))
+        model.base_model(torch.zeros(1, shape.sequence_length, dtype=torch.int64))
     return sum(storage.nbytes() for storage in held.values())
 
 
@@ -230,11 +224,3 @@ def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half)
     said = {"none": block, "mlp": block - again, "full": 4 * one.n_embd}[checkpointing]
     held = held_after_forward(two, checkpointing, half) - held_after_forward(one, checkpointing, half)
     assert held / one.sequence_length == pytest.approx(said, rel=0.02)
-
-
-@pytest.mark.slow
-def test_a_compiled_block_that_is_computed_again_keeps_its_input_only():
-    shape = estimate.Shape(2, 128, 512, 100, "gpt2", n_head=4)
-    held = held_after_forward(shape, "full", half=True, compiled=True)
-    # Two inputs of 4 bytes a number and a few vectors; the next thing that a block could keep is 2 bytes a number.
-    assert held / shape.sequence_length < 10 * shape.n_embd
