@@ -158,15 +158,13 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
     elif not asks_hub(recipe):
         yield Check("hub", OK, "nothing of the recipe needs it: no request is made")
     else:
-        remedy = "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else check HTTPS_PROXY"
-        wanted.append(("hub", hub, remedy))
-        remedy = "check dataset_name, or log in (hf auth login); offline: data_files"
         names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
-        wanted += [(f"data set {name}", f"{hub}/api/datasets/{name}", remedy) for name in names]
+        wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
     if "wandb" in recipe.tracking.names and os.environ.get("WANDB_MODE", "online") == "online":
-        url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
-        wanted.append(("wandb", url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here"))
-    for name, url, remedy in wanted:
+        wanted.append(("wandb", os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")))
+    remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, "
+    remedy += "HF_HUB_OFFLINE=1 and WANDB_MODE=offline"
+    for name, url in wanted:
         yield Check(name, TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
         problem = reach(url, NETWORK_SECONDS)
         # A refusal of its front page is an answer; of a data set's page it is not.

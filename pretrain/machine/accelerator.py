@@ -180,8 +180,8 @@ def refuse_impossible(
          "zero3_x8.yaml, which need no further package"),
         # Without cards Accelerate would start processes that know nothing of each other.
         (fsdp and (not card or environment.get("FSDP_VERSION", "1") != "2" or wanted == "fp16"),
-         "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards, fsdp_version: 2 and, for its fp16 scaler is not "
-         "supported here, mixed_precision: bf16. Without a GPU: --config_file accelerate_configs/cpu.yaml"),
+         "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards, fsdp_version: 2 and mixed_precision: bf16 (its "
+         "fp16 scaler is not supported here); correct the accelerate YAML, or take accelerate_configs/cpu.yaml"),
         (fsdp and broken is not None,
          f"distributed_type: FSDP: with accelerate {accelerate.__version__}, {broken}; pip install -r requirements.txt, or "
          f"take a YAML without FSDP"),

@@ -46,11 +46,7 @@ def estimate_run(
     row = {
         "card": card.name,
         "count": count,
-        "memory_gib": card.memory_gib,
-        "precision": card.precision,
         "compiled": how["compiled"],
-        "products_teraflops": card.product_teraflops,
-        "products_source": card.products and card.products.source,
         "parameters": shape.parameters,
         "flops_per_token": shape.flops_per_token,
         "tokens": tokens,
@@ -124,7 +120,7 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         said["memory"] = f"{sum(parts.values()) / 2**30:.1f} GiB a card: {listed}"
         said["micro-batch"] = (
             f"{row['per_device_train_batch_size']} sequences of {recipe.model.sequence_length:,} tokens, "
-            f"{row['gradient_accumulation_steps']} a step and card; {row['precision']}, "
+            f"{row['gradient_accumulation_steps']} a step and card; {card.precision}, "
             f"{'compiled' if row['compiled'] else 'not compiled'}"
             f"{f', {chosen} gradient checkpointing' if chosen != 'none' else ''}"
         )
@@ -183,10 +179,10 @@ def measured(known: cards.Measured | None, tokens: int) -> str:
 
 
 def table(recipe: keys.Recipe, rows: list[dict]) -> str:
-    """Return estimates as a table, a row a card."""
+    """Return estimates as a table, a row for each of the cards that we know."""
     body: list[dict[str, str]] = []
-    for row in rows:
-        cells = {"card": row["card"], "GiB": f"{row['memory_gib']:g}", "precision": row["precision"]}
+    for card, row in zip(cards.CARDS, rows, strict=True):
+        cells = {"card": card.name, "GiB": f"{card.memory_gib:g}", "precision": card.precision}
         cells["micro-batch"] = "does not fit"
         if row["fits"]:
             mark = " *" if row["gradient_checkpointing"] == "full" else ""
@@ -200,7 +196,7 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
                     cells[f"by {by}"] = f"{known['figure']:,}" if known else "never measured"
         body.append(cells)
     heads = {head: head for cells in body for head in cells}
-    first, guessed = rows[0], [row["card"] for row in rows if not row["products_source"]]
+    first, guessed = rows[0], [card.name for card in cards.CARDS if not card.products]
     lines = [
         f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
         f"{counted(first['count'], 'card', 'cards')}",
@@ -212,8 +208,7 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
     lines += [f"Data: {data(row)}." for row in rows if row["fits"]][:1]
     if "by others" in heads:
         lines.append("By others: sources in pretrain/base/cards.csv; not all with a step as good as that estimated.")
-    if guessed:
-        lines.append(f"Matrix products never measured, taken as a share of the peak: {', '.join(guessed)}.")
+    lines.append(f"Matrix products never measured, taken as a share of the peak: {', '.join(guessed)}.")
     return "\n".join([*lines, SOURCES])
 
 
