@@ -81,17 +81,6 @@ def test_pages_that_give_figures_of_cards_are_as_the_code_would_write_them():
     )
 
 
-@pytest.mark.parametrize("name, count", [("a100_40gb", 8), ("v100", 1)])
-def test_a_yaml_is_made_of_the_cards_name_and_the_table(name, count):
-    stem = name + f"_x{count}" * (count > 1)
-    kept = "# claimed: much\n# or pip install torch\n"
-    written = estimate_cards.preset(f"# One card (9 GB): x\n# 9 tokens/s\n{kept}y: z\n", cards.find(name), count, stem)
-    assert written.startswith("# One card (9 GB): ") and kept in written and "y: z" not in written
-    of_file = (ROOT / "accelerate_configs" / f"{stem}.yaml").read_text()
-    figures = [line for line in of_file.splitlines()[1:] if not line.startswith(("# claimed", "# PyTorch's"))]
-    assert [line for line in written.splitlines()[1:] if line not in kept.splitlines()] == figures
-
-
 def test_what_to_expect_of_a_card_stands_in_a_line():
     assert forecast.expectation(cards.find("h100")) == (
         "GPT-2 124M on one: tokens/s estimated 440,000, by others 466,000, by us 525,000; mfu good from 34%, excellent 45%"

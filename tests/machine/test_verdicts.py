@@ -125,11 +125,8 @@ def test_a_disk_must_hold_the_checkpoints_and_should_hold_the_shards():
 
 
 def test_a_trial_that_fails_is_an_error_only_where_training_needs_it_and_names_what_to_install():
-    missing = "InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"
-    cpu, card = (verdicts.failed("compile", missing, needed) for needed in (False, True))
-    assert cpu.level == "warning" and card.level == "error" and "g++" in cpu.remedy and "conservative" in card.remedy
-    headers = verdicts.failed("compile", "gcc: fatal error: Python.h: No such file", True).remedy
-    assert "python3-dev" in headers and "g++" not in headers
-    assert "g++" not in verdicts.failed("compile", "no answer in 300 s", True).remedy
+    cpu, card = (verdicts.failed("compile", "No working C++ compiler found", needed) for needed in (False, True))
+    assert cpu.level == "warning" and card.level == "error" and "No working C++" in card.text
+    assert "apt install g++ python3-dev" in card.remedy and "conservative.yaml" in card.remedy
     hang = verdicts.failed("all-reduce", "no answer in 120 s", True)
     assert all(words in hang.remedy for words in ("NCCL_P2P_DISABLE=1", "NCCL_DEBUG=INFO", "GLOO_SOCKET_IFNAME=lo"))

@@ -38,24 +38,16 @@ def core(monkeypatch):
 
 
 @pytest.fixture
-def pages():
-    """A server that stands in for the Hub and wandb: its address, and the paths that it was asked for."""
-    asked = []
+def asked(monkeypatch):
+    """The addresses that were asked for, of a Hub and a wandb that know all but what is missing; port 9 is dead."""
+    found = []
 
-    class Pages(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(404 if "missing" in self.path else 200)
-            self.end_headers()
+    def reach(url, seconds):
+        found.append(url)
+        return "HTTP Error 404: Not Found" if "missing" in url else "refused" if ":9" in url else ""
 
-        def log_message(self, *args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setattr(check_setup, "reach", reach)
+    return found
 
 
 def recipe(**changes) -> keys.Recipe:
@@ -87,11 +79,9 @@ def here(command: list[str], seconds: float) -> dict:
     return probes.TRIALS[command[-2]](**json.loads(command[-1]))
 
 
-def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch, capsys):
-    url, asked = pages
+def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "attempt", here)
-    environment = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}
-    for name, value in environment.items():
+    for name, value in {"HF_ENDPOINT": "http://hub", "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}.items():
         monkeypatch.setenv(name, value)
     status = check_setup.main(["--quick", "--json", "--recipe", RECIPE])
     out, error = capsys.readouterr()
@@ -101,7 +91,8 @@ def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch
     assert {"python", "packages", "torch", "launch", "fp32", "disk", "hub", "login"} <= found.keys()
     for name in ("fp32", "hub", "data set HuggingFaceFW/fineweb-edu"):
         assert found[name]["level"] == "ok"
-    assert asked == ["/", "/api/datasets/HuggingFaceFW/fineweb-edu"]  # the recipe reports to no tracker
+    # The recipe reports to no tracker.
+    assert asked == ["http://hub", "http://hub/api/datasets/HuggingFaceFW/fineweb-edu"]
     assert found["login"]["text"].startswith("logged in") and "hf_secret" not in out + error
     assert not {"compile", "all-reduce", "disk speed"} & found.keys()
     assert "...      fp32: is tried: at most 120 s\n" in error, "what is waited for"
@@ -109,16 +100,14 @@ def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch
 
 
 def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(
-    pages, monkeypatch
+    asked, monkeypatch
 ):
-    url, asked = pages
     dead, alone = "http://127.0.0.1:9", {"tokenizer": "bpe", "task_steps": 0}
 
-    def levels(name: str, hub: str = url, offline: str = "0", **changes) -> dict[str, str]:
+    def levels(name: str, hub: str = "http://hub", offline: str = "0", **changes) -> dict[str, str]:
         asked.clear()
         monkeypatch.setenv("HF_ENDPOINT", hub)
         monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-        monkeypatch.setenv("WANDB_BASE_URL", url)
         monkeypatch.setenv("WANDB_MODE", "offline" if offline == "1" else "online")
         found = check_setup.examine_network(recipe(dataset_name=name, **changes))
         return {check.name: check.level for check in found if check.level != verdicts.TRYING}
@@ -126,10 +115,10 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     whole = dict.fromkeys(("hub", "data set me/there", "wandb", "login"), "ok")
     assert levels("me/there", report_to=["wandb"]) == whole
     assert levels("me/missing")["data set me/missing"] == "error"
-    assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["/"]  # for its tokenizer
+    assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["http://hub"]  # for its tokenizer
     assert levels("python_stdlib", **alone) == {"hub": "ok", "login": "ok"} and not asked, "nothing needs the Hub"
     for needed in ({"push_to_hub": True}, {"resume_from_checkpoint": "hub://a/b"}, {"data_files": ["hf://a/b/c"]}):
-        assert levels("python_stdlib", **alone | needed)["hub"] == "ok" and asked == ["/"]
+        assert levels("python_stdlib", **alone | needed)["hub"] == "ok" and asked == ["http://hub"]
     assert levels("me/there", dead) == {"hub": "error", "login": "ok"}, "its shards are not here: training would stop"
     assert levels("python_stdlib", dead)["hub"] == "warning"
     assert levels("me/there", offline="1", report_to=["wandb"]) == {"hub": "ok", "login": "ok"} and not asked
@@ -137,14 +126,15 @@ def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and
     assert levels("me/there", dead)["hub"] == "warning"
 
 
-def test_an_address_answers_refuses_hangs_or_is_not_there(pages, monkeypatch):
-    url, _ = pages
+def test_an_address_answers_refuses_hangs_or_is_not_there(monkeypatch):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert network.reach(url, 5) == "" and network.reach(f"{url}/missing", 5).startswith("HTTP Error 404: ")
+        server.shutdown()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hangs = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert network.reach(url, 0.5) == "" and "timed out" in network.reach(hangs, 0.5)
-    assert network.reach(f"{url}/missing", 0.5) == "HTTP Error 404: Not Found" and network.reach(
-        "http://127.0.0.1:9", 1
-    )
+        assert "timed out" in network.reach(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.5)
+    assert network.reach("http://127.0.0.1:9", 1)
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))  # a name server that does not answer
     assert network.reach("http://a.name", 0.1) == "no answer in 0.1 s"
