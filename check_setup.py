@@ -14,7 +14,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -42,7 +42,19 @@ NUMBERS: dict[str, tuple[type, str]] = {  # flags that take a number above 0
     "price_per_machine_hour": (float, "of all its cards"),
     "reader_tokens_per_second": (float, "instead of measuring: prepare_data.py --dry_run prints it"),
 }
-CARD_NAMES = ", ".join(card.name for card in cards.CARDS)  # what --card takes
+EITHER = (
+    ("card", "all_cards"),
+    ("tokens", "max_steps"),
+    ("hours", "budget"),
+    ("price_per_card_hour", "price_per_machine_hour"),
+)
+SWITCHES = {
+    "json": "one JSON object on standard output, not lines",
+    "quick": "without compiler, all-reduce and the disk's speed",
+    "estimate": "what the recipe will take, not what the machine is",
+    "all_cards": "estimate for every card we know: a table",
+    "plan": "the size and tokens for --hours, or for --budget",
+}
 
 
 @exit_on_bad_input
@@ -51,15 +63,12 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     catch_interrupts()
     try:
-        sizes = keys.SIZES | keys.GPT3_SIZES
-        shape = reading.shape_of_size(asked.size, sizes=sizes) if asked.size else {}
         if asked.plan:
             return show_plan(asked)
-        recipe = reading.load_recipe(Path(asked.recipe), shape)
+        shape = {}
         if asked.size:
-            recipe = keys.replace(recipe, run_name=f"{recipe.saving.name} as {asked.size}")
-        if recipe.model.init_from:
-            recipe = with_its_model(recipe)
+            shape = reading.shape_of_size(asked.size, sizes=keys.SIZES | keys.GPT3_SIZES) | {"run_name": asked.size}
+        recipe = load(asked.recipe, shape)
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
     except KeyboardInterrupt:
         raise BadInput("stopped before all was tried", 130) from None
@@ -71,65 +80,48 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--recipe", metavar="FILE", help=f"default: {RECIPE}; of --plan: the best of {len(planning.SIZES)}"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output, not lines")
-    parser.add_argument("--quick", action="store_true", help="without compiler, all-reduce and the disk's speed")
-    parser.add_argument("--estimate", action="store_true", help="what the recipe will take, not what the machine is")
+    for name, what in SWITCHES.items():
+        parser.add_argument(f"--{name}", action="store_true", help=what)
     parser.add_argument(
         "--size", metavar="NAME", help="estimate the recipe with another shape (gpt2-xl, gpt3-175b, ...)"
     )
     parser.add_argument("--card", metavar="NAME", help="estimate for this card (a6000, rtx4090, ...)")
-    parser.add_argument("--all_cards", action="store_true", help="estimate for every card we know: a table")
-    parser.add_argument("--plan", action="store_true", help="the size and tokens for --hours, or for --budget")
     for name, (kind, what) in NUMBERS.items():
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=what)
     asked = reading.parse_flags(parser, argv)
-    prices = asked.price_per_card_hour, asked.price_per_machine_hour
     given = {name: number for name in NUMBERS if (number := getattr(asked, name)) is not None}
     faults = [
         f"--{name} {number}: must be {'1 or more' if NUMBERS[name][0] is int else 'more than 0'}"
         for name, number in given.items()
-        if not 0 < number < float("inf") and not (number == 0 and name.startswith("price"))
+        if not 0 < number < math.inf
     ]
-    card, _, count = (asked.card or "").rpartition("_x")  # as the YAML for several is named
-    several = f"--card {card} --count {count}" if card and cards.find(card) else ""
-    near = several or f"one of {', '.join(cards.of_its_kind(asked.card or ''))}"
-    faults += [
-        message
-        for wrong, message in (
-            (asked.card and not cards.find(asked.card), f"--card {asked.card}: not a known card; use {near}"),
-            (asked.card and asked.all_cards, "--card and --all_cards: give one of them"),
-            (asked.plan and asked.size, "--size: goes with --estimate; --plan chooses one, or plans for --recipe FILE"),
-            (asked.plan and asked.all_cards, "--plan: is for one kind of card: --card NAME --count N"),
-            (
-                asked.plan and bool(asked.hours) == bool(asked.budget),
-                "--plan: give --hours H, or --budget MONEY with --price_per_card_hour P",
-            ),
-            (
-                asked.budget and not any(prices),
-                "--budget: give --price_per_card_hour P, or --price_per_machine_hour P, too",
-            ),
-            (asked.tokens and asked.max_steps, "--tokens and --max_steps: give one of them"),
-            (not asked.plan and (asked.hours or asked.budget), "--hours and --budget: go with --plan"),
-            (
-                asked.plan and (asked.tokens or asked.max_steps),
-                "--tokens and --max_steps: --plan finds them; leave them out",
-            ),
-            (all(prices), "--price_per_card_hour and --price_per_machine_hour: give one of them"),
-        )
-        if wrong
+    faults += [f"--{a} and --{b}: give one of them" for a, b in EITHER if getattr(asked, a) and getattr(asked, b)]
+    near = ", ".join(cards.of_its_kind(asked.card or ""))
+    found = asked.size or asked.tokens or asked.max_steps
+    table = [
+        (asked.card and not cards.find(asked.card), f"--card {asked.card}: not a known card; use one of {near}"),
+        (asked.plan and (found or asked.all_cards), "--plan: finds size and tokens, for one kind of card"),
+        (asked.plan != bool(asked.hours or asked.budget), "--plan: goes with --hours H, or with --budget MONEY"),
+        (
+            asked.budget and not (asked.price_per_card_hour or asked.price_per_machine_hour),
+            "--budget: give --price_per_card_hour P, or --price_per_machine_hour P, too",
+        ),
     ]
-    if faults:
+    if faults := faults + [message for wrong, message in table if wrong]:
         raise BadInput(faults)
-    asked.estimate |= any((asked.size, asked.card, asked.all_cards, *given.values()))
+    asked.estimate |= any((asked.size, asked.card, asked.all_cards, given))
     asked.recipe = asked.recipe or (None if asked.plan else RECIPE)
     return asked
 
 
-def with_its_model(recipe: keys.Recipe) -> keys.Recipe:
-    """Return the recipe with what its ``init_from`` brings along."""
-    from pretrain.model import pretrained  # it needs the packages, which may be missing
+def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
+    """Return a recipe, with what its ``init_from`` brings along."""
+    recipe = reading.load_recipe(Path(path), flags)
+    if recipe.model.init_from:
+        from pretrain.model import pretrained  # it needs the packages, which may be missing
 
-    return pretrained.complete(recipe)
+        recipe = pretrained.complete(recipe)
+    return recipe
 
 
 # ---- what the machine is
@@ -166,15 +158,13 @@ def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
     elif not asks_hub(recipe):
         yield Check("hub", OK, "nothing of the recipe needs it: no request is made")
     else:
-        remedy = "to train offline: data_files or data_dir, and HF_HUB_OFFLINE=1; else check HTTPS_PROXY"
-        wanted.append(("hub", hub, remedy))
-        remedy = "check dataset_name, or log in (hf auth login); offline: data_files"
         names = sorted(filter(None, set(map(keys.hub_id, keys.sources(recipe.data)))))
-        wanted += [(f"data set {name}", f"{hub}/api/datasets/{name}", remedy) for name in names]
+        wanted = [("hub", hub), *((f"data set {name}", f"{hub}/api/datasets/{name}") for name in names)]
     if "wandb" in recipe.tracking.names and os.environ.get("WANDB_MODE", "online") == "online":
-        url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
-        wanted.append(("wandb", url, "only reports to Weights & Biases need it; WANDB_MODE=offline keeps them here"))
-    for name, url, remedy in wanted:
+        wanted.append(("wandb", os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")))
+    remedy = "check the name and HTTPS_PROXY, or log in (hf auth login); to train offline: data_files or data_dir, "
+    remedy += "HF_HUB_OFFLINE=1 and WANDB_MODE=offline"
+    for name, url in wanted:
         yield Check(name, TRYING, f"is asked: at most {NETWORK_SECONDS + 1} s")
         problem = reach(url, NETWORK_SECONDS)
         # A refusal of its front page is an answer; of a data set's page it is not.
@@ -219,60 +209,52 @@ def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
         asked.max_steps = math.ceil(asked.tokens / recipe.batch.tokens_per_step)
     if asked.max_steps:
         recipe = keys.replace(recipe, max_steps=asked.max_steps)
-
-    def estimated(card: cards.Card, count: int, given: supply.Supply) -> dict:
-        return forecast.estimate_run(recipe, card, count, price_of(asked, count), given)
-
-    if asked.all_cards:
-        count = asked.count or 1
-        given = supply_of(recipe, asked, count)  # once: its text is hashed
-        rows = [estimated(card, count, given) for card in cards.CARDS]
-        print(json.dumps(rows, indent=1) if asked.json else forecast.table(recipe, rows))
-        return 0
-    card, count = wanted_card(asked)
-    row = estimated(card, count, supply_of(recipe, asked, count))
-    while asked.size and not asked.count and not row["fits"] and count < 4096:  # the fewest that hold the model
-        count *= 2
-        row = estimated(card, count, supply_of(recipe, asked, count))
-    print(json.dumps(row, indent=1) if asked.json else forecast.describe(recipe, card, row))
-    preset = cards.preset(card.name, count)
-    if row["fits"] and not asked.json and not asked.size and (count == 1 or preset.endswith(f"_x{count}")):
-        length = f" --max_steps {asked.max_steps}" if asked.max_steps else ""
-        print(
-            f"\naccelerate launch --config_file accelerate_configs/{preset}.yaml train.py --recipe {asked.recipe}{length}"
-        )
+    which, count = (cards.CARDS, asked.count or 1) if asked.all_cards else wanted_card(asked)
+    while True:
+        given, price = supply_of(recipe, asked, count), price_of(asked, count)
+        rows = [forecast.estimate_run(recipe, card, count, price, given) for card in which]
+        if rows[0]["fits"] or not asked.size or asked.count or asked.all_cards or count >= 4096:
+            break
+        count *= 2  # the fewest that hold the model
+    if asked.json:
+        print(json.dumps(rows if asked.all_cards else rows[0], indent=1))
+    elif asked.all_cards:
+        print(forecast.table(recipe, rows))
+    else:
+        print(forecast.describe(recipe, which[0], rows[0]))
+        if rows[0]["fits"] and not asked.size:
+            length = f" --max_steps {asked.max_steps}" if asked.max_steps else ""
+            launcher = cards.launcher(cards.preset(which[0].name, count), count)
+            print(f"\n{launcher} train.py --recipe {asked.recipe}{length}")
     return 0
 
 
 def show_plan(asked: argparse.Namespace) -> int:
     """Print the size, tokens and command for the hours or the budget, beside the other sizes."""
-    card, count = wanted_card(asked)
+    (card,), count = wanted_card(asked)
     price = price_of(asked, count)
-    hours = asked.hours or asked.budget / price
-    paths = [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in planning.SIZES]
-    recipes = {path: reading.load_recipe(Path(path), {}) for path in paths}
-    recipes = {path: with_its_model(one) if one.model.init_from else one for path, one in recipes.items()}
-    given = {path: supply_of(one, asked, count) for path, one in recipes.items()}
-    plans = {path: planning.plan(one, card, count, hours, given[path], price) for path, one in recipes.items()}
+    hours, plans = asked.hours or asked.budget / price, {}
+    for path in [asked.recipe] if asked.recipe else [f"recipes/{name}.yaml" for name in planning.SIZES]:
+        recipe = load(path)
+        plans[path] = planning.plan(recipe, card, count, hours, supply_of(recipe, asked, count), price)
     held = {path: row for path, row in plans.items() if row}
     if not held:
-        raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(recipes)}; give a larger --card")
+        raise BadInput(f"--plan: {count} x {card.name} holds none of {', '.join(plans)}; give a larger --card")
     best = min(held, key=lambda path: held[path]["expected_loss"] or math.inf)
-    if asked.json:
-        print(json.dumps({"best": best, "command": planning.command(held[best], best), "plans": held}, indent=1))
-    else:
-        print(planning.describe(plans, best, keys.replace(recipes[best], **held[best]["changes"]), price))
+    said = {"best": best, "command": planning.command(held[best], best), "plans": plans}
+    print(json.dumps(said, indent=1) if asked.json else planning.describe(plans, best))
     return 0
 
 
-def wanted_card(asked: argparse.Namespace) -> tuple[cards.Card, int]:
+def wanted_card(asked: argparse.Namespace) -> tuple[tuple[cards.Card, ...], int]:
     """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
     found = doctor.nvidia_smi() if not asked.card else []
     card = cards.find(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
     if card is None:
         here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
-        raise BadInput(f"no card to estimate for: {here}; give --card, one of {CARD_NAMES}, or --all_cards")
-    return card, asked.count or len(found) or 1
+        known = ", ".join(card.name for card in cards.CARDS)
+        raise BadInput(f"no card to estimate for: {here}; give --card, one of {known}, or --all_cards")
+    return (card,), asked.count or len(found) or 1
 
 
 def price_of(asked: argparse.Namespace, count: int) -> float:

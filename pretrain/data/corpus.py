@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.stopping import StopRequest
 from pretrain.data import shards, tokenization, windows
@@ -255,6 +256,11 @@ class Corpus:
                 yield (
                     f"note     validation has {held_out:.2f} bytes per token, train {trained:.2f}: they may be of other "
                     f"kinds. Validate on text like that of training{remedy}"
+                )
+            if mount := files.network_mount(folder):
+                yield (
+                    f"note     {folder} lies on {mount}, over the network: each window is fetched from there. Copy it to "
+                    f"a local disk: cp -r {folder} /local/disk, then --data_dir /local/disk/{folder.name}"
                 )
 
     def beginnings(self) -> list[str]:

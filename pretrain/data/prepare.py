@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
-from pretrain.data.documents import Document, DocumentEncoder, well_formed
+from pretrain.data.documents import BATCH_CHARACTERS, Document, DocumentEncoder, well_formed
 from pretrain.data.names import shown_name
 from pretrain.data.progress import PrefetchTarget, Progress
 from pretrain.data.sources import STDLIB, FoundSource, Part, find_source
@@ -399,12 +399,12 @@ def text_bytes_per_core() -> float:
 def _timed(encode: DocumentEncoder, parts: list[Part], limit: float) -> tuple[int, int, float]:
     """Encode documents for ``limit`` seconds; return tokens, bytes of text, and the seconds that these took.
 
-    Documents come in batches: the one that comes too late is not counted, nor the time that its batch took.
+    Documents come in batches: one that comes too late is not counted, nor the time that its batch took, but for the first.
     """
     started, tokens, text_bytes, seconds = time.perf_counter(), 0, 0, 0.0
     for document in chain.from_iterable(encode(read(0), 0) for _, read in parts):
         now = time.perf_counter() - started
-        if now > limit and tokens:
+        if now > limit and text_bytes >= BATCH_CHARACTERS:
             break
         tokens, text_bytes, seconds = tokens + len(document.ids), text_bytes + document.text_bytes, now
     return tokens, text_bytes, seconds

@@ -150,32 +150,25 @@ def refuse_impossible(
     cpu, fsdp, deepspeed = (
         environment.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("CPU", "FSDP", "DEEPSPEED")
     )
-    card, no_card = device.kind == "cuda", device.kind == "cpu" and not cpu and wanted not in ("no", "fp8")
-    processes = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    card, processes = device.kind == "cuda", int(environment.get("LOCAL_WORLD_SIZE", "1"))
     why = "is too old for its compiler, Triton" if device.compiler else "has no Triton here (pip install triton)"
-    can = device.compiles or device.kind == "cpu"
     broken = verdicts.BROKEN.get(("accelerate", accelerate.__version__))
     # fmt: off
     table = [
         (wanted == "fp8",
          "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16 in the "
          "accelerate YAML"),
-        (no_card,
+        (not card and (wanted == "fp16" or wanted == "bf16" and device.kind == "cpu" and not cpu),  # asked for: slow
          f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is torch a "
          f"CPU build? run check_setup.py). Without a GPU: make train, or --config_file accelerate_configs/cpu.yaml"),
-        (wanted == "fp16" and not card and not no_card,
-         'mixed_precision: fp16 needs a GPU; write mixed_precision: "no" in the accelerate YAML'),
         (wanted == "bf16" and card and device.precision != "bf16",
          f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"),
         (compiler == "inductor" and card and not device.compiles,
          f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take '
          f"accelerate_configs/conservative.yaml"),
-        (compiler != "inductor" and compile_mode != "default",
-         f"compile_mode = {compile_mode}: nothing is compiled here (dynamo_backend: {compiler.upper()}); "
-         f"{'write dynamo_backend: INDUCTOR in the accelerate YAML, or ' if can else ''}use --compile_mode default"),
-        (compiler == "inductor" and compile_mode == "reduce-overhead" and not card,
-         f"compile_mode = {compile_mode}: is made of CUDA graphs, and there is no NVIDIA card here; use --compile_mode "
-         f"default, or max-autotune-no-cudagraphs"),
+        (compile_mode != "default" and (compiler != "inductor" or compile_mode == "reduce-overhead" and not card),
+         f"compile_mode = {compile_mode}: has no effect with dynamo_backend: {compiler.upper()} on {device.name}; it needs "
+         f"INDUCTOR, and reduce-overhead, which is made of CUDA graphs, an NVIDIA card. Use --compile_mode default"),
         (card and processes > device.count,
          f"num_processes: {processes} processes on this machine, and PyTorch sees "
          f"{counted(device.count, 'card', 'cards')}; write num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"),
@@ -185,13 +178,10 @@ def refuse_impossible(
         (deepspeed,
          "distributed_type: DEEPSPEED is not used here; take accelerate_configs/zero1_x8.yaml, zero2_x8.yaml or "
          "zero3_x8.yaml, which need no further package"),
-        (fsdp and not card,  # Accelerate would start processes that know nothing of each other
-         "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards. Without a GPU: --config_file "
-         "accelerate_configs/cpu.yaml"),
-        (fsdp and environment.get("FSDP_VERSION", "1") != "2",
-         "fsdp_version: 1 (FSDP_VERSION) is not supported here; write fsdp_version: 2"),
-        (fsdp and wanted == "fp16",
-         "mixed_precision: fp16 under FSDP: its gradient scaler is not supported here; use DDP or bf16"),
+        # Without cards Accelerate would start processes that know nothing of each other.
+        (fsdp and (not card or environment.get("FSDP_VERSION", "1") != "2" or wanted == "fp16"),
+         "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards, fsdp_version: 2 and mixed_precision: bf16 (its "
+         "fp16 scaler is not supported here); correct the accelerate YAML, or take accelerate_configs/cpu.yaml"),
         (fsdp and broken is not None,
          f"distributed_type: FSDP: with accelerate {accelerate.__version__}, {broken}; pip install -r requirements.txt, or "
          f"take a YAML without FSDP"),

@@ -136,15 +136,6 @@ def seconds_per_token(shape: Shape, card: Card) -> float:
     return seconds if card.modern else seconds / WITHOUT_FLASH
 
 
-def exchange_seconds(shape: Shape, *, count: int, link: float) -> float:
-    """Return the seconds of one gradient exchange: a ring moves 2 (n - 1) / n of the fp32 gradients over each link.
-
-    Args:
-        link: bytes per second between neighbors.
-    """
-    return 2 * (count - 1) / count * 4 * shape.parameters / link
-
-
 def written_bytes(recipe: keys.Recipe) -> tuple[float, float]:
     """Return the most that a run writes: the bytes of its checkpoints, and of the shards of the tokens that it reads."""
     shape, saving, steps = shape_of(recipe.model), recipe.saving, recipe.schedule.max_steps
@@ -165,7 +156,8 @@ def run(
         work: of a step, in those of one that computes nothing again.
     """
     step = work * seconds_per_token(shape, card) * tokens_per_step / count
-    step += exchange_seconds(shape, count=count, link=1e9 * card.link_gigabytes_per_second)
+    # A ring moves 2 (n - 1) / n of the fp32 gradients over each link.
+    step += 2 * (count - 1) / count * 4 * shape.parameters / (1e9 * card.link_gigabytes_per_second)
     speed = tokens_per_step / step
     hours = tokens / speed / 3600
     return {

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -55,9 +56,11 @@ def fit_micro_batch(
     if auto:
         ceiling = begin[0] or propose_micro_batch(recipe, least_free, accelerator)
 
+    shape = estimate.shape_of(recipe.model)
+    parts = estimate.memory(shape, micro_batch=1, **_how(recipe, accelerator))  # of which the moments are still to come
+
     def forward_and_backward(micro_batch: int) -> None:
-        shape = micro_batch, recipe.model.sequence_length
-        inputs_BT = torch.zeros(shape, dtype=torch.int64, device=device)
+        inputs_BT = torch.zeros(micro_batch, shape.sequence_length, dtype=torch.int64, device=device)
         # Two tensors, as in training: one compiles otherwise. Under DDP no exchange: another process may have failed.
         with sync_gradients(training_module, accelerator, enabled=accelerator.is_fsdp2):
             accelerator.backward(training_module(inputs_BT, inputs_BT.clone()))
@@ -74,13 +77,13 @@ def fit_micro_batch(
                 return plan
         # Whole gradients that wait are room: after a failure FSDP2 would add real ones to the next (torch 2.13).
         wait = accelerator.is_fsdp2 and several and not plan.exchange_each
-        room_bytes = 0 if moments_exist else moment_bytes(recipe, accelerator)
+        room_bytes = 0 if moments_exist else parts["moments"]
         with equal_memory(least_free, device) if accelerator.is_fsdp2 else contextlib.nullcontext():
             failed = runs_out_of_memory(
                 functools.partial(forward_and_backward, size),
                 training_module,
                 micro_batches=1 if wait else plan.gradient_accumulation_steps,
-                room_bytes=room_bytes + (4 * estimate.shape_of(recipe.model).parameters if wait else 0),
+                room_bytes=int(room_bytes + (4 * shape.parameters if wait else 0)),
                 device=device,
             )
         if not any(stop.any_of(failed)):
@@ -115,42 +118,35 @@ def equal_memory(free_bytes: int, device: torch.device) -> Iterator[None]:
 
 def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Accelerator) -> int:
     """Return where auto begins: the largest size that the memory model lets fit."""
+    most = estimate.MOST_TOKENS if accelerator.device.type == "cuda" else CPU_TOKENS
+    shape = estimate.shape_of(recipe.model)
+    return max(1, estimate.largest_micro_batch(shape, free_bytes, most_tokens=most, **_how(recipe, accelerator)))
+
+
+def _how(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
+    """Return how the memory model is to count this run: the arguments of ``estimate.memory`` but for the sizes."""
     sharded = {"moments"} if recipe.optimizer.shard_optimizer else set()
     if accelerator.is_fsdp2:
         sharded = {"weights", "gradients", "moments"}
         sharded |= {"half copies"} if accelerator.state.fsdp_plugin.reshard_after_forward else set()
     ddp = accelerator.num_processes > 1 and not accelerator.is_fsdp2
-    fits = estimate.largest_micro_batch(
-        estimate.shape_of(recipe.model),
-        free_bytes,
-        most_tokens=estimate.MOST_TOKENS if accelerator.device.type == "cuda" else CPU_TOKENS,
-        half=accelerator.mixed_precision != "no",
-        compiled=compiler_of(accelerator) != "no",
-        checkpointing=recipe.model.gradient_checkpointing,
-        optimizer=recipe.optimizer.optimizer,
-        shards=(estimate.IN_BUCKETS if ddp else {}) | dict.fromkeys(sharded, accelerator.num_processes),
-    )
-    return max(1, fits)
-
-
-def moment_bytes(recipe: keys.Recipe, accelerator: Accelerator) -> int:
-    """Return the bytes that the optimizer will keep on this process's device."""
-    whole = estimate.moment_bytes(estimate.shape_of(recipe.model), recipe.optimizer.optimizer)
-    sharded = recipe.optimizer.shard_optimizer or accelerator.is_fsdp2
-    return int(whole / (accelerator.num_processes if sharded else 1))
+    return {
+        "half": accelerator.mixed_precision != "no",
+        "compiled": compiler_of(accelerator) != "no",
+        "checkpointing": recipe.model.gradient_checkpointing,
+        "optimizer": recipe.optimizer.optimizer,
+        "shards": (estimate.IN_BUCKETS if ddp else {}) | dict.fromkeys(sharded, accelerator.num_processes),
+    }
 
 
 def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
     """Return the message of a lack of memory at a micro-batch of ``size`` sequences, with the remedy."""
     asked, length = recipe.batch.per_device_train_batch_size, recipe.model.sequence_length
-    remedies = [f"--per_device_train_batch_size {size // 2}{' or auto' if asked != 'auto' else ''}"] if size > 1 else []
-    remedies += [] if recipe.model.gradient_checkpointing == "full" else ["--gradient_checkpointing full"]
-    remedies += [] if size > 1 else ["on several cards zero3_x8.yaml"]
-    same = f"Use {', or '.join(remedies)}; what is learned stays the same" if remedies else "Nothing smaller is left"
-    begun = "" if size > 1 else ". Else begin another run with a smaller model or --sequence_length"
+    smaller = f"--per_device_train_batch_size {size // 2} or auto, " if size > 1 else ""
     return (
         f"per_device_train_batch_size = {asked}: {hardware.device_name(device)} runs out of memory at a micro-batch of "
-        f"{size} x {length} tokens. {same}{begun}"
+        f"{size} x {length} tokens. Use {smaller}--gradient_checkpointing full, or on several cards zero3_x8.yaml; what is "
+        f"learned stays the same. Else begin another run with a smaller model or --sequence_length"
     )
 
 

@@ -155,20 +155,12 @@ def hint(read: Mapping[str, float], *, micro_batch: int, most: int, tokens: int,
         tokens: of a micro-batch.
         waiting: share of the training time in which batches were waited for.
     """
+    memory, busy = read.get("gpu/memory", 1.0), read.get("gpu/utilization", 1.0)
     if waiting > 0.1:
         return f"the device waits for data {waiting:.0%} of the time: is the data on a slow or network disk?"
-    if read.get("gpu/utilization", 1.0) < 0.7:
-        return (
-            f"the card is busy only {read['gpu/utilization']:.0%} of the time: is the data on a slow disk, the "
-            f"micro-batch small, or another program on the card? docs/gpu_tuning.md has the order in which to look"
-        )
-    memory = read.get("gpu/memory")
-    if memory is not None and memory > 0.95:
-        return (
-            f"{memory:.0%} of the card's memory is in use: should it run out, --per_device_train_batch_size "
-            f"{max(1, micro_batch // 2)} resumes from the last checkpoint"
-        )
-    if memory is not None and memory < 0.8 and micro_batch < most and tokens < ENOUGH_TOKENS:
+    if busy < 0.7:
+        return f"the card is busy only {busy:.0%} of the time; docs/gpu_tuning.md has the order in which to look"
+    if memory < 0.8 and micro_batch < most and tokens < ENOUGH_TOKENS:
         return (
             f"only {memory:.0%} of the card's memory is in use: a larger --per_device_train_batch_size than "
             f"{micro_batch} would fit, and may be faster"

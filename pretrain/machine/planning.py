@@ -4,7 +4,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pretrain.base import cards
 from pretrain.machine import forecast
@@ -16,27 +16,17 @@ SIZES = ("gpt2_small", "gpt2_124m", "gpt2_350m", "gpt2_774m", "gpt2_1558m")  # r
 TRAINING_SHARE = 0.9  # of the hours; evaluations of gpt2_124m take 7% on an H100, start and checkpoints the rest
 LEAST_PARAMETERS = 5e7  # below, the law's level means nothing
 FEWEST_UPDATES, LEAST_BATCH = 2000, 2**16  # a short run halves its recipe's batch for that, and not below
-
-
-class Law(NamedTuple):
-    """L(N, D) = floor + size / N^size_power + data / D^data_power, nats per token: the form of Hoffmann et al. 2022."""
-
-    floor: float
-    size: float
-    data: float
-    size_power: float
-    data_power: float
-
-    def loss(self, parameters: float, tokens: float) -> float:
-        """Return the loss of so many parameters, embeddings included, after so many tokens, each read once."""
-        return self.floor + self.size / parameters**self.size_power + self.data / tokens**self.data_power
-
-
-# Besiroglu et al. 2024 (arXiv 2404.10102), fitted to the runs of Hoffmann et al.: MassiveText, 32,000 ids of SentencePiece.
-CHINCHILLA = Law(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 LAW = """Expected loss: L = 1.82 + 482/N^0.348 + 2085/D^0.366 (Besiroglu et al. 2024). It was fitted to MassiveText with a
 vocabulary of 32,000, from 70M parameters and 5B tokens up: it ranks sizes, and your text and tokenizer have another level.
 GPT-2 124M after 10.3B tokens of FineWeb: the law gives 3.00, llm.c measured 3.27."""
+
+
+def expected_loss(parameters: float, tokens: float) -> float:
+    """Return the loss, in nats per token, of so many parameters, embeddings too, after tokens that are each read once.
+
+    The form is that of Hoffmann et al. 2022, its fit to their runs that of Besiroglu et al. 2024 (arXiv 2404.10102).
+    """
+    return 1.8172 + 482.01 / parameters**0.3478 + 2085.43 / tokens**0.3658
 
 
 def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given: Supply, price: float) -> dict | None:
@@ -78,7 +68,7 @@ def plan(recipe: keys.Recipe, card: cards.Card, count: int, hours: float, given:
         changes["gradient_checkpointing"] = row["gradient_checkpointing"]
     text = min(asked.text, planned.data.limit_tokens or asked.text)
     row |= {"changes": changes, "updates": steps, "tokens_per_parameter": row["tokens"] / row["parameters"]}
-    loss = CHINCHILLA.loss(row["parameters"], min(row["tokens"], MANY_EPOCHS * text))
+    loss = expected_loss(row["parameters"], min(row["tokens"], MANY_EPOCHS * text))
     row["expected_loss"] = loss if row["parameters"] >= LEAST_PARAMETERS else None
     row["epochs"] = row["tokens"] / text if math.isfinite(text) else None
     row["all_hours"] = (row["hours"] + row["waiting_hours"]) / TRAINING_SHARE
@@ -105,41 +95,29 @@ def command(row: Mapping, path: str) -> str:
     return f"{cards.launcher(stem, row['count'])} train.py {flags}"
 
 
-def describe(plans: Mapping[str, Mapping | None], best: str, recipe: keys.Recipe, price: float) -> str:
-    """Return plans as lines to read: a table of the sizes, then the best.
-
-    Args:
-        plans: the recipe's path -> what ``plan`` returned; the best one's is not None.
-        recipe: the best one's, as it is planned.
-        price: of all the cards an hour.
-    """
-    row = plans[best]
-    assert row is not None
+def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
+    """Return plans, by the recipe's path, as lines to read: a table of the sizes, then the best, which is not None."""
+    row, rounded = plans[best] or {}, forecast.rounded
     lines = [
-        f"{row['count']} x {row['card']}, {forecast.rounded(row['all_hours'])} h: training "
-        f"{forecast.rounded(row['hours'])}, waiting for data {forecast.rounded(row['waiting_hours'])}, the rest for "
-        f"evaluations and checkpoints"
+        f"{row['count']} x {row['card']}, {rounded(row['all_hours'])} h: training {rounded(row['hours'])}, waiting for "
+        f"data {rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
     ]
-    lines += [f"cost {forecast.rounded(row['cost'])} at {price:g} an hour"] if price else []
-    lines += ["", f"  {'size':12} parameters  tokens/s   tokens  a parameter  updates  expected loss"]
+    lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
+    table = [["  size", "parameters", "tokens/s", "tokens", "a parameter", "updates", "expected loss"]]
     for path, found in plans.items():
         if found is None:
-            lines.append(f"  {Path(path).stem:12} does not fit")
+            table.append([f"  {Path(path).stem}", *[""] * 5, "does not fit"])
             continue
-        loss, size = found["expected_loss"], f"{found['parameters'] / 1e6:.0f} M"
-        lines.append(
-            f"{'*' if path == best else ' '} {Path(path).stem:12} {size:>10}  "
-            f"{forecast.rounded(found['tokens_per_second']):>8}  {forecast.in_short(found['tokens']):>7}  "
-            f"{forecast.rounded(found['tokens_per_parameter']):>11}  {found['updates']:7,}  "
-            f"{'n/a' if loss is None else f'{loss:.2f}':>13}"
-        )
-    batch, schedule = recipe.batch, recipe.schedule
-    epochs = "unknown number of" if row["epochs"] is None else f"{row['epochs']:.2f}"
+        cells = [f"{'*' if path == best else ' '} {Path(path).stem}", f"{found['parameters'] / 1e6:.0f} M"]
+        cells += [rounded(found["tokens_per_second"]), forecast.in_short(found["tokens"])]
+        cells += [rounded(found["tokens_per_parameter"]), f"{found['updates']:,}"]
+        table.append([*cells, f"{loss:.2f}" if (loss := found["expected_loss"]) else "n/a"])
+    epochs = "" if row["epochs"] is None else f", {row['epochs']:.2f} epochs"
     lines += [
         "",
-        f"size      {row['parameters']:,} parameters, window {recipe.model.sequence_length:,} tokens",
-        f"tokens    {row['tokens']:,} in {row['updates']:,} updates of {batch.tokens_per_step:,}; {epochs} epochs",
-        f"rate      {schedule.learning_rate:g}, warm-up {schedule.warmup_steps} updates, then {schedule.lr_scheduler_type}",
+        *forecast.aligned(table),
+        "",
+        f"tokens    {row['tokens']:,}{epochs}",
         f"reader    {forecast.reader(row)}",
     ]
     if row["epochs"] and row["epochs"] > MANY_EPOCHS:

@@ -41,21 +41,21 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
         link: bytes per second from where the text is; 0: not a limit.
         speed: tokens per second, where that is known; 0: one core is measured here for a second.
     """
-    found = [_amount(source) for source in keys.sources(data)]
-    text = sum(tokens for tokens, _ in found)
-    if all(ready for _, ready in found):
-        return Supply(text, math.inf, "prepared")
+    given = keys.sources(data)
+    amounts = [_amount(source) for source in given]
+    text = sum(tokens for tokens, _ in amounts)
+    if all(ready for _, ready in amounts):
+        return PREPARED._replace(text=text)
     if speed:
         return Supply(text, speed, "as you say")
-    fetched = all(keys.hub_id(source) and source.data_dir for source in keys.sources(data))
+    fetched = all(keys.hub_id(source) and source.data_dir for source in given)  # ids, which need no core
     limits: dict[str, float] = {}
     if not fetched:
         from pretrain.data import prepare  # imports Transformers
 
         core, free = prepare.text_bytes_per_core() / TOKEN_BYTES, max(1, cores - trainers)
-        limits[f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"] = (
-            free * core
-        )
+        words = f"{counted(free, 'core', 'cores')} of {cores} at {core / 1e6:.1f} M, the speed of one here"
+        limits[words] = free * core
     if link:
         limits[f"{link / 1e6:g} MB/s"] = link / (READY_BYTES if fetched else SENT_BYTES)
     return Supply(text, min(limits.values(), default=math.inf), ", ".join(limits) or "as fast as the link")
@@ -63,13 +63,13 @@ def supply(data: keys.Data, *, trainers: int, cores: int, link: float, speed: fl
 
 def _amount(source: keys.Data) -> tuple[float, bool]:
     """Return about how many train tokens a source has, inf where that is not known, and whether they are prepared."""
-    named = source.data_dir or source.data_files or source.dataset_name
-    if not named or has_urls(source):  # nothing is fetched for an estimate
-        return math.inf, False
-    if keys.is_here(source) and not Path(str(source.data_dir)).is_dir():  # on another machine
+    here = keys.is_here(source)
+    if here and not Path(str(source.data_dir)).is_dir():  # on another machine
         return math.inf, True
+    if has_urls(source):  # nothing is fetched for an estimate
+        return math.inf, False
     try:
-        found = None if keys.is_here(source) else sources.find_source(source)
+        found = None if here else sources.find_source(source)
     except BadInput:  # its text is not there yet
         return math.inf, False
     folder = found.folder if found else Path(str(source.data_dir))

@@ -18,7 +18,8 @@ NO_HALF = 'mixed_precision: "no" in the accelerate YAML; where that fails too, r
 REMEDIES = {  # of trials without a result
     "fp32": "reinstall torch: nothing trains without this",
     **dict.fromkeys(("bf16", "fp16"), NO_HALF),
-    "compile": "accelerate_configs/conservative.yaml trains without it; on a CPU none is needed",
+    "compile": "install a compiler and Python's headers (apt install g++ python3-dev), or train without by "
+    "accelerate_configs/conservative.yaml; on a CPU none is needed",
     "all-reduce": "between cards try NCCL_P2P_DISABLE=1, NCCL_DEBUG=INFO shows where it hangs, and docker needs --gpus "
     "all --ipc=host; between CPUs try GLOO_SOCKET_IFNAME=lo",
     "disk speed": "another --output_dir",
@@ -145,7 +146,4 @@ def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: s
 
 def failed(name: str, problem: str, needed: bool) -> Check:
     """Judge a trial without a result: an error where training needs here what was tried, else a warning."""
-    missing = "install Python's headers: apt install python3-dev; " if "Python.h" in problem else ""
-    if not missing and name == "compile" and re.search(r"compiler|g\+\+|gcc", problem, re.IGNORECASE):
-        missing = "install a compiler: apt install g++; "
-    return Check(name, ERROR if needed else WARNING, f"its trial fails: {problem}", missing + REMEDIES[name])
+    return Check(name, ERROR if needed else WARNING, f"its trial fails: {problem}", REMEDIES[name])

@@ -32,11 +32,6 @@ def test_bad_input_prints_each_line_and_exits_2(capsys, monkeypatch):
         assert raising(error)() == status and capsys.readouterr() == ("", err)
 
 
-def test_our_own_faults_keep_their_traceback():
-    with pytest.raises(ZeroDivisionError):
-        raising(ZeroDivisionError())()
-
-
 def filled():
     with open("/dev/full", "w") as file:
         file.write("x")
@@ -62,36 +57,26 @@ def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_
 def test_a_full_disk_has_a_name_also_where_a_library_in_rust_meets_it(tmp_path, capsys):
     """So do errors that the write itself raised, which have none."""
     for fault in (filled, Exception("I/O error: No space left on device (os error 28)")):
-        with files.naming(tmp_path):
-            assert raising(fault)() == 1
+        assert raising(fault)() == 1
         assert capsys.readouterr().err.startswith("error: No space left on device: free some space")
-        with (
-            pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/runs'"),
-            files.naming(tmp_path / "runs"),
-        ):
+        with pytest.raises(OSError, match="No space left on device: '.*/runs'"), files.naming(tmp_path / "runs"):
             raising(fault).__wrapped__()
         with pytest.raises(OSError, match="No space left on device: '.*/a'"), files.replacing(tmp_path / "a"):
             raising(fault).__wrapped__()
 
 
-def test_system_errors_that_may_be_our_own_bugs_keep_their_traceback():
-    for error in (FileNotFoundError(errno.ENOENT, "x", "a"), PermissionError(errno.EACCES, "x"), ConnectionError("x")):
+def test_errors_that_may_be_our_own_bugs_keep_their_traceback():
+    for error in (ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "x", "a"), PermissionError(errno.EACCES, "x")):
         with pytest.raises(type(error)):
             raising(error)()
 
 
 def test_a_traceback_shows_no_secret_of_a_url():
-    lines = (
-        "import sys",
-        "from pretrain.base.entry import exit_on_bad_input",
-        "fetch = exit_on_bad_input(lambda url: open(url))",
-        "fetch(sys.argv[1])",
-    )
+    fetch = "from pretrain.base.entry import exit_on_bad_input as wrap; wrap(lambda url: open(url))(sys.argv[1])"
     url = "http://me:canary@127.0.0.1/a.csv?token=canary"
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines), url], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", f"import sys; {fetch}", url], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and "Traceback (most recent call last)" in done.stderr
-    assert "FileNotFoundError" in done.stderr and "http://redacted@127.0.0.1/a.csv?redacted" in done.stderr
-    assert "canary" not in done.stderr
+    assert "http://redacted@127.0.0.1/a.csv?redacted" in done.stderr and "canary" not in done.stderr
 
 
 def test_exit_status_of_main_is_passed_on_with_its_arguments():

@@ -95,16 +95,6 @@ def test_death_of_the_launcher_is_a_request_to_stop(early):
     assert json.loads(orphan(act, launched=True)) == [False, True, 143]
 
 
-def test_death_of_the_launcher_ends_a_process_that_has_no_handler_yet():
-    def act(parent, ready):
-        end_with_launcher(parent)
-        ready()
-        time.sleep(30)
-        return "lives"
-
-    assert orphan(act, launched=True) == ""
-
-
 def test_death_of_a_shell_is_none():
     def act(parent, ready):
         stop = StopRequest()
@@ -121,65 +111,35 @@ def test_death_of_a_shell_is_none():
     [
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
         "[unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete",
-        "NCCL error: remote process exited or there was a network error, ncclRemoteError: ...",
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5) ran for 600000 milliseconds before timing out",
     ],
 )
 def test_a_lost_process_is_said_by_whoever_notices_and_how_to_go_on(words):
     with pytest.raises(TrainingStopped) as caught, raise_on_lost_peer():
         raise RuntimeError(words)
-    assert (
-        "died, was killed (memory?) or hangs" in str(caught.value)
-        and "--max_restarts 3" in str(caught.value)
-        and caught.value.alone
-    )
+    said = str(caught.value)
+    assert "died, was killed (memory?) or hangs" in said and "--max_restarts 3" in said and caught.value.alone
 
 
 def test_other_errors_pass_as_they_are():
-    for error in (
-        RuntimeError("shape mismatch"),
-        ValueError("timed out"),
-        TrainingStopped("Timed out waiting for data"),
-    ):
+    for error in (RuntimeError("shape mismatch"), ValueError("timed out"), TrainingStopped("Timed out waiting")):
         with pytest.raises(type(error)) as caught, raise_on_lost_peer():
             raise error
         assert caught.value is error
 
 
-def two_processes(folder, act):
-    """Run ``act(rank, stop)`` in two forks that talk over gloo; return what each returns."""
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_request_to_one_process_stops_both_at_the_same_place(tmp_path, asked):
+    """And two processes know each other's flags."""
 
     def work(rank):
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-        (folder / str(rank)).write_text(json.dumps(act(rank, StopRequest())))
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=2)
+        stop = StopRequest()
+        assert stop.any_of(rank == 0, False, rank == 1, True) == [True, False, True, True] and not stop.agreed()
+        if rank == asked:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested == (rank == asked)
+        assert stop.agreed() and stop.requested and stop.exit_code == (130 if rank == asked else 143)
         dist.barrier()
 
     mp.start_processes(work, nprocs=2, start_method="fork")
-    return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
-
-
-def test_two_processes_know_each_others_flags(tmp_path):
-    def act(rank, stop):
-        return [
-            stop.any_of(rank == 0, False, rank == 1, True),
-            stop.any_of(False, False),
-            stop.any_of(rank == 1),
-            [type(flag).__name__ for flag in stop.any_of(True)],
-            stop.requested,
-        ]
-
-    assert two_processes(tmp_path, act) == [[[True, False, True, True], [False, False], [True], ["bool"], False]] * 2
-
-
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_request_to_one_process_stops_both_at_the_same_place(tmp_path, asked):
-    def act(rank, stop):
-        before = stop.agreed()
-        if rank == asked:
-            os.kill(os.getpid(), signal.SIGINT)
-        mine = stop.requested
-        return [before, mine, stop.agreed(), stop.requested, stop.exit_code]
-
-    found = two_processes(tmp_path, act)
-    assert found[asked] == [False, True, True, True, 130]
-    assert found[1 - asked] == [False, False, True, True, 143]

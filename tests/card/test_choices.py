@@ -210,6 +210,7 @@ def test_gpu_hot_multiplies_on_every_card_in_the_half_precision_that_it_has(monk
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_the_users_own_settings_of_the_allocator_stay(monkeypatch, name):
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)  # which a test before may have set
     monkeypatch.setenv(name, "max_split_size_mb:128")
 
     def work(machine):

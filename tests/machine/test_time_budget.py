@@ -14,45 +14,35 @@ def budget(*, max_steps=10_000, warmup_steps=1000, max_hours=1.0, planned=False)
     return TimeBudget(keys.Schedule(**values), planned=planned)
 
 
-def run(made, seconds_per_step, *, start=0, steps=FIRST, elapsed=0.0, compiling=0.0):
-    """Make these updates; return what was planned after each."""
-    found = []
-    elapsed += compiling
-    for step in range(start + 1, start + steps + 1):
-        elapsed += seconds_per_step
-        found.append(made.plan(step, elapsed, lambda tensor: tensor))
-    return found
+def run(made, seconds_per_step, *, start=0, elapsed=0.0):
+    """Make the first updates; return what was planned after each."""
+    steps = range(1, FIRST + 1)
+    return [made.plan(start + step, elapsed + step * seconds_per_step, lambda tensor: tensor) for step in steps]
 
 
 def test_the_planned_run_takes_the_hours_that_were_given(caplog):
     with caplog.at_level("INFO", "pretrain"):
-        found = run(budget(), 2.0, compiling=120.0)
+        found = run(budget(), 2.0, elapsed=120.0)  # of the compiler, in the hours
     assert [plan is not None for plan in found] == [False] * (FIRST - 1) + [True]
     max_steps, warmup_steps = found[-1]
-    assert max_steps == FIRST + (3600 - 120 - 2 * FIRST) // 2  # the compiler's time is in the hours
+    assert max_steps == FIRST + (3600 - 120 - 2 * FIRST) // 2
     assert warmup_steps == max_steps // 4  # of the 1,000 that were asked for
     assert "2,000 ms a step" in caplog.text and "1,740 of the 10,000 steps" in caplog.text
+    resumed, _ = run(budget(), 2.0, start=10, elapsed=1000.0)[-1]  # before its plan
+    assert resumed == pytest.approx(10 + FIRST + (3600 - 1000 - 2 * FIRST) / 2, abs=1)
 
 
-def test_a_run_that_fits_keeps_its_length_and_a_warm_up_that_is_short_enough_stays():
+def test_a_run_that_fits_keeps_its_length_and_one_whose_hours_are_over_ends_where_it_stands():
     assert run(budget(max_steps=200, warmup_steps=20), 0.1)[-1] == (200, 20)
     assert run(budget(warmup_steps=100), 2.0)[-1] == (pytest.approx(1800, abs=1), 100)
-
-
-def test_hours_that_are_over_end_the_run_where_it_stands():
-    found = run(budget(max_steps=200, warmup_steps=50, max_hours=0.001), 5.0)
-    assert found[-1] == (FIRST, FIRST)  # the warm-up that was done is not taken back
+    over = run(budget(max_steps=200, warmup_steps=50, max_hours=0.001), 5.0)
+    assert over[-1] == (FIRST, FIRST)  # the warm-up that was done is not taken back
 
 
 def test_a_plan_is_made_once_and_kept_by_a_resumed_run_and_without_a_limit_none_is():
     made = budget()
     assert run(made, 2.0)[-1] and not any(run(made, 9.0, start=FIRST))
     assert not any(run(budget(planned=True), 9.0, start=50)) and not any(run(budget(max_hours=0.0), 1.0))
-
-
-def test_a_run_resumed_before_its_plan_counts_the_time_of_before():
-    max_steps, _ = run(budget(), 2.0, start=10, elapsed=1000.0)[-1]
-    assert max_steps == pytest.approx(10 + FIRST + (3600 - 1000 - 2 * FIRST) / 2, abs=1)
 
 
 def test_all_processes_plan_from_the_mean_of_their_clocks():

@@ -20,14 +20,6 @@ CARD = hardware.Device("cuda", "a card", 2**34, (8, 0), 1, True)
 CPU = hardware.Device("cpu", "a CPU", 2**34)
 
 
-def run(script: str, *flags: str, expect: int = 0) -> subprocess.CompletedProcess:
-    """Run a benchmark as a user does, from its folder, whose files must not be taken for modules of others."""
-    command = [sys.executable, f"{script}.py", *TINY, *flags]
-    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done
-
-
 def test_plain_gpt2_is_the_stock_model():
     asked = argparse.Namespace(**SIZES)
     stock = side_by_side.stock_model(asked)
@@ -66,14 +58,9 @@ def test_a_card_climbs_every_rung_and_a_cpu_says_why_not():
     assert all(last[name] for name in ("tf32", "compile", "fused", "own_loss")) and last["precision"] == "bf16"
 
 
-def test_faults_of_the_command_line_are_told(capsys):
+def test_faults_of_the_command_line_and_of_the_machine_are_told(monkeypatch, capsys, tmp_path):
     assert throughput.main([*TINY, "--nanogpt", "/nowhere"]) == 2
     assert "--nanogpt /nowhere: holds no model.py" in capsys.readouterr().err
-    assert throughput.main([*TINY, "--only", "nanogpt"]) == 2
-    assert "give --nanogpt PATH" in capsys.readouterr().err
-
-
-def test_traffic_without_a_card_is_refused(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert traffic.main([*TINY, "--json", str(tmp_path / "t.json")]) == 2
     assert "is_available() is False" in capsys.readouterr().err and not (tmp_path / "t.json").exists()
@@ -82,7 +69,10 @@ def test_traffic_without_a_card_is_refused(monkeypatch, capsys, tmp_path):
 @pytest.mark.slow
 def test_throughput_prints_every_variant(tmp_path):
     flags = ["--compile", "false", "--rounds", "1", "--accumulation", "2", "--json", str(tmp_path / "t.json")]
-    done = run("throughput", *flags)
+    # As a user does, from its folder, whose files must not be taken for modules of others.
+    command = [sys.executable, "throughput.py", *TINY, *flags]
+    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     names = ("ours", "hf", "trainer", "plain", "ceiling")
     for name in names:
         assert f"\n{name} " in done.stdout, done.stdout
@@ -98,17 +88,16 @@ def test_throughput_prints_every_variant(tmp_path):
     assert losses["ours"] == pytest.approx(losses["trainer"], abs=0.3)  # its batches are shuffled
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_throughput_compares_only_what_was_measured_in_turn(together, capsys):
+def test_throughput_compares_only_what_was_measured_in_turn(capsys):
     seconds = {"ours": (1.0, 2.0), "hf": (2.0, 4.0), "plain": (4.0, 8.0)}
     found = {
         name: {"turns": [{"seconds": each, "loss": 3.0} for each in turns], "problem": ""}
         for name, turns in seconds.items()
-    }
+    } | {"trainer": {"turns": [], "problem": "out of memory"}}
     asked = argparse.Namespace(accumulation=1, precision="no", **SIZES)
-    told = throughput.report(found | {"trainer": {"turns": [], "problem": "out of memory"}}, together, asked, 1)
-    assert told["ours_over"] == ({"hf": 2.0, "plain": 4.0} if together else {})
-    assert ("ours / hf" in capsys.readouterr().out) == together
+    assert throughput.report(found, False, asked, 1)["ours_over"] == {} and "ours / hf" not in capsys.readouterr().out
+    assert throughput.report(found, True, asked, 1)["ours_over"] == {"hf": 2.0, "plain": 4.0}
+    assert "ours / hf" in capsys.readouterr().out
 
 
 def test_the_length_that_ends_at_a_loss_lies_on_the_line_through_those_that_were_run():

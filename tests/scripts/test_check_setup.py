@@ -38,24 +38,16 @@ def core(monkeypatch):
 
 
 @pytest.fixture
-def pages():
-    """A server that stands in for the Hub and wandb: its address, and the paths that it was asked for."""
-    asked = []
+def asked(monkeypatch):
+    """The addresses that were asked for, of a Hub and a wandb that know all but what is missing; port 9 is dead."""
+    found = []
 
-    class Pages(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(404 if "missing" in self.path else 200)
-            self.end_headers()
+    def reach(url, seconds):
+        found.append(url)
+        return "HTTP Error 404: Not Found" if "missing" in url else "refused" if ":9" in url else ""
 
-        def log_message(self, *args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setattr(check_setup, "reach", reach)
+    return found
 
 
 def recipe(**changes) -> keys.Recipe:
@@ -87,22 +79,20 @@ def here(command: list[str], seconds: float) -> dict:
     return probes.TRIALS[command[-2]](**json.loads(command[-1]))
 
 
-def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch, capsys):
-    url, asked = pages
+def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "attempt", here)
-    environment = {"HF_ENDPOINT": url, "WANDB_BASE_URL": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}
-    for name, value in environment.items():
+    for name, value in {"HF_ENDPOINT": "http://hub", "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}.items():
         monkeypatch.setenv(name, value)
     status = check_setup.main(["--quick", "--json", "--recipe", RECIPE])
     out, error = capsys.readouterr()
-    said = json.loads(out)
-    found = {check["name"]: check for check in said["checks"]}
-    assert status == (1 if "error" in {check["level"] for check in found.values()} else 0)
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    levels = {check["level"] for check in found.values()}
+    assert levels <= {"ok", "warning", "error"} and status == int("error" in levels)  # not what was being tried
     assert {"python", "packages", "torch", "launch", "fp32", "disk", "hub", "login"} <= found.keys()
-    assert {check["level"] for check in said["checks"]} <= {"ok", "warning", "error"}  # not what was being tried
     for name in ("fp32", "hub", "data set HuggingFaceFW/fineweb-edu"):
         assert found[name]["level"] == "ok"
-    assert asked == ["/", "/api/datasets/HuggingFaceFW/fineweb-edu"]  # the recipe reports to no tracker
+    # The recipe reports to no tracker.
+    assert asked == ["http://hub", "http://hub/api/datasets/HuggingFaceFW/fineweb-edu"]
     assert found["login"]["text"].startswith("logged in") and "hf_secret" not in out + error
     assert not {"compile", "all-reduce", "disk speed"} & found.keys()
     assert "...      fp32: is tried: at most 120 s\n" in error, "what is waited for"
@@ -110,50 +100,41 @@ def test_a_real_machine_is_described_as_json_without_a_secret(pages, monkeypatch
 
 
 def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(
-    pages, monkeypatch
+    asked, monkeypatch
 ):
-    url, asked = pages
-    monkeypatch.setenv("WANDB_BASE_URL", url)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_ENDPOINT", url)
+    dead, alone = "http://127.0.0.1:9", {"tokenizer": "bpe", "task_steps": 0}
 
-    def levels(name: str | None, **changes) -> dict[str, str]:
+    def levels(name: str, hub: str = "http://hub", offline: str = "0", **changes) -> dict[str, str]:
+        asked.clear()
+        monkeypatch.setenv("HF_ENDPOINT", hub)
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        monkeypatch.setenv("WANDB_MODE", "offline" if offline == "1" else "online")
         found = check_setup.examine_network(recipe(dataset_name=name, **changes))
         return {check.name: check.level for check in found if check.level != verdicts.TRYING}
 
-    assert levels("me/there", report_to=["wandb"]) == dict.fromkeys(
-        ("hub", "data set me/there", "wandb", "login"), "ok"
-    )
+    whole = dict.fromkeys(("hub", "data set me/there", "wandb", "login"), "ok")
+    assert levels("me/there", report_to=["wandb"]) == whole
     assert levels("me/missing")["data set me/missing"] == "error"
-    asked.clear()
-    assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["/"]
-    asked.clear()
-    alone = {"tokenizer": "bpe", "task_steps": 0}
+    assert levels("python_stdlib") == {"hub": "ok", "login": "ok"} and asked == ["http://hub"]  # for its tokenizer
     assert levels("python_stdlib", **alone) == {"hub": "ok", "login": "ok"} and not asked, "nothing needs the Hub"
     for needed in ({"push_to_hub": True}, {"resume_from_checkpoint": "hub://a/b"}, {"data_files": ["hf://a/b/c"]}):
-        asked.clear()
-        assert levels("python_stdlib", **alone | needed)["hub"] == "ok" and asked == ["/"]
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert levels("me/there") == {"hub": "error", "login": "ok"}, "its shards are not here: training would stop"
-    assert levels("python_stdlib")["hub"] == "warning"
-    with monkeypatch.context() as patch:
-        patch.setattr(check_setup.shards, "is_complete", lambda folder: True)
-        assert levels("me/there")["hub"] == "warning"
-    asked.clear()
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert levels("me/there", report_to=["wandb"]) == {"hub": "ok", "login": "ok"} and not asked
+        assert levels("python_stdlib", **alone | needed)["hub"] == "ok" and asked == ["http://hub"]
+    assert levels("me/there", dead) == {"hub": "error", "login": "ok"}, "its shards are not here: training would stop"
+    assert levels("python_stdlib", dead)["hub"] == "warning"
+    assert levels("me/there", offline="1", report_to=["wandb"]) == {"hub": "ok", "login": "ok"} and not asked
+    monkeypatch.setattr(check_setup.shards, "is_complete", lambda folder: True)
+    assert levels("me/there", dead)["hub"] == "warning"
 
 
-def test_an_address_answers_refuses_hangs_or_is_not_there(pages, monkeypatch):
-    url, _ = pages
+def test_an_address_answers_refuses_hangs_or_is_not_there(monkeypatch):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert network.reach(url, 5) == "" and network.reach(f"{url}/missing", 5).startswith("HTTP Error 404: ")
+        server.shutdown()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hangs = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        asked = (url, f"{url}/missing", hangs, "http://127.0.0.1:9", "nonsense")
-        answered, refused, slow, dead, wrong = (network.reach(each, 0.5) for each in asked)
-    assert answered == "" and refused == "HTTP Error 404: Not Found"
-    assert "timed out" in slow and dead and "unknown url type" in wrong
+        assert "timed out" in network.reach(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.5)
+    assert network.reach("http://127.0.0.1:9", 1)
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))  # a name server that does not answer
     assert network.reach("http://a.name", 0.1) == "no answer in 0.1 s"
@@ -186,16 +167,10 @@ AMPERE, VOLTA = (8, 6), (7, 0)
     [
         ([AMPERE, AMPERE], "a6000_x2", "", "bf16 ok, compile ok, all-reduce ok, disk speed warning"),
         ([VOLTA], "v100", "", "fp16 ok, compile ok, all-reduce ok, disk speed warning"),
-        ([], "cpu", "", "fp32 ok, compile ok, all-reduce ok, disk speed warning"),
         ([AMPERE], "a6000", "training_step", "bf16 error"),  # nothing trains
         ([AMPERE, AMPERE], "a6000_x2", "compiled", "bf16 ok, compile error, all-reduce ok, disk speed warning"),
         ([AMPERE, AMPERE], "a6000_x2", "nccl", "bf16 ok, compile ok, all-reduce error, disk speed warning"),
-        (
-            [AMPERE],
-            "a6000",
-            "gloo",
-            "bf16 ok, compile ok, all-reduce warning, disk speed warning",
-        ),  # training needs it not
+        ([AMPERE], "a6000", "gloo", "bf16 ok, compile ok, all-reduce warning, disk speed warning"),  # not needed
         ([], "cpu", "write", "fp32 ok, compile ok, all-reduce ok, disk speed error"),
     ],
 )
@@ -210,63 +185,50 @@ def test_every_trial_has_its_line_and_one_that_hangs_its_level(monkeypatch, mine
     assert ", ".join(f"{check.name} {check.level}" for check in found) == said
 
 
-def test_it_runs_from_any_folder(tmp_path):
-    command = [sys.executable, str(ROOT / "check_setup.py"), "--all_cards", "--recipe", RECIPE]
-    command += ["--reader_tokens_per_second", "1e6"]  # else a core is measured
-    assert "rtx4090" in subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert not list(tmp_path.iterdir())
-
-
 def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "nvidia_smi", list)
     for flags, words in (
-        (["--estimate", "--card", "rtx4090_x2"], "--card rtx4090_x2: not a known card; use --card rtx4090 --count 2"),
-        (["--estimate", "--card", "a600"], "--card a600: not a known card; use one of a6000, "),
-        (["--estimate", "--card", "zzz"], "use one of t4, v100"),
-        (["--estimte"], "--estimte: no such flag; did you mean --estimate?"),
-        (["--card", "t4", "--count", "0"], "--count 0: must be 1 or more"),
-        (["--card", "t4", "--price_per_card_hour", "nan"], "--price_per_card_hour nan"),
-        (["--all_cards", "--card", "t4"], "give one of them"),
-        (["--card", "t4", "--count", "3"], "which 3 processes cannot share equally"),
-        (["--estimate"], "no NVIDIA card; give --card, one of t4"),
-        (["--recipe", "none.yaml"], "none.yaml"),
-        (["--plan", "--card", "t4"], "--plan: give --hours H, or --budget MONEY with --price_per_card_hour P"),
-        (["--plan", "--card", "t4", "--budget", "100"], "--budget: give --price_per_card_hour P"),
-        (["--plan", "--card", "t4", "--hours", "0"], "--hours 0.0: must be more than 0"),
-        (["--plan", "--card", "t4", "--hours", "inf"], "--hours inf: must be more than 0"),
-        (["--plan", "--card", "t4", "--hours", "1", "--size", "d12"], "--size: goes with --estimate"),
-        (["--plan", "--all_cards", "--hours", "1"], "--plan: is for one kind of card: --card NAME --count N"),
-        (["--plan", "--card", "t4", "--hours", "1", "--tokens", "1e9"], "--max_steps: --plan finds them"),
-        (["--card", "t4", "--hours", "1"], "--hours and --budget: go with --plan"),
-        (["--card", "t4", "--tokens", "1e9", "--max_steps", "5"], "--tokens and --max_steps: give one"),
+        ("--estimate --card rtx4090_x2", "--card rtx4090_x2: not a known card; use one of rtx4090, "),
+        ("--estimate --card zzz", "use one of t4, v100"),
+        ("--estimte", "--estimte: no such flag; did you mean --estimate?"),
+        ("--card t4 --count 0", "--count 0: must be 1 or more"),
+        ("--card t4 --price_per_card_hour nan", "--price_per_card_hour nan: must be more than 0"),
+        ("--all_cards --card t4", "--card and --all_cards: give one of them"),
+        ("--card t4 --count 3", "which 3 processes cannot share equally"),
+        ("--estimate", "no NVIDIA card; give --card, one of t4"),
+        ("--recipe none.yaml", "none.yaml"),
+        ("--size d11", "must be d12, d24"),
+        ("--plan --card t4", "--plan: goes with --hours H, or with --budget MONEY"),
+        ("--card t4 --hours 1", "--plan: goes with --hours H"),
+        ("--plan --card t4 --budget 100", "--budget: give --price_per_card_hour P"),
+        ("--plan --card t4 --hours inf", "--hours inf: must be more than 0"),
+        ("--plan --card t4 --hours 1 --tokens 1e9", "--plan: finds size and tokens"),
     ):
-        out, error = called(capsys, *flags, expect=2)
+        out, error = called(capsys, *flags.split(), expect=2)
         assert not out and words in error
     monkeypatch.setattr(doctor, "nvidia_smi", lambda: [{"name": "NVIDIA X"}])
     assert "NVIDIA X is not in our table" in called(capsys, "--estimate", expect=2)[1]
 
 
-def test_the_table_has_every_card_and_no_speed_above_a_peak(capsys):
-    out, _ = called(capsys, "--estimate", "--all_cards")
-    assert [line.split()[0] for line in out.splitlines()[3 : 3 + len(cards.CARDS)]] == [c.name for c in cards.CARDS]
-    assert (
-        "124,475,904 parameters, 10.0 B tokens" in out
-        and "Measured by us: h100 525,116 tokens/s; nothing else." in out
-        and "cost" not in out
-    )
-    ends = {line.split()[0]: line.split("  ")[-1].strip() for line in out.splitlines()[3 : 3 + len(cards.CARDS)]}
-    assert out.splitlines()[2].endswith("tokens/s by others")
-    for card in cards.CARDS:
-        assert ends[card.name] == (f"{card.training.figure:,}" if card.training else "never measured")
+def test_the_table_has_every_card_and_no_speed_above_a_peak_from_any_folder(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, _ = called(capsys, "--all_cards")
+    lines = out.splitlines()[3 : 3 + len(cards.CARDS)]
+    assert "124,475,904 parameters, 10.0 B tokens" in out and "cost" not in out
+    for card, line in zip(cards.CARDS, lines, strict=True):
+        figures = [f"{known.figure:,}" if known else "never measured" for known in (card.training, card.ours)]
+        assert line.split()[0] == card.name and line.endswith(figures[1])
+        assert line.removesuffix(figures[1]).rstrip().endswith(figures[0])
     (taken,) = re.findall("taken as a share of the peak: (.*)[.]", out)
     assert taken.split(", ") == [card.name for card in cards.CARDS if not card.products]
     rows = json.loads(called(capsys, "--all_cards", "--json", "--price_per_card_hour", "2", "--count", "4")[0])
     for row, card in zip(rows, cards.CARDS, strict=True):
         assert row["card"] == card.name and row["fits"] and row["cost"] == pytest.approx(8 * row["hours"])
         assert row["tokens_per_second"] * row["flops_per_token"] < 4 * card.teraflops * 1e12
-        assert row["mfu"] < 1 and row["precision"] == card.precision and row["compiled"] == (card.name != "v100")
+        assert row["mfu"] < 1 and row["compiled"] == (card.name != "v100")
         assert row["per_device_train_batch_size"] * 4 * row["gradient_accumulation_steps"] == 512
         assert sum(row["memory_bytes"].values()) < card.memory_gib * 2**30
+    assert not list(tmp_path.iterdir())
 
 
 def test_any_size_is_estimated_on_the_fewest_cards_that_hold_it(capsys):
@@ -276,11 +238,10 @@ def test_any_size_is_estimated_on_the_fewest_cards_that_hold_it(capsys):
     assert row["count"] * 80 * 2**30 > 16 * row["parameters"] > row["count"] // 2 * 60 * 2**30
     assert row["cost"] == pytest.approx(3 * row["hours"]) and sum(row["memory_bytes"].values()) < 80 * 2**30
     out = called(capsys, *gpt3)[0]
-    assert "zero3_x8.yaml" in out and " days)" in out and "gathering shared weights not counted" in out
+    assert "gpt3-175b on 64 x h100" in out and "zero3_x8.yaml" in out and "gathering shared weights is not" in out
     assert "does not fit" in called(capsys, *gpt3, "--count", "8")[0]
     small = json.loads(called(capsys, "--size", "d12", "--card", "h100", "--json")[0])
     assert small["count"] == 1 and not small["shared_out"] and small["parameters"] == 124_475_904
-    assert "must be d12, d24" in called(capsys, "--size", "d11", expect=2)[1]
 
 
 def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
@@ -290,38 +251,23 @@ def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
     alone = json.loads(called(capsys, "--card", "a6000", "--json")[0])
     assert alone["count"] == 1 and alone["hours"] < 4 * row["hours"] < 4.5 * alone["hours"]
     out, _ = called(capsys, "--estimate", "--price_per_machine_hour", "3.2")
-    for word in (
-        "parameters   124,475,904",
-        "855 M a token",
-        "weights 0.5",
-        "micro-batch",
-        "% MFU",
-        " kWh",
-        "at 3.2 an hour",
-    ):
+    for word in ("parameters   124,475,904", "855 M a token", "weights 0.5", "% MFU", " kWh", "at 3.2 an hour"):
         assert word in out
-    assert "Nothing of it is measured" in out and "are estimated (docs/cards.md says how well)" in out
+    assert "are estimated (docs/cards.md says how well)" in out
     assert "\naccelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe" in out
 
 
 def test_an_estimate_says_what_others_and_we_measured_and_what_nobody_did(capsys):
     measured, _ = called(capsys, "--card", "rtx5090")
-    assert (
-        "others       196,551 tokens/s, so 14.1 h, at micro-batch 32, measured by others (plain PyTorch GPT-2"
-        in measured
-    )
+    assert "by others    196,551 tokens/s, so 14.1 h, at micro-batch 32, measured (plain PyTorch GPT-2" in measured
     assert "products     236 TFLOP/s of matrix products, measured by others (zzc0721" in measured
     guessed, _ = called(capsys, "--card", "a30")
-    assert "others       n/a, never measured\n" in guessed
+    assert "by others    n/a, never measured\n" in guessed
     assert "products     131 TFLOP/s of matrix products: never measured; 79% of the peak" in guessed
-    row = json.loads(called(capsys, "--card", "rtx5090", "--json")[0])
-    assert row["measured_by_others"]["figure"] == 196_551 and row["products_teraflops"] == 236.03
     for flags in (("--count", "2"), ("--recipe", str(ROOT / "recipes" / "gpt2_350m.yaml"))):
-        assert "others  " not in called(capsys, "--card", "rtx5090", *flags)[0]  # of one card and GPT-2 124M only
-        assert "by others\n" not in called(capsys, "--all_cards", *flags)[0]
-    ours = "ours         525,116 tokens/s, so 5.29 h, at micro-batch 64, measured by us (train.py"
-    one, two = (called(capsys, "--card", "h100", "--count", count)[0] for count in "12")
-    assert ours in one and "Nothing of it" not in one and "Nothing of it is measured by us" in two
+        assert "\nby " not in called(capsys, "--card", "rtx5090", *flags)[0]  # of one card and GPT-2 124M only
+    ours = "by us        525,116 tokens/s, so 5.29 h, at micro-batch 64, measured (train.py"
+    assert ours in called(capsys, "--card", "h100")[0]
 
 
 def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):
@@ -331,10 +277,10 @@ def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_s
     kinds = {row["card"]: row["fits"] and row["gradient_checkpointing"] for row in rows}
     assert kinds["rtx4060"] is False and kinds["h200"] == "none" and "full" in kinds.values()
     out, _ = called(capsys, "--all_cards", "--recipe", large)
-    assert "does not fit" in out and "* with --gradient_checkpointing full" in out
+    assert "does not fit" in out and " *  " in out and "* with --gradient_checkpointing full" in out
     card = next(name for name, kind in kinds.items() if kind == "full")
     proposed = called(capsys, "--card", card, "--recipe", large)[0]
-    assert ", full gradient checkpointing\n             fits with --gradient_checkpointing full only" in proposed
+    assert ", full gradient checkpointing\nfits         with --gradient_checkpointing full only" in proposed
     assert "does not fit" in called(capsys, "--card", "rtx4060", "--recipe", large)[0]
 
 
@@ -352,19 +298,18 @@ def test_a_llama_is_estimated_as_one_and_a_model_that_is_gone_on_from_tells_its_
     for name in keys.MODEL_KEYS:
         values.pop(name, None)
     asked.write_text(yaml.safe_dump(values | {"init_from": str(tmp_path / "source"), "tokenizer": "gpt2"}))
-    again = json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0])
-    assert again == row
-    asked.write_text(yaml.safe_dump(values | {"init_from": str(tmp_path / "none"), "tokenizer": "gpt2"}))
-    assert "init_from = " in called(capsys, "--card", "a6000", "--recipe", str(asked), expect=2)[1]
+    assert json.loads(called(capsys, "--card", "a6000", "--json", "--recipe", str(asked))[0]) == row
 
 
 def test_what_a_run_writes_is_counted():
     checkpoint = 12 * 124_475_904
     assert estimate.written_bytes(recipe(save_total_limit=2)) == (3 * checkpoint, 2 * 19073 * 524288)
     assert estimate.written_bytes(recipe(save_total_limit=0, save_steps=9000))[0] == 3 * checkpoint
-    assert estimate.written_bytes(recipe(limit_tokens=10**6))[1] == 2e6
     assert estimate.written_bytes(recipe(vocab_size=100_000, limit_tokens=10**6))[1] == 4e6
     assert estimate.written_bytes(recipe(data_dir="shards"))[1] == 0
+
+
+# ---- the Makefile's targets
 
 
 def test_make_gpu_status_is_a_table_or_one_line(tmp_path, monkeypatch):
@@ -384,11 +329,31 @@ def test_make_takes_only_the_cards_that_gpus_names(tmp_path, monkeypatch):
     shown = subprocess.check_output([*command, "ddp-train"], text=True)
     wanted = "accelerate_configs/a6000_x2.yaml train.py --recipe recipes/gpt2_124m_openwebtext.yaml"
     assert wanted in " ".join(shlex.split(shown))
-    assert "accelerate_configs/a6000.yaml" in subprocess.check_output([*command, "train"], text=True)
-    show = "cards:\n\t@echo $$CUDA_DEVICE_ORDER $$CUDA_VISIBLE_DEVICES\n"
-    (tmp_path / "show.mk").write_text(show)
+    (tmp_path / "show.mk").write_text("cards:\n\t@echo $$CUDA_DEVICE_ORDER $$CUDA_VISIBLE_DEVICES\n")
     command = ["make", "-s", "-C", str(ROOT), "-f", "Makefile", "-f", str(tmp_path / "show.mk"), "cards", "GPUS=1,3"]
     assert subprocess.check_output(command, text=True) == "PCI_BUS_ID 1,3\n"
+
+
+@pytest.mark.parametrize(
+    "target, given, words",
+    [
+        ("train", {"RECIPE": "my recipes/it's.yaml"}, ["train.py", "--recipe", "my recipes/it's.yaml"]),
+        ("train", {"ACCELERATE_CONFIG": "a b;c.yaml"}, ["--config_file", "a b;c.yaml", "train.py"]),
+        ("train", {"FLAGS": '--max_steps 3 --run_name "a b"'}, ["--max_steps", "3", "--run_name", "a b"]),
+        ("ddp-train", {"RECIPE": "my recipes/$a.yaml", "NGPUS": "3"}, ["--nproc_per_node", "3", "train.py"]),
+    ],
+)
+def test_make_gives_a_value_on_as_one_word_and_flags_as_the_words_of_a_shell(
+    tmp_path, monkeypatch, target, given, words
+):
+    pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
+    command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", target]
+    given = [f"{name}={value}" for name, value in given.items()]
+    shown = shlex.split(subprocess.check_output([*command, *given], text=True))
+    assert any(shown[place:][: len(words)] == words for place in range(len(shown))), shown
+
+
+# ---- scripts/stop.py
 
 
 def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
@@ -399,10 +364,8 @@ def stop(*runs: str, **environment: str) -> subprocess.CompletedProcess:
 def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workplace):
     assert stop().stdout == "nothing of yours is running in runs/ on this machine\n"
     assert stop("runs/none").returncode == 1
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    old = Path("runs/old")
-    old.mkdir(parents=True)
-    (old / ".lock").write_text(f"{other.pid}\n")  # left behind, and its number is another's by now
+    Path("runs/old").mkdir(parents=True)
+    Path("runs/old/.lock").write_text(f"{os.getpid()}\n")  # left behind, and its number is another's by now
     flags = ("--recipe", "tiny.yaml", "--max_steps", "1000000", "--eval_steps", "0", "--sample_steps", "0")
     pid, _, _ = fork("train.py", (*flags, "--save_steps", "0", "--run_name", "r"), {"ACCELERATE_USE_CPU": "true"})
     try:
@@ -411,9 +374,8 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
                 break
             time.sleep(0.1)
         done = stop()
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0 and "runs/old" not in done.stdout, done.stderr
         assert f"runs/r: process {pid} was asked to stop" in done.stdout and "runs/r: stopped" in done.stdout
-        assert "runs/old" not in done.stdout and other.poll() is None
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
         pid = None
         assert list(Path("runs/r/checkpoints").glob("step-*")) and stop("runs/r").returncode == 0
@@ -421,8 +383,6 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
         if pid:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        other.kill()
-        other.wait()
 
 
 HOLDER = """
@@ -460,15 +420,13 @@ def hold(tmp_path, monkeypatch):
         process.stdout.close()
 
 
-@pytest.mark.parametrize("door", ["make", "python"])
-def test_stop_ends_the_run_of_that_name_and_no_other(hold, tmp_path, door):
+def test_stop_ends_the_run_of_that_name_and_no_other(hold):
     for name in ("Makefile", "scripts"):
         Path(name).symlink_to(ROOT / name)
     runs = {name: hold(name) for name in ["runs/a", "a", "my", "x", *ODD_NAMES]}
     before = sorted(os.listdir())
-    make = ["make", "-s", "stop", f"PYTHON={sys.executable}"]
     for name in ODD_NAMES:
-        command = [*make, f"RUN={name}"] if door == "make" else [sys.executable, "scripts/stop.py", name]
+        command = ["make", "-s", "stop", f"PYTHON={sys.executable}", f"RUN={name}"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0 and "stopped" in done.stdout, done.stderr
         assert runs.pop(name).wait(20) == -signal.SIGTERM
@@ -477,52 +435,19 @@ def test_stop_ends_the_run_of_that_name_and_no_other(hold, tmp_path, door):
 
 
 def test_stop_touches_no_process_that_does_not_hold_the_lock_and_does_not_wait_for_ever(hold):
-    other = hold("another/program")
-    for recorded, words in ((str(other.pid), f"names '{other.pid}'"), ("?", "names '?'"), ("", "after 1 s")):
+    other, reader = hold("another/program"), hold("runs/read", how="open")
+    for recorded, words in ((str(other.pid), f"names '{other.pid}'"), ("", "after 1 s")):
         holder = hold("runs/r", recorded, "stubborn")
         done = stop(LIMIT="1")
         holder.kill()
         holder.wait()
-        assert done.returncode == 1 and words in done.stderr and other.poll() is None
-    assert stop(LIMIT="ever").returncode == 2
-
-
-def test_a_lock_that_is_a_link_or_that_nobody_holds_brings_no_signal(hold):
-    linked, reader = hold("another/program"), hold("runs/read", how="open")
+        assert done.returncode == 1 and words in done.stderr
     Path("runs/linked").mkdir()
     Path("runs/linked/.lock").symlink_to(Path("another/program/.lock").resolve())
-    done = stop("runs/linked")
-    assert done.returncode == 1 and "is a link" in done.stderr
-    assert stop("runs/read").stdout.startswith("nothing of yours is running in runs/read")
-    assert stop().returncode == 1 and linked.poll() is None and reader.poll() is None
-
-
-# A process of its own: a fork of the test's process would inherit the lock until its exec.
-STARTER = """
-import fcntl, select, sys
-refused = 0
-print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0.0001)[0]:
-    with open("runs/old/.lock") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            refused += 1
-print(refused)
-"""
-
-
-def test_a_trainer_that_starts_while_stop_looks_at_its_lock_is_not_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lock = Path("runs/old/.lock")
-    lock.parent.mkdir(parents=True)
-    lock.write_text("4711\n")
-    command = [sys.executable, "-S", "-E", "-c", STARTER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout.readline() == "ready\n"
-        for _ in range(3):
-            stop()
-        assert trainer.communicate()[0] == "0\n"
+    done = stop("runs/linked", "runs/read")
+    assert done.returncode == 1 and "is a link" in done.stderr and other.poll() is reader.poll() is None
+    assert stop(LIMIT="ever").returncode == 2
+    assert "flock" not in (ROOT / "scripts" / "stop.py").read_text()  # a trainer that starts meanwhile would be refused
 
 
 @pytest.mark.skipif(not shutil.which("lsof"), reason="lsof is not installed; macOS has it")
@@ -534,23 +459,3 @@ def test_stop_finds_a_run_where_the_system_does_not_list_locks(hold, monkeypatch
     assert stop.main(["my runs/a"]) == 0 and run.wait(20) == -signal.SIGTERM and other.poll() is None
     assert "'my runs/a': stopped" in capsys.readouterr().out
     assert stop.main(["my runs/a"]) == 0 and "nothing of yours is running" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "target, given, words",
-    [
-        ("train", {"RECIPE": "my recipes/it's.yaml"}, ["train.py", "--recipe", "my recipes/it's.yaml"]),
-        ("train", {"ACCELERATE_CONFIG": "a b;c.yaml"}, ["--config_file", "a b;c.yaml", "train.py"]),
-        ("train", {"FLAGS": '--max_steps 3 --run_name "a b"'}, ["--max_steps", "3", "--run_name", "a b"]),
-        ("ddp-train", {"RECIPE": "my recipes/$a.yaml"}, ["--recipe", "my recipes/$a.yaml"]),
-        ("ddp-train", {"NGPUS": "3"}, ["--nproc_per_node", "3", "train.py"]),
-    ],
-)
-def test_make_gives_a_value_on_as_one_word_and_flags_as_the_words_of_a_shell(
-    tmp_path, monkeypatch, target, given, words
-):
-    pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
-    command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", target]
-    given = [f"{name}={value}" for name, value in given.items()]
-    shown = shlex.split(subprocess.check_output([*command, *given], text=True))
-    assert any(shown[place:][: len(words)] == words for place in range(len(shown))), shown
