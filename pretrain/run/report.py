@@ -27,7 +27,7 @@ from pretrain.recipe.plan import Plan
 from pretrain.run import curves
 from pretrain.run.clock import Clock
 from pretrain.run.state import RunState
-from pretrain.run.trackers import Trackers, kind_of
+from pretrain.run.trackers import Trackers, place_after
 
 log = logging.getLogger(__name__)
 
@@ -77,15 +77,15 @@ class Report:
         if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines:  # tqdm needs a line to draw on
             self._bar = tqdm(total=self._max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True)
 
-    def _drop_future(self, first_step: int) -> dict[str, int]:
-        # A row at a time: of a million they would be gigabytes. Returns the last step of each kind that there was.
-        odd, number, sent = [], 0, {}
+    def _drop_future(self, first_step: int) -> int:
+        # A row at a time: of a million they would be gigabytes. Returns the place of the last row that there was.
+        odd, number, sent = [], 0, -1
         with files.replacing(self.metrics_path) as temporary, temporary.open("w", encoding="utf-8") as file:
             for number, (line, row) in enumerate(lines_and_rows(self.metrics_path), 1):
                 if row is None:
                     odd.append(number)
                     continue
-                sent[kind_of(row)] = max(row["step"], sent.get(kind_of(row), 0))
+                sent = place_after(sent, row["step"])
                 if _is_past(row, first_step):
                     file.write(line.rstrip("\n") + "\n")
                     self._rows.add(row)

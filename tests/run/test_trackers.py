@@ -4,6 +4,7 @@ Real packages; each process of a run is a fork (of this one, which has imported 
 """
 
 import contextlib
+import functools
 import http.server
 import importlib
 import importlib.util
@@ -101,14 +102,14 @@ def process(body, *, terminal: bool = False, **environment: str) -> Done:
     return Done(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode(), "")
 
 
-def begin(run_dir: Path, *names: str, first=0, rows=(), sent=(), ids=None) -> trackers.Trackers:
+def begin(run_dir: Path, *names: str, first=0, rows=(), had=(), ids=None) -> trackers.Trackers:
     """Begin trackers as the trainer does."""
     project = run_dir.parent.parent.name  # of this test alone
     recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     tracking = {"report_to": [*names], "project_name": project, "tags": ["a", "b"]}
     recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking)
-    last = {trackers.kind_of(row): row["step"] for row in sent}
-    return trackers.Trackers(recipe, first, ids=ids or {}, rows=rows, sent=last)
+    sent = functools.reduce(lambda place, row: trackers.place_after(place, row["step"]), had, -1)
+    return trackers.Trackers(recipe, first, ids=ids or {}, rows=rows, sent=sent)
 
 
 def point(key: str, step: int) -> float:
@@ -121,7 +122,7 @@ def train(run_dir: Path, name: str, first: int, last: int, *, killed: bool = Fal
     sent = read_metrics(path)
     done = [row for row in sent if row["step"] < first + ("train/loss" in row)]
     path.write_text("".join(json.dumps(row) + "\n" for row in done))
-    tracker = begin(run_dir, name, first=first, rows=done, sent=sent, ids=ids)
+    tracker = begin(run_dir, name, first=first, rows=done, had=sent, ids=ids)
     with open(path, "a") as out:
 
         def report(step: int, *keys: str) -> None:
@@ -294,11 +295,10 @@ def test_tensorboard_has_one_curve_and_every_point_on_disk_when_killed(run_dir):
 
 @needs("trackio")
 def test_trackio_has_no_point_twice_and_lacks_only_what_was_killed_unsent(run_dir):
-    said = kill_and_resume(run_dir, "trackio")
+    assert "* " not in kill_and_resume(run_dir, "trackio")
     rows = read_trackio(run_dir)
     assert_only_killed_points_lack(points(rows))
     assert [row["step"] for row in rows if "samples" in row][-3:] == [12, 16, 20]
-    assert said.count("trackio show --project") == 3 and "* " not in said
 
 
 @pytest.mark.slow
@@ -346,7 +346,8 @@ def test_wandb_without_a_login_asks_nothing_on_a_terminal_and_logs_so_once(run_d
 
     done = process(body, terminal=True)
     wandb_dir = run_dir / "wandb"
-    line = "logged: wandb: offline, for no login was found (wandb login). To send the curves later: "
+    line = "logged: wandb: offline, for no login was found (wandb login), or WANDB_MODE asks for it. "
+    line += "To send the curves later: "
     line += f'for part in {wandb_dir}/offline-*; do wandb sync "$part"; done'
     assert (done.returncode, done.stdout.split("\n")) == (0, [line + "\r", ""])
     assert {path.name for path in run_dir.iterdir()} == {"wandb", trackers.IDS}
@@ -354,25 +355,10 @@ def test_wandb_without_a_login_asks_nothing_on_a_terminal_and_logs_so_once(run_d
 
 
 @needs("wandb")
-@pytest.mark.parametrize("listens", [True, False])
-def test_wandb_without_an_answer_goes_offline_in_time(run_dir, monkeypatch, listens):
+def test_wandb_without_an_answer_is_switched_off(run_dir, monkeypatch):
     monkeypatch.setattr(trackers, "INIT_SECONDS", 1)
-
-    def body():
-        began = time.monotonic()
-        tracker = begin(run_dir, "wandb")
-        assert time.monotonic() - began < trackers.INIT_SECONDS + 40  # of the default 90
-        tracker.log(1, {"step": 1, "tokens": 8, "train/loss": 1.0})
-        tracker.close()
-
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        if listens:
-            silent.listen()
-        done = process(body, **logged_in(f"http://127.0.0.1:{silent.getsockname()[1]}"))
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("\n") == 1
-    assert done.stdout.startswith("logged: wandb: offline, for the server cannot be used")
+    done = process(lambda: train(run_dir, "wandb", 0, 4), **logged_in("http://127.0.0.1:9"))
+    assert done.returncode == 0 and done.stdout.count("wandb: switched off: CommError: ") == 1, done.stdout
     assert_no_canary(run_dir, done.stdout)
 
 
@@ -398,13 +384,10 @@ def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_se
 
 
 @needs("wandb")
-@pytest.mark.parametrize(("mode", "lines"), [("disabled", 0), ("offline", 1)])
-def test_wandb_mode_of_the_environment_holds(run_dir, mode, lines):
-    environment = logged_in("http://127.0.0.1:9") | {"WANDB_MODE": mode}
+def test_wandb_disabled_by_the_environment_is_silent(run_dir):
+    environment = logged_in("http://127.0.0.1:9") | {"WANDB_MODE": "disabled"}
     done = process(lambda: train(run_dir, "wandb", 0, 4), **environment)
-    assert done.returncode == 0 and done.stdout.count("logged: ") == lines, done.stdout
-    assert len(list(run_dir.rglob("*.wandb"))) == lines
-    assert_no_canary(run_dir, done.stdout)
+    assert (done.returncode, done.stdout, list(run_dir.rglob("*.wandb"))) == (0, "", [])
 
 
 @needs("tensorboard", "trackio")
@@ -456,7 +439,7 @@ def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_
     (run_dir / "tensorboard").rename(run_dir / "moved")
     (run_dir / "tensorboard").write_text("a file")
     done = process(lambda: begin(run_dir, "tensorboard", "trackio").close())
-    assert done.returncode == 0 and "tensorboard: switched off" in done.stdout and "trackio show" in done.stdout
+    assert done.returncode == 0 and done.stdout.count("switched off") == 1 and "tensorboard: " in done.stdout
 
 
 def test_what_is_not_installed_is_found_before_anything_is_written(monkeypatch):
