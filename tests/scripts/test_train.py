@@ -81,7 +81,7 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
 
 def test_rows_up_to_a_checkpoint_s_step_are_on_disk_before_it_has_its_name(workplace, monkeypatch):
     """Also of the checkpoint that keeps a length that ``max_hours`` has planned. Each is written while training waits."""
-    fsync, rename, save, metrics = os.fsync, os.rename, checkpoint.Saver.save, Path("runs/r/metrics.jsonl")
+    fsync, rename, save, metrics = os.fsync, os.rename, resume.Checkpoints.save, Path("runs/r/metrics.jsonl")
 
     def note(*words):
         with open("order", "a") as order:
@@ -100,7 +100,9 @@ def test_rows_up_to_a_checkpoint_s_step_are_on_disk_before_it_has_its_name(workp
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "rename", noted_rename)
-    monkeypatch.setattr(checkpoint.Saver, "save", lambda self, *what, **how: (save(self, *what, **how), self.finish()))
+    monkeypatch.setattr(
+        resume.Checkpoints, "save", lambda self, *what, **how: (save(self, *what, **how), self.finish())
+    )
     monkeypatch.setattr(TimeBudget, "plan", lambda self, step, *_: (12, 3) if step == 5 else None)
     run("train.py", *TINY, *UNSEEN, "--run_name", "r")
     on_disk, named = [], []
@@ -526,10 +528,10 @@ def test_a_state_whose_values_are_of_other_types_is_refused_by_file_and_field_th
         sign(path)
         with pytest.raises(BadInput) as refused:
             resume.read_state(path)
-        assert f"{path}: its state.json has another {name} than" in str(refused.value), value
+        assert f"{path}: its state.json lacks {name}, or has another type there" in str(refused.value), value
     files.write_json(path / "state.json", {"step": 12})  # another program's
     sign(path)
-    with pytest.raises(BadInput, match=f"{path}: its state.json has no science, data, scaler, threads: it is not"):
+    with pytest.raises(BadInput, match=f"{path}: its state.json lacks threads, science, scaler, data, or"):
         resume.read_state(path)
 
 
