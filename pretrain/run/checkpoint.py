@@ -8,7 +8,7 @@ There is no generator state to save: order and dropout are functions of (seed, s
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import torch
@@ -167,15 +167,20 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
 
     Raises BadInput when there are checkpoints and none verifies: a run must not begin again over them.
     """
+    path, skipped = _newest_sound(list_checkpoints(folder))
+    if path is None and skipped:
+        raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
+    return path, skipped
+
+
+def _newest_sound(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
     skipped = []
-    for path in list_checkpoints(folder):
+    for path in paths:
         fault = find_fault(path)
         if fault is None:
             return path, skipped
         skipped.append(f"{path}: {fault}")
-    if skipped:
-        raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
-    return None, []
+    return None, skipped
 
 
 def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
@@ -189,26 +194,25 @@ def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
     """
     known = (begin / MANIFEST).is_file()
     key, value = ("manifest", files.sha256(begin / MANIFEST)) if known else ("checkpoint", str(begin))
-    skipped, others = [], []
-    for path in list_checkpoints(folder):
+
+    def is_mine(path: Path) -> bool:
         try:
             origin = files.read_json(path / STATE).get("origin")
-        except (OSError, ValueError, AttributeError) as error:
-            skipped.append(f"{path}: {STATE} {_unreadable(error)}")
-            continue
-        if not isinstance(origin, dict) or origin.get(key) != value:
-            others.append(path)
-        elif fault := find_fault(path):
-            skipped.append(f"{path}: {fault}")
-        else:
-            return path, skipped
-    read_state(begin)
-    if others and begin.resolve().parent != folder.resolve():
-        raise BadInput(
-            f"resume_from_checkpoint = {begin}: {others[0]} exists and did not begin from it; give another --run_name, "
-            f"or leave resume_from_checkpoint out to resume from there"
-        )
-    return begin, skipped
+        except (OSError, ValueError, AttributeError):
+            return True  # nobody knows; it is damaged, and will be named
+        return isinstance(origin, dict) and origin.get(key) == value
+
+    there = list_checkpoints(folder)
+    others = [path for path in there if not is_mine(path)]
+    path, skipped = _newest_sound(path for path in there if path not in others)
+    if path is None:
+        read_state(begin)
+        if others and begin.resolve().parent != folder.resolve():
+            raise BadInput(
+                f"resume_from_checkpoint = {begin}: {others[0]} exists and did not begin from it; give another "
+                f"--run_name, or leave resume_from_checkpoint out to resume from there"
+            )
+    return path or begin, skipped
 
 
 def origin_of(path: Path) -> dict[str, str]:

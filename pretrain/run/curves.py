@@ -35,29 +35,29 @@ Published = Mapping[str, Mapping[str, float]]
 class Thinned:
     """A growing run's rows for its picture: every evaluation, and updates at even steps, of which there are never many.
 
-    Attributes:
-        rows: in order; a picture then costs the same, however long the run is.
+    A picture then costs the same, however long the run is.
     """
 
     def __init__(self, rows: Iterable[Mapping] = ()):
-        self.rows: list[Mapping] = []
-        self._seen, self._kept, self._stride = 0, 0, 1
+        self._numbered: list[tuple[int, Mapping]] = []  # updates are counted from 0, and evaluations have a 0
+        self._updates, self._stride = 0, 1
         for row in rows:
             self.add(row)
 
+    @property
+    def rows(self) -> list[Mapping]:
+        """Those that are drawn, in order."""
+        return [row for _, row in self._numbered]
+
     def add(self, row: Mapping) -> None:
         """Take a row that was logged."""
-        if "train/loss" in row:
-            self._seen += 1
-            if (self._seen - 1) % self._stride:
-                return
-            self._kept += 1
-        self.rows.append(row)
-        if self._kept > MOST_UPDATES:
-            updates = [number for number, row in enumerate(self.rows) if "train/loss" in row]
-            dropped = {*updates[1::2]}
-            self.rows = [row for number, row in enumerate(self.rows) if number not in dropped]
-            self._kept, self._stride = len(updates) - len(dropped), 2 * self._stride
+        number = self._updates if "train/loss" in row else 0
+        self._updates += "train/loss" in row
+        if number % self._stride == 0:
+            self._numbered.append((number, row))
+        if self._updates > MOST_UPDATES * self._stride:
+            self._stride *= 2
+            self._numbered = [one for one in self._numbered if one[0] % self._stride == 0]
 
 
 def draw_curves(

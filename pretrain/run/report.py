@@ -32,9 +32,9 @@ from pretrain.run.trackers import Trackers, place_after
 log = logging.getLogger(__name__)
 
 HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
-# What samples.txt says once.
-NOISE = "At step 0 the weights are random, and so is the text.\n\n"
-BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n"
+# What samples.txt begins with; the first where no model was begun from.
+NOISE = "At step 0 the weights are random, and so is the text.\n"
+BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
 RISEN = 1.01  # times the lowest validation loss: more than noise
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
@@ -63,8 +63,7 @@ class Report:
         sent = self._drop_future(state.step)
         kept = _samples_before(self._samples_path, state.step)
         files.write_text(self._samples_path, kept)
-        notes = [BYTES] if recipe.model.init_from else [NOISE, BYTES]
-        self._notes = [note for note in notes if note not in kept]
+        self._notes = "" if kept else BYTES if recipe.model.init_from else NOISE + BYTES
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
         past = (row for _, row in lines_and_rows(self.metrics_path) if row is not None)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
@@ -153,13 +152,10 @@ class Report:
             return
         texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
         for prompt, text in texts:
-            due = [note for note in self._notes if note is NOISE or CUT in text]
-            self._notes = [note for note in self._notes if note not in due]
-            _append(self._samples, f"{''.join(due)}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            _append(self._samples, f"{self._notes}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            self._notes = ""
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
-                if CUT in text:
-                    log.info(BYTES.rstrip())
         self._trackers.log(step, {"samples": texts})
 
     def draw(self, at_least: float = 0.0) -> None:
