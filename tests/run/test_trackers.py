@@ -14,7 +14,6 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -316,24 +315,22 @@ def test_wandb_offline_has_no_point_twice_after_the_sync_that_it_names(run_dir, 
 
 
 @needs("wandb")
-def test_wandb_online_is_one_curve_also_on_another_machine(run_dir, wandb_server):
-    kill_and_resume(run_dir, "wandb", **logged_in(wandb_server.url))
+def test_wandb_online_is_one_curve_also_after_offline_and_kills_and_on_another_machine(run_dir, wandb_server):
+    online = logged_in(wandb_server.url)
+    process(lambda: train(run_dir, "wandb", 0, 10))
+    killed = process(lambda: train(run_dir, "wandb", 8, 14, killed=True), **online)
+    done = process(lambda: train(run_dir, "wandb", 8, 20), **online)
+    assert killed.returncode == -signal.SIGKILL and done.returncode == 0, killed.stdout + done.stdout
     assert points(wandb_server.history) == expected(20)
-    assert [row["step"] for row in wandb_server.history if "samples" in row] == [8, 12, 16, 20]
+    assert [row["step"] for row in wandb_server.history if "samples" in row][-3:] == [12, 16, 20]
+    assert [path.parent.name[:8] for path in run_dir.rglob("*.wandb.synced")] == ["offline-"]  # nothing is left to sync
     elsewhere, ids = run_dir.parent.parent / "elsewhere" / "tiny", ids_of(run_dir)
     elsewhere.mkdir(parents=True)
-    process(lambda: train(elsewhere, "wandb", 16, 24, ids=ids), **logged_in(wandb_server.url))
-    assert ids_of(elsewhere) == ids
+    process(lambda: train(elsewhere, "wandb", 16, 24, ids=ids), **online)
+    assert ids_of(elsewhere)["wandb"] == ids["wandb"]
     assert points(wandb_server.history) == expected(24)
     assert "learning_rate" in wandb_server.config and "args" not in wandb_server.config
-
-
-@needs("wandb")
-def test_wandb_online_again_sends_what_was_offline_and_leaves_nothing_to_sync(run_dir, wandb_server):
-    process(lambda: train(run_dir, "wandb", 0, 10))
-    process(lambda: train(run_dir, "wandb", 8, 14), **logged_in(wandb_server.url))
-    assert points(wandb_server.history) == expected(14)
-    assert [path.parent.name[:8] for path in run_dir.rglob("*.wandb.synced")] == ["offline-"]
+    assert_no_canary(run_dir, killed.stdout + done.stdout)
 
 
 @needs("wandb")
@@ -390,22 +387,6 @@ def test_wandb_disabled_by_the_environment_is_silent(run_dir):
     assert (done.returncode, done.stdout, list(run_dir.rglob("*.wandb"))) == (0, "", [])
 
 
-@needs("tensorboard", "trackio")
-def test_local_trackers_open_no_connection(run_dir):
-    def body():
-        def connect(*args):
-            print("connects to", args)
-
-        socket.socket.connect = socket.socket.connect_ex = connect
-        for name in ("tensorboard", "trackio"):
-            train(run_dir, name, 0, 4)
-
-    done = process(body, HF_TOKEN=TOKEN)
-    assert done.returncode == 0 and "connects" not in done.stdout, done.stdout
-    assert_no_canary(run_dir, done.stdout)
-    assert_no_canary(Path(os.environ["TRACKIO_DIR"]))
-
-
 @needs("trackio")
 def test_trackio_that_hangs_as_it_begins_is_switched_off(run_dir, monkeypatch):
     import trackio
@@ -418,7 +399,7 @@ def test_trackio_that_hangs_as_it_begins_is_switched_off(run_dir, monkeypatch):
 
 
 @needs("tensorboard", "trackio")
-def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_go_on(run_dir):
+def test_a_tracker_that_fails_is_switched_off_once_and_the_others_go_on(run_dir):
     def body():
         both = begin(run_dir, "tensorboard", "trackio")
 
@@ -436,10 +417,6 @@ def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_
     said = "tensorboard: switched off: RuntimeError: no room for (HF_TOKEN) and more. The run continues"
     assert done.stdout.count(said) == 1
     assert [row["train/loss"] for row in read_trackio(run_dir) if "train/loss" in row] == [1.0, 2.0]
-    (run_dir / "tensorboard").rename(run_dir / "moved")
-    (run_dir / "tensorboard").write_text("a file")
-    done = process(lambda: begin(run_dir, "tensorboard", "trackio").close())
-    assert done.returncode == 0 and done.stdout.count("switched off") == 1 and "tensorboard: " in done.stdout
 
 
 def test_what_is_not_installed_is_found_before_anything_is_written(monkeypatch):
