@@ -186,21 +186,19 @@ def _newest_sound(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
 def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
     """Return the newest sound checkpoint in ``folder`` of the run that began at ``begin``, or ``begin`` where none is.
 
-    A run knows where it began by the manifest there, or, where that is gone (rotated away, say), by the path as it was
-    given. ``begin`` may lie in ``folder`` itself: then the run goes back, and what came after it before is passed over.
+    A run knows where it began by the path as it was given. ``begin`` may lie in ``folder`` itself: then the run goes
+    back, and what came after it before is passed over.
 
     Returns also a line for each newer one of that run that is damaged. Raises BadInput where ``begin`` is needed and
     does not verify, or lies elsewhere and ``folder`` holds another run's checkpoints.
     """
-    known = (begin / MANIFEST).is_file()
-    key, value = ("manifest", files.sha256(begin / MANIFEST)) if known else ("checkpoint", str(begin))
 
     def is_mine(path: Path) -> bool:
         try:
             origin = files.read_json(path / STATE).get("origin")
         except (OSError, ValueError, AttributeError):
             return True  # nobody knows; it is damaged, and will be named
-        return isinstance(origin, dict) and origin.get(key) == value
+        return isinstance(origin, dict) and origin.get("checkpoint") == str(begin)
 
     there = list_checkpoints(folder)
     others = [path for path in there if not is_mine(path)]
@@ -213,11 +211,6 @@ def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
                 f"--run_name, or leave resume_from_checkpoint out to resume from there"
             )
     return path or begin, skipped
-
-
-def origin_of(path: Path) -> dict[str, str]:
-    """Return the marks by which a run knows the checkpoint that it began at."""
-    return {"checkpoint": str(path), "manifest": files.sha256(path / MANIFEST)}
 
 
 def read_state(path: Path) -> dict:

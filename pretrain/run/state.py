@@ -42,7 +42,7 @@ class RunState:
         tasks: the commit of each task's data set that the run is scored on.
         evaluations, evaluated_step: how many validations there were, and at which step the last one.
         best_loss, best_step, since_best: the lowest validation loss, its step, and how many have followed.
-        origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path, its manifest's hash.
+        origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path.
     """
 
     max_steps: int
