@@ -117,11 +117,8 @@ def picture(path: Path, heights: list[float], x: str | Sequence[str]) -> Iterato
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, sum(heights) + 0.6), layout="constrained")
-        shared = isinstance(x, str)
-        found = list(figure.subplots(len(heights), 1, sharex=shared, squeeze=False, height_ratios=heights)[:, 0])
-        for number, axes in enumerate([] if shared else found):
-            if x[number] in x[:number]:  # panels over the same thing have the same ends
-                axes.sharex(found[x.index(x[number])])
+        shared, many = isinstance(x, str), len(heights)
+        found = list(figure.subplots(many, 1, sharex=shared, squeeze=False, height_ratios=heights)[:, 0])
         yield found
         for axes, name in [(found[-1], x)] if isinstance(x, str) else zip(found, x, strict=True):
             axes.set_xlabel(AXES[name])
