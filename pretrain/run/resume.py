@@ -22,11 +22,9 @@ from pretrain.optim.optimizers import OPTIMIZERS
 from pretrain.optim.schedule import decay_begins, learning_rate
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
-from pretrain.run.state import KINDS, RunState
+from pretrain.run.state import RunState, odd_values
 
 log = logging.getLogger(__name__)
-
-STATED = ("step", "science", "data", "scaler", "threads")  # each state.json has them
 
 
 def begins_at(saving: keys.Saving) -> Path | None:
@@ -65,8 +63,7 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
 def read_state(path: Path) -> dict:
     """Return the state of a run's checkpoint, without tensors. Raises BadInput where it is not one of ours."""
     saved = checkpoint.read_state(path)
-    needed = {name: types for name, types in KINDS.items() if name in saved or name in STATED}
-    if odd := [name for name, types in needed.items() if type(saved.get(name, ...)) not in types]:
+    if odd := odd_values(saved):
         raise BadInput(
             f"{path}: its state.json lacks {', '.join(odd)}, or has another type there than train.py writes: it was "
             f"edited, or is another program's; move {path} away to resume from the checkpoint before it"

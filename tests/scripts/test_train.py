@@ -474,7 +474,7 @@ def test_a_state_whose_values_are_of_other_types_is_refused_by_file_and_field_th
     path = Path("runs/whole/checkpoints/step-00000012")
     state = files.read_json(path / "state.json")
     odd = dict.fromkeys(set(state) - {"step", "dropout_by", "tokens", "versions"}, "text")  # nothing reads the last
-    for name, value in (odd | {"dropout_by": 1, "threads": True, "science": None, "data": {}}).items():
+    for name, value in (odd | {"dropout_by": 1, "science": None, "data": {}}).items():
         files.write_json(path / "state.json", state | {name: value})
         sign(path)
         with pytest.raises(BadInput) as refused:
