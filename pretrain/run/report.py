@@ -36,7 +36,6 @@ HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
 NOISE = "At step 0 the weights are random, and so is the text.\n"
 BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
-RISEN = 1.01  # times the lowest validation loss: more than noise
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
 EXPECT_SECONDS = 5  # of updates after the first, before the time that is expected is logged
@@ -116,12 +115,8 @@ class Report:
         if result is not None:
             self._evaluated(step, task.name, result, describe_scores(task, result))
 
-    def baselines(self, step: int, found: dict[str, float], best: float | None) -> None:
-        """Report what needs no training, on the same text; nothing where nothing was found.
-
-        Args:
-            best: the lowest validation loss of the run.
-        """
+    def baselines(self, step: int, found: dict[str, float]) -> None:
+        """Report what needs no training, on the same text; nothing where nothing was found."""
         if found:
             self.log(step, {f"baseline/{name}": value for name, value in found.items()})
             words = f"without training: a bigram model {found['bigram']:.4f} nats per token"
@@ -129,10 +124,10 @@ class Report:
                 words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
             log.info(words)
             if self._loss > found["bigram"]:
-                advice = "try more --max_steps, with another --run_name"
-                if best is not None and self._loss > RISEN * best:
-                    advice = f"its validation loss has risen from {best:.4f}: give more text, or fewer --max_steps"
-                log.info(f"this run has not learned more than a bigram model: {advice}")
+                log.info(
+                    "this run has not learned more than a bigram model: try more --max_steps, with another --run_name; "
+                    "where its validation loss has risen, more text, or fewer --max_steps"
+                )
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
