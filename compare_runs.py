@@ -67,8 +67,6 @@ def main(argv: list[str] | None = None) -> int:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
     if any(len(column.runs) > 1 for column in columns):
         print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
-        if any(len(column.runs) == 2 for column in columns):
-            print("two seeds give a wide interval; a third makes it about half as wide")
         if not even(columns):
             print(
                 "runs of one column have read different numbers of tokens: their mean is of no one length; no * is given"
@@ -241,23 +239,20 @@ def draw(columns: Sequence[Column], path: Path, reference: references.Reference 
             found[0].set_title(f"mean of {most} runs, band: one standard deviation")
         for axes, (name, x) in zip(found, panels, strict=True):
             axes.spines.right.set_visible(False)
-            lines = [drawn(axes, column, number, name, x) for number, column in enumerate(columns)]
-            shown = [line for line in lines if line is not None]
-            words = LOSSES.get(name)
+            lines = [line for number, column in enumerate(columns) if (line := drawn(axes, column, number, name, x))]
             if reference and (name, x) == ("eval/loss", "tokens"):
-                places, values = reference.until(max(float(places[-1]) for places, *_ in shown))
+                places, values = reference.until(max(float(places[-1]) for places, _ in lines))
                 axes.plot(places, values, ":", color=curves.BLACK, label=reference.words)
-                axes.legend(loc="upper right")
-            if words:
-                axes.set(ylabel=words, ylim=curves.view([line[:2] for line in shown]))
+            if name in LOSSES:
+                axes.set(ylabel=LOSSES[name], ylim=curves.view(lines))
             else:
                 axes.set_ylabel(f"{tasks[name].label} {name.partition('/')[2]}")
-                curves.level(axes, tasks[name].chance, "chance", curves.BLACK, 0.01)
-            curves.name_ends(axes, [(places[-1], values[-1], label, color) for places, values, label, color in shown])
+                axes.axhline(tasks[name].chance, color=curves.BLACK, linestyle="--", linewidth=1, label="chance")
+            axes.legend(loc="upper right" if name in LOSSES else "upper left", fontsize=8, ncols=1 + len(columns) // 9)
 
 
 def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:
-    """Draw one column's metric; return its line, label and color, or None where it has none."""
+    """Draw one column's metric; return its line, or None where it has none."""
     import numpy as np  # here, for it takes time, and a wrong flag is answered at once
 
     series = [curves.series(run, name, x) for run in column.runs]
@@ -272,10 +267,11 @@ def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:
     color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
     mean, spread = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None
     marker = {} if values.shape[1] > 20 else {"marker": "o", "markersize": 3}
-    axes.plot(places.mean(0), mean, dashes, color=color, linewidth=1.2, gid="run", **marker)
+    label = f"{mean[-1]:.3f} {column.label}"  # in this order: a label that begins with _ is not shown
+    axes.plot(places.mean(0), mean, dashes, color=color, linewidth=1.2, gid="run", label=label, **marker)
     if spread is not None:
         axes.fill_between(places.mean(0), mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
-    return places.mean(0), mean, column.label, color
+    return places.mean(0), mean
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def train(
         """Return the mean; every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
-    with checkpoints.saver:  # waits, on exit, for the checkpoint that is being written
+    with checkpoints:  # waits, on exit, for the checkpoint that is being written
         data_failure = None
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
@@ -171,7 +171,7 @@ def train(
             set_lr(optimizer, lr)
 
             loss = torch.zeros((), device=device)  # nats per token, mean over this process's share of the step
-            with save_when_out_of_memory(recipe, plan, device, lambda: checkpoints.save_alone(state, first_step)):
+            with save_when_out_of_memory(recipe, plan, device, lambda: checkpoints.save_alone(state)):
                 for micro_step in range(plan.gradient_accumulation_steps):
                     if (stopping := stop.agreed()) or data_failure:
                         break  # the partial step is discarded: a resumed run repeats it bit for bit
@@ -196,14 +196,13 @@ def train(
             )
             clock.count(recipe.batch.tokens_per_step)
             state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
-            checkpoints.saver.prepare(run.model, optimizer)
             profile.step()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
-                checkpoints.saver.finish()
+                checkpoints.finish()
                 raise ends.diverged(recipe, state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
@@ -223,7 +222,7 @@ def train(
             log.info(f"stopped by {stop.signal.name} after {step} steps; the same command resumes from there")
         else:
             ends.complete(run, recipe, corpus, accelerator, stop)
-        checkpoints.saver.finish()
+        checkpoints.finish()
         corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
     return ends.close(run, accelerator, stop, stopped=stopping)
 

@@ -14,7 +14,7 @@ import train
 from pretrain.base import files
 from pretrain.data import corpus, windows
 from pretrain.optim import update
-from pretrain.run import checkpoint
+from pretrain.run import checkpoint, resume
 
 
 def die() -> None:
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 def kill_in_update(number: int) -> None:
     """Arrange for death in the ``number``-th update; which checkpoint is the newest then is not left to chance."""
     savers, updates = [], []
-    after(checkpoint.Saver, "__init__", lambda args: savers.append(args[0]))
+    after(resume.Checkpoints, "__init__", lambda args: savers.append(args[0]))
 
     def at(args) -> None:
         updates.append(1)

@@ -4,18 +4,13 @@ A checkpoint is a folder ``step-00001000``: ``model.safetensors`` and ``optimize
 names (so one process, DDP, ZeRO-1 and FSDP2 read each other's), ``state.json``, and ``manifest.json`` with every
 file's size and SHA-256, written last. It is made under another name and renamed when all of it is on disk. No pickle.
 There is no generator state to save: order and dropout are functions of (seed, step, micro-batch).
-
-``Saver`` does all of this beside training, which stands still only while the tensors are copied.
 """
 
 import contextlib
 import logging
-import os
-from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
@@ -37,120 +32,31 @@ from pretrain.base.layout import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STE
 log = logging.getLogger(__name__)
 
 
-class Saver:
-    """Saves checkpoints into ``folder`` while training continues, one at a time.
-
-    Leaving its block waits for the one that is being written. A save that fails (a full disk) is logged, and leaves the
-    older checkpoints untouched and nothing half-made.
+def write(
+    folder: Path,
+    tensors: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
+    state: dict,
+    keep: int = 0,
+    keep_steps: Collection[int | None] = (),
+) -> Path:
+    """Write ``folder/step-XXXXXXXX``; older checkpoints go only after it was read back and verified.
 
     Args:
-        is_main: of all processes, which call together, the main one writes.
-        keep: checkpoints to leave (0 = all); older ones go only after the new one was read back and verified.
-        saved: called with each checkpoint once it is on disk, beside training; must not raise.
-        first_step: the step that this process begins at.
+        tensors: weights and moments by name, on the CPU.
+        state: what else a resumed run needs, JSON; its ``step`` gives the name.
+        keep: checkpoints to leave (0 = all), beside those of ``keep_steps``.
+
+    Raises OSError or SafetensorError where it cannot be written; then nothing is changed.
     """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        is_main: bool,
-        keep: int,
-        saved: Callable[[Path], None] = lambda path: None,
-        first_step: int | None = None,
-    ):
-        self.folder, self.is_main, self.keep, self.saved = folder, is_main, keep, saved
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._preparing: Future | None = None
-        self._writing: tuple[int, Future] | None = None
-        # The last step that this process saved or resumed from; others' are of a run that went back.
-        self._saved = first_step
-        self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
-
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Make the copies' memory ready beside training, which takes longer than the copying; called after each update.
-
-        It does so once. Does nothing where gathering what is sharded would be an exchange.
-        """
-        gathers = self._preparing is None and not _is_zero(optimizer) and not _is_sharded(model)
-        if self.is_main and gathers and optimizer.state:  # before an update there are no moments to make room for
-            weights, moments = _gather(model, optimizer, alone=True)
-            self._preparing = self._writer.submit(lambda: (self._room(MODEL, weights), self._room(OPTIMIZER, moments)))
-
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        state: dict,
-        *,
-        alone: bool = False,
-        keep_steps: Collection[int | None] = (),
-    ) -> None:
-        """Copy the state after ``step`` updates and begin to write it as ``folder/step-XXXXXXXX``.
-
-        Args:
-            model: the bare Transformers model, not a wrapper of it.
-            state: what else a resumed run needs, JSON.
-            alone: this process saves and no other calls; possible where no tensor is sharded.
-            keep_steps: of checkpoints that stay, however old.
-        """
-        self.finish()
-        if self._preparing is not None:
-            self._preparing.result()
-        weights, moments = _gather(model, optimizer, alone)
-        again = step == self._saved and find_fault(self.folder / step_name(step)) is None
-        if not (self.is_main or alone) or again:
-            return
-        self._saved = step
-        weights, moments = self._copy(MODEL, weights), self._copy(OPTIMIZER, moments)
-        write = lambda: self.saved(_write(self.folder, step, weights, moments, state, self.keep, keep_steps))  # noqa: E731
-        self._writing = step, self._writer.submit(write)
-
-    def finish(self) -> None:
-        """Wait until what was begun is on disk."""
-        if self._writing is None:
-            return
-        (step, future), self._writing = self._writing, None
-        try:
-            future.result()
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
-            log.error(f"no checkpoint at step {step} in {self.folder}: {reason}. Free some space; the run continues")
-
-    def __enter__(self) -> "Saver":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.finish()
-        self._writer.shutdown()
-
-    def _copy(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        room = self._room(file, tensors)
-        return {name: room[name].copy_(tensor) for name, tensor in tensors.items()}
-
-    def _room(self, file: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        for name, tensor in tensors.items():
-            if (file, name) not in self._copies:
-                # Filled, so that the memory is there. By NumPy: PyTorch would start OpenMP threads of this thread's own,
-                # and with more of them than cores libgomp lets training's fall asleep between two operations.
-                filled = np.full(tensor.numel() * tensor.element_size(), 0, dtype=np.uint8)
-                self._copies[file, name] = torch.from_numpy(filled).view(tensor.dtype).view(tensor.shape)
-        return {name: self._copies[file, name] for name in tensors}
-
-
-def _write(
-    folder: Path, step: int, weights: dict, moments: dict, state: dict, keep: int, keep_steps: Collection[int | None]
-) -> Path:
-    path = folder / step_name(step)
+    path = folder / step_name(state["step"])
     if not path.exists():
         path.unlink(missing_ok=True)  # a link that leads nowhere
     with files.making(path, replace=True) as temporary:  # a damaged one, which the run did not resume from, makes way
-        _write_tensors(weights, temporary / MODEL)
-        _write_tensors(moments, temporary / OPTIMIZER)
-        files.write_json(temporary / STATE, {"step": step, **state})
+        for name, named in zip((MODEL, OPTIMIZER), tensors, strict=True):
+            _write_tensors(named, temporary / name)
+        files.write_json(temporary / STATE, state)
         rows = {name: files.row_of(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
-        files.write_json(temporary / MANIFEST, {"step": step, "files": rows})
+        files.write_json(temporary / MANIFEST, {"step": state["step"], "files": rows})
         with contextlib.suppress(OSError):  # a checkpoint is worth more than rows that a disk refuses
             files.fsync(folder.parent / METRICS)  # a power cut leaves no step without the rows before it
     if fault := find_fault(path):
@@ -166,10 +72,15 @@ def _write(
     return path
 
 
-def _gather(
-    model: nn.Module, optimizer: torch.optim.Optimizer, alone: bool
+def gather(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, alone: bool = False
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return weights and moments by name: the tensors themselves, or copies of what is sharded, on the main process."""
+    """Return weights and moments by name: the tensors themselves, or copies of what is sharded, on the main process.
+
+    Args:
+        model: the bare Transformers model, not a wrapper of it.
+        alone: no other process calls it; possible where no tensor is sharded.
+    """
     sharded, tied = _is_sharded(model), _tied(model)
     options = StateDictOptions(full_state_dict=sharded and not alone, cpu_offload=sharded)
     weights = get_model_state_dict(model, options=options)
@@ -230,22 +141,18 @@ def find_fault(path: Path) -> str | None:
     """Return the fault of a checkpoint, file first, or None when every byte is as it was written and can be read."""
     name = MANIFEST
     try:
-        if not path.is_dir():
-            return f"is {'not a folder' if os.path.lexists(path) else 'missing'}"
         manifest = files.read_json(path / MANIFEST)
-        rows = {name: {"size": row["size"], "sha256": row["sha256"]} for name, row in manifest["files"].items()}
+        rows = {
+            one: {key: manifest["files"][one][key] for key in ("size", "sha256")} for one in (MODEL, OPTIMIZER, STATE)
+        }
         step = manifest["step"]
         if type(step) is not int or path.name != step_name(step):
             return f"{MANIFEST} is of step {step!r:.40}"
-        for name in (MODEL, OPTIMIZER, STATE):
-            if name not in rows:
-                return f"{MANIFEST} does not name {name}"
-            if fault := files.fault_of(path / name, rows[name]):
+        for name, row in rows.items():
+            if fault := files.fault_of(path / name, row):
                 return f"{name} {fault}"
         if (told := files.read_json(path / STATE)["step"]) != step:
             return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
-    except FileNotFoundError:
-        return f"{name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{name} {_unreadable(error)}"
     return None
@@ -260,63 +167,56 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
 
     Raises BadInput when there are checkpoints and none verifies: a run must not begin again over them.
     """
+    path, skipped = _newest_sound(list_checkpoints(folder))
+    if path is None and skipped:
+        raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
+    return path, skipped
+
+
+def _newest_sound(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
     skipped = []
-    for path in list_checkpoints(folder):
+    for path in paths:
         fault = find_fault(path)
         if fault is None:
             return path, skipped
         skipped.append(f"{path}: {fault}")
-    if skipped:
-        raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
-    return None, []
+    return None, skipped
 
 
 def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
     """Return the newest sound checkpoint in ``folder`` of the run that began at ``begin``, or ``begin`` where none is.
 
-    A run knows where it began by the manifest there, or, where that is gone (rotated away, say), by the path as it was
-    given. ``begin`` may lie in ``folder`` itself: then the run goes back, and what came after it before is passed over.
+    A run knows where it began by the path as it was given. ``begin`` may lie in ``folder`` itself: then the run goes
+    back, and what came after it before is passed over.
 
     Returns also a line for each newer one of that run that is damaged. Raises BadInput where ``begin`` is needed and
     does not verify, or lies elsewhere and ``folder`` holds another run's checkpoints.
     """
-    known = (begin / MANIFEST).is_file()
-    key, value = ("manifest", files.sha256(begin / MANIFEST)) if known else ("checkpoint", str(begin))
-    skipped, others = [], []
-    for path in list_checkpoints(folder):
+
+    def is_mine(path: Path) -> bool:
         try:
             origin = files.read_json(path / STATE).get("origin")
-        except (OSError, ValueError, AttributeError) as error:
-            skipped.append(f"{path}: {STATE} {_unreadable(error)}")
-            continue
-        if not isinstance(origin, dict) or origin.get(key) != value:
-            others.append(path)
-        elif fault := find_fault(path):
-            skipped.append(f"{path}: {fault}")
-        else:
-            return path, skipped
-    read_state(begin)
-    if others and begin.resolve().parent != folder.resolve():
-        raise BadInput(
-            f"resume_from_checkpoint = {begin}: {others[0]} exists and did not begin from it; give another --run_name, "
-            f"or leave resume_from_checkpoint out to resume from there"
-        )
-    return begin, skipped
+        except (OSError, ValueError, AttributeError):
+            return True  # nobody knows; it is damaged, and will be named
+        return isinstance(origin, dict) and origin.get("checkpoint") == str(begin)
 
-
-def origin_of(path: Path) -> dict[str, str]:
-    """Return the marks by which a run knows the checkpoint that it began at."""
-    return {"checkpoint": str(path), "manifest": files.sha256(path / MANIFEST)}
+    there = list_checkpoints(folder)
+    others = [path for path in there if not is_mine(path)]
+    path, skipped = _newest_sound(path for path in there if path not in others)
+    if path is None:
+        read_state(begin)
+        if others and begin.resolve().parent != folder.resolve():
+            raise BadInput(
+                f"resume_from_checkpoint = {begin}: {others[0]} exists and did not begin from it; give another "
+                f"--run_name, or leave resume_from_checkpoint out to resume from there"
+            )
+    return path or begin, skipped
 
 
 def read_state(path: Path) -> dict:
     """Return a verified checkpoint's ``state.json``. Raises BadInput when the checkpoint does not verify."""
-    if not path.is_dir():
-        raise BadInput(
-            f"resume_from_checkpoint = {path}: no such checkpoint; give auto, none or a step-XXXXXXXX folder"
-        )
     if fault := find_fault(path):
-        raise BadInput(f"resume_from_checkpoint = {path}: {fault}")
+        raise BadInput(f"resume_from_checkpoint = {path}: {fault}; give auto, none or a sound step-XXXXXXXX folder")
     return files.read_json(path / STATE)
 
 

@@ -97,9 +97,8 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
             write_record(temporary, asked, text, before, after)
     except OSError as error:
         raise BadInput(f"--out {asked.out}: cannot be written: {error}") from None
-    if not text:
-        measured = f"nothing was measured: {why_not}. Give --text FILE to see the loss before and after"
-    else:
+    measured = f"nothing was measured: {why_not}. Give --text FILE to see the loss before and after"
+    if text:
         measured = f"measured on {text.tokens:,} tokens of {text.name}"
         measured += ", half precision computed as fp32, for this is a CPU" if slow else ""
     return f"{asked.model} -> {asked.out}\n\n{table(asked, before, after)}\n\n{measured}"
@@ -119,14 +118,14 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
         raise BadInput(f"--out {asked.out}: is the model that is to be exported; give another folder")
     try:
         written = files.read_json(out / RECORD)["files"]
-        there = {path for path in out.iterdir() if path.name != RECORD}
-        same = {p for p in there if p.is_file() and not p.is_symlink() and written.get(p.name) == files.sha256(p)}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"--out {asked.out}: {RECORD} cannot be read ({error}); give another folder") from None
-    if changed := sorted(path.name for path in there - same):
+        there = [path for path in sorted(out.iterdir()) if path.name != RECORD]
+        changed = [p.name for p in there if p.is_symlink() or files.sha256(p) != written.get(p.name)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # a folder, say, or no record of ours
+        changed = [str(error)]
+    if changed:
         raise BadInput(
-            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export, and would be lost; "
-            f"move it away, or give another folder"
+            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export, and would be lost; move it "
+            f"away, or give another folder"
         )
 
 

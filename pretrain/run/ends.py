@@ -44,7 +44,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
         if any(stop.any_of(fault is not None)):
             raise TrainingStopped(fault or "model/ could not be written")
         if is_main and recipe.evaluation.eval_steps:
-            run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens), run.state.best_loss)
+            run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
     if recipe.saving.load_best_model_at_end and step == run.state.best_step:
         log.info(f"model/ has the weights of step {step}: {best_of(run.state)}")
     run.report.draw()

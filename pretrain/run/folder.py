@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pretrain.base import console, files
-from pretrain.base.errors import BadInput, machine_fault
+from pretrain.base.errors import BadInput
 from pretrain.base.layout import LOG, PARTIAL, STEP, clear_partial
 from pretrain.model import export
 from pretrain.recipe import keys, reading
@@ -68,12 +68,7 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         yield
         return
     run_dir = recipe.saving.run_dir
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except (FileNotFoundError, FileExistsError) as error:  # the working folder was deleted, or this is /proc
-        raise BadInput(
-            f"output_dir = {run_dir}: cannot be made ({error.strerror}); give another --output_dir"
-        ) from None
+    run_dir.mkdir(parents=True, exist_ok=True)
     busy = f"output_dir = {run_dir}: process {{pid}} is training there; stop it, or give another --run_name"
     with files.locked(run_dir / LOCK, busy):
         clear_partial(run_dir)
@@ -101,8 +96,6 @@ def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedToke
     try:
         export.write(model, run_dir / MODEL_FOLDER, tokenizer)
     except OSError as error:
-        if machine_fault(error) is None:
-            raise
         done = f"all steps are done, and the same command writes {MODEL_FOLDER}/ once that is corrected"
         return f"{error.filename}: {error.strerror}: {done}"
     return None
@@ -110,8 +103,7 @@ def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedToke
 
 def describe(run_dir: Path) -> Iterator[str]:
     """Yield what a finished run has left, a line a file."""
-    names = {f"{run_dir / name}{'' if '.' in name else '/'}": what for name, what in CONTENTS.items()}
-    for name, what in names.items():
-        path = Path(name)
+    for name, what in CONTENTS.items():
+        path = run_dir / name
         if path.is_dir() or (path.is_file() and path.stat().st_size):  # there may be no samples
-            yield f"{name:{max(32, *map(len, names))}} {what.format(run_dir)}"
+            yield f"{f'{path}/' if path.is_dir() else path!s:32} {what.format(run_dir)}"

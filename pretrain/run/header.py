@@ -38,7 +38,7 @@ def header(
         f"{counted(plan.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} x "
         f"{counted(plan.per_device_train_batch_size, 'sequence', 'sequences')} x {recipe.model.sequence_length} tokens"
     )
-    yield f"device   {facts.hardware}, {', '.join(_options(recipe, facts, accelerator))}"
+    yield f"device   {facts.hardware}, {_options(recipe, facts, accelerator)}"
     if accelerator.device.type == "cuda":
         kernel = kernel_taken(
             recipe.model,
@@ -57,10 +57,8 @@ def header(
         cut += f"; {test.left_out} with a longer ending are left out" if test.left_out else ""
         where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
         yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
-    yield (
-        f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all; expected time follows the first "
-        f"steps"
-    )
+    sums = f"{flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all"
+    yield f"compute  {sums}; expected time follows the first steps"
 
 
 def _model(model: keys.Model, facts: Facts, data: keys.Data) -> str:
@@ -75,17 +73,16 @@ def _model(model: keys.Model, facts: Facts, data: keys.Data) -> str:
     )
 
 
-def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> Iterator[str]:
-    yield f"precision {facts.precision}"
-    if torch.get_float32_matmul_precision() == "high":
-        yield "TF32"
-    if recipe.machine.deterministic:
-        yield "deterministic"
-    mode = recipe.machine.compile_mode
-    yield f"compile {compiler_of(accelerator)}{f' ({mode})' if mode != 'default' else ''}"
-    if recipe.model.gradient_checkpointing != "none":
-        yield f"{recipe.model.gradient_checkpointing} gradient checkpointing"
-    if accelerator.is_fsdp2:
-        yield "FSDP2"
-    elif recipe.optimizer.shard_optimizer and accelerator.num_processes > 1:
-        yield "ZeRO-1"
+def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> str:
+    mode, layers = recipe.machine.compile_mode, recipe.model.gradient_checkpointing
+    zero1 = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
+    options = {
+        f"precision {facts.precision}": True,
+        "TF32": torch.get_float32_matmul_precision() == "high",
+        "deterministic": recipe.machine.deterministic,
+        f"compile {compiler_of(accelerator)}{f' ({mode})' if mode != 'default' else ''}": True,
+        f"{layers} gradient checkpointing": layers != "none",
+        "FSDP2": accelerator.is_fsdp2,
+        "ZeRO-1": zero1,
+    }
+    return ", ".join(option for option, holds in options.items() if holds)

@@ -27,16 +27,15 @@ from pretrain.recipe.plan import Plan
 from pretrain.run import curves
 from pretrain.run.clock import Clock
 from pretrain.run.state import RunState
-from pretrain.run.trackers import Trackers, kind_of
+from pretrain.run.trackers import Trackers, place_after
 
 log = logging.getLogger(__name__)
 
 HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
-# What samples.txt says once.
-NOISE = "At step 0 the weights are random, and so is the text.\n\n"
-BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n"
+# What samples.txt begins with; the first where no model was begun from.
+NOISE = "At step 0 the weights are random, and so is the text.\n"
+BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
-RISEN = 1.01  # times the lowest validation loss: more than noise
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
 EXPECT_SECONDS = 5  # of updates after the first, before the time that is expected is logged
@@ -63,8 +62,7 @@ class Report:
         sent = self._drop_future(state.step)
         kept = _samples_before(self._samples_path, state.step)
         files.write_text(self._samples_path, kept)
-        notes = [BYTES] if recipe.model.init_from else [NOISE, BYTES]
-        self._notes = [note for note in notes if note not in kept]
+        self._notes = "" if kept else BYTES if recipe.model.init_from else NOISE + BYTES
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
         past = (row for _, row in lines_and_rows(self.metrics_path) if row is not None)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
@@ -77,15 +75,15 @@ class Report:
         if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines:  # tqdm needs a line to draw on
             self._bar = tqdm(total=self._max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True)
 
-    def _drop_future(self, first_step: int) -> dict[str, int]:
-        # A row at a time: of a million they would be gigabytes. Returns the last step of each kind that there was.
-        odd, number, sent = [], 0, {}
+    def _drop_future(self, first_step: int) -> int:
+        # A row at a time: of a million they would be gigabytes. Returns the place of the last row that there was.
+        odd, number, sent = [], 0, -1
         with files.replacing(self.metrics_path) as temporary, temporary.open("w", encoding="utf-8") as file:
             for number, (line, row) in enumerate(lines_and_rows(self.metrics_path), 1):
                 if row is None:
                     odd.append(number)
                     continue
-                sent[kind_of(row)] = max(row["step"], sent.get(kind_of(row), 0))
+                sent = place_after(sent, row["step"])
                 if _is_past(row, first_step):
                     file.write(line.rstrip("\n") + "\n")
                     self._rows.add(row)
@@ -117,12 +115,8 @@ class Report:
         if result is not None:
             self._evaluated(step, task.name, result, describe_scores(task, result))
 
-    def baselines(self, step: int, found: dict[str, float], best: float | None) -> None:
-        """Report what needs no training, on the same text; nothing where nothing was found.
-
-        Args:
-            best: the lowest validation loss of the run.
-        """
+    def baselines(self, step: int, found: dict[str, float]) -> None:
+        """Report what needs no training, on the same text; nothing where nothing was found."""
         if found:
             self.log(step, {f"baseline/{name}": value for name, value in found.items()})
             words = f"without training: a bigram model {found['bigram']:.4f} nats per token"
@@ -130,10 +124,10 @@ class Report:
                 words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
             log.info(words)
             if self._loss > found["bigram"]:
-                advice = "try more --max_steps, with another --run_name"
-                if best is not None and self._loss > RISEN * best:
-                    advice = f"its validation loss has risen from {best:.4f}: give more text, or fewer --max_steps"
-                log.info(f"this run has not learned more than a bigram model: {advice}")
+                log.info(
+                    "this run has not learned more than a bigram model: try more --max_steps, with another --run_name; "
+                    "where its validation loss has risen, more text, or fewer --max_steps"
+                )
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
@@ -153,13 +147,10 @@ class Report:
             return
         texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
         for prompt, text in texts:
-            due = [note for note in self._notes if note is NOISE or CUT in text]
-            self._notes = [note for note in self._notes if note not in due]
-            _append(self._samples, f"{''.join(due)}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            _append(self._samples, f"{self._notes}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            self._notes = ""
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
-                if CUT in text:
-                    log.info(BYTES.rstrip())
         self._trackers.log(step, {"samples": texts})
 
     def draw(self, at_least: float = 0.0) -> None:

@@ -3,12 +3,14 @@
 import dataclasses
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from pretrain.base import stopping
@@ -20,11 +22,9 @@ from pretrain.optim.optimizers import OPTIMIZERS
 from pretrain.optim.schedule import decay_begins, learning_rate
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
-from pretrain.run.state import KINDS, RunState
+from pretrain.run.state import RunState, odd_values
 
 log = logging.getLogger(__name__)
-
-STATED = ("step", "science", "data", "scaler", "threads")  # each state.json has them
 
 
 def begins_at(saving: keys.Saving) -> Path | None:
@@ -63,12 +63,10 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
 def read_state(path: Path) -> dict:
     """Return the state of a run's checkpoint, without tensors. Raises BadInput where it is not one of ours."""
     saved = checkpoint.read_state(path)
-    if lacks := [name for name in STATED if name not in saved]:
-        raise BadInput(f"{path}: its state.json has no {', '.join(lacks)}: it is not a checkpoint of a run of train.py")
-    if odd := [name for name, types in KINDS.items() if name in saved and type(saved[name]) not in types]:
+    if odd := odd_values(saved):
         raise BadInput(
-            f"{path}: its state.json has another {', '.join(odd)} than train.py writes: it was edited; move {path} away "
-            f"to resume from the checkpoint before it"
+            f"{path}: its state.json lacks {', '.join(odd)}, or has another type there than train.py writes: it was "
+            f"edited, or is another program's; move {path} away to resume from the checkpoint before it"
         )
     return saved
 
@@ -144,7 +142,7 @@ def resume(
         accelerator.scaler.load_state_dict(saved["scaler"])
     state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
     if path == begins_at(recipe.saving):
-        state.origin = checkpoint.origin_of(path)
+        state.origin = {"checkpoint": str(path)}
     best = recipe.saving.checkpoints / step_name(state.best_step or 0)
     if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
         state.forget_best()
@@ -157,7 +155,10 @@ def resume(
 
 
 class Checkpoints:
-    """Saves a run's checkpoints beside training, through its ``saver``.
+    """Saves a run's checkpoints beside training, one at a time; training stands still only while tensors are copied.
+
+    Leaving its block waits for the one that is being written. A save that fails (a full disk) is logged, and leaves the
+    older checkpoints untouched and nothing half-made.
 
     Args:
         model: the bare model of Transformers.
@@ -176,26 +177,38 @@ class Checkpoints:
         first_step: int,
     ):
         self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
-        self._tensors = model, optimizer
-        self._folder = recipe.saving.checkpoints
-        self.saver = checkpoint.Saver(
-            self._folder,
-            is_main=accelerator.is_main_process,
-            keep=recipe.saving.save_total_limit,
-            saved=saved,
-            first_step=first_step,
+        self._model, self._optimizer, self._on_disk = model, optimizer, saved
+        self._folder, self._first_step = recipe.saving.checkpoints, first_step
+        self._saved = (
+            first_step  # the last step that this process saved or resumed from; others' are of a run that went back
         )
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: tuple[int, Future] | None = None
+        self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
 
-    def save_alone(self, state: RunState, first_step: int) -> None:
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.finish()
+        self._writer.shutdown()
+
+    def save_alone(self, state: RunState) -> None:
         """Save on this process only, where it can and something was trained; the others may be in an exchange."""
         accelerator = self._accelerator
         sharded = accelerator.is_fsdp2 or self._recipe.optimizer.shard_optimizer
-        if state.step > first_step and not (sharded and accelerator.num_processes > 1):
+        if state.step > self._first_step and not (sharded and accelerator.num_processes > 1):
             self.save(state, alone=True)
 
     def save(self, state: RunState, *, alone: bool = False) -> None:
-        """Begin to save, on all processes; a full disk is logged and survived, for the older checkpoints still stand."""
+        """Copy the state of all processes, which call it, and begin to write it."""
+        self.finish()
         accelerator, recipe = self._accelerator, self._recipe
+        weights, moments = checkpoint.gather(self._model, self._optimizer, alone=alone)
+        again = state.step == self._saved and checkpoint.find_fault(self._folder / step_name(state.step)) is None
+        if not (accelerator.is_main_process or alone) or again:
+            return
+        self._saved = state.step
         beside = {
             **state.saved(),
             "tokens": state.step * recipe.batch.tokens_per_step,
@@ -205,8 +218,32 @@ class Checkpoints:
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        best = state.best_step if recipe.saving.load_best_model_at_end else None
-        self.saver.save(state.step, *self._tensors, beside, alone=alone, keep_steps=(self.keep_step(state), best))
+        tensors = self._copy("weights", weights), self._copy("moments", moments)
+        keep_steps = self.keep_step(state), state.best_step if recipe.saving.load_best_model_at_end else None
+
+        def write() -> None:
+            limit = recipe.saving.save_total_limit
+            self._on_disk(checkpoint.write(self._folder, tensors, beside, limit, keep_steps))
+
+        self._writing = state.step, self._writer.submit(write)
+
+    def finish(self) -> None:
+        """Wait until what was begun is on disk."""
+        if self._writing is None:
+            return
+        (step, future), self._writing = self._writing, None
+        try:
+            future.result()
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            log.error(f"no checkpoint at step {step} in {self._folder}: {reason}. Free some space; the run continues")
+
+    def _copy(self, what: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        room = {
+            name: self._copies.setdefault((what, name), torch.empty(tensor.shape, dtype=tensor.dtype))
+            for name, tensor in tensors.items()
+        }
+        return {name: room[name].copy_(tensor) for name, tensor in tensors.items()}
 
     def keep_step(self, state: RunState) -> int | None:
         """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
@@ -225,12 +262,12 @@ class Checkpoints:
         """
         if not self._recipe.saving.load_best_model_at_end or state.best_step in (None, state.step):
             return state.step
-        self.saver.finish()
+        self.finish()
         path = self._folder / step_name(state.best_step)
         fault = [checkpoint.find_fault(path) if self._accelerator.is_main_process else None]
         broadcast_object_list(fault)
         if fault[0]:
             log.error(f"{path}, of the lowest validation loss: {fault[0]}. The last weights are kept")
             return state.step
-        checkpoint.load_weights(path, self._tensors[0])
+        checkpoint.load_weights(path, self._model)
         return state.best_step

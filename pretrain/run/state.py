@@ -3,26 +3,14 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from types import NoneType
-from typing import Any
+from typing import Any, get_type_hints
 
 from pretrain.optim.update import Update
 from pretrain.recipe import keys
 
-# The types of the values of state.json.
-KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("step", "skipped_updates", "bad_in_a_row", "threads"), (int,)),
-    **dict.fromkeys(("evaluations", "evaluated_step", "since_best"), (int,)),
-    **dict.fromkeys(("elapsed_seconds", "data_wait_seconds"), (int, float)),
-    **dict.fromkeys(("trackers", "science", "tasks"), (dict,)),
-    **dict.fromkeys(("origin", "scaler"), (dict, NoneType)),
-    **dict.fromkeys(("micro_batch", "best_step"), (int, NoneType)),
-    "exchange_each": (bool,),
-    "best_loss": (float, NoneType),
-    "dropout_by": (str,),
-    "planned": (list, NoneType),
-    "data": (list,),
-}
+# What state.json has beside the fields of RunState, and what each checkpoint of a run has.
+BESIDE = {"threads": int, "science": dict, "scaler": dict | None, "planned": list | None, "data": list}
+STATED = ("step", "science", "data", "scaler", "threads")
 
 
 @dataclass
@@ -38,11 +26,11 @@ class RunState:
             keeps both, and so its bits.
         dropout_by: what draws the masks of a micro-batch beside seed and step: its number in the step, or, of runs from
             before this was named, its number in its process, and the rank.
-        trackers: the run's ids there.
-        tasks: the commit of each task's data set that the run is scored on.
+        trackers: the run's ids there, by name.
+        tasks: by name the commit of each task's data set that the run is scored on.
         evaluations, evaluated_step: how many validations there were, and at which step the last one.
         best_loss, best_step, since_best: the lowest validation loss, its step, and how many have followed.
-        origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path, its manifest's hash.
+        origin: the checkpoint that the run was begun from (``resume_from_checkpoint``): its path.
     """
 
     max_steps: int
@@ -56,14 +44,14 @@ class RunState:
     micro_batch: int | None = None
     exchange_each: bool = False
     dropout_by: str = "micro_batch"
-    trackers: dict[str, str] = field(default_factory=dict)
-    tasks: dict[str, str] = field(default_factory=dict)
+    trackers: dict = field(default_factory=dict)
+    tasks: dict = field(default_factory=dict)
     evaluations: int = 0
     evaluated_step: int = -1
     best_loss: float | None = None
     best_step: int | None = None
     since_best: int = 0
-    origin: dict[str, str] | None = None
+    origin: dict | None = None
 
     @classmethod
     def begin(cls, schedule: keys.Schedule, saved: dict[str, Any] | None = None) -> "RunState":
@@ -111,3 +99,10 @@ class RunState:
         self.skipped_updates += not update.applied
         self.bad_in_a_row = 0 if update.applied else self.bad_in_a_row + (not update.overflow)
         self.elapsed_seconds, self.data_wait_seconds = elapsed_seconds, data_wait_seconds
+
+
+def odd_values(saved: dict[str, Any]) -> list[str]:
+    """Return the names of what a ``state.json`` lacks, or has of another type than it was written with."""
+    kinds = get_type_hints(RunState) | BESIDE
+    there = {*saved, *STATED}
+    return [name for name, kind in kinds.items() if name in there and not isinstance(saved.get(name, ...), kind)]

@@ -38,9 +38,4 @@ def test_speed_and_mfu_are_of_the_time_since_the_last_read(time):
     time.now += 1
     assert made.read() == pytest.approx({"tokens_per_second": 10.0, "ms_per_step": 500.0, "mfu": 0.1})
     assert made.updates == 3
-
-
-def test_mfu_is_left_out_where_the_peak_is_unknown(time):
-    made = Clock(flops_per_token=10, peak_flops=None)
-    time.now += 1
-    assert set(made.read()) == {"tokens_per_second", "ms_per_step"}
+    assert "mfu" not in Clock(flops_per_token=10, peak_flops=None).read()

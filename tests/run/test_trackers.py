@@ -4,6 +4,7 @@ Real packages; each process of a run is a fork (of this one, which has imported 
 """
 
 import contextlib
+import functools
 import http.server
 import importlib
 import importlib.util
@@ -13,13 +14,10 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -67,21 +65,19 @@ def run_dir(home, tmp_path) -> Path:
     return tmp_path / "runs" / "tiny"
 
 
-def process(body, *, terminal: bool = False, **environment: str) -> Done:
-    """Call ``body`` in a process of its own and return how it ended and everything it printed."""
+def process(body, **environment: str) -> Done:
+    """Call ``body`` in a process of its own, at a terminal, and return how it ended and everything it printed."""
     from accelerate import PartialState
 
-    ours, theirs = pty.openpty() if terminal else os.pipe()
+    ours, theirs = pty.openpty()
     pid = os.fork()
     if not pid:
         code = 70
         try:
             os.environ.update(environment)
-            for number in (0, 1, 2) if terminal else (1, 2):
+            for number in (0, 1, 2):
                 os.dup2(theirs, number)
-            if not terminal:
-                os.close(0)
-            sys.stdin, sys.stdout, sys.stderr = (open(0) if terminal else None), open(1, "w", 1), open(2, "w", 1)
+            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", 1), open(2, "w", 1)
             handler = logging.StreamHandler(sys.stdout)
             handler.setFormatter(logging.Formatter("logged: %(message)s"))
             logging.getLogger("pretrain").handlers = [handler]
@@ -98,17 +94,17 @@ def process(body, *, terminal: bool = False, **environment: str) -> Done:
         while data := os.read(ours, 65536):
             said += data
     os.close(ours)
-    return Done(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode(), "")
+    return Done(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode().replace("\r\n", "\n"), "")
 
 
-def begin(run_dir: Path, *names: str, first=0, rows=(), sent=(), ids=None) -> trackers.Trackers:
+def begin(run_dir: Path, *names: str, first=0, rows=(), had=(), ids=None) -> trackers.Trackers:
     """Begin trackers as the trainer does."""
     project = run_dir.parent.parent.name  # of this test alone
     recipe = reading.load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
     tracking = {"report_to": [*names], "project_name": project, "tags": ["a", "b"]}
     recipe = keys.replace(recipe, output_dir=str(run_dir), run_name="tiny", **tracking)
-    last = {trackers.kind_of(row): row["step"] for row in sent}
-    return trackers.Trackers(recipe, first, ids=ids or {}, rows=rows, sent=last)
+    sent = functools.reduce(lambda place, row: trackers.place_after(place, row["step"]), had, -1)
+    return trackers.Trackers(recipe, first, ids=ids or {}, rows=rows, sent=sent)
 
 
 def point(key: str, step: int) -> float:
@@ -121,7 +117,7 @@ def train(run_dir: Path, name: str, first: int, last: int, *, killed: bool = Fal
     sent = read_metrics(path)
     done = [row for row in sent if row["step"] < first + ("train/loss" in row)]
     path.write_text("".join(json.dumps(row) + "\n" for row in done))
-    tracker = begin(run_dir, name, first=first, rows=done, sent=sent, ids=ids)
+    tracker = begin(run_dir, name, first=first, rows=done, had=sent, ids=ids)
     with open(path, "a") as out:
 
         def report(step: int, *keys: str) -> None:
@@ -177,7 +173,7 @@ class WandbServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self):
-        self.history, self.summary, self.config, self.dead = [], {}, None, False
+        self.history, self.summary, self.config = [], {}, None
         super().__init__(("127.0.0.1", 0), WandbHandler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -213,20 +209,11 @@ class WandbHandler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_) -> None:
         pass
 
-    def do_GET(self) -> None:
-        self.server.dead = True
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
     def do_PUT(self) -> None:
         self.do_POST()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.dead:
-            self.close_connection = True
-            return
         asked = json.loads(body) if self.command == "POST" else {}
         answer = {}
         if "query" in asked:
@@ -294,11 +281,10 @@ def test_tensorboard_has_one_curve_and_every_point_on_disk_when_killed(run_dir):
 
 @needs("trackio")
 def test_trackio_has_no_point_twice_and_lacks_only_what_was_killed_unsent(run_dir):
-    said = kill_and_resume(run_dir, "trackio")
+    assert "* " not in kill_and_resume(run_dir, "trackio")
     rows = read_trackio(run_dir)
     assert_only_killed_points_lack(points(rows))
     assert [row["step"] for row in rows if "samples" in row][-3:] == [12, 16, 20]
-    assert said.count("trackio show --project") == 3 and "* " not in said
 
 
 @pytest.mark.slow
@@ -316,24 +302,22 @@ def test_wandb_offline_has_no_point_twice_after_the_sync_that_it_names(run_dir, 
 
 
 @needs("wandb")
-def test_wandb_online_is_one_curve_also_on_another_machine(run_dir, wandb_server):
-    kill_and_resume(run_dir, "wandb", **logged_in(wandb_server.url))
+def test_wandb_online_is_one_curve_also_after_offline_and_kills_and_on_another_machine(run_dir, wandb_server):
+    online = logged_in(wandb_server.url)
+    process(lambda: train(run_dir, "wandb", 0, 10))
+    killed = process(lambda: train(run_dir, "wandb", 8, 14, killed=True), **online)
+    done = process(lambda: train(run_dir, "wandb", 8, 20), **online)
+    assert killed.returncode == -signal.SIGKILL and done.returncode == 0, killed.stdout + done.stdout
     assert points(wandb_server.history) == expected(20)
-    assert [row["step"] for row in wandb_server.history if "samples" in row] == [8, 12, 16, 20]
+    assert [row["step"] for row in wandb_server.history if "samples" in row][-3:] == [12, 16, 20]
+    assert [path.parent.name[:8] for path in run_dir.rglob("*.wandb.synced")] == ["offline-"]  # nothing is left to sync
     elsewhere, ids = run_dir.parent.parent / "elsewhere" / "tiny", ids_of(run_dir)
     elsewhere.mkdir(parents=True)
-    process(lambda: train(elsewhere, "wandb", 16, 24, ids=ids), **logged_in(wandb_server.url))
-    assert ids_of(elsewhere) == ids
+    process(lambda: train(elsewhere, "wandb", 16, 24, ids=ids), **online)
+    assert ids_of(elsewhere)["wandb"] == ids["wandb"]
     assert points(wandb_server.history) == expected(24)
     assert "learning_rate" in wandb_server.config and "args" not in wandb_server.config
-
-
-@needs("wandb")
-def test_wandb_online_again_sends_what_was_offline_and_leaves_nothing_to_sync(run_dir, wandb_server):
-    process(lambda: train(run_dir, "wandb", 0, 10))
-    process(lambda: train(run_dir, "wandb", 8, 14), **logged_in(wandb_server.url))
-    assert points(wandb_server.history) == expected(14)
-    assert [path.parent.name[:8] for path in run_dir.rglob("*.wandb.synced")] == ["offline-"]
+    assert_no_canary(run_dir, killed.stdout + done.stdout)
 
 
 @needs("wandb")
@@ -344,83 +328,20 @@ def test_wandb_without_a_login_asks_nothing_on_a_terminal_and_logs_so_once(run_d
         tracker.log(1, {"samples": SAMPLES})
         tracker.close()
 
-    done = process(body, terminal=True)
-    wandb_dir = run_dir / "wandb"
-    line = "logged: wandb: offline, for no login was found (wandb login). To send the curves later: "
-    line += f'for part in {wandb_dir}/offline-*; do wandb sync "$part"; done'
-    assert (done.returncode, done.stdout.split("\n")) == (0, [line + "\r", ""])
+    done = process(body)
+    assert done.returncode == 0 and done.stdout.count("\n") == 1, done.stdout
+    assert done.stdout.startswith("logged: wandb: offline, for no login was found (wandb login)")
+    assert f'for part in {run_dir}/wandb/offline-*; do wandb sync "$part"; done' in done.stdout
     assert {path.name for path in run_dir.iterdir()} == {"wandb", trackers.IDS}
     assert not {"wandb-metadata.json", "requirements.txt"} & {path.name for path in run_dir.rglob("*")}
 
 
 @needs("wandb")
-@pytest.mark.parametrize("listens", [True, False])
-def test_wandb_without_an_answer_goes_offline_in_time(run_dir, monkeypatch, listens):
+def test_wandb_without_an_answer_is_switched_off(run_dir, monkeypatch):
     monkeypatch.setattr(trackers, "INIT_SECONDS", 1)
-
-    def body():
-        began = time.monotonic()
-        tracker = begin(run_dir, "wandb")
-        assert time.monotonic() - began < trackers.INIT_SECONDS + 40  # of the default 90
-        tracker.log(1, {"step": 1, "tokens": 8, "train/loss": 1.0})
-        tracker.close()
-
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        if listens:
-            silent.listen()
-        done = process(body, **logged_in(f"http://127.0.0.1:{silent.getsockname()[1]}"))
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("\n") == 1
-    assert done.stdout.startswith("logged: wandb: offline, for the server cannot be used")
+    done = process(lambda: train(run_dir, "wandb", 0, 4), **logged_in("http://127.0.0.1:9"))
+    assert done.returncode == 0 and done.stdout.count("wandb: switched off: CommError: ") == 1, done.stdout
     assert_no_canary(run_dir, done.stdout)
-
-
-@needs("wandb")
-def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_server, monkeypatch):
-    monkeypatch.setattr(trackers, "FINISH_SECONDS", 1)
-
-    def body():
-        tracker = begin(run_dir, "wandb")
-        urllib.request.urlopen(wandb_server.url)  # its end
-        began = time.monotonic()
-        for step in range(1, 1001):
-            tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": 1.0})
-        logged = time.monotonic()
-        tracker.close()
-        print(f"took {logged - began:.1f} {time.monotonic() - logged:.1f}")
-
-    done = process(body, **logged_in(wandb_server.url))
-    assert done.returncode == 0, done.stdout
-    logging, closing = map(float, re.search(r"took (\S+) (\S+)", done.stdout).groups())
-    assert logging < 30 and closing < trackers.FINISH_SECONDS + 30  # a wait a row would take 1,000 seconds and more
-    assert_no_canary(run_dir, done.stdout)
-
-
-@needs("wandb")
-@pytest.mark.parametrize(("mode", "lines"), [("disabled", 0), ("offline", 1)])
-def test_wandb_mode_of_the_environment_holds(run_dir, mode, lines):
-    environment = logged_in("http://127.0.0.1:9") | {"WANDB_MODE": mode}
-    done = process(lambda: train(run_dir, "wandb", 0, 4), **environment)
-    assert done.returncode == 0 and done.stdout.count("logged: ") == lines, done.stdout
-    assert len(list(run_dir.rglob("*.wandb"))) == lines
-    assert_no_canary(run_dir, done.stdout)
-
-
-@needs("tensorboard", "trackio")
-def test_local_trackers_open_no_connection(run_dir):
-    def body():
-        def connect(*args):
-            print("connects to", args)
-
-        socket.socket.connect = socket.socket.connect_ex = connect
-        for name in ("tensorboard", "trackio"):
-            train(run_dir, name, 0, 4)
-
-    done = process(body, HF_TOKEN=TOKEN)
-    assert done.returncode == 0 and "connects" not in done.stdout, done.stdout
-    assert_no_canary(run_dir, done.stdout)
-    assert_no_canary(Path(os.environ["TRACKIO_DIR"]))
 
 
 @needs("trackio")
@@ -435,7 +356,7 @@ def test_trackio_that_hangs_as_it_begins_is_switched_off(run_dir, monkeypatch):
 
 
 @needs("tensorboard", "trackio")
-def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_go_on(run_dir):
+def test_a_tracker_that_fails_is_switched_off_once_and_the_others_go_on(run_dir):
     def body():
         both = begin(run_dir, "tensorboard", "trackio")
 
@@ -453,10 +374,6 @@ def test_tracker_that_fails_or_cannot_begin_is_switched_off_once_and_the_others_
     said = "tensorboard: switched off: RuntimeError: no room for (HF_TOKEN) and more. The run continues"
     assert done.stdout.count(said) == 1
     assert [row["train/loss"] for row in read_trackio(run_dir) if "train/loss" in row] == [1.0, 2.0]
-    (run_dir / "tensorboard").rename(run_dir / "moved")
-    (run_dir / "tensorboard").write_text("a file")
-    done = process(lambda: begin(run_dir, "tensorboard", "trackio").close())
-    assert done.returncode == 0 and "tensorboard: switched off" in done.stdout and "trackio show" in done.stdout
 
 
 def test_what_is_not_installed_is_found_before_anything_is_written(monkeypatch):

@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from matplotlib.figure import Figure
@@ -103,7 +102,7 @@ def test_the_interval_is_students(freedom, t):
     assert compare_runs.student(freedom) == pytest.approx(t, abs=2e-3)
 
 
-def test_the_picture_names_each_line_at_its_end_and_none_over_another(tmp_path, drawn, monkeypatch):
+def test_the_picture_names_each_line_with_what_it_reached(tmp_path, drawn, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare_runs, "SHORT", 0.0)  # as if the runs were long
     for number in range(8):
@@ -112,11 +111,10 @@ def test_the_picture_names_each_line_at_its_end_and_none_over_another(tmp_path, 
     figure = drawn[0]
     assert [axes.get_xlabel() for axes in figure.axes] == ["tokens", "hours of training", "tokens"]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines_of(figure, 0)}) == 8
-    words = [(note.xy[1], note.get_text().split()) for note in figure.axes[0].texts]
-    assert [name for _, (name, _) in words] == WORDS and words[-1][1][1] == "2.007"
-    heights = [height for height, _ in words]
-    assert np.diff(heights).min() * figure.axes[0].bbox.height >= 0.8 * 8 * figure.dpi / 72  # 8 points high
-    assert not any(note.get_parse_math() for note in figure.axes[0].texts)
+    named = figure.axes[0].get_legend().get_texts()
+    shown = [f"{2 + number / 1000:.3f} {word}" for number, word in enumerate(WORDS)]
+    assert [text.get_text() for text in named] == shown
+    assert not any(text.get_parse_math() for text in named)
 
 
 def test_a_long_train_loss_is_drawn_as_means_and_tasks_have_a_panel(tmp_path, drawn):
@@ -126,7 +124,6 @@ def test_a_long_train_loss_is_drawn_as_means_and_tasks_have_a_panel(tmp_path, dr
     assert compare_runs.main([str(tmp_path / "long"), "--out", str(tmp_path / "r.png")]) == 0
     names = [axes.get_ylabel() for axes in drawn[0].axes]
     assert names[-1] == "HellaSwag acc_norm" and len(lines_of(drawn[0], 2)[0].get_xdata()) == 300
-    assert drawn[0].axes[0].get_xlim() == drawn[0].axes[2].get_xlim() == drawn[0].axes[-1].get_xlim()  # of tokens
 
 
 def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path, drawn, monkeypatch, capsys):
@@ -145,7 +142,7 @@ def test_a_recipes_reference_curve_is_drawn_without_being_asked_for(six, drawn):
     recipe.write_text(recipe.read_text() + "reference_curve: references/gpt2_124m_llmc.yaml\n")
     assert compare_runs.main(["adamw0", "muon0"]) == 0
     labels = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
-    assert labels == ["llm.c, GPT-2 124M (its own validation set, of FineWeb)"]
+    assert labels[-1:] == ["llm.c, GPT-2 124M (its own validation set, of FineWeb)"]
 
 
 @pytest.mark.parametrize(

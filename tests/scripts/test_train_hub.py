@@ -43,8 +43,7 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
         assert "all pushes are in me/p" in said
         steps = ["step-00000003", "step-00000006", "step-00000009", "step-00000012"]
         assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 4
-        assert re.fullmatch(r"p, step 3: train loss \d\.\d{4}", server.tags("me/p")[steps[0]])
-        assert re.fullmatch(r"p, step 12: train loss .*, validation loss .*", server.titles("me/p")[0])
+        assert server.titles("me/p")[0] == server.tags("me/p")[steps[-1]] == "p, step 12"
         assert server.repositories["me/p"].private
         again = Path("elsewhere")
         again.mkdir()
@@ -139,10 +138,8 @@ def test_without_a_login_the_run_is_refused_before_anything_is_written(workplace
     assert "hf auth login" in done.stderr and not Path("runs").exists()
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "text.txt"])
-def test_pending_pushes_of_no_run_are_bad_input(workplace, folder):
-    done = run("train.py", "--push_pending", folder, expect=2)
-    assert folder in done.stderr
+def test_pending_pushes_of_no_run_are_bad_input(workplace):
+    assert "text.txt" in run("train.py", "--push_pending", "text.txt", expect=2).stderr
 
 
 # Machines that are taken away.
@@ -231,25 +228,18 @@ def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no
     assert f"resumed from runs/tiny/checkpoints/step-{begins:08d}" in fresh_machines.run()
 
 
-@pytest.mark.parametrize("stopped_by, seconds", [("SIGTERM", 20), ("SIGINT", 5)])
-def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_user_ends(
-    workplace, monkeypatch, stopped_by, seconds
-):
-    monkeypatch.setattr(publisher.Publisher, "wait", lambda self, seconds, given_up: print(f"waits {seconds} s"))
-    with HubServer() as server:
-        environment = server.environment(Path("home").resolve()) | {"LEDGER": "ledger", "STOP_AT": "4:1"}
-        done = run(WITNESS, *PUSHED, expect=None, **environment, STOP_BY=stopped_by)
-    assert done.returncode == 128 + getattr(signal, stopped_by) and done.stdout.count(f"waits {seconds} s") == 1
+def test_a_run_that_is_taken_away_waits_for_the_hub_longer_than_one_that_its_user_ends():
+    seconds = [publisher.push_seconds(stopped_by) for stopped_by in (signal.SIGTERM, signal.SIGINT, None)]
+    assert seconds == [20, 5, 600]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workplace, number):
+def test_a_run_that_waits_for_a_hub_that_cannot_be_reached_says_so_and_ends_at_once(workplace):
     environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(Path("home").resolve())}
     flags = ("--recipe", "tiny.yaml", *STEPS, "--resume_from_checkpoint", "hub://me/p")
     pid, _, said = fork("train.py", flags, environment)
     wait_until(lambda: "; asked again in 1 s" in Path(said).read_text())
-    os.kill(pid, number)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -number
+    os.kill(pid, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
     assert "does not answer is asked again for 15 minutes" in Path(said).read_text()
 
 

@@ -70,20 +70,19 @@ def test_a_run_that_is_pushed_and_tracked_leaves_sends_and_prints_no_secret(own,
     refuse_secrets(done.stdout, done.stderr, *sent)
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(own, server, kind):
+def test_the_same_command_goes_on_with_a_renewed_token_and_refuses_another_file(own, server):
     for name in "ab":  # here, for the reader that the trainer would start takes seconds to begin
-        run("prepare_data.py", *TINY, "--data_files", url(server, f"{name}.{kind}"))
-    first = run("train.py", *TINY, "--data_files", url(server, f"a.{kind}"))
-    assert "/redacted@" not in first.stderr and f"a.{kind}?redacted=" in Path("runs/r/recipe.yaml").read_text()
+        run("prepare_data.py", *TINY, "--data_files", url(server, f"{name}.jsonl"))
+    first = run("train.py", *TINY, "--data_files", url(server, "a.jsonl"))
+    assert "/redacted@" not in first.stderr and "a.jsonl?redacted=" in Path("runs/r/recipe.yaml").read_text()
     shutil.rmtree("runs/r/checkpoints/step-00000012")
     server.log.clear()
-    again = run("train.py", *TINY, "--data_files", url(server, f"a.{kind}", "canaryagain"))
+    again = run("train.py", *TINY, "--data_files", url(server, "a.jsonl", "canaryagain"))
     assert "resumed from runs/r/checkpoints/step-00000009" in again.stderr
     # The run folder's own recipe finds the shards too.
     by_recipe = run("train.py", "--recipe", "runs/r/recipe.yaml", "--eval_only")
     assert not server.log, "the file is known by its redacted URL"
-    other = run("train.py", *TINY, "--data_files", url(server, f"b.{kind}"), expect=2)
+    other = run("train.py", *TINY, "--data_files", url(server, "b.jsonl"), expect=2)
     assert "runs/r/checkpoints/step-00000012" in other.stderr
     refuse_secrets(*(words for done in (first, again, by_recipe, other) for words in (done.stdout, done.stderr)))
 
@@ -97,10 +96,6 @@ def test_a_preparation_goes_on_with_a_renewed_token_where_it_was(own, server):
     assert "/files/" in cursor["file"] and not [secret for secret in SECRETS if secret in cursor["file"]]
     done = run("prepare_data.py", *flags, *(one.replace("canarytoken", "canaryagain") for one in urls))
     assert done.stdout.strip() == str(path.parent) and json.loads(path.read_text())["complete"]
-    shutil.move(path.parent, "before")
-    run("prepare_data.py", *flags, *urls)
-    for file in sorted(path.parent.glob("*.bin")):
-        assert file.read_bytes() == (Path("before") / file.name).read_bytes()
     refuse_secrets(killed.stderr, done.stderr)
 
 
@@ -110,11 +105,9 @@ NO_URL = "data_files, number 1: is not a URL"
 @pytest.mark.parametrize(
     "file, change, named",
     [
-        ("a.txt", ("canarypass@", "canaryquery@"), "/files/a.txt"),
         ("a.jsonl", ("canarypass@", "canaryquery@"), "/files/a.jsonl"),
         ("a.txt", ("canarypass@", "canary/canarypass@"), NO_URL),
         ("a.txt", ("canaryuser:canarypass", "redacted"), "/files/a.txt"),
-        ("a.txt", ("token=", " canarypass"), NO_URL),
         ("a.txt", (":PORT/", ":1/"), "/files/a.txt"),  # nothing listens there
     ],
 )
@@ -130,10 +123,7 @@ def test_a_url_that_cannot_be_read_is_named_without_its_secrets(own, server, fil
     "script, flags",
     [
         ("train.py", ("--recipe", "tiny.yaml")),
-        ("prepare_data.py", ("--recipe", "tiny.yaml")),
-        ("generate.py", ("--model", "nowhere")),
         ("export_model.py", ("nowhere", "--out", "out")),
-        ("eval_hellaswag.py", ("--model", "nowhere")),
         ("check_setup.py", ()),
     ],
 )
@@ -143,11 +133,10 @@ def test_a_secret_in_a_flag_that_is_none_is_not_shown(workplace, script, flags):
     assert "--api_key: " in said and "--zzz: " in said and "canary" not in said
 
 
-@pytest.mark.parametrize("launcher", [["/usr/bin/python3", "/opt/bin/accelerate", "launch"], ["bash"]])
-def test_the_command_that_a_card_shows_has_no_secret(monkeypatch, launcher):
+def test_the_command_that_a_card_shows_has_no_secret(monkeypatch):
     words = ["train.py", "--data_files", "http://me:canary@h/a.txt?token=canary", "--seed=http://h/?canary"]
     monkeypatch.setattr(sys, "argv", words)
-    begin = ["accelerate", "launch"] if "launch" in launcher else ["python"]
-    shown = [*begin, "train.py", "--data_files", "http://redacted@h/a.txt?redacted", "--seed=http://h/?redacted="]
-    found = facts.command_line([*launcher, *words])
-    assert found[:-1] == shown[:-1] and found[-1].startswith(shown[-1]) and "canary" not in str(found)
+    for launcher, begin in ((["/opt/bin/accelerate", "launch"], ["accelerate", "launch"]), (["bash"], ["python"])):
+        shown = [*begin, "train.py", "--data_files", "http://redacted@h/a.txt?redacted", "--seed=http://h/?redacted="]
+        found = facts.command_line([*launcher, *words])
+        assert found[:-1] == shown[:-1] and found[-1].startswith(shown[-1]) and "canary" not in str(found)
