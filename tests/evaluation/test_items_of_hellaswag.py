@@ -41,9 +41,9 @@ def items_of(folder, *rows):
     return read([write(folder / "items.jsonl", *rows)])
 
 
-def encoded(folder, tokenizer, *rows, scores=tuple(hellaswag.TASK.scores)):
+def encoded(folder, tokenizer, *rows, scores=tuple(hellaswag.TASK.scores), context_length=None):
     task = dataclasses.replace(hellaswag.TASK, scores={name: hellaswag.TASK.scores[name] for name in scores})
-    return Encoded(task, items_of(folder, *rows), tokenizer)
+    return Encoded(task, items_of(folder, *rows), tokenizer, context_length)
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +121,12 @@ def test_questions_longer_than_the_context_are_counted(tmp_path, characters):
 
 
 def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted(tmp_path, characters):
-    each = enumerate((" er", "b", "c"))
-    test = encoded(tmp_path, characters, *(ROW | {"endings": [end, "a", "b", "c"], "label": n} for n, end in each))
-    assert test.fitting(characters, 4) is test and test.fitting(characters, None) is test and test.left_out == 0
-    fits = test.fitting(characters, 3)
-    assert (len(fits.items), fits.left_out, fits.gold.tolist()) == (2, 1, [1, 2])
+    rows = [ROW | {"endings": [end, "a", "b", "c"], "label": n} for n, end in enumerate((" er", "b", "c"))]
+    for limit, left in ((None, [0, 1, 2]), (4, [0, 1, 2]), (3, [1, 2])):
+        test = encoded(tmp_path, characters, *rows, context_length=limit)
+        assert test.gold.tolist() == left and test.left_out == len(rows) - len(test.items) == 3 - len(left)
     with pytest.raises(BadInput, match=r"^HellaSwag cannot be scored: .* context, 1; the longest has 4 \(in"):
-        test.fitting(characters, 1)
+        encoded(tmp_path, characters, *rows, context_length=1)
 
 
 # Scores
