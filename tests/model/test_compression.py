@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from pretrain.base.errors import BadInput
 from pretrain.model import compression
 
 
@@ -45,6 +46,12 @@ def test_a_widened_model_computes_in_fp32_with_its_rounded_weights(model):
     compression.widen(half)
     assert half(tokens).logits.dtype == torch.float32 and half.lm_head.weight is half.transformer.wte.weight
     assert all(torch.equal(weight, rounded[name].float()) for name, weight in half.state_dict().items())
+
+
+def test_int8_without_its_library_is_refused_with_the_command(monkeypatch):
+    monkeypatch.setattr(compression, "PACKAGE", "not_there")
+    with pytest.raises(BadInput, match="--dtype int8: not_there is not installed: pip install not_there=="):
+        compression.require_int8()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
