@@ -97,6 +97,7 @@ FAULTS = [
     ("learning_rate", '"0.1"', "must be a number, is text"),
     ("weight_decay", ".nan", "weight_decay = nan: must be between"),
     ("seed", "9" * 400, "must be between"),
+    ("hellaswag_steps", "4", "here it is: tasks, task_steps"),
     ("batch_size", "8", "batch_size: a flag of nanoGPT; here it is: per_device_train_batch_size"),
     ("sources", "{weight: 1}", "must be a list of mappings"),
     ("sources", "[{weight: 1, dataset_name: a, weight: 2}]", "weight is given twice (first in line 26)"),
@@ -426,9 +427,11 @@ def test_a_new_bpe_has_the_new_split_and_a_run_that_exists_keeps_its_own(tmp_pat
 
     assert split_of(path) == "qwen35" and split_of(path, tokenizer_split="gpt2") == "gpt2"
     run_dir.mkdir()
-    older = write(run_dir, name=reading.RUN_RECIPE, hellaswag_steps=5)  # from before there were these keys
+    hellaswag = {"hellaswag_steps": 5, "hellaswag_files": ["a.jsonl"]}  # from before there were these keys
+    older = write(run_dir, name=reading.RUN_RECIPE, **hellaswag)
     assert split_of(path) == split_of(older) == "gpt2" and split_of(path, tokenizer_split="qwen35") == "qwen35"
-    assert reading.load_recipe(older).evaluation.tasks == ["hellaswag"]
+    found = reading.load_recipe(older).evaluation
+    assert (found.tasks, found.task_steps, found.files_of("hellaswag")) == (["hellaswag"], 5, ["a.jsonl"])
     older.write_text(keys.as_yaml(reading.load_recipe(path, place | {"tokenizer_split": "qwen35"})))
     assert split_of(path) == split_of(older) == "qwen35"
     older.write_text("tokenizer_split: 3\n")  # faulty: refused where the run folder is opened
