@@ -58,10 +58,6 @@ def test_int8_without_its_library_is_refused_with_the_command(monkeypatch):
 def test_int8_takes_every_matrix_and_loads_back_with_the_same_logits(model, tmp_path):
     quantized = compression.quantize(model.to(torch.float16))
     assert {module.weight.dtype for module in compression.matrices(quantized).values()} == {torch.int8}
-    for name, module in compression.matrices(quantized).items():
-        exact = model.get_submodule(name).weight.T.float()
-        scale = exact.abs().amax(1, keepdim=True) / 127
-        assert ((module.weight.float() * scale - exact).abs() <= 0.51 * scale + 1e-6).all(), name
     quantized.save_pretrained(tmp_path)
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
     tokens = torch.randint(0, 64, (2, 16))
