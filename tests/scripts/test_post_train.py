@@ -151,8 +151,11 @@ def test_two_processes_share_the_completions_and_one_writes(place):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (("--rewards", "addition"), "--rewards: no such flag; did you mean --reward?"),
         (("--max_completion_length", "60"), "max_completion_length = 60: with the longest prompt's 6 tokens"),
         (("--num_generations", "7"), "TRL refuses these settings: "),
+        (("--prompts", "data/addition.txt"), "prompts = data/addition.txt: must be files of rows"),
+        (("--stop", "12"), "stop = '12': must be one token"),
         (("--resume_from_checkpoint", "runs/addition"), "resume_from_checkpoint = runs/addition: holds no checkpoint"),
         (("--output_dir", "data/addition.txt"), "output_dir = data/addition.txt: data/addition.txt is a file"),
     ],
@@ -221,10 +224,13 @@ def test_the_pages_commands_are_understood_by_trl(monkeypatch):
 
 @pytest.mark.post
 @needs_trl
-def test_trl_does_not_report_its_use(place):
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_trl_reports_its_use_only_where_it_is_asked_to(asked_for, place):
     environment = {key: value for key, value in os.environ.items() if key not in ("CI", "HF_HUB_DISABLE_TELEMETRY")}
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "0"} if asked_for else {}
     words = [sys.executable, ROOT / "post_train.py", "--config", POST / "addition.yaml", *QUICK]
     with DataServer(place) as server:
         environment |= {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and not any("telemetry" in line for line in server.log), (done.stderr, server.log)
+    assert done.returncode == 0, done.stderr
+    assert any("telemetry" in line for line in server.log) == asked_for, server.log
