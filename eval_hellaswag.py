@@ -18,7 +18,6 @@ from pretrain.model.find import find
 from pretrain.recipe import reading
 
 TASK = "hellaswag"
-LEGEND = "acc, acc_norm: lm-evaluation-harness's text and rule; acc_token_norm: build-nanogpt's and llm.c's"
 
 
 @exit_on_bad_input
@@ -36,9 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     if asked.push_to_hub:
         scores.refuse_unknown(asked.push_to_hub)
     pushed = True
-    for found in scoring.run(asked, [TASK], lambda found: scoring.task_table(found[0], LEGEND)):
-        pushed = not asked.push_to_hub or scores.push(asked.push_to_hub, found.test.task, found.line)
-        print(json.dumps(found.line), flush=True)
+    for task, line in scoring.run(asked, [TASK]):
+        pushed = not asked.push_to_hub or scores.push(asked.push_to_hub, task, line)
+        print(json.dumps(line), flush=True)
     return 0 if pushed else 1
 
 

@@ -3,7 +3,7 @@
     python eval_tasks.py --model runs/gpt2_124m --tasks lambada_openai arc_easy
     accelerate launch --multi_gpu eval_tasks.py --model openai-community/gpt2 --tasks blimp --output scores.jsonl
 
-The scores with their standard errors, beside GPT-2 124M's and chance; then a JSON line a task on standard output.
+A table a task, scores with their standard errors beside others' and chance; then a JSON line a task on standard output.
 """
 
 import argparse
@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     from pretrain.hub import client
 
     client.bound_client()
-    for one in scoring.run(asked, asked.tasks, scoring.table):
-        print(json.dumps({"task": one.test.task.name} | one.line), flush=True)
+    for task, line in scoring.run(asked, asked.tasks):
+        print(json.dumps({"task": task.name} | line), flush=True)
     return 0
 
 

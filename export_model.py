@@ -9,7 +9,6 @@ The loss before and after is measured on the run's validation split, or on --tex
 """
 
 import argparse
-import difflib
 import json
 import sys
 from pathlib import Path
@@ -18,10 +17,7 @@ from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.model.find import refuse_absent
-from pretrain.recipe import reading, rules
-
-DTYPES = ("fp32", "bf16", "fp16", "int8")
-GGUF = ("f32", "f16", "q8_0")
+from pretrain.recipe import reading
 
 
 @exit_on_bad_input
@@ -62,13 +58,15 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description="Export a run or a model for use.", allow_abbrev=False)
-    parser.add_argument("model", nargs="?", help="a run folder, a model folder, or a Hub id")
-    parser.add_argument("--out", metavar="FOLDER", help="the folder to write")
-    parser.add_argument("--dtype", default="fp32", help=f"{', '.join(DTYPES)} (default: %(default)s)")
+    parser.add_argument("model", help="a run folder, a model folder, or a Hub id")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="the folder to write")
+    parser.add_argument(
+        "--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="(default: %(default)s)"
+    )
     parser.add_argument("--trim_vocab", action="store_true", help="leave the padding of the vocabulary out")
     parser.add_argument("--chat", action="store_true", help="add a chat template and its tokens, to be tuned on chats")
-    gguf_help = f"also write a GGUF file for llama.cpp and Ollama, without padding: {rules.either(GGUF)}"
-    parser.add_argument("--gguf", metavar="PRECISION", help=gguf_help)
+    gguf_help = "also write a GGUF file for llama.cpp and Ollama, without padding"
+    parser.add_argument("--gguf", choices=("f32", "f16", "q8_0"), help=gguf_help)
     parser.add_argument(
         "--prune", type=float, default=0.0, metavar="SHARE", help="set this share of the blocks' matrices to zero"
     )
@@ -80,15 +78,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
     asked = reading.parse_flags(parser, argv)
     faults = []
-    if not asked.model:
-        faults.append("no model is given: name a run folder, a model folder or a Hub id first")
-    if not asked.out:
-        faults.append("--out is missing: give the folder to write, for example --out exports/my-model")
-    if asked.dtype not in DTYPES:
-        near = difflib.get_close_matches(asked.dtype, DTYPES, n=1, cutoff=0)[0]
-        faults.append(f"--dtype {asked.dtype}: must be {', '.join(DTYPES)}; did you mean {near}?")
-    if asked.gguf not in (None, *GGUF):
-        faults.append(f"--gguf {asked.gguf}: must be {rules.either(GGUF)}{rules.nearest(asked.gguf, GGUF)}")
     if asked.gguf and asked.dtype == "int8":
         faults.append("--gguf, --dtype int8: llama.cpp has an int8 of its own; use --gguf q8_0 without --dtype")
     if not 0 <= asked.prune < 1:

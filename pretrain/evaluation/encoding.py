@@ -16,68 +16,47 @@ from pretrain.evaluation.record import Task
 
 
 class Encoded:
-    """Items, encoded for a tokenizer.
+    """Items, encoded for a tokenizer, those whose endings a model's context holds.
+
+    Args:
+        context_length: in tokens, of which an ending's last one is predicted, not read; None: no limit.
 
     Attributes:
+        items: those that are scored; ``left_out``: how many others there were.
         commit: of the data set; None for files.
         questions: (context, endings) as ids, Q of them: those of a text in the items' order, then those of the next.
         tokens: of each text the endings' tokens, N times (E,).
         characters: of the first text the endings' characters, N times (E,).
         gold: the right endings, (N,).
-        left_out: items that ``fitting`` has left out.
 
-    Raises BadInput where the tokenizer cannot write an item, or makes nothing of an ending.
+    Raises BadInput where the tokenizer cannot write an item, or makes nothing of an ending, and where no item fits.
     """
 
-    def __init__(self, task: Task, items: Items, tokenizer: PreTrainedTokenizerBase):
-        self.task, self.items = task, items
-        self.commit, self.left_out = items.commit, 0
-        self.gold = np.array([item.questions[0].gold for item in items])
-        self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in items]
-        self.questions: list[likelihood.Question] = []
-        self.tokens: list[list[np.ndarray]] = []
-        self._owners: list[list[slice]] = []  # of each text, each item's questions
+    def __init__(self, task: Task, items: Items, tokenizer: PreTrainedTokenizerBase, context_length: int | None = None):
+        self.task, self.commit = task, items.commit
         # Only the per-token score is of an item's last text.
         texts = {len(items[0].questions) - 1 if score == "acc_token_norm" else 0 for score in task.scores}
-        for text in sorted(texts):
-            asked = [item.questions[text] for item in items]
-            begin = len(self.questions)
-            self.questions += encode(asked, tokenizer)
-            sizes = [1 if isinstance(question.context, str) else len(question.context) for question in asked]
-            ends = begin + np.cumsum(sizes)
-            owners = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-            self._owners.append(owners)
-            self.tokens.append(
-                [np.array([len(ids) for _, endings in self.questions[own] for ids in endings]) for own in owners]
-            )
-            for item, own in zip(items, owners, strict=True):
-                if not all(context and all(endings) for context, endings in self.questions[own]):
-                    raise BadInput(
-                        f"{item.where}: this tokenizer makes no token of its context or of one of its endings"
-                    )
-
-    def fitting(self, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> "Encoded":
-        """Return the items whose endings a model's context holds; ``left_out``: how many others there were.
-
-        Raises BadInput where it holds none (an ending's last token is predicted, not read).
-        """
-        if context_length is None:
-            return self
-        longest = np.max([[sizes.max() for sizes in of_text] for of_text in self.tokens], axis=0)  # (N,)
-        fits = longest <= context_length
-        if fits.all():
-            return self
-        if not fits.any():
+        asked = [encode([item.questions[text] for item in items], tokenizer) for text in sorted(texts)]
+        tokens = [[np.array([len(ids) for _, ends in own for ids in ends]) for own in text] for text in asked]
+        for i, item in enumerate(items):
+            if not all(context for text in asked for context, _ in text[i]) or not all(
+                size[i].all() for size in tokens
+            ):
+                raise BadInput(f"{item.where}: this tokenizer makes no token of its context or of one of its endings")
+        longest = [max(size[i].max() for size in tokens) for i in range(len(items))]
+        fits = [i for i, length in enumerate(longest) if context_length is None or length <= context_length]
+        if not fits:
             raise BadInput(
-                f"{self.task.label} cannot be scored: each item has an ending of more tokens than the model's context, "
-                f"{context_length}; the longest has {longest.max()} (in training: --sequence_length, or --tasks without "
-                f"{self.task.name})"
+                f"{task.label} cannot be scored: each item has an ending of more tokens than the model's context, "
+                f"{context_length}; the longest has {max(longest)} (in training: --sequence_length, or --tasks without "
+                f"{task.name})"
             )
-        kept = Items(item for item, fit in zip(self.items, fits, strict=True) if fit)
-        kept.commit = self.commit
-        found = Encoded(self.task, kept, tokenizer)
-        found.left_out = len(self.items) - len(kept)
-        return found
+        self.items, self.left_out = [items[i] for i in fits], len(items) - len(fits)
+        self.gold = np.array([item.questions[0].gold for item in self.items])
+        self.characters = [np.array([*map(len, item.questions[0].endings)]) for item in self.items]
+        self.tokens = [[size[i] for i in fits] for size in tokens]
+        self._asked = [[text[i] for i in fits] for text in asked]
+        self.questions = [question for text in self._asked for own in text for question in own]
 
     def longer_than(self, context_length: int | None) -> int:
         """Return how many questions a model's context does not hold whole: they lose tokens from the left."""
@@ -87,7 +66,8 @@ class Encoded:
 
     def sums(self, answers: Sequence[Answer], text: int = 0) -> list[np.ndarray]:
         """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""
-        return [np.concatenate([answer.nats for answer in answers[own]]) for own in self._owners[text]]
+        nats = iter([answer.nats for answer in answers])
+        return [[np.concatenate([next(nats) for _ in own]) for own in asked] for asked in self._asked][text]
 
     def predictions(self, answers: Sequence[Answer]) -> dict[str, np.ndarray]:
         """Return the ending chosen under each score, (N,) each; of equals the first, as in the harness."""
@@ -120,30 +100,32 @@ class Encoded:
             yield row | {f"{score}_prediction": int(chosen[i]) for score, chosen in predictions.items()}
 
 
-def encode(asked: Sequence[record.Question], tokenizer: PreTrainedTokenizerBase) -> list[likelihood.Question]:
+def encode(asked: Sequence[record.Question], tokenizer: PreTrainedTokenizerBase) -> list[list[likelihood.Question]]:
     """Return questions as ids, one for each context, as lm-evaluation-harness and build-nanogpt make them.
 
     The harness encodes context and ending as one text and takes what follows the context's own ids; white space at a
     context's end belongs to the ending. An empty context is the token that begins a text. A beginning-of-text token
     that the tokenizer puts stands. Encoded apart (``Question.apart``), neither changes the other.
     """
-    pairs = []
-    for question in asked:
+    pairs = []  # a context, its endings, whether they are apart, whose they are
+    for number, question in enumerate(asked):
         endings, context = [question.delimiter + ending for ending in question.endings], question.context
         alone = [(context, endings)] if isinstance(context, str) else zip(context, ([e] for e in endings), strict=True)
-        pairs += [(context, endings, question.apart) for context, endings in alone]
+        pairs += [(context, endings, question.apart, number) for context, endings in alone]
     before = tokenizer("")["input_ids"]  # what the tokenizer puts before every text
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    contexts = iter(_ids(tokenizer, [context if apart else context.rstrip() for context, _, apart in pairs]))
-    texts = [ending if apart else context + ending for context, endings, apart in pairs for ending in endings]
-    texts_ids, found = iter(_ids(tokenizer, texts)), []
-    for context, endings, apart in pairs:
+    contexts = iter(_ids(tokenizer, [context if apart else context.rstrip() for context, _, apart, _ in pairs]))
+    texts = [ending if apart else context + ending for context, endings, apart, _ in pairs for ending in endings]
+    texts_ids, found = iter(_ids(tokenizer, texts)), [[] for _ in asked]
+    for context, endings, apart, number in pairs:
         ids = next(contexts)
         after = [next(texts_ids)[0 if apart else len(ids) :] for _ in endings]
         if context:
-            found.append((before + ids, after))
+            found[number].append((before + ids, after))
         else:
-            found.append(([first], [ids[ids[:1] == [first] :] for ids in after]))  # it may begin with that token
+            found[number].append(
+                ([first], [ids[ids[:1] == [first] :] for ids in after])
+            )  # it may begin with that token
     return found
 
 

@@ -53,7 +53,7 @@ def encode_items(
     found: Mapping[Task, Items], tokenizer: PreTrainedTokenizerFast, sequence_length: int
 ) -> dict[Task, Encoded]:
     """Return each task's items, encoded, those whose endings the context holds. Raises BadInput where it holds none."""
-    return {task: Encoded(task, rows, tokenizer).fitting(tokenizer, sequence_length) for task, rows in found.items()}
+    return {task: Encoded(task, rows, tokenizer, sequence_length) for task, rows in found.items()}
 
 
 def refuse_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,12 +1,12 @@
-"""How likely a model finds each of several endings of a context. The context is computed once for all of them.
+"""How likely a model finds each of several endings of a context.
 
-A row holds a context and then its endings side by side; a mask lets each ending see the context and itself, and its
-positions continue from the context's end. Logits are computed only where an ending is predicted.
+In the families that are trained here the context is computed once for all of them: a row holds a context and then its
+endings side by side; a mask lets each ending see the context and itself, and its positions continue from the context's
+end. Logits are computed only where an ending is predicted.
 
 Legend: E endings of a question, B rows, T tokens of the longest row, R predicted tokens, V vocabulary.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from pretrain.base.errors import is_out_of_memory
+from pretrain.model.architectures import ARCHITECTURES
 
 Question = tuple[list[int], list[list[int]]]  # a context's ids, each ending's ids
 
@@ -82,7 +83,8 @@ def log_likelihoods(
     rank, num_processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     model.eval()
     try:
-        shared = _may_share(model, questions, context_length)
+        # Of other families each ending is computed by itself: windows may slide, positions be counted, states be carried.
+        shared = model.config.model_type in ARCHITECTURES
         size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
         while True:
             try:
@@ -206,29 +208,3 @@ def _logits(model: PreTrainedModel, inputs: dict, places: torch.Tensor, shared: 
         return model(**inputs, use_cache=False).logits
     finally:
         hook.remove()
-
-
-def _may_share(model: PreTrainedModel, questions: Sequence[Question], limit: int | None) -> bool:
-    """Whether this model gives the same by a shared context as ending by ending, where it is hardest.
-
-    Not every model can: a window that slides, positions that are counted, a state that is carried along. What shows it
-    is the longest text, the longest row, and the row that is longest beyond its text.
-    """
-    fitting = [question for question in questions if _length(question) <= (limit or math.inf)]
-    if not fitting or not {"position_ids", "attention_mask"} <= inspect.signature(model.forward).parameters.keys():
-        return False
-    text, row = np.array([[_length(question), _row_length(question)] for question in fitting]).T
-    return all(_shares(model, fitting[i], limit) for i in {text.argmax(), row.argmax(), (row - text).argmax()})
-
-
-def _shares(model: PreTrainedModel, question: Question, limit: int | None) -> bool:
-    with torch.autocast(model.device.type, enabled=False):
-        alone = _score(model, [question], limit, shared=False)
-        try:
-            together = _score(model, [question], limit, shared=True)
-        except Exception as error:  # how a model without branches fails over them is its own affair
-            if is_out_of_memory(error):
-                raise
-            return False
-    nats = 1e-3 if model.dtype == torch.float32 else 5e-2  # a token; a context that is not seen costs far more
-    return bool((np.abs(alone[0] - together[0]) <= nats * np.array([len(ids) for ids in question[1]])).all())

@@ -29,17 +29,8 @@ SECRET = re.compile(r"token$|secret|password|api_?key", re.IGNORECASE)
 RECIPE = "recipes/gpt2_124m.yaml"  # where none is given
 RUN_RECIPE = "recipe.yaml"  # the name of a run folder's
 METAVARS = {int: "N", float: "X", bool: "true|false"}
-USUAL: tuple[str, ...] = (
-    "data_files",
-    "dataset_name",
-    "data_dir",
-    "run_name",
-    "max_steps",
-    "max_hours",
-    "learning_rate",
-    "optimizer",
-)
-USUAL += ("per_device_train_batch_size",)
+USUAL = ["data_files", "dataset_name", "data_dir", "run_name", "max_steps", "max_hours", "learning_rate", "optimizer"]
+USUAL += ["per_device_train_batch_size"]
 
 
 class _Loader(yaml.SafeLoader):
@@ -244,8 +235,6 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
         values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}
         _settle_warmup(values)
-        if path.name != RUN_RECIPE:  # said as the run began
-            _advise(values)
         faults = [f"{_blamed(path, fault, flags)}: {fault}" for fault in rules.recipe_faults(path, values, flags)]
     if faults:
         raise BadInput(faults)
@@ -275,21 +264,6 @@ def _settle_warmup(values: dict[str, Any]) -> None:
         )
 
 
-def _advise(values: Mapping[str, Any]) -> None:
-    """Log what is allowed and seldom meant."""
-    warmup, steps, evaluations = values["warmup_steps"], values["max_steps"], values["eval_steps"]
-    if 2 * warmup >= steps > 1:
-        log.info(
-            f"warmup_steps = {warmup} is half of max_steps = {steps} or more: the learning rate rises for so long; a "
-            f"tenth is usual: --warmup_steps {-(-steps // 10)}"
-        )
-    if 20 <= steps < 2 * evaluations:  # a shorter run is a trial
-        log.info(
-            f"eval_steps = {evaluations} is more than half of max_steps = {steps}: the curve of the validation loss has "
-            f"few points; for ten: --eval_steps {steps // 10}"
-        )
-
-
 def _blamed(path: Path, fault: str, flags: Mapping[str, Any]) -> str:
     """Return what has brought a fault: the flags that its text names, else the file."""
     named = [f"--{name} {shown(value)}" for name, value in flags.items() if re.search(rf"\b{name} = ", fault)]
@@ -301,14 +275,12 @@ def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) 
     defaults = {name: field.default for name, field in FIELDS.items() if field.default is not ABSENT}
     then = {name: before.get(name, defaults.get(name)) for name in fixed(recipe)}  # a key may be younger than the run
     changed = {name: now for name, now in fixed(recipe).items() if then[name] != now}
-    faults = [f"{name} = {shown(then[name])}, asked for {shown(now)}" for name, now in changed.items()]
-    if len(faults) > 1:
-        words = (
-            f"{where}: another run, {len(faults)} keys of which are fixed. Give another --run_name, or set them back:"
+    if changed:
+        raise BadInput(
+            f"{where}: {name} = {shown(then[name])}, asked for {shown(now)}: fixed for a run. "
+            f"{_way_on(name, then, now, recipe)}"
+            for name, now in changed.items()
         )
-        raise BadInput([words, *(f"  {fault}" for fault in faults)])
-    for name, now in changed.items():
-        raise BadInput(f"{where}: {faults[0]}: fixed for a run. {_way_on(name, then, now, recipe)}")
 
 
 def _way_on(name: str, then: Mapping[str, Any], now: Any, recipe: Recipe) -> str:

