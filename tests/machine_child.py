@@ -3,18 +3,23 @@
 Environment: MOST = the largest micro-batch that fits (of process MOST_RANK only, where set); OUT_AT = "STEP": memory
 runs out in that step's second micro-batch (on process OUT_RANK); FSDP = "true" or "false", reshard_after_forward: the
 model is sharded as `accelerate launch` with fsdp2_x8.yaml would do it, but over gloo; HANG_AT or DIE_AT = "STEP": process
-1 sleeps (HANG_SECONDS = 600) or is killed there, the first time (a file `struck` tells).
+1 sleeps (HANG_SECONDS = 600) or is killed there, the first time (a file `struck` tells); RECOVERS = no: FSDP2 as before
+torch 2.13; EXCHANGES = file: process 0 writes there the bytes of gradients that FSDP2 exchanges, by type.
 """
 
+import json
 import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import FSDPModule
 
 import train
 from pretrain.data import windows
@@ -68,6 +73,18 @@ def sharded(make):
     return replaced
 
 
+def count_exchanges(sent: Counter) -> None:
+    """Have FSDP2's exchanges of gradients counted in ``sent``: the bytes of each type."""
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # torch 2.13
+    real = getattr(dist, name)
+
+    def counted(*, output, input, **how):
+        sent[str(input.dtype)] += input.nbytes
+        return real(output=output, input=input, **how)
+
+    setattr(dist, name, counted)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Train there."""
     global RANK
@@ -78,7 +95,13 @@ def main(argv: list[str] | None = None) -> int:
         windows.TrainOrder = Struck
     if "FSDP" in os.environ:
         train.make_accelerator = sharded(train.make_accelerator)
-    return train.main(argv)
+    if os.environ.get("RECOVERS") == "no":
+        del FSDPModule.reset_iter_state
+    count_exchanges(sent := Counter())
+    status = train.main(argv)
+    if RANK == "0" and "EXCHANGES" in os.environ:
+        Path(os.environ["EXCHANGES"]).write_text(json.dumps(sent))
+    return status
 
 
 if __name__ == "__main__":

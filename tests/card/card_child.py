@@ -2,8 +2,8 @@
 
 Environment: SCRIPT = its name; CARD = a ``pretend_cuda.Card`` as JSON; COMPILER = no: without Triton. KILL_AT = N kills the
 process with SIGKILL at the N-th update, when a checkpoint is on disk; SHORT_AT = N leaves no memory for another micro-batch
-after it; SCALE = what fp16 gradients are multiplied by at first; ROWS = of the logits that are made at once; RECOVERS = no:
-FSDP2 as before torch 2.13. What became known of the card is written to card.json.
+after it; SCALE = what fp16 gradients are multiplied by at first; ROWS = of the logits that are made at once. What became
+known of the card is written to card.json.
 """
 
 import dataclasses
@@ -19,19 +19,16 @@ from pathlib import Path
 import torch
 from ledger_child import after, die
 from pretend_cuda import Card, Machine, pretend
-from torch.distributed.fsdp import FSDPModule
 
 from pretrain.machine import doctor, probes
 from pretrain.model import loss
 from pretrain.optim import update
 
-OF_THE_CARD = ("allocator", "backend", "compiled", "peak", "profiled", "wrapped")
+OF_THE_CARD = ("allocator", "backend", "compiled", "exchanged", "peak", "profiled", "wrapped")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the script with the card."""
-    if os.environ.get("RECOVERS") == "no":
-        del FSDPModule.reset_iter_state
     given = json.loads(os.environ["CARD"])
     machine = pretend(Card(**given | {"capability": tuple(given["capability"])}), os.environ.get("COMPILER") != "no")
     updates = []  # of each: the waits until then
@@ -71,7 +68,6 @@ def known(machine: Machine, updates: list[Counter]) -> dict:
     return {
         **{name: getattr(machine, name) for name in OF_THE_CARD},
         **{name: named(getattr(machine, name)) for name in ("waits", "kernels", "products", "watched")},
-        "exchanges": dict(machine.exchanges),
         "updates": [named(now - before) for before, now in itertools.pairwise([Counter(), *updates])],
     }
 

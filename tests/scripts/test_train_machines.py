@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import ROOT, fork, free_port, run, torchrun_environments
 from runs import TINY, final_state, losses, rows, sign
+from torch.distributed.fsdp import FSDPModule
 
 import train
 from pretrain.base import cards, files
@@ -144,6 +145,31 @@ def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(uninterrupted_tw
     assert evals[0] == pytest.approx(evals[1], abs=1e-5)
     done = run("train.py", *TINY, "--run_name", "x", "--eval_only", "--init_from", "runs/f/model")
     assert f'"eval/loss": {evals[0][-1]:.3f}'[:-1] in done.stdout
+
+
+RECOVERS = hasattr(FSDPModule, "reset_iter_state")  # from torch 2.13 on
+
+
+@pytest.mark.parametrize("recovers", [True, False] if RECOVERS else [False])
+def test_fsdp2_averages_gradients_in_fp32_once_an_update_or_where_it_cannot_recover_in_each_micro_batch(
+    workplace, recovers
+):
+    how = {"FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "EXCHANGES": "sent.json"}
+    how |= {} if recovers else {"RECOVERS": "no"}
+    run(CHILD, *TINY, *QUIET, "--run_name", "f", "--max_steps", "4", processes=2, **how)  # of 2 micro-batches each
+    whole = 4 * estimate.shape_of(reading.load_recipe(Path("tiny.yaml")).model).parameters
+    exchanges = 4 + 1 if recovers else 4 * 2  # one in the try
+    assert files.read_json(Path("sent.json")) == {"torch.float32": exchanges * whole}
+
+
+@pytest.mark.skipif(not RECOVERS, reason="torch 2.13")
+def test_fsdp2_gives_whole_gradients_up_before_it_halves_the_micro_batch(workplace):
+    flags = (*TINY, *QUIET, "--per_device_train_batch_size", "auto", "--max_steps", "3", "--run_name", "f")
+    done = run(CHILD, *flags, processes=2, FSDP="true", MOST="1", EXCHANGES="sent.json")
+    assert "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr  # in one of them nothing waits
+    whole, without = "of 2 sequences beside whole gradients runs out of memory", "of 2 sequences runs out of memory"
+    assert done.stderr.index(whole) < done.stderr.index(without) < done.stderr.index("4 micro-batches x 1 sequence")
+    assert len(losses("f")) == 3
 
 
 STEPS = ("--adam_nesterov", "true", "--cautious", "true", "--embedding_lr_ratio", "2", "--vector_lr_ratio", "0.1")
