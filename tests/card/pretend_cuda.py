@@ -19,7 +19,6 @@ import ctypes
 import functools
 import inspect
 import os
-import re
 import sys
 import types
 import weakref
@@ -43,7 +42,7 @@ from transformers import masking_utils
 from pretrain.machine import hardware
 
 PRODUCT = str(Path(__file__).resolve().parents[2])
-CPU, CUDA, META = torch.device("cpu"), torch.device("cuda", 0), torch.device("meta", 0)
+CPU, CUDA, XLA = torch.device("cpu"), torch.device("cuda", 0), torch.device("xla", 0)
 aten, Tensor = torch.ops.aten, torch.Tensor
 attend = F.scaled_dot_product_attention  # PyTorch's own
 
@@ -83,11 +82,11 @@ class CudaTensor(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     device = property(lambda self: machine.device)
-    is_cuda, is_cpu, is_meta = property(lambda self: True), property(lambda self: False), property(lambda self: False)
+    is_cuda, is_cpu = property(lambda self: True), property(lambda self: False)
 
     @staticmethod
     def __new__(cls, host: Tensor) -> "CudaTensor":
-        how = {"strides": host.stride(), "storage_offset": host.storage_offset(), "dtype": host.dtype, "device": META}
+        how = {"strides": host.stride(), "storage_offset": host.storage_offset(), "dtype": host.dtype, "device": XLA}
         tensor = Tensor._make_wrapper_subclass(cls, host.size(), **how, _extra_dispatch_keys=AUTOCAST)
         tensor.host, tensor.block = host, machine.allocate(host.untyped_storage())
         return tensor
@@ -98,9 +97,6 @@ class CudaTensor(Tensor):
 
     def get_device(self) -> int:
         return machine.device.index
-
-    def new_tensor(self, data: Any, *, dtype: torch.dtype | None = None, **how) -> Tensor:
-        return torch.tensor(data, dtype=dtype or self.dtype, **{"device": self.device} | how)
 
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
@@ -123,7 +119,6 @@ class _Block:
         self.size = size
         machine.allocated += size
         machine.peak = max(machine.peak, machine.allocated)
-        machine.highest = max(machine.highest, machine.peak)
         machine.reserved = max(machine.reserved, machine.allocated)
 
     def __del__(self):
@@ -147,7 +142,7 @@ class Machine:
         allocator: its settings when CUDA was initialized; what is set later has no effect.
         emptied: how often unused memory was given back.
         profiled: the activities that a profiler was asked for.
-        allocated, peak, reserved: bytes; highest: the peak, however often it was reset.
+        allocated, peak, reserved: bytes.
         others: bytes that other programs hold.
         fraction: of the card's memory that this process may take.
     """
@@ -160,10 +155,9 @@ class Machine:
         self.wrapped: dict = {}
         self.backend: str | None = None
         self.allocator: str | None = None
-        self.allocated = self.peak = self.reserved = self.others = self.highest = self.emptied = self.exchanged = 0
+        self.allocated = self.peak = self.reserved = self.others = self.emptied = self.exchanged = 0
         self.fraction = 1.0
         self.generator = torch.Generator()
-        self.registrations: torch.library.Library | None = None  # of the dispatcher; they last as long as this
         self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
         self._pinned: dict[int, torch.UntypedStorage] = {}  # kept, so that no address is another memory's later
         self._downloads: list[tuple[Tensor, Tensor]] = []
@@ -252,7 +246,7 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     name, device = func.overloadpacket, kwargs.get("device")
     tensors = [value for value in arg_tree_leaves(*args, **kwargs) if isinstance(value, Tensor)]
     cards = [tensor for tensor in tensors if isinstance(tensor, CudaTensor)]
-    on_card = bool(cards) if device is None else device.type == "cuda" or device == META
+    on_card = bool(cards) if device is None else device.type == "cuda" or device == XLA
     if on_card and device is not None:
         if device.type == "cuda" and device.index not in (None, machine.device.index):
             raise RuntimeError(f"CUDA error: {device} is not the card of this process, {machine.device}")
@@ -397,39 +391,6 @@ def _kernel(query: Tensor, mask: Tensor | None) -> str:
     return next(name for name in order if able[name])
 
 
-# ---- autocast
-
-
-def _autocast_as_cuda() -> torch.library.Library:
-    """Give autocast its CUDA lists for ``CudaTensor``: its own kernels cast no tensor that C++ believes on the CPU.
-
-    The lists are those of the installed PyTorch, from a header that comes with it. The third one, of operations that take
-    the widest type of their arguments, does what those operations do themselves. The registrations end with the result.
-    """
-    header = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text(encoding="utf-8")
-    library = torch.library.Library("aten", "IMPL")
-    half, full = (lambda: torch.get_autocast_dtype("cuda")), (lambda: torch.float32)
-    for macro, dtype in {"LOWER_PRECISION_FP": half, "FP32": full, "FP32_SET_OPT_DTYPE": full}.items():
-        (body,) = re.findall(rf"#define AT_FORALL_{macro}\(_\)((?:.*\\\n)+)", header)
-        for name, overload in re.findall(r"_\((\w+)(?:, (\w+))?\)", body):
-            operation = getattr(getattr(aten, name), overload or "default")
-            library.impl(f"{name}.{overload}" if overload else name, _autocast(operation, dtype), "AutocastCUDA")
-    return library
-
-
-def _autocast(operation: torch._ops.OpOverload, dtype: Callable[[], torch.dtype]) -> Callable:
-    def kernel(*args, **kwargs):
-        def cast(value: Any) -> Any:
-            if isinstance(value, CudaTensor) and value.is_floating_point() and value.dtype != torch.float64:
-                return value.to(dtype())
-            return type(value)(map(cast, value)) if type(value) in (list, tuple) else value
-
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)):
-            return operation(*cast(args), **{name: cast(value) for name, value in kwargs.items()})
-
-    return kernel
-
-
 # ---- what torch.cuda and NVML are asked
 
 
@@ -503,40 +464,13 @@ NVML_FUNCTIONS = {
 }
 
 
-def _compile() -> Callable:
-    """Return a torch.compile that checks its arguments and compiles nothing."""
-    signature = inspect.signature(torch.compile)
-
-    def compiled(*args, **kwargs) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        model = given.pop("model")
-        machine.compiled.append(given)
-        if isinstance(model, nn.Module):
-            model.forward = _traced(model.forward)
-        return model
-
-    return compiled
-
-
-def _traced(forward: Callable) -> Callable:
-    """Have Transformers ask no values of a mask or of positions, as while it is compiled: each would be a wait."""
-
-    def run(*args, **kwargs) -> Any:
-        with mock.patch.object(masking_utils, "is_tracing", lambda tensor=None: True):
-            return forward(*args, **kwargs)
-
-    return run
-
-
-def _grouped() -> Callable:
-    """Return what groups an optimizer's tensors by device and type, with the device that Python knows."""
-    real = torch._C._group_tensors_by_device_and_dtype
-
-    def grouped(lists: list[list[Tensor]], with_indices: bool = False) -> dict:
-        found = real(lists, with_indices).items()
-        return {(tensors[0][0].device, dtype): (tensors, indices) for (_, dtype), (tensors, indices) in found}
-
-    return grouped
+def _compile(model: Any, **how) -> Any:
+    """Note the arguments, and compile nothing."""
+    machine.compiled.append(how)
+    if isinstance(model, nn.Module):  # a compiled forward pass asks no values of a mask: each would be a wait
+        tracing = mock.patch.object(masking_utils, "is_tracing", lambda tensor=None: True)
+        model.forward = tracing(model.forward)
+    return model
 
 
 def _profile() -> Callable:
@@ -625,15 +559,14 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     _guard()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes its values on the CPU and moves them
     torch.__future__.set_swap_module_params_on_conversion(True)  # Module.to would set .data of others
-    machine.registrations = _autocast_as_cuda()
+    torch.autograd.set_multithreading_enabled(False)
     F.scaled_dot_product_attention = _attention
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # by its definition, in half precision
-    torch._C._group_tensors_by_device_and_dtype = _grouped()
     dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _join()
     nn.parallel.DistributedDataParallel = DataParallel
     _foreach_utils._foreach_supported_types.append(CudaTensor)  # as the plain tensors of a card are
     torch.profiler.profile.__init__ = _profile()
-    torch.compile, hardware.has_triton_package = _compile(), lambda: compiler
+    torch.compile, hardware.has_triton_package = _compile, lambda: compiler
     _Making().__enter__()
     return machine
 
@@ -645,9 +578,10 @@ def _guard() -> None:
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 18).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    cuda, lazy = 1, 17  # of c10::DeviceType
+    cuda, xla, meta, lazy = 1, 9, 14, 17  # of c10::DeviceType
     guards[cuda] = guards[lazy]
     torch._C._ensureCUDADeviceGuardSet()
+    guards[xla] = guards[meta]
 
 
 def on(card: Card, work: Callable[[Machine], None]) -> None:

@@ -58,13 +58,14 @@ def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_progra
 def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither_memory_nor_a_peak():
     def work(machine):
         layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
-        before = machine.allocated
+        before, seen = machine.allocated, []
 
         def step():
+            seen.append(machine.allocated)
             (layer.weight * layer.weight).sum().backward()
 
         assert not fit.runs_out_of_memory(step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA)
-        assert machine.highest >= before + 64 * MIB
+        assert min(seen) >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before
 
     on(A6000, work)
