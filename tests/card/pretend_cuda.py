@@ -7,9 +7,9 @@ where the host waits for the card, host memory that is read while a copy is unde
 cards, one a process: which backend is asked for, what DDP is given, how often gradients are exchanged. What it cannot
 find: anything of kernels (it computes on the CPU), of the compiler, of speed, of shards.
 
-How: a tensor of the card is a ``CudaTensor``, which holds a CPU tensor and says that it is on cuda:0. C++ takes it for a
-meta tensor, and PyTorch's dispatch mode brings every operation to ``_operate``, below autograd and autocast, which checks
-the sides and computes on the CPU. Only what C++ asks of a device's type is replaced: attention, the kernels of autocast.
+How: a tensor of the card is a ``CudaTensor``, which holds a CPU tensor and says that it is on cuda:0. A dispatch mode
+brings every operation to ``_operate``, below autograd and autocast, which checks the sides and computes on the CPU. C++
+takes such a tensor for one of XLA: a device that a CPU build needs no streams for, and whose tensors CUDA's autocast casts.
 torch.cuda stays PyTorch's own Python, with its signatures and checks; the C functions beneath it, which a CPU build lacks,
 are answered here, and any other raises AttributeError. NCCL is gloo, between the CPU tensors.
 """
@@ -67,13 +67,10 @@ class Card:
 
 
 T4 = Card("Tesla T4", (7, 5), 15_642_329_088)
-V100 = Card("Tesla V100-SXM2-16GB", (7, 0), 16_935_682_048)
 RTX_3060 = Card("NVIDIA GeForce RTX 3060", (8, 6), 12_625_379_328)
 A6000 = Card("NVIDIA RTX A6000", (8, 6), 51_033_931_776)
 H200 = Card("NVIDIA H200", (9, 0), 150_109_880_320)
 UNKNOWN = Card("NVIDIA Graphics Device", (12, 1), 20 * 2**30)
-CARDS = (T4, V100, RTX_3060, A6000, H200, UNKNOWN)
-WHEELS = {"12.6": "sm_70 sm_75 sm_80 sm_86 sm_90", "13.0": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}  # CUDA: its kernels
 AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
@@ -400,35 +397,23 @@ def _ordinal(index: int) -> int:
     return index
 
 
-def _set_device(index: int) -> None:
-    machine.device = torch.device("cuda", _ordinal(index))
-
-
 def _initialize() -> None:
     machine.allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
     torch.cuda.default_generators = (machine.generator,) * machine.card.count
 
 
 def _properties(index: int) -> types.SimpleNamespace:
-    _ordinal(index)
     card, (major, minor) = machine.card, machine.card.capability
     return types.SimpleNamespace(name=card.name, major=major, minor=minor, total_memory=card.memory)
 
 
 def _memory_stats(index: int) -> dict:
     bytes_of = {"allocated": (machine.allocated, machine.peak), "reserved": (machine.reserved, machine.reserved)}
-    _ordinal(index)
     return {f"{name}_bytes": {"all": {"current": now, "peak": most}} for name, (now, most) in bytes_of.items()}
 
 
 def _free_memory(index: int) -> tuple[int, int]:
-    _ordinal(index)
     return machine.card.memory - machine.reserved - machine.others, machine.card.memory
-
-
-def _limit_memory(fraction: float, index: int) -> None:
-    _ordinal(index)
-    machine.fraction = fraction
 
 
 def _empty_cache() -> None:
@@ -436,22 +421,17 @@ def _empty_cache() -> None:
     machine.reserved = machine.allocated
 
 
-def _reset_peak(index: int) -> None:
-    _ordinal(index)
-    machine.peak = machine.allocated
-
-
 C_FUNCTIONS = {
     "_cuda_init": _initialize,
     "_cuda_getDeviceCount": lambda: machine.card.count,
     "_cuda_getDevice": lambda: machine.device.index,
-    "_cuda_setDevice": _set_device,
+    "_cuda_setDevice": lambda index: setattr(machine, "device", torch.device("cuda", _ordinal(index))),
     "_cuda_synchronize": lambda: machine.wait("synchronize"),
     "_cuda_memoryStats": _memory_stats,
-    "_cuda_setMemoryFraction": _limit_memory,
-    "_cuda_resetPeakMemoryStats": _reset_peak,
+    "_cuda_setMemoryFraction": lambda fraction, index: setattr(machine, "fraction", fraction),
+    "_cuda_resetPeakMemoryStats": lambda index: setattr(machine, "peak", machine.allocated),
     "_cuda_emptyCache": _empty_cache,
-    "_cuda_getArchFlags": lambda: WHEELS[torch.version.cuda],
+    "_cuda_getArchFlags": lambda: "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",
     "_cuda_getCurrentRawStream": None,  # the compiler imports it
 }
 NVML_FUNCTIONS = {
@@ -532,12 +512,8 @@ class DataParallel(nn.Module):
             self.wanted = True
 
 
-def pretend(card: Card, compiler: bool = True) -> Machine:
-    """Make this process one that has ``card``; return what becomes known of it from here on.
-
-    Args:
-        compiler: whether Triton is installed.
-    """
+def pretend(card: Card) -> Machine:
+    """Make this process one that has ``card``; return what becomes known of it from here on."""
     global machine
     machine = Machine(card)
     for name, function in list(vars(torch._C).items()):  # of a CUDA build
@@ -551,7 +527,7 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     torch.cuda._is_in_bad_fork = torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
     torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.accelerator.current_stream = lambda device=None: types.SimpleNamespace(is_capturing=lambda: False)
-    torch.version.cuda = "13.0" if card.capability >= (7, 5) else "12.6"
+    torch.version.cuda = "13.0"
     sys.modules["pynvml"] = torch.cuda.pynvml = types.ModuleType("pynvml")
     vars(torch.cuda.pynvml).update(NVML_FUNCTIONS)
     torch.cuda._HAS_PYNVML = True
@@ -566,15 +542,15 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     nn.parallel.DistributedDataParallel = DataParallel
     _foreach_utils._foreach_supported_types.append(CudaTensor)  # as the plain tensors of a card are
     torch.profiler.profile.__init__ = _profile()
-    torch.compile, hardware.has_triton_package = _compile, lambda: compiler
+    torch.compile, hardware.has_triton_package = _compile, lambda: True
     _Making().__enter__()
     return machine
 
 
 def _guard() -> None:
-    """Have C++ take CUDA for a device that has its guard, PyTorch's own that does nothing.
+    """Give CUDA and XLA, of which a CPU build knows nothing, device guards of PyTorch's that do nothing.
 
-    PyTorch sets that in the place of one without devices, as that of its lazy tensors is.
+    PyTorch makes CUDA's itself, in the place of one that has no devices, as that of lazy tensors.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 18).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")

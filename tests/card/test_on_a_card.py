@@ -189,29 +189,21 @@ def test_a_deterministic_run_takes_no_kernel_that_varies(whole):
     assert done.card["waits"] == whole.card["waits"] and losses("d") == losses("whole")
 
 
-def test_fp16_skips_an_overflow_and_muon_computes_in_what_the_card_has(whole):
-    done = train(T4, "--optimizer", "muon", "--max_steps", "4", "--save_steps", "4", SCALE=str(2.0**19))
+def test_fp16_skips_an_overflow_muon_computes_in_what_the_card_has_and_a_killed_run_resumes_with_its_scale(whole):
+    flags, scale = ("--optimizer", "muon", "--max_steps", "6", "--save_steps", "3"), {"SCALE": str(2.0**19)}
+    done = train(T4, *flags, "--run_name", "u", **scale)
     assert "device   Tesla T4, precision fp16, compile inductor" in done.stderr
-    skipped = [0, *(row["skipped_updates"] for row in rows("r"))]
+    skipped = [0, *(row["skipped_updates"] for row in rows("u"))]
     lost = [after - before for before, after in itertools.pairwise(skipped)]
-    assert (
-        done.stderr.count("update skipped: fp16 overflow; the loss scale was lowered") == sum(lost)
-        and 0 < sum(lost) < 4
-    )
+    assert done.stderr.count("update skipped: fp16 overflow; the loss scale was lowered") == sum(lost)
+    assert 0 < sum(lost) < 6
     assert [update["read update.update"] for update in done.card["updates"]] == [3 if each else 1 for each in lost]
     assert done.card["products"].keys() >= {"float16 muon.orthogonalize", "float16 loss.NextTokenLoss.forward"}
     assert not [key for key in done.card["products"] if "bfloat16" in key]
-    state = json.loads(Path("runs/r/checkpoints/step-00000004/state.json").read_text())
-    assert state["scaler"]["scale"] == 2.0 ** (19 - sum(lost))
-
-
-def test_a_killed_fp16_run_resumes_with_the_scale_that_it_had(whole):
-    flags, how = ("--max_steps", "6", "--save_steps", "3"), {"SCALE": str(2.0**19)}
-    train(T4, *flags, "--run_name", "u", **how)
-    train(T4, *flags, expect=-9, KILL_AT="5", **how)
-    train(T4, *flags, **how)
+    assert final_state("u", 6)["state"]["scaler"]["scale"] == 2.0 ** (19 - sum(lost))
+    train(T4, *flags, expect=-9, KILL_AT="5", **scale)
+    train(T4, *flags, **scale)
     assert final_state("r", 6) == final_state("u", 6) and losses("r") == losses("u")
-    assert final_state("u", 6)["state"]["scaler"]["scale"] < 2.0**19
 
 
 def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(whole):
@@ -225,35 +217,6 @@ def test_documents_apart_blocks_computed_again_and_ids_that_live_on_the_card(who
     assert done.card["profiled"] == ["CPU", "CPU", "CUDA"]  # the first for the log
     assert "kernels  attention efficient;" in done.stderr  # dropout rules FlexAttention out
     assert "attention" in Path("runs/r/profile/table.txt").read_text()
-    plain = train(A6000, *flags[:2], "--max_steps", "3", "--tokens_per_step", "32", "--run_name", "p")
-    first = {step: losses("r")[step] for step in (1, 2, 3)}
-    assert losses("p") == pytest.approx(first, abs=2e-3) and plain.card["peak"] > done.card["peak"]
-
-
-def test_auto_halves_the_micro_batch_until_it_fits(whole):
-    done = train(
-        dataclasses.replace(A6000, most_sequences=2), "--per_device_train_batch_size", "auto", "--max_steps", "3"
-    )
-    assert "a micro-batch of 4 sequences runs out of memory: trying 2" in done.stderr
-    assert "2 micro-batches x 2 sequences x 16 tokens" in done.stderr and len(losses("r")) == 3
-
-
-def test_memory_that_runs_out_later_ends_the_run_with_a_checkpoint_and_a_remedy(whole):
-    done = train(A6000, "--max_steps", "4", expect=1, SHORT_AT="2")
-    assert "NVIDIA RTX A6000 runs out of memory at a micro-batch of 2 x 16 tokens" in done.stderr
-    assert "Use --per_device_train_batch_size 1 or auto" in done.stderr
-    assert (Path("runs/r/checkpoints/step-00000002") / "manifest.json").exists()
-    assert "resumed from runs/r/checkpoints/step-00000002" in train(A6000, "--max_steps", "4").stderr
-
-
-def test_what_the_card_cannot_do_is_refused_before_anything_is_written(whole):
-    for card, precision, more, words in [
-        (T4, "bf16", {}, "Tesla T4 has no bf16; write mixed_precision: fp16"),
-        (A6000, "fp8", {}, "fp8 is not supported here"),
-        (A6000, "bf16", {"ACCELERATE_DYNAMO_BACKEND": "inductor", "COMPILER": "no"}, "has no Triton here"),
-    ]:
-        assert words in train(card, expect=2, ACCELERATE_MIXED_PRECISION=precision, **more).stderr
-    assert not Path("runs/r").exists()
 
 
 def test_generate_writes_what_it_writes_on_a_cpu(whole):
@@ -308,12 +271,10 @@ def weights_bytes() -> int:
 
 
 def test_two_cards_exchange_each_gradient_once_an_update_over_nccl(whole):
-    done = train(TWO, *ACCUMULATING, "--run_name", "two")
+    done = train(TWO, *ACCUMULATING)
     assert "2 processes x 2 micro-batches x 1 sequence" in done.stderr and done.card["backend"] == "nccl"
     assert done.card["wrapped"]["device_ids"] == [1] and done.card["wrapped"]["gradient_as_bucket_view"] is True
     assert done.card["exchanged"] == 4 * weights_bytes()  # of 4 updates
-    train(A6000, *ACCUMULATING, "--run_name", "one")
-    assert losses("two") == pytest.approx(losses("one"), abs=2e-3)
 
 
 def test_cards_whose_launcher_starts_lost_processes_anew_meet_over_nccl_too(whole):

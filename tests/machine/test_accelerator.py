@@ -47,26 +47,12 @@ def faults(device, tf32="auto", compile_mode="default", **environment):
     return []
 
 
-def test_a_pretended_ampere_card_gets_tf32_after_accelerate_has_set_it(monkeypatch):
-    seen = []
-    monkeypatch.setattr(accelerator, "Accelerator", lambda **how: seen.append(how) or FAKE)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: seen.append(precision))
-    for device, tf32 in ((A6000, "auto"), (A6000, False), (T4, "auto"), (CPU, "auto")):
-        make_accelerator(device, keys.Machine(tf32=tf32))
-    assert seen[1::2] == ["high", "highest", "highest", "highest"]
-    assert [how["mixed_precision"] for how in seen[0::2]] == ["bf16", "bf16", "fp16", "no"]
-    assert [how["dynamo_plugin"].backend.value for how in seen[0::2]] == ["INDUCTOR"] * 3 + ["NO"]
-
-
 @pytest.mark.parametrize(
     "device, launched, compile_mode, given",
     [
-        (A6000, {}, "default", "default"),
         (A6000, {}, "reduce-overhead", "reduce-overhead"),
         (A6000, YAML | {"ACCELERATE_DYNAMO_MODE": "max-autotune"}, "default", "max-autotune"),
         (A6000, YAML | {"ACCELERATE_DYNAMO_MODE": "max-autotune"}, "reduce-overhead", "reduce-overhead"),
-        (CPU, YAML | {"ACCELERATE_USE_CPU": "true"}, "max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs"),
     ],
 )
 def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(monkeypatch, device, launched, compile_mode, given):
