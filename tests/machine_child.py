@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import train
 from pretrain.data import windows
+from pretrain.machine import accelerator
 from pretrain.model import loss
 
 RANK = "0"
@@ -59,7 +60,7 @@ def sharded(make):
     """Make the Accelerator of a machine with cards: Accelerate itself has FSDP2 on cards only."""
 
     def replaced(*args, **kwargs):
-        accelerator = make(*args, **kwargs)
+        made = make(*args, **kwargs)
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             reshard_after_forward=os.environ["FSDP"] == "true",
@@ -68,7 +69,7 @@ def sharded(make):
         )
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # as AcceleratorState does on cards
         AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
-        return accelerator
+        return made
 
     return replaced
 
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     if {"OUT_AT", "HANG_AT", "DIE_AT"} & set(os.environ):
         windows.TrainOrder = Struck
     if "FSDP" in os.environ:
-        train.make_accelerator = sharded(train.make_accelerator)
+        accelerator.Accelerator = sharded(accelerator.Accelerator)
     if os.environ.get("RECOVERS") == "no":
         del FSDPModule.reset_iter_state
     count_exchanges(sent := Counter())

@@ -148,8 +148,8 @@ RECOVERS = hasattr(FSDPModule, "reset_iter_state")  # from torch 2.13 on
 
 
 @pytest.mark.parametrize("recovers", [True, False] if RECOVERS else [False])
-def test_fsdp2_averages_gradients_in_fp32_once_an_update_or_where_it_cannot_recover_in_each_micro_batch(
-    workplace, recovers
+def test_fsdp2_takes_loss_and_averages_in_fp32_once_an_update_or_where_it_cannot_recover_in_each_micro_batch(
+    uninterrupted_two, recovers
 ):
     how = {"FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "EXCHANGES": "sent.json"}
     how |= {} if recovers else {"RECOVERS": "no"}
@@ -157,6 +157,8 @@ def test_fsdp2_averages_gradients_in_fp32_once_an_update_or_where_it_cannot_reco
     whole = 4 * estimate.shape_of(reading.load_recipe(Path("tiny.yaml")).model).parameters
     exchanges = 4 + 1 if recovers else 4 * 2  # one in the try
     assert files.read_json(Path("sent.json")) == {"torch.float32": exchanges * whole}
+    # In fp32: bf16's own steps are 0.02 here.
+    assert losses("f") == pytest.approx({step: losses("two")[step] for step in (1, 2, 3, 4)}, abs=1e-3)
 
 
 @pytest.mark.skipif(not RECOVERS, reason="torch 2.13")
