@@ -67,6 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
     if any(len(column.runs) > 1 for column in columns):
         print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
+        if any(len(column.runs) == 2 for column in columns):
+            print("two seeds give a wide interval; a third makes it about half as wide")
         if not even(columns):
             print(
                 "runs of one column have read different numbers of tokens: their mean is of no one length; no * is given"

@@ -3,21 +3,27 @@
 Environment: MOST = the largest micro-batch that fits (of process MOST_RANK only, where set); OUT_AT = "STEP": memory
 runs out in that step's second micro-batch (on process OUT_RANK); FSDP = "true" or "false", reshard_after_forward: the
 model is sharded as `accelerate launch` with fsdp2_x8.yaml would do it, but over gloo; HANG_AT or DIE_AT = "STEP": process
-1 sleeps (HANG_SECONDS = 600) or is killed there, the first time (a file `struck` tells).
+1 sleeps (HANG_SECONDS = 600) or is killed there, the first time (a file `struck` tells); RECOVERS = no: FSDP2 as before
+torch 2.13; EXCHANGES = file: process 0 writes there the bytes of gradients that FSDP2 exchanges, by type.
 """
 
+import json
 import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import FSDPModule
 
 import train
 from pretrain.data import windows
+from pretrain.machine import accelerator
 from pretrain.model import loss
 
 RANK = "0"
@@ -54,7 +60,7 @@ def sharded(make):
     """Make the Accelerator of a machine with cards: Accelerate itself has FSDP2 on cards only."""
 
     def replaced(*args, **kwargs):
-        accelerator = make(*args, **kwargs)
+        made = make(*args, **kwargs)
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             reshard_after_forward=os.environ["FSDP"] == "true",
@@ -63,9 +69,21 @@ def sharded(make):
         )
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # as AcceleratorState does on cards
         AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
-        return accelerator
+        return made
 
     return replaced
+
+
+def count_exchanges(sent: Counter) -> None:
+    """Have FSDP2's exchanges of gradients counted in ``sent``: the bytes of each type."""
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # torch 2.13
+    real = getattr(dist, name)
+
+    def counted(*, output, input, **how):
+        sent[str(input.dtype)] += input.nbytes
+        return real(output=output, input=input, **how)
+
+    setattr(dist, name, counted)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,8 +95,14 @@ def main(argv: list[str] | None = None) -> int:
     if {"OUT_AT", "HANG_AT", "DIE_AT"} & set(os.environ):
         windows.TrainOrder = Struck
     if "FSDP" in os.environ:
-        train.make_accelerator = sharded(train.make_accelerator)
-    return train.main(argv)
+        accelerator.Accelerator = sharded(accelerator.Accelerator)
+    if os.environ.get("RECOVERS") == "no":
+        del FSDPModule.reset_iter_state
+    count_exchanges(sent := Counter())
+    status = train.main(argv)
+    if RANK == "0" and "EXCHANGES" in os.environ:
+        Path(os.environ["EXCHANGES"]).write_text(json.dumps(sent))
+    return status
 
 
 if __name__ == "__main__":

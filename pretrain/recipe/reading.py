@@ -235,6 +235,8 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
         values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}
         _settle_warmup(values)
+        if path.name != RUN_RECIPE:  # said as the run began
+            _advise(values)
         faults = [f"{_blamed(path, fault, flags)}: {fault}" for fault in rules.recipe_faults(path, values, flags)]
     if faults:
         raise BadInput(faults)
@@ -261,6 +263,21 @@ def _settle_warmup(values: dict[str, Any]) -> None:
         log.info(
             f"warmup_steps = {asked} is longer than the run, max_steps = {steps}: the learning rate rises over the first "
             f"{values['warmup_steps']}, a quarter of it"
+        )
+
+
+def _advise(values: Mapping[str, Any]) -> None:
+    """Log what is allowed and seldom meant."""
+    warmup, steps, evaluations = values["warmup_steps"], values["max_steps"], values["eval_steps"]
+    if 2 * warmup >= steps > 1:
+        log.info(
+            f"warmup_steps = {warmup} is half of max_steps = {steps} or more: the learning rate rises for so long; a "
+            f"tenth is usual: --warmup_steps {-(-steps // 10)}"
+        )
+    if 20 <= steps < 2 * evaluations:  # a shorter run is a trial
+        log.info(
+            f"eval_steps = {evaluations} is more than half of max_steps = {steps}: the curve of the validation loss has "
+            f"few points; for ten: --eval_steps {steps // 10}"
         )
 
 

@@ -117,8 +117,11 @@ def picture(path: Path, heights: list[float], x: str | Sequence[str]) -> Iterato
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, sum(heights) + 0.6), layout="constrained")
-        shared, many = isinstance(x, str), len(heights)
-        found = list(figure.subplots(many, 1, sharex=shared, squeeze=False, height_ratios=heights)[:, 0])
+        shared = isinstance(x, str)
+        found = list(figure.subplots(len(heights), 1, sharex=shared, squeeze=False, height_ratios=heights)[:, 0])
+        for number, axes in enumerate([] if shared else found):
+            if x[number] in x[:number]:  # panels over the same thing have the same ends
+                axes.sharex(found[x.index(x[number])])
         yield found
         for axes, name in [(found[-1], x)] if isinstance(x, str) else zip(found, x, strict=True):
             axes.set_xlabel(AXES[name])
@@ -190,7 +193,8 @@ def _draw_scores(published: Published, task: Task, axes, rows: Sequence[Mapping]
 def _draw_side(name: str, label: str, color: str, axes, rows: Sequence[Mapping]) -> None:
     line = series(rows, name)
     axes.plot(*line, color=color, marker="." if len(line[0]) < 2 else None, linewidth=1.2)
-    axes.set(ylim=(0, view([line])[1]), ylabel=label)
+    high = line[1].max() if name == "train/lr" else view([line])[1]
+    axes.set(ylim=(0, 1.05 * high), ylabel=label)
     axes.yaxis.set_major_formatter(_count)
 
 

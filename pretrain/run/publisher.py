@@ -108,11 +108,14 @@ class Publisher:
             newest = recipe.hub.hub_strategy == "checkpoint"
             within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
             files |= {f"{within}/{file.name}": file for file in path.iterdir()}
+        now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
+        losses = {"train/loss": "train loss", "eval/loss": "validation loss"}
+        words = ", ".join(f"{words} {now[name]:.4f}" for name, words in losses.items() if name in now)
         self._pusher.add(
             step,
             repo_id=self._repo_id,
             private=recipe.hub.hub_private_repo,
-            title=f"{recipe.saving.name}, step {step}",
+            title=f"{recipe.saving.name}, step {step}: {words}",
             files=files,
         )
         self._pushes += 1

@@ -1,12 +1,10 @@
 """A script of the product in a process that has a pretended card.
 
-Environment: SCRIPT = its name; CARD = a ``pretend_cuda.Card`` as JSON; COMPILER = no: without Triton. KILL_AT = N kills the
-process with SIGKILL at the N-th update, when a checkpoint is on disk; SHORT_AT = N leaves no memory for another micro-batch
-after it; SCALE = what fp16 gradients are multiplied by at first; ROWS = of the logits that are made at once; RECOVERS = no:
-FSDP2 as before torch 2.13. What became known of the card is written to card.json.
+Environment: SCRIPT = its name; CARD = a ``pretend_cuda.Card`` as JSON. KILL_AT = N kills the process with SIGKILL at the
+N-th update, when a checkpoint is on disk; SCALE = what fp16 gradients are multiplied by at first; ROWS = of the logits that
+are made at once. What became known of the card is written to card.json.
 """
 
-import dataclasses
 import importlib
 import itertools
 import json
@@ -19,21 +17,18 @@ from pathlib import Path
 import torch
 from ledger_child import after, die
 from pretend_cuda import Card, Machine, pretend
-from torch.distributed.fsdp import FSDPModule
 
 from pretrain.machine import doctor, probes
 from pretrain.model import loss
 from pretrain.optim import update
 
-OF_THE_CARD = ("allocator", "backend", "compiled", "peak", "profiled", "wrapped")
+OF_THE_CARD = ("allocator", "backend", "compiled", "exchanged", "profiled", "wrapped")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the script with the card."""
-    if os.environ.get("RECOVERS") == "no":
-        del FSDPModule.reset_iter_state
     given = json.loads(os.environ["CARD"])
-    machine = pretend(Card(**given | {"capability": tuple(given["capability"])}), os.environ.get("COMPILER") != "no")
+    machine = pretend(Card(**given | {"capability": tuple(given["capability"])}))
     updates = []  # of each: the waits until then
 
     def count(_) -> None:
@@ -43,8 +38,6 @@ def main(argv: list[str] | None = None) -> int:
             while not list(Path("runs", run_name, "checkpoints").glob("step-*")):
                 time.sleep(0.01)  # the one that was begun
             die()
-        if len(updates) == int(os.environ.get("SHORT_AT", "0")):
-            machine.card = dataclasses.replace(machine.card, most_sequences=0)
 
     after(update, "update", count)
     loss.NextTokenLoss.rows = int(os.environ["ROWS"]) if "ROWS" in os.environ else None
@@ -71,7 +64,6 @@ def known(machine: Machine, updates: list[Counter]) -> dict:
     return {
         **{name: getattr(machine, name) for name in OF_THE_CARD},
         **{name: named(getattr(machine, name)) for name in ("waits", "kernels", "products", "watched")},
-        "exchanges": dict(machine.exchanges),
         "updates": [named(now - before) for before, now in itertools.pairwise([Counter(), *updates])],
     }
 

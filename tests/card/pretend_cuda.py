@@ -3,23 +3,22 @@
 ``pretend(A6000)`` changes the process for good: call it in one that is thrown away (a fork, a child).
 
 What it finds: a tensor on the wrong side, a torch.cuda function that is called wrongly or is not answered here, each place
-where the host waits for the card, host memory that is read or overwritten while a copy is under way, memory that runs out.
-Of several cards, one a process: which backend is asked for, what DDP and FSDP2 wrap, how often and in what type gradients
-are exchanged. What it cannot find: anything of kernels (it computes on the CPU), of the compiler, of speed, of shards
-(FSDP2 leaves each weight whole here, and exchanges gradients as DDP does).
+where the host waits for the card, host memory that is read while a copy is under way, memory that runs out. Of several
+cards, one a process: which backend is asked for, what DDP is given, how often gradients are exchanged. What it cannot
+find: anything of kernels (it computes on the CPU), of the compiler, of speed, of shards.
 
-How: a tensor of the card is a ``CudaTensor``. It holds a CPU tensor, says that it is on cuda:0, and every operation on it
-arrives in ``_operate``, below autograd and autocast, which checks the sides and computes on the CPU. Only what asks for the
-device in C++ is replaced: functions that make tensors, the moves between the sides, attention, the kernels of autocast.
+How: a tensor of the card is a ``CudaTensor``, which holds a CPU tensor and says that it is on cuda:0. A dispatch mode
+brings every operation to ``_operate``, below autograd and autocast, which checks the sides and computes on the CPU. C++
+takes such a tensor for one of XLA: a device that a CPU build needs no streams for, and whose tensors CUDA's autocast casts.
 torch.cuda stays PyTorch's own Python, with its signatures and checks; the C functions beneath it, which a CPU build lacks,
 are answered here, and any other raises AttributeError. NCCL is gloo, between the CPU tensors.
 """
 
 import contextlib
+import ctypes
 import functools
 import inspect
 import os
-import re
 import sys
 import types
 import weakref
@@ -32,19 +31,20 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp as fsdp
 import torch.nn.functional as F
 from conftest import in_fork
 from torch import nn
 from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import arg_tree_leaves
 from transformers import masking_utils
 
 from pretrain.machine import hardware
 
 PRODUCT = str(Path(__file__).resolve().parents[2])
-CUDA = torch.device("cuda", 0)
+CPU, CUDA, XLA = torch.device("cpu"), torch.device("cuda", 0), torch.device("xla", 0)
 aten, Tensor = torch.ops.aten, torch.Tensor
-move_or_cast, attend = Tensor.to, F.scaled_dot_product_attention  # PyTorch's own
+attend = F.scaled_dot_product_attention  # PyTorch's own
 
 
 @dataclass(frozen=True)
@@ -67,29 +67,24 @@ class Card:
 
 
 T4 = Card("Tesla T4", (7, 5), 15_642_329_088)
-V100 = Card("Tesla V100-SXM2-16GB", (7, 0), 16_935_682_048)
 RTX_3060 = Card("NVIDIA GeForce RTX 3060", (8, 6), 12_625_379_328)
 A6000 = Card("NVIDIA RTX A6000", (8, 6), 51_033_931_776)
 H200 = Card("NVIDIA H200", (9, 0), 150_109_880_320)
 UNKNOWN = Card("NVIDIA Graphics Device", (12, 1), 20 * 2**30)
-CARDS = (T4, V100, RTX_3060, A6000, H200, UNKNOWN)
-WHEELS = {"12.6": "sm_70 sm_75 sm_80 sm_86 sm_90", "13.0": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}  # CUDA: its kernels
-UTILIZATION, MILLIWATTS = 97, 287_500  # what NVML says of every card here
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
 class CudaTensor(Tensor):
     """A tensor of the card; ``host`` is the CPU tensor with its values, in the same memory."""
 
-    # C++ believes that it is on the CPU, for a CPU build has no streams and guards of CUDA for autograd to use; its
-    # dispatch keys are CUDA's.
     __torch_function__ = torch._C._disabled_torch_function_impl
     device = property(lambda self: machine.device)
-    is_cuda = property(lambda self: True)
-    is_cpu = property(lambda self: False)
+    is_cuda, is_cpu = property(lambda self: True), property(lambda self: False)
 
     @staticmethod
     def __new__(cls, host: Tensor) -> "CudaTensor":
-        tensor = Tensor._make_subclass(cls, host, False, device_for_backend_keys=CUDA)
+        how = {"strides": host.stride(), "storage_offset": host.storage_offset(), "dtype": host.dtype, "device": XLA}
+        tensor = Tensor._make_wrapper_subclass(cls, host.size(), **how, _extra_dispatch_keys=AUTOCAST)
         tensor.host, tensor.block = host, machine.allocate(host.untyped_storage())
         return tensor
 
@@ -97,23 +92,8 @@ class CudaTensor(Tensor):
     def __torch_dispatch__(cls, func, kinds, args=(), kwargs=None):
         return _operate(func, args, kwargs or {})
 
-    @property
-    def data(self) -> Tensor:
-        return self.detach()
-
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        raise NotImplementedError("pretend_cuda: .data cannot be set, for the values would stay what they were")
-
     def get_device(self) -> int:
         return machine.device.index
-
-    def numpy(self, *, force: bool = False):
-        if not force:
-            raise TypeError(
-                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host"
-            )
-        return self.detach().cpu().numpy()
 
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
@@ -121,13 +101,12 @@ class CudaTensor(Tensor):
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"CudaTensor({self.host})"
 
-    # A tensor with these two is exchanged whole by Module.to, which would set .data of others.
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["host"], None
 
-    @staticmethod
-    def __tensor_unflatten__(inner: dict, context: None, size: Any, stride: Any) -> "CudaTensor":
-        return CudaTensor(inner["host"])
+class _Making(TorchDispatchMode):
+    """Brings what has no tensor of the card among its arguments to ``_operate`` too: it may make one."""
+
+    def __torch_dispatch__(self, func, kinds, args=(), kwargs=None):
+        return _operate(func, args, kwargs or {})
 
 
 class _Block:
@@ -137,7 +116,6 @@ class _Block:
         self.size = size
         machine.allocated += size
         machine.peak = max(machine.peak, machine.allocated)
-        machine.highest = max(machine.highest, machine.peak)
         machine.reserved = max(machine.reserved, machine.allocated)
 
     def __del__(self):
@@ -151,9 +129,8 @@ class Machine:
     Attributes:
         device: where it is among the machine's cards.
         backend: of the process group, as it was asked for.
-        wrapped: what DDP and FSDP2 were given: the modules' class, and the arguments.
-        exchanges: bytes of gradients, by exchange and type.
-        has_met: whether the processes of a group know that each has a card of its own.
+        wrapped: the arguments that DDP was given.
+        exchanged: bytes of gradients.
         waits: how often the host waited: (for "read", "write" or "synchronize", the product's function) to a count.
         kernels: (attention kernel that would have run, the product's function) to a count.
         products: (type of a matrix product, tf32 included, the product's function) to a count.
@@ -162,31 +139,25 @@ class Machine:
         allocator: its settings when CUDA was initialized; what is set later has no effect.
         emptied: how often unused memory was given back.
         profiled: the activities that a profiler was asked for.
-        allocated, peak, reserved: bytes; highest: the peak, however often it was reset.
+        allocated, peak, reserved: bytes.
         others: bytes that other programs hold.
         fraction: of the card's memory that this process may take.
-        exchanging: whether FSDP2's backward passes exchange gradients.
     """
 
     def __init__(self, card: Card):
-        self.card = card
+        self.card, self.device = card, CUDA
         self.waits, self.kernels, self.products, self.watched = Counter(), Counter(), Counter(), Counter()
         self.compiled: list[dict] = []
         self.profiled: list[str] = []
-        self.device = CUDA
+        self.wrapped: dict = {}
         self.backend: str | None = None
-        self.wrapped: list[tuple[str, dict]] = []
-        self.exchanges: Counter = Counter()
-        self.has_met = True
         self.allocator: str | None = None
-        self.allocated = self.peak = self.reserved = self.others = self.highest = self.emptied = 0
-        self.fraction, self.exchanging = 1.0, True
+        self.allocated = self.peak = self.reserved = self.others = self.emptied = self.exchanged = 0
+        self.fraction = 1.0
         self.generator = torch.Generator()
-        self.registrations: torch.library.Library | None = None  # of the dispatcher; they last as long as this
         self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
         self._pinned: dict[int, torch.UntypedStorage] = {}  # kept, so that no address is another memory's later
         self._downloads: list[tuple[Tensor, Tensor]] = []
-        self._uploads: list[tuple[Tensor, Tensor]] = []
 
     def allocate(self, storage: torch.UntypedStorage) -> _Block:
         """Return the piece of memory that stands for a storage; views share one."""
@@ -198,15 +169,11 @@ class Machine:
         return block
 
     def wait(self, what: str) -> None:
-        """The host waits: all copies are done, and memory that they were made from may be overwritten from here on."""
+        """The host waits: all copies are done."""
         self.waits[what, _place()] += 1
         downloads, self._downloads = self._downloads, []
-        uploads, self._uploads = self._uploads, []
         for host, values in downloads:
             host.copy_(values)
-        for host, values in uploads:
-            if not torch.equal(host, values):
-                raise RuntimeError("host memory was overwritten while a copy from it to the card was under way")
 
     def pin(self, host: Tensor) -> Tensor:
         """Call a CPU tensor's memory pinned."""
@@ -217,24 +184,13 @@ class Machine:
         """Return whether a CPU tensor lies in pinned memory."""
         return host.untyped_storage().data_ptr() in self._pinned
 
-    def upload(self, host: Tensor, non_blocking: bool) -> Tensor:
-        """Return a CPU tensor's values as they arrive on the card. From pageable memory the host waits all the same."""
-        host = host.detach()
-        if non_blocking and self.is_pinned(host):
-            self._uploads.append((host, host.clone()))
-        else:
-            self.wait("write")
-        return host.clone()
-
-    def download(self, values: Tensor, host: Tensor, non_blocking: bool) -> None:
+    def download(self, values: Tensor, host: Tensor, non_blocking: bool) -> Tensor:
         """Copy into a CPU tensor. Into pinned memory, with non_blocking, the values come when the host has waited."""
-        host = host.detach()
         if non_blocking and self.is_pinned(host):
             self._downloads.append((host, values.to(host.dtype, copy=True)))
-            host.fill_(float("nan") if host.is_floating_point() else -1)
-        else:
-            self.wait("read")
-            host.copy_(values)
+            return host.fill_(float("nan") if host.is_floating_point() else -1)
+        self.wait("read")
+        return host.copy_(values)
 
     @contextlib.contextmanager
     def random(self) -> Iterator[None]:
@@ -269,78 +225,95 @@ def _place() -> str:
 # ---- operations
 
 # In these the host learns what or how many.
-WAITING = {
-    aten._local_scalar_dense.default,
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten._unique2.default,
-    aten.unique_dim.default,
-    aten.unique_consecutive.default,
-    aten.bincount.default,
-    aten.equal.default,
-    aten.repeat_interleave.Tensor,
-}
-INDEXING = {
-    aten.index.Tensor,
-    aten._unsafe_index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-}
-MULTIPLYING = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-WATCHED = {  # whose type, or whose being used at all, the product chooses
-    aten._fused_adamw_.default,
-    aten._log_softmax.default,
-    aten.exp_.default,
-    aten.linalg_vector_norm.default,
-    aten.logsumexp.default,
-}
-VARYING = {aten.cumsum.default, aten.kthvalue.default, aten.histc.default, aten.median.dim, aten.put_.default}
-RESIZING = {aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset, aten.resize_.default}
+WAITING = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.bincount, aten.equal}
+WAITING |= {aten._unique2, aten.unique_dim, aten.unique_consecutive}
+INDEXING = {aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+MULTIPLYING = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+# Whose type, or whose being used at all, the product chooses.
+WATCHED = {aten._fused_adamw_, aten._log_softmax, aten.exp_, aten.linalg_vector_norm, aten.logsumexp}
+VARYING = {aten.cumsum, aten.kthvalue, aten.histc, aten.median, aten.put_}  # of what language models use
 
 
 def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-    """Check the sides of an operation with a tensor of the card, and compute it on the CPU."""
-    if func is aten.copy_.default:
+    """Check the sides of an operation, note what a card would do, and compute it on the CPU."""
+    if torch.is_inference_mode_enabled():  # what is made of other operations arrives whole
+        with _Making():
+            if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
+                return out
+    name, device = func.overloadpacket, kwargs.get("device")
+    tensors = [value for value in arg_tree_leaves(*args, **kwargs) if isinstance(value, Tensor)]
+    cards = [tensor for tensor in tensors if isinstance(tensor, CudaTensor)]
+    on_card = bool(cards) if device is None else device.type == "cuda" or device == XLA
+    if on_card and device is not None:
+        if device.type == "cuda" and device.index not in (None, machine.device.index):
+            raise RuntimeError(f"CUDA error: {device} is not the card of this process, {machine.device}")
+        kwargs = kwargs | {"device": CPU}
+    if name is aten.is_pinned:
+        return not cards and machine.is_pinned(args[0])
+    if name is aten._pin_memory:
+        return machine.pin(args[0].clone())
+    if name is aten.copy_:
         return _copy(*args, **kwargs)
-    if torch.Tag.inplace_view in func.tags or func in RESIZING:
+    if not cards and not on_card:
+        pinned = kwargs.get("pin_memory")
+        out = func(*args, **kwargs | ({"pin_memory": False} if pinned else {}))
+        return machine.pin(out) if pinned else out
+    if name is aten._to_copy and bool(cards) != on_card:
+        return _move(func, args[0], kwargs)
+    if (torch.Tag.inplace_view in func.tags and name is not aten.detach_) or name in (aten.set_, aten.resize_):
         raise NotImplementedError(f"pretend_cuda: no tensor changes its shape in place: {func}")
     if kwargs.get("generator") is not None:  # a card's own cannot be made here
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-    cards, others = [], []
-    _sort(args, cards, others)
-    _sort(kwargs.values(), cards, others)
-    if others or func in INDEXING:
-        _refuse_two_sides(func, args, others)
-    if func in WAITING:
+    if len(cards) < len(tensors) or name in INDEXING:
+        _refuse_two_sides(func, args, [tensor for tensor in tensors if not isinstance(tensor, CudaTensor)])
+    if name in VARYING and torch.are_deterministic_algorithms_enabled() and cards[0].is_floating_point():
+        raise RuntimeError(f"{func} does not have a deterministic implementation")
+    if name in WAITING or func is aten.repeat_interleave.Tensor:
         machine.wait("read")
-    if torch.are_deterministic_algorithms_enabled():
-        _refuse_what_varies(func, cards[0])
-    if func.namespace == "c10d":
-        _meet()
-    if func in MULTIPLYING:
+    if name in MULTIPLYING:
         machine.products[_product_type(cards[0].dtype), _place()] += 1
     most = machine.card.most_sequences
-    if most is not None and func is aten.embedding.default and args[1].dim() == 2 and len(args[1]) > most:
+    if most is not None and name is aten.embedding and args[1].dim() == 2 and len(args[1]) > most:
         raise _out_of_memory()
+    hosts, named = (
+        _convert(args, CudaTensor, _host),
+        {key: _convert(one, CudaTensor, _host) for key, one in kwargs.items()},
+    )
     with machine.random() if torch.Tag.nondeterministic_seeded in func.tags else contextlib.nullcontext():
-        out = func(*_on_host(args), **{name: _on_host(value) for name, value in kwargs.items()})
-    if func in WATCHED:
-        made = next((value for value in (out, *cards) if isinstance(value, Tensor)), None)
-        name = func.overloadpacket.__name__
-        machine.watched[f"{name} {str(made.dtype).removeprefix('torch.')}", _place()] += 1
-    return _on_card(out, {id(card.host): card for card in cards})  # what works in place returns what it was given
+        out = func(*hosts, **named)
+    if name in WATCHED:
+        made = next(value for value in (out, *cards) if isinstance(value, Tensor))
+        machine.watched[f"{name.__name__} {_named(made.dtype)}", _place()] += 1
+    if not on_card:
+        return out
+    given = {id(card.host): card for card in cards}  # what works in place returns what it was given
+    return _convert(out, Tensor, lambda host: given[id(host)] if id(host) in given else CudaTensor(host))
+
+
+def _convert(value: Any, kind: type, how: Callable) -> Any:
+    """Return ``value`` with ``how`` of each ``kind`` in it, also within lists."""
+    if isinstance(value, kind):
+        return how(value)
+    return type(value)(_convert(item, kind, how) for item in value) if type(value) in (list, tuple) else value
+
+
+def _host(tensor: CudaTensor) -> Tensor:
+    return tensor.host
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _product_type(dtype: torch.dtype) -> str:
     """Return what a product's factors are rounded to."""
     allowed = torch.get_float32_matmul_precision() != "highest" and machine.card.capability >= hardware.AMPERE
-    return "tf32" if dtype == torch.float32 and allowed else str(dtype).removeprefix("torch.")
+    return "tf32" if dtype == torch.float32 and allowed else _named(dtype)
 
 
 def _refuse_two_sides(func: torch._ops.OpOverload, args: tuple, others: list[Tensor]) -> None:
     """Raise RuntimeError as a card does for ``others``, the CPU's tensors, unless the operation takes them."""
-    if func in INDEXING and isinstance(args[0], CudaTensor):
+    if func.overloadpacket in INDEXING and isinstance(args[0], CudaTensor):
         indices = [index for index in args[1] if index is not None]
         if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             machine.wait("read")
@@ -356,168 +329,47 @@ def _refuse_two_sides(func: torch._ops.OpOverload, args: tuple, others: list[Ten
         )
 
 
-def _refuse_what_varies(func: torch._ops.OpOverload, tensor: CudaTensor) -> None:
-    """Raise RuntimeError for what has no deterministic kernel, of what language models use, and for cuBLAS as it is."""
-    if func in VARYING and tensor.is_floating_point():
-        raise RuntimeError(f"{func} does not have a deterministic implementation")
-    if func in MULTIPLYING and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
-        raise RuntimeError("cuBLAS is deterministic only with CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8")
-
-
-def _sort(values: Iterable[Any], cards: list[CudaTensor], others: list[Tensor]) -> None:
-    for value in values:
-        if isinstance(value, Tensor):
-            (cards if isinstance(value, CudaTensor) else others).append(value)
-        elif isinstance(value, (list, tuple)):
-            _sort(value, cards, others)
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, CudaTensor):
-        return value.host
-    return type(value)(map(_on_host, value)) if type(value) in (list, tuple) else value
-
-
-def _on_card(value: Any, given: dict[int, CudaTensor]) -> Any:
-    if isinstance(value, Tensor):
-        return given[id(value)] if id(value) in given else CudaTensor(value)
-    return type(value)(_on_card(item, given) for item in value) if type(value) in (list, tuple) else value
-
-
 def _copy(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if not isinstance(to, CudaTensor):
-        machine.download(source.host, to, non_blocking)
-    elif isinstance(source, CudaTensor):
-        to.host.copy_(source.host)
-    else:
-        to.host.copy_(machine.upload(source, non_blocking))
+    if isinstance(source, CudaTensor) and not isinstance(to, CudaTensor):
+        return machine.download(source.host, to, non_blocking)
+    if isinstance(to, CudaTensor) and not isinstance(source, CudaTensor):
+        _upload(source, non_blocking)
+    getattr(to, "host", to).copy_(getattr(source, "host", source))
     return to
 
 
-# ---- from side to side
+def _upload(host: Tensor, non_blocking: bool) -> None:
+    if not (non_blocking and machine.is_pinned(host)):  # from pageable memory the host waits all the same
+        machine.wait("write")
 
 
-class _Move(torch.autograd.Function):
-    """From one side to the other, and the gradient back."""
-
-    @staticmethod
-    def forward(ctx, tensor: Tensor, non_blocking: bool) -> Tensor:
-        ctx.left = tensor.device
-        if not isinstance(tensor, CudaTensor):
-            return CudaTensor(machine.upload(tensor, non_blocking))
-        host = torch.empty_like(tensor.host)
-        machine.download(tensor.host, machine.pin(host) if non_blocking else host, non_blocking)
-        return host
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.to(ctx.left), None
-
-
-def _to(tensor: Tensor, *args, copy: bool = False, **kwargs) -> Tensor:
-    device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-    other = args[0] if args else kwargs.get("other")
-    if isinstance(other, Tensor):
-        device = other.device
-    if _side(device) not in (None, isinstance(tensor, CudaTensor)):
-        tensor, copy = _Move.apply(tensor, non_blocking), False
-    elif _side(device) is None and device is not None:  # meta
-        return move_or_cast(tensor, *args, copy=copy, **kwargs)
-    return move_or_cast(tensor, dtype or tensor.dtype, copy=copy, memory_format=memory_format or torch.preserve_format)
-
-
-def _cpu(tensor: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-    return tensor.to("cpu", memory_format=memory_format)
-
-
-def _pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-    if isinstance(tensor, CudaTensor):
-        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
-    return tensor if machine.is_pinned(tensor) else machine.pin(tensor.clone())
-
-
-def _is_pinned(tensor: Tensor, device: Any = None) -> bool:
-    return not isinstance(tensor, CudaTensor) and machine.is_pinned(tensor)
-
-
-def _side(device: Any) -> bool | None:
-    """Return True for the card, False for the CPU, None for others."""
-    device = None if device is None else torch.device(device)
-    if device is not None and device.type == "cuda":
-        torch.cuda.init()
-        if device.index is not None and _ordinal(device.index) != machine.device.index:
-            raise NotImplementedError(f"pretend_cuda: this process computes on {machine.device}, not on {device}")
-    return {"cuda": True, "cpu": False}.get(device.type) if device else None
-
-
-# ---- tensors that are made
-
-COPYING = {"tensor", "as_tensor", "asarray", "new_tensor"}  # of values that the host has
-DRAWING = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
-MAKING = (
-    COPYING - {"new_tensor"}
-    | DRAWING
-    | {"arange", "empty", "empty_strided", "eye", "full", "linspace", "ones", "zeros"}
-)
-MAKING |= {"scalar_tensor", "empty_like", "full_like", "ones_like", "zeros_like"}
-
-
-def _makes(owner: Any, name: str) -> None:
-    """Have a function of torch, or a method of its tensors, make what it makes on the side that it is asked for."""
-    real = getattr(owner, name)
-
-    @functools.wraps(real)
-    def make(*args, **kwargs) -> Tensor:
-        pinned, side = kwargs.pop("pin_memory", False), _side(kwargs.get("device"))
-        if side is None and name == "new_tensor":
-            side = isinstance(args[0], CudaTensor)
-        if side is not None:
-            kwargs["device"] = "cpu"
-        with machine.random() if side and name in DRAWING else contextlib.nullcontext():
-            out = real(*args, **kwargs)
-        if side and not isinstance(out, CudaTensor):
-            if name in COPYING:
-                machine.wait("write")
-            out = CudaTensor(out.detach()).requires_grad_() if out.requires_grad else CudaTensor(out.detach())
-        elif side is False and isinstance(out, CudaTensor):
-            out = out.cpu()
-        return machine.pin(out) if pinned else out
-
-    setattr(owner, name, make)
+def _move(func: torch._ops.OpOverload, tensor: Tensor, kwargs: dict) -> Tensor:
+    """Return a copy on the other side."""
+    non_blocking = kwargs.get("non_blocking", False)
+    if not isinstance(tensor, CudaTensor):
+        _upload(tensor, non_blocking)
+        return CudaTensor(func(tensor, **kwargs))
+    out = func(tensor.host, **kwargs)
+    if out.device == CPU:
+        machine.download(tensor.host, machine.pin(out) if non_blocking else out, non_blocking)
+    return out
 
 
 # ---- attention
 
 
 @functools.wraps(attend)
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Compute attention by its definition, and note the kernel that a card would have taken."""
-    if not isinstance(query, CudaTensor):
-        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if attn_mask is not None and is_causal:
-        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    kernel = _kernel(query, attn_mask)
-    machine.kernels[kernel, _place()] += 1
-    with torch.profiler.record_function(f"aten::_scaled_dot_product_{kernel}_attention"):
-        pass
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    return F.dropout(scores.softmax(-1), dropout_p) @ value
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args, **kwargs) -> Tensor:
+    """Note the kernel that a card would have taken, and have PyTorch compute attention by its definition."""
+    if isinstance(query, CudaTensor):
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        kernel = _kernel(query, attn_mask)
+        machine.kernels[kernel, _place()] += 1
+        with torch.profiler.record_function(f"aten::_scaled_dot_product_{kernel}_attention"):
+            pass
+    return attend(query, key, value, attn_mask, *args, **kwargs)
 
 
 def _kernel(query: Tensor, mask: Tensor | None) -> str:
@@ -536,39 +388,6 @@ def _kernel(query: Tensor, mask: Tensor | None) -> str:
     return next(name for name in order if able[name])
 
 
-# ---- autocast
-
-
-def _autocast_as_cuda() -> torch.library.Library:
-    """Give autocast its CUDA lists for ``CudaTensor``: its own kernels cast no tensor that C++ believes on the CPU.
-
-    The lists are those of the installed PyTorch, from a header that comes with it. The third one, of operations that take
-    the widest type of their arguments, does what those operations do themselves. The registrations end with the result.
-    """
-    header = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text(encoding="utf-8")
-    library = torch.library.Library("aten", "IMPL")
-    half, full = (lambda: torch.get_autocast_dtype("cuda")), (lambda: torch.float32)
-    for macro, dtype in {"LOWER_PRECISION_FP": half, "FP32": full, "FP32_SET_OPT_DTYPE": full}.items():
-        (body,) = re.findall(rf"#define AT_FORALL_{macro}\(_\)((?:.*\\\n)+)", header)
-        for name, overload in re.findall(r"_\((\w+)(?:, (\w+))?\)", body):
-            operation = getattr(getattr(aten, name), overload or "default")
-            library.impl(f"{name}.{overload}" if overload else name, _autocast(operation, dtype), "AutocastCUDA")
-    return library
-
-
-def _autocast(operation: torch._ops.OpOverload, dtype: Callable[[], torch.dtype]) -> Callable:
-    def kernel(*args, **kwargs):
-        def cast(value: Any) -> Any:
-            if isinstance(value, CudaTensor) and value.is_floating_point() and value.dtype != torch.float64:
-                return move_or_cast(value, dtype())
-            return type(value)(map(cast, value)) if type(value) in (list, tuple) else value
-
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)):
-            return operation(*cast(args), **{name: cast(value) for name, value in kwargs.items()})
-
-    return kernel
-
-
 # ---- what torch.cuda and NVML are asked
 
 
@@ -578,37 +397,23 @@ def _ordinal(index: int) -> int:
     return index
 
 
-def _set_device(index: int) -> None:
-    if machine.allocated and _ordinal(index) != machine.device.index:
-        raise NotImplementedError("pretend_cuda: a process computes on one card")
-    machine.device = torch.device("cuda", _ordinal(index))
-
-
 def _initialize() -> None:
     machine.allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
     torch.cuda.default_generators = (machine.generator,) * machine.card.count
 
 
 def _properties(index: int) -> types.SimpleNamespace:
-    _ordinal(index)
     card, (major, minor) = machine.card, machine.card.capability
     return types.SimpleNamespace(name=card.name, major=major, minor=minor, total_memory=card.memory)
 
 
 def _memory_stats(index: int) -> dict:
     bytes_of = {"allocated": (machine.allocated, machine.peak), "reserved": (machine.reserved, machine.reserved)}
-    _ordinal(index)
     return {f"{name}_bytes": {"all": {"current": now, "peak": most}} for name, (now, most) in bytes_of.items()}
 
 
 def _free_memory(index: int) -> tuple[int, int]:
-    _ordinal(index)
     return machine.card.memory - machine.reserved - machine.others, machine.card.memory
-
-
-def _limit_memory(fraction: float, index: int) -> None:
-    _ordinal(index)
-    machine.fraction = fraction
 
 
 def _empty_cache() -> None:
@@ -616,68 +421,36 @@ def _empty_cache() -> None:
     machine.reserved = machine.allocated
 
 
-def _reset_peak(index: int) -> None:
-    _ordinal(index)
-    machine.peak = machine.allocated
-
-
 C_FUNCTIONS = {
     "_cuda_init": _initialize,
     "_cuda_getDeviceCount": lambda: machine.card.count,
     "_cuda_getDevice": lambda: machine.device.index,
-    "_cuda_setDevice": _set_device,
+    "_cuda_setDevice": lambda index: setattr(machine, "device", torch.device("cuda", _ordinal(index))),
     "_cuda_synchronize": lambda: machine.wait("synchronize"),
     "_cuda_memoryStats": _memory_stats,
-    "_cuda_setMemoryFraction": _limit_memory,
-    "_cuda_resetPeakMemoryStats": _reset_peak,
+    "_cuda_setMemoryFraction": lambda fraction, index: setattr(machine, "fraction", fraction),
+    "_cuda_resetPeakMemoryStats": lambda index: setattr(machine, "peak", machine.allocated),
     "_cuda_emptyCache": _empty_cache,
-    "_cuda_getArchFlags": lambda: WHEELS[torch.version.cuda],
+    "_cuda_getArchFlags": lambda: "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",
     "_cuda_getCurrentRawStream": None,  # the compiler imports it
 }
 NVML_FUNCTIONS = {
     "nvmlInit": lambda: None,
     "nvmlSystemGetDriverVersion": lambda: "580.1",
     "nvmlDeviceGetHandleByIndex": _ordinal,
-    "nvmlDeviceGetUtilizationRates": lambda handle: types.SimpleNamespace(gpu=UTILIZATION),
-    "nvmlDeviceGetPowerUsage": lambda handle: MILLIWATTS,
+    "nvmlDeviceGetUtilizationRates": lambda handle: types.SimpleNamespace(gpu=97),
+    "nvmlDeviceGetPowerUsage": lambda handle: 287_500,  # mW
     "NVMLError_DriverNotLoaded": type("NVMLError_DriverNotLoaded", (Exception,), {}),
 }
 
 
-def _compile() -> Callable:
-    """Return a torch.compile that checks its arguments and compiles nothing."""
-    signature = inspect.signature(torch.compile)
-
-    def compiled(*args, **kwargs) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        model = given.pop("model")
-        machine.compiled.append(given)
-        if isinstance(model, nn.Module):
-            model.forward = _traced(model.forward)
-        return model
-
-    return compiled
-
-
-def _traced(forward: Callable) -> Callable:
-    """Have Transformers ask no values of a mask or of positions, as while it is compiled: each would be a wait."""
-
-    def run(*args, **kwargs) -> Any:
-        with mock.patch.object(masking_utils, "is_tracing", lambda tensor=None: True):
-            return forward(*args, **kwargs)
-
-    return run
-
-
-def _grouped() -> Callable:
-    """Return what groups an optimizer's tensors by device and type, with the device that Python knows."""
-    real = torch._C._group_tensors_by_device_and_dtype
-
-    def grouped(lists: list[list[Tensor]], with_indices: bool = False) -> dict:
-        found = real(lists, with_indices).items()
-        return {(tensors[0][0].device, dtype): (tensors, indices) for (_, dtype), (tensors, indices) in found}
-
-    return grouped
+def _compile(model: Any, **how) -> Any:
+    """Note the arguments, and compile nothing."""
+    machine.compiled.append(how)
+    if isinstance(model, nn.Module):  # a compiled forward pass asks no values of a mask: each would be a wait
+        tracing = mock.patch.object(masking_utils, "is_tracing", lambda tensor=None: True)
+        model.forward = tracing(model.forward)
+    return model
 
 
 def _profile() -> Callable:
@@ -703,55 +476,29 @@ def _join() -> Callable:
     def join(*args, **kwargs) -> None:
         given = signature.bind(*args, **kwargs).arguments
         machine.backend = given.get("backend")
-        if machine.backend != "nccl":
-            return real(**given)
-        machine.has_met = False
-        return real(**given | {"backend": "gloo", "device_id": None})
+        real(**given | ({"backend": "gloo", "device_id": None} if machine.backend == "nccl" else {}))
 
     return join
 
 
-def _meet() -> None:
-    """Raise DistBackendError where two processes have one card, as NCCL does at the first exchange."""
-    if not machine.has_met:
-        machine.has_met = True
-        places: list = [None] * dist.get_world_size()
-        dist.all_gather_object(places, machine.device.index)
-        if len(set(places)) < len(places):
-            raise dist.DistBackendError(f"Duplicate GPU detected: {places}")
-
-
-def _exchange(module: nn.Module, wanted: Callable[[], bool], dtype: torch.dtype | None = None) -> None:
-    """Have a module's gradients averaged between the processes, in ``dtype``, as each becomes whole."""
-
-    def average(parameter: nn.Parameter) -> None:
-        if wanted():
-            sent = parameter.grad.host.to(dtype or parameter.grad.dtype)
-            machine.exchanges[f"all-reduce {str(sent.dtype).removeprefix('torch.')}"] += sent.nbytes
-            dist.all_reduce(sent)
-            parameter.grad.host.copy_(sent / dist.get_world_size())
-
-    for parameter in module.parameters():
-        if not getattr(parameter, "is_exchanged", False):
-            parameter.is_exchanged = True
-            parameter.register_post_accumulate_grad_hook(average)
-
-
 class DataParallel(nn.Module):
-    """DistributedDataParallel, whose C++ would take the card's tensors for the CPU's."""
+    """DistributedDataParallel, whose C++ knows no tensors of ours: gradients are averaged as each becomes whole."""
 
     signature = inspect.signature(nn.parallel.DistributedDataParallel)
 
     def __init__(self, *args, **kwargs):
         super().__init__()
-        given = self.signature.bind(*args, **kwargs).arguments
-        self.module, self.wanted = given.pop("module"), True
-        if given.get("device_ids") != [machine.device.index]:
-            raise ValueError(f"device_ids = {given.get('device_ids')}, on {machine.device}")
-        machine.wrapped.append((type(self.module).__name__, given))
+        machine.wrapped = self.signature.bind(*args, **kwargs).arguments
+        self.module, self.wanted = machine.wrapped.pop("module"), True
         for parameter in self.module.parameters():
-            dist.broadcast(parameter.detach().host, 0)
-        _exchange(self.module, lambda: self.wanted)
+            dist.broadcast(parameter.detach(), 0)
+            parameter.register_post_accumulate_grad_hook(self.average)
+
+    def average(self, parameter: nn.Parameter) -> None:
+        if self.wanted:
+            machine.exchanged += parameter.nbytes
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
 
     def forward(self, *args, **kwargs) -> Any:
         return self.module(*args, **kwargs)
@@ -765,33 +512,8 @@ class DataParallel(nn.Module):
             self.wanted = True
 
 
-def _shard() -> Callable:
-    """Return a fully_shard that notes what it is given, and leaves each weight whole."""
-    signature = inspect.signature(fsdp.fully_shard)
-
-    def switch(module: nn.Module, wanted: bool) -> None:
-        machine.exchanging = wanted
-
-    def shard(*args, **kwargs) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        modules = given.pop("module")
-        for module in modules if isinstance(modules, (list, tuple)) else [modules]:
-            machine.wrapped.append((type(module).__name__, given))
-            _exchange(module, lambda: machine.exchanging, given["mp_policy"].reduce_dtype)
-            methods = {"set_requires_gradient_sync": switch}
-            methods |= {"reset_iter_state": lambda self: None} if hasattr(fsdp.FSDPModule, "reset_iter_state") else {}
-            module.__class__ = type(f"FSDP{type(module).__name__}", (fsdp.FSDPModule, type(module)), methods)
-        return modules
-
-    return shard
-
-
-def pretend(card: Card, compiler: bool = True) -> Machine:
-    """Make this process one that has ``card``; return what becomes known of it from here on.
-
-    Args:
-        compiler: whether Triton is installed.
-    """
+def pretend(card: Card) -> Machine:
+    """Make this process one that has ``card``; return what becomes known of it from here on."""
     global machine
     machine = Machine(card)
     for name, function in list(vars(torch._C).items()):  # of a CUDA build
@@ -805,26 +527,37 @@ def pretend(card: Card, compiler: bool = True) -> Machine:
     torch.cuda._is_in_bad_fork = torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
     torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.accelerator.current_stream = lambda device=None: types.SimpleNamespace(is_capturing=lambda: False)
-    torch.version.cuda = "13.0" if card.capability >= (7, 5) else "12.6"
+    torch.version.cuda = "13.0"
     sys.modules["pynvml"] = torch.cuda.pynvml = types.ModuleType("pynvml")
     vars(torch.cuda.pynvml).update(NVML_FUNCTIONS)
     torch.cuda._HAS_PYNVML = True
 
-    for name in MAKING:
-        _makes(torch, name)
-    for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
-        _makes(Tensor, name)
-    Tensor.to, Tensor.cpu = _to, _cpu
-    Tensor.pin_memory, Tensor.is_pinned = _pin_memory, _is_pinned
+    _guard()
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes its values on the CPU and moves them
+    torch.__future__.set_swap_module_params_on_conversion(True)  # Module.to would set .data of others
+    torch.autograd.set_multithreading_enabled(False)
     F.scaled_dot_product_attention = _attention
-    machine.registrations = _autocast_as_cuda()
-    torch._C._group_tensors_by_device_and_dtype = _grouped()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # by its definition, in half precision
     dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _join()
-    nn.parallel.DistributedDataParallel, fsdp.fully_shard = DataParallel, _shard()
+    nn.parallel.DistributedDataParallel = DataParallel
     _foreach_utils._foreach_supported_types.append(CudaTensor)  # as the plain tensors of a card are
     torch.profiler.profile.__init__ = _profile()
-    torch.compile, hardware.has_triton_package = _compile(), lambda: compiler
+    torch.compile, hardware.has_triton_package = _compile, lambda: True
+    _Making().__enter__()
     return machine
+
+
+def _guard() -> None:
+    """Give CUDA and XLA, of which a CPU build knows nothing, device guards of PyTorch's that do nothing.
+
+    PyTorch makes CUDA's itself, in the place of one that has no devices, as that of lazy tensors.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 18).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    cuda, xla, meta, lazy = 1, 9, 14, 17  # of c10::DeviceType
+    guards[cuda] = guards[lazy]
+    torch._C._ensureCUDADeviceGuardSet()
+    guards[xla] = guards[meta]
 
 
 def on(card: Card, work: Callable[[Machine], None]) -> None:

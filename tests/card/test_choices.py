@@ -6,11 +6,10 @@ import types
 from unittest import mock
 
 import numpy
-import pretend_cuda
 import pytest
 import torch
 from conftest import ROOT
-from pretend_cuda import A6000, CARDS, CUDA, RTX_3060, T4, on
+from pretend_cuda import A6000, CUDA, RTX_3060, T4, UNKNOWN, on
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
@@ -58,13 +57,14 @@ def test_auto_proposes_what_fits_a_free_card_and_what_fits_beside_another_progra
 def test_the_try_before_the_first_step_makes_room_on_the_card_and_leaves_neither_memory_nor_a_peak():
     def work(machine):
         layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
-        before = machine.allocated
+        before, seen = machine.allocated, []
 
         def step():
+            seen.append(machine.allocated)
             (layer.weight * layer.weight).sum().backward()
 
         assert not fit.runs_out_of_memory(step, layer, micro_batches=2, room_bytes=64 * MIB, device=CUDA)
-        assert machine.highest >= before + 64 * MIB
+        assert min(seen) >= before + 64 * MIB
         assert machine.allocated == machine.peak == machine.reserved == before
 
     on(A6000, work)
@@ -220,7 +220,7 @@ def test_the_users_own_settings_of_the_allocator_stay(monkeypatch, name):
     on(A6000, work)
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize("card", [T4, A6000, UNKNOWN], ids=lambda card: card.name)
 def test_the_product_chooses_for_each_card_what_it_can(card):
     def work(machine):
         device = hardware.this_device()
@@ -231,11 +231,14 @@ def test_the_product_chooses_for_each_card_what_it_can(card):
         accelerator = make_accelerator(device)
         assert accelerator.device.type == "cuda" and accelerator.mixed_precision == device.precision
         assert (accelerator.scaler is not None) != modern
-        assert torch.get_float32_matmul_precision() == ("high" if modern else "highest")
+        assert accelerator.state.dynamo_plugin.backend.value == "INDUCTOR"
+        assert torch.get_float32_matmul_precision() == ("high" if modern else "highest")  # Accelerate has set it before
+        make_accelerator(device, keys.Machine(tf32=False))
+        assert torch.get_float32_matmul_precision() == "highest"
         assert machine.allocator == "expandable_segments:True"
         assert hardware.device_name(CUDA) == card.name and hardware.free_memory_bytes(CUDA) == card.memory
         known = cards.find(card.name)
-        assert (known is None) == (card is pretend_cuda.UNKNOWN)
+        assert (known is None) == (card is UNKNOWN)
         assert (cards.peak_flops(card.name, device.precision) is None) == (known is None)
         if known:
             assert known.precision == device.precision and abs(card.memory / 2**30 / known.memory_gib - 1) < 0.1

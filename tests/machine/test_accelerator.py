@@ -58,7 +58,6 @@ def made(monkeypatch):
 @pytest.mark.parametrize(
     "launched, compile_mode, given",
     [
-        ({}, "default", "default"),
         ({}, "reduce-overhead", "reduce-overhead"),
         (YAML | {"ACCELERATE_DYNAMO_MODE": "max-autotune"}, "default", "max-autotune"),
         (YAML | {"ACCELERATE_DYNAMO_MODE": "max-autotune"}, "reduce-overhead", "reduce-overhead"),

@@ -391,13 +391,23 @@ def test_auto_is_a_word_of_the_keys_that_say_so(tmp_path):
     assert (read.batch.per_device_train_batch_size, read.machine.tf32) == ("auto", True)
 
 
-def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_and_that_is_said(tmp_path, caplog):
+def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(tmp_path, caplog):
     caplog.set_level(logging.INFO, "pretrain")
-    for steps, warmup, rises in (("20", "20", 20), ("20", "21", 5), ("3", "4", 1)):
+    path, half = write(tmp_path, eval_steps=10), "is half of max_steps = 20 or more"
+    longer = "warmup_steps = 21 is longer than the run, max_steps = 20"
+    for steps, warmup, rises, said in (
+        ("20", "9", 9, ""),
+        ("20", "10", 10, half),
+        ("20", "20", 20, half),
+        ("1", "1", 1, ""),
+        ("20", "21", 5, longer),
+        ("3", "4", 1, "is longer than the run"),
+    ):
         caplog.clear()
-        read = reading.load_recipe(write(tmp_path), {"max_steps": steps, "warmup_steps": warmup})
-        assert read.schedule.warmup_steps == rises
-        assert ("is longer than the run" in caplog.text) == (str(rises) != warmup)
+        read = reading.load_recipe(path, {"max_steps": steps, "warmup_steps": warmup})
+        assert read.schedule.warmup_steps == rises and said in caplog.text and len(caplog.messages) == bool(said)
+    reading.load_recipe(path, {"max_steps": "20", "warmup_steps": "2", "eval_steps": "11"})
+    assert "for ten: --eval_steps 2" in caplog.text
 
 
 def test_the_run_folder_is_the_names_or_the_one_that_is_given(tmp_path):

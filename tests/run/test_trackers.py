@@ -17,7 +17,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -341,6 +343,27 @@ def test_wandb_without_an_answer_is_switched_off(run_dir, monkeypatch):
     monkeypatch.setattr(trackers, "INIT_SECONDS", 1)
     done = process(lambda: train(run_dir, "wandb", 0, 4), **logged_in("http://127.0.0.1:9"))
     assert done.returncode == 0 and done.stdout.count("wandb: switched off: CommError: ") == 1, done.stdout
+    assert_no_canary(run_dir, done.stdout)
+
+
+@needs("wandb")
+def test_wandb_server_that_dies_neither_slows_nor_ends_the_run(run_dir, wandb_server, monkeypatch):
+    monkeypatch.setattr(trackers, "FINISH_SECONDS", 1)
+
+    def body():
+        tracker = begin(run_dir, "wandb")
+        urllib.request.urlopen(wandb_server.url)  # its end
+        began = time.monotonic()
+        for step in range(1, 1001):
+            tracker.log(step, {"step": step, "tokens": 8 * step, "train/loss": 1.0})
+        logged = time.monotonic()
+        tracker.close()
+        print(f"took {logged - began:.1f} {time.monotonic() - logged:.1f}")
+
+    done = process(body, **logged_in(wandb_server.url))
+    assert done.returncode == 0, done.stdout
+    logging, closing = map(float, re.search(r"took (\S+) (\S+)", done.stdout).groups())
+    assert logging < 30 and closing < trackers.FINISH_SECONDS + 30  # a wait a row would take 1,000 seconds and more
     assert_no_canary(run_dir, done.stdout)
 
 

@@ -43,7 +43,8 @@ def test_a_fresh_machine_goes_on_from_the_hub_to_the_bit(workplace, monkeypatch)
         assert "all pushes are in me/p" in said
         steps = ["step-00000003", "step-00000006", "step-00000009", "step-00000012"]
         assert list(server.tags("me/p")) == steps and len(server.titles("me/p")) == 4
-        assert server.titles("me/p")[0] == server.tags("me/p")[steps[-1]] == "p, step 12"
+        assert server.titles("me/p")[0] == server.tags("me/p")[steps[-1]]
+        assert re.fullmatch(r"p, step 12: train loss .*, validation loss .*", server.titles("me/p")[0])
         assert server.repositories["me/p"].private
         again = Path("elsewhere")
         again.mkdir()
