@@ -159,7 +159,7 @@ def test_published_figures_have_the_rows_own_names_and_units():
     assert found["lambada_openai/acc"] == {"GPT-2 124M": 0.3256}
     assert found["lambada_openai/perplexity"]["GPT-2 124M"] > 1
     assert found["hellaswag/acc"] == {"GPT-2 124M": pytest.approx(0.2892)}
-    assert {f"hellaswag/{score}" for score in TASK.scores} <= set(model_card.SCORES)
+    assert {f"hellaswag/{score}" for score in TASK.scores} <= set(model_card.MEASURES)
     assert set(model_card.SIZES.values()) <= set(TASK.published)
     assert "eval/loss" not in model_card.published(OWN)
 
