@@ -190,21 +190,6 @@ def test_what_a_lost_answer_has_made_is_found_by_the_next_process_too(server, pe
     assert server.files(ID) == server.files(ID, tag(2)) == content(2) | {"NOTES.md": b"by hand"}
 
 
-def test_silent_hub_holds_a_push_up_no_longer_than_its_deadline(server, pending, clock, monkeypatch, caplog):
-    stage(pending, 1)
-    server.faults = [Fault(ENDPOINTS["put"], 1000, "hang")]
-    begun = time.monotonic()
-    with monkeypatch.context() as patched:
-        patched.setitem(client.TIMEOUT_SECONDS, "read", 0.1)
-        patched.setattr(client, "DEADLINE_SECONDS", 0.5)
-        assert push.push_pending(pending) == 1
-    assert time.monotonic() - begun < 60  # of the default 15 minutes
-    assert len(caplog.messages) == 1 and "Timeout" in caplog.messages[0]
-    server.faults.clear()
-    assert push.push_pending(pending) == 0
-    assert_arrived(server, pending, 1)
-
-
 def test_closed_port_is_tried_until_the_deadline_with_longer_and_longer_waits(
     server, pending, clock, monkeypatch, caplog
 ):
