@@ -45,7 +45,7 @@ GARBAGE = {
     "ACCELERATE_DYNAMO_BACKEND": ("foo",),
     "ACCELERATE_USE_CPU": ("maybe",),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("x",),
-    "HF_ENDPOINT": ("nonsense",),
+    "HF_ENDPOINT": ("nonsense", "http://me:SECRET@localhost:9"),
     "HF_HOME": ("/dev/null/x",),
     "MPLBACKEND": ("garbage",),
     "KMP_AFFINITY": ("garbage",),
