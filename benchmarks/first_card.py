@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -338,8 +337,7 @@ def card_tests(part: Part) -> None:
     marked = [path for path in sorted((ROOT / "tests").glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
     found = part.work / "tests.xml"
     found.unlink(missing_ok=True)
-    side_by_side = ["-n", "4"] if importlib.util.find_spec("xdist") else []
-    only = ["--collect-only"] if part.tiny else [*side_by_side, f"--junitxml={found}"]
+    only = ["--collect-only"] if part.tiny else ["--forks", "4", f"--junitxml={found}"]
     wrote = part.run(
         "tests marked gpu", ["-m", "pytest", "-q", "-m", "gpu", "--continue-on-collection-errors", *only, *marked], ROOT
     )

@@ -17,29 +17,19 @@ PAGE, MARK = ROOT / "docs" / "knobs.md", "<!-- make presets writes all below -->
 MAY_CHANGE = {"science": "", "data": "", "run": "°"}
 
 
-def value(default: object) -> str:
-    """Return a default as a recipe states it."""
-    return json.dumps(default).strip('"')
-
-
 def tables() -> str:
     """Return a table for each part of a recipe."""
     found = []
     for part in keys.SLICES.values():
         found.append(f"\n### {part.__name__}\n\n| key: default | what it does |\n|---|---|\n")
         for field in dataclasses.fields(part):
-            about, default = field.metadata, "" if field.default is keys.ABSENT else f" {value(field.default)}"
+            about, absent = field.metadata, field.default is keys.ABSENT
+            default = "" if absent else " " + json.dumps(field.default).strip('"')  # as a recipe states it
             words = about["help"].replace("|", "\\|")
             found.append(f"| `{field.name}:{default}`{MAY_CHANGE[about['kind']]} | {words} |\n")
     return "".join(found)
 
 
-def main() -> int:
-    """Write the page."""
+if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(text.partition(MARK)[0] + MARK + tables(), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -159,7 +159,7 @@ class HubServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one connection's requests."""
+    """Answers one connection's requests; the methods of ROUTES get the repository's id, itself, its commit, the body."""
 
     protocol_version = "HTTP/1.1"
     wbufsize, disable_nagle_algorithm = -1, True  # else a second small packet waits 40 ms for the first one
@@ -247,13 +247,11 @@ class Handler(BaseHTTPRequestHandler):
         return self.error(404, f"no such route: {self.command} {path}")
 
     def whoami(self, body: bytes) -> None:
-        """Say whose token it is."""
         if self.token is None:
             return self.error(401, "Invalid username or password.")
         return self.answer(self.server.login)
 
     def create(self, body: bytes) -> None:
-        """Make a repository."""
         asked = json.loads(body)
         owner = asked.get("organization") or self.server.login["name"]
         repo_id = f"{owner}/{asked['name']}"
@@ -269,11 +267,9 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(answer, 409 if known else 200)
 
     def validate(self, body: bytes) -> None:
-        """Look at a card's metadata."""
         self.answer({"errors": [], "warnings": []})
 
-    def preupload(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """Say how each file is to be sent, and what is there under its name."""
+    def preupload(self, repo_id, repository, commit, body) -> None:
         answers = []
         for file in json.loads(body)["files"]:
             name, old = file["path"], commit.files.get(file["path"])
@@ -284,8 +280,7 @@ class Handler(BaseHTTPRequestHandler):
             answers.append({"path": name, "uploadMode": mode, "shouldIgnore": ignored, "oid": oid})
         self.answer({"files": answers})
 
-    def batch(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """Say where LFS objects are to be sent; those that are there need not be."""
+    def batch(self, repo_id, repository, commit, body) -> None:
         objects = []
         for asked in json.loads(body)["objects"]:
             told = {"oid": asked["oid"], "size": asked["size"]}
@@ -295,20 +290,17 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"transfer": "basic", "objects": objects})
 
     def put_object(self, body: bytes, oid: str) -> None:
-        """Take an LFS object."""
         if sha256(body) != oid:
             return self.error(400, "SHA-256 mismatch")
         self.server.objects[oid] = body
         return self.answer()
 
-    def xet_token(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """Say where hf_xet's store is."""
+    def xet_token(self, repo_id, repository, commit, body) -> None:
         told = {"casUrl": f"local://{self.server.xet}", "accessToken": "x", "exp": int(time.time()) + 3600}
         names = {"X-Xet-Cas-Url": "casUrl", "X-Xet-Access-Token": "accessToken", "X-Xet-Token-Expiration": "exp"}
         self.answer(told, headers={header: str(told[name]) for header, name in names.items()})
 
-    def make_commit(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """Make a commit, if its parent is the head."""
+    def make_commit(self, repo_id, repository, commit, body) -> None:
         lines = [json.loads(line) for line in body.splitlines() if line.strip()]
         header, tree = lines[0]["value"], dict(commit.files)
         for line in lines[1:]:
@@ -329,39 +321,33 @@ class Handler(BaseHTTPRequestHandler):
         url = f"{self.server.url}/{repo_id}/commit/{oid}"
         return self.answer({"success": True, "commitOid": oid, "commitUrl": url})
 
-    def tag(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """Make a tag."""
+    def tag(self, repo_id, repository, commit, body) -> None:
         name = json.loads(body)["tag"]
         if name in repository.tags:
             return self.error(409, "Tag already exists")
         repository.tags[name] = commit.oid
         return self.answer({})
 
-    def refs(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """List branches and tags."""
+    def refs(self, repo_id, repository, commit, body) -> None:
         head = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit.oid}
         tags = [{"name": t, "ref": f"refs/tags/{t}", "targetCommit": oid} for t, oid in repository.tags.items()]
         self.answer({"converts": [], "branches": [head], "tags": tags})
 
-    def may_write(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """Say yes; ``route`` has said no."""
+    def may_write(self, repo_id, repository, commit, body) -> None:
         self.answer({})
 
-    def info(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """Tell about a repository."""
+    def info(self, repo_id, repository, commit, body) -> None:
         siblings = [{"rfilename": name} for name in commit.files]
         self.answer({"id": repo_id, "sha": commit.oid, "private": repository.private, "siblings": siblings})
 
-    def tree(self, repo_id: str, repository: Repository, commit: Commit, body: bytes) -> None:
-        """List files with their sizes."""
+    def tree(self, repo_id, repository, commit, body) -> None:
         rows = []
         for name, data in commit.files.items():
             lfs = {"lfs": {"oid": sha256(data), "size": len(data), "pointerSize": 134}} if name.endswith(LFS) else {}
             rows.append({"type": "file", "path": name, "size": len(data), "oid": blob_id(data), **lfs})
         self.answer(rows)
 
-    def resolve(self, repo_id: str, repository: Repository, commit: Commit, body: bytes, name: str) -> None:
-        """Send a file, or a part of it."""
+    def resolve(self, repo_id, repository, commit, body, name: str) -> None:
         data = commit.files.get(name)
         if data is None:
             return self.error(404, "Entry not found", "EntryNotFound", {"X-Repo-Commit": commit.oid})

@@ -4,12 +4,13 @@ The client waits for ever for a silent server, and repeats only some requests. T
 a login): no file and no message has it.
 """
 
+import contextlib
 import errno
 import functools
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -19,7 +20,7 @@ from huggingface_hub.utils import disable_progress_bars
 from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.logging import set_verbosity_error
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import one_line
 from pretrain.base.network import ASKED, Unreadable, http_status_and_retry_after, moving, refuse_page, retry_after
 
@@ -34,16 +35,16 @@ CLIENT_WAIT_SECONDS = 60  # of each of the client's own few retries, however lon
 @functools.cache
 def bound_client() -> None:
     """Give the client time-outs, once a process."""
-    set_client_factory(_bounded_client)
 
-
-def _bounded_client() -> Any:
     # The client is made anew after some errors, and asks for no limit at all where it lists files. So what it asks for
     # is put right as each request goes out.
-    client = default_client_factory()
-    hooks = client.event_hooks
-    client.event_hooks = {"request": [*hooks["request"], _bound], "response": [*hooks["response"], _check]}
-    return client
+    def bounded() -> Any:
+        client = default_client_factory()
+        hooks = client.event_hooks
+        client.event_hooks = {"request": [*hooks["request"], _bound], "response": [*hooks["response"], _check]}
+        return client
+
+    set_client_factory(bounded)
 
 
 def _bound(request: Any) -> None:
@@ -93,10 +94,18 @@ def retry(call: Callable[..., Any], *args, say: Callable[[str], None] | None = N
         time.sleep(wait)
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether the Hub was reached and refuses for good."""
-    status = http_status_and_retry_after(error)[0]
-    return status is not None and 400 <= status < 500 and status not in PASSING
+@contextlib.contextmanager
+def refusing(where: str, remedy: str, later: str = "") -> Iterator[None]:
+    """Raise BadInput with ``remedy`` for what is refused for good, TrainingStopped with ``later`` for what may pass."""
+    try:
+        yield
+    except (BadInput, TrainingStopped):
+        raise
+    except Exception as error:  # each layer of the client has kinds of its own
+        why = f"{where}: {describe(error)}"
+        if _is_refusal(error) or isinstance(error, (HFValidationError, OfflineModeIsEnabled)):
+            raise BadInput(f"{why}. {remedy}") from None
+        raise TrainingStopped(f"{why}{later}") from None
 
 
 def describe(error: BaseException) -> str:
@@ -110,7 +119,13 @@ def describe(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the Hub was reached and refuses for good."""
+    status = http_status_and_retry_after(error)[0]
+    return status is not None and 400 <= status < 500 and status not in PASSING
+
+
 def _is_final(error: BaseException) -> bool:
     """Whether another attempt would end in the same way."""
     here = isinstance(error, (BadInput, HFValidationError, OfflineModeIsEnabled, Unreadable))
-    return here or is_refusal(error) or getattr(error, "errno", None) in LOCAL
+    return here or _is_refusal(error) or getattr(error, "errno", None) in LOCAL

@@ -5,11 +5,10 @@ import re
 import shutil
 from pathlib import Path
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from pretrain.base import files, layout
-from pretrain.base.errors import BadInput, TrainingStopped
+from pretrain.base.errors import BadInput
 from pretrain.base.network import http_status_and_retry_after
 from pretrain.hub import client
 
@@ -40,23 +39,15 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin
     where, address = f"resume_from_checkpoint = {source}", ADDRESS.fullmatch(source)
     if not address:
         raise BadInput(
-            f"{where}: is not an address of the Hub. Give hub://OWNER/NAME or hub://OWNER/NAME@step-00005000"
+            f"{where}: is not an address of the Hub. Give hub://OWNER/NAME, or with @step-00005000 behind it"
         )
-    try:
-        return _fetch(client.api(), address[1], address[2], where, checkpoints, run_dir, may_begin)
-    except BadInput:
-        raise
-    except Exception as error:  # each layer of the client has kinds of its own
-        why = f"{where}: {client.describe(error)}"
-        if not client.is_refusal(error) and not isinstance(error, (HFValidationError, OfflineModeIsEnabled)):
-            raise TrainingStopped(f"{why}. The same command resumes from what was fetched") from None
-        remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
-        raise BadInput(f"{why}. {remedy}") from None
+    remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
+    with client.refusing(where, remedy, ". The same command resumes from what was fetched"):
+        return _fetch(address, where, checkpoints, run_dir, may_begin)
 
 
-def _fetch(
-    api: HfApi, repo_id: str, revision: str | None, where: str, checkpoints: Path, run_dir: Path, may_begin: bool
-) -> Path | None:
+def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_begin: bool) -> Path | None:
+    api, (repo_id, revision) = client.api(), address.groups()
     try:
         found = client.retry(api.model_info, repo_id, revision=revision, say=log.info)
     except RepositoryNotFoundError as error:

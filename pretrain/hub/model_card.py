@@ -39,12 +39,12 @@ LOSSES = {
     "test/bits_per_byte": "test, bits per byte",
 }
 TASKS = list(records().values())
-SCORES = {
-    task.metric(score): f"{task.label} {score} ({rule}){', %' * (score in task.shares)}"
+# By its name in metrics: the task of a score (None: a loss of the text), and what it is in words.
+MEASURES: dict[str, tuple[Task | None, str]] = {name: (None, text) for name, text in LOSSES.items()} | {
+    task.metric(score): (task, f"{task.label} {score} ({rule}){', %' * (score in task.shares)}")
     for task in TASKS
     for score, rule in task.scores.items()
 }
-TASK_OF = {task.metric(score): task for task in TASKS for score in task.scores}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MAIN_KEYS = (
     "dataset_name dataset_config_name tokenizer architecture n_layer n_head n_embd vocab_size sequence_length resid_pdrop "
@@ -56,8 +56,7 @@ MAIN_KEYS = (
 def published(recipe: Mapping) -> dict[str, dict[str, float]]:
     """Return published figures that a run of this recipe may be compared with: metric -> model -> value."""
     found: dict[str, dict[str, float]] = {}
-    known, _ = _known_loss(recipe)
-    if known:
+    if known := _known_loss(recipe)[0]:
         found["eval/loss"] = {f"GPT-2 124M on {known[1]}": known[0]}
     nearest = SIZES.get((recipe["n_layer"], recipe["n_embd"]), "GPT-2 124M")
     names = {nearest: nearest} | ({"GPT-3 124M": "GPT-3 124M, its own text"} if nearest == "GPT-2 124M" else {})
@@ -105,35 +104,31 @@ def model_card(
     prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
     name, prompt = (json.dumps(text, ensure_ascii=False) for text in (repo_id, prompt))
     length = min(50, recipe["sequence_length"] // 2)  # prompt and completion must fit into the context
-    code = [
-        "from transformers import pipeline",
-        "",
-        f'generate = pipeline("text-generation", model={name}, revision="{step_name(step)}")',
-        f'print(generate({prompt}, max_new_tokens={length})[0]["generated_text"])',
-    ]
+    code = f'generate = pipeline("text-generation", model={name}, revision="{step_name(step)}")\n'
+    code += f'print(generate({prompt}, max_new_tokens={length})[0]["generated_text"])'
     results = _results(scored, of, recipe)
     if {"train/loss", "eval/loss"} & newest.keys():
         results.insert(0, "![Loss, learning rate and speed over tokens](curves.png)")
     if best_step is not None:
         number = len({row["step"] for row in rows if "eval/loss" in row})
-        lowest = f"whose validation loss is the lowest of {number} evaluations"
-        results.append(f"The weights are those of step {of:,}, {lowest}.")
+        results.append(
+            f"The weights are those of step {of:,}, whose validation loss is the lowest of {number} evaluations."
+        )
     main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
-    tokens, record = step * recipe["tokens_per_step"], ARCHITECTURES.get(facts.model_type)
+    record = ARCHITECTURES.get(facts.model_type)
     parts = [
         f"# {_text(recipe['run_name'])}",
-        f"A {record.label if record else facts.model_type} language model of "
-        f"{facts.parameters / 1e6:,.1f}M parameters, {start} on {_data(recipe)} with Ursa Minor; after step "
-        f"{step:,}{planned}.",
+        f"A {record.label if record else facts.model_type} language model of {facts.parameters / 1e6:,.1f}M parameters, "
+        f"{start} on {_data(recipe)} with Ursa Minor; after step {step:,}{planned}.",
         "## Load",
-        _fenced("\n".join(code), "python"),
+        _fenced(f"from transformers import pipeline\n\n{code}", "python"),
         "Without `revision` it is the newest step.",
         *results,
         "## Recipe",
         "All numbers stand in [recipe.yaml](recipe.yaml); the main ones:",
         _fenced(yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "yaml"),
         "## Training",
-        _table([("", ""), *_training(rows, newest, tokens, facts)]),
+        _table([("", ""), *_training(rows, newest, step * recipe["tokens_per_step"], facts)]),
         "The command:",
         _fenced(shlex.join(facts.command), "sh"),
         "## Limits",
@@ -169,30 +164,26 @@ def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
 
 def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
     """Return the paragraphs with what was measured, and what others measured; none where nothing was."""
-    lines, notes = [], []
-    others, (known, why) = published(recipe), _known_loss(recipe)
+    others, (known, why), lines, notes = published(recipe), _known_loss(recipe), [], []
     items = {task: newest[task.metric("items")][0] for task in TASKS if task.metric("items") in newest}
-    for name, text in (LOSSES | SCORES).items():
-        if name not in newest:
-            continue
-        value, when = newest[name]
-        task = TASK_OF.get(name)
-        number = partial(task.shown, name.partition("/")[2]) if task else "{:.4f}".format
-        error = f" ± {number(newest[f'{name}_stderr'][0])}" if f"{name}_stderr" in newest else ""
-        late = "" if when == step else f" (at step {when:,})"
-        theirs = {} if task and items.get(task) != task.size else others.get(name, {})
-        beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
-        lines.append((text, f"{number(value)}{error}{late}", beside))
+    for name, (task, text) in MEASURES.items():
+        if name in newest:
+            value, when = newest[name]
+            number = partial(task.shown, name.partition("/")[2]) if task else "{:.4f}".format
+            error = f" ± {number(newest[f'{name}_stderr'][0])}" if f"{name}_stderr" in newest else ""
+            late = "" if when == step else f" (at step {when:,})"
+            theirs = {} if task and items.get(task) != task.size else others.get(name, {})
+            beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
+            lines.append((text, f"{number(value)}{error}{late}", beside))
     if not lines:
         return []
-    if "eval/loss" in newest and known:
-        notes.append(f"The published loss is from {known[2]}, on another held-out part of the same data.")
-    elif "eval/loss" in newest:
-        notes.append(f"No published loss stands beside it: {why}.")
-    for task, number in items.items():
-        notes.append(f"{task.label}: {number:,.0f} items.")
+    if "eval/loss" in newest:
+        source = known and f"The published loss is from {known[2]}, on another held-out part of the same data."
+        notes.append(source or f"No published loss stands beside it: {why}.")
+    for task, count in items.items():
+        notes.append(f"{task.label}: {count:,.0f} items.")
         shown = {whose.partition(",")[0] for score in task.scores for whose in others.get(task.metric(score), ())}
-        if number == task.size:
+        if count == task.size:
             notes += [f"{_text(line)}." for line in task.citations if any(_is_about(line, whose) for whose in shown)]
         elif shown:
             notes.append(f"Published scores are for all {task.size:,}.")
@@ -208,70 +199,66 @@ def _is_about(source: str, whose: str) -> bool:
 
 def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, facts: Facts) -> list[tuple[str, str]]:
     """Return the rows of the table of what the run took."""
-    lines = [("hardware", _text(facts.hardware)), ("processes", f"{facts.num_processes}")]
-    lines += [("precision", facts.precision), ("tokens", f"{tokens:,}")]
-    seconds, when = newest.get("elapsed_seconds", (None, None))
-    if seconds is not None:
-        shown = timedelta(seconds=round(seconds))
-        lines.append(("training time", f"{shown} (h:mm:ss) to step {when:,}; evaluating and saving not counted"))
-    if speeds := [row["tokens_per_second"] for row in rows if _is_number(row.get("tokens_per_second"))]:
-        lines.append(("speed", f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"))
-    flops = facts.flops_per_token
-    lines.append(("compute", f"{flops * tokens:.3g} FLOP, computed: {flops / 1e6:,.1f} MFLOP a token (6 N + 12 L d T)"))
-    joules, covered = energy(rows)
+    flops, count, (joules, covered) = facts.flops_per_token, facts.num_processes, energy(rows)
+    seconds, when = newest.get("elapsed_seconds", (0, 0))
+    speeds = [row["tokens_per_second"] for row in rows if _is_number(row.get("tokens_per_second"))]
+    speed = f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings" if speeds else ""
+    time = f"{timedelta(seconds=round(seconds))} (h:mm:ss) to step {when:,}; evaluating and saving not counted"
     used = "not measured"
     if covered:
-        used = f"{joules * facts.num_processes / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
-        used += f"{covered / seconds:.0%} of the training time, times {facts.num_processes}"
-    lines.append(("energy", used))
-    if skipped := newest.get("skipped_updates", (0, None))[0]:
-        lines.append(("updates skipped", f"{skipped:,}"))
-    return lines
+        used = f"{joules * count / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
+        used += f"{covered / seconds:.0%} of the training time, times {count}"
+    skipped = newest.get("skipped_updates", (0, 0))[0]
+    lines = {"hardware": _text(facts.hardware), "processes": f"{count}", "precision": facts.precision}
+    lines |= {"tokens": f"{tokens:,}", "training time": time if when else "", "speed": speed}
+    lines["compute"] = f"{flops * tokens:.3g} FLOP, computed: {flops / 1e6:,.1f} MFLOP a token (6 N + 12 L d T)"
+    lines |= {"energy": used, "updates skipped": f"{skipped:,}" if skipped else ""}
+    return [line for line in lines.items() if line[1]]
 
 
 def _limits(recipe: Mapping, tokenizer_size: int) -> str:
-    lines = [
-        "A base model: it continues a text. It follows no instructions and is not aligned; what it writes can be wrong, "
-        "harmful or private. Not for use with people without checks of your own.",
-        f"It is small by today's measure. It knows what its data holds, errors and leanings included: {_data(recipe)}.",
-        f"It sees {recipe['sequence_length']:,} tokens at a time.",
-    ]
+    text = (
+        "- A base model: it continues a text. It follows no instructions and is not aligned; what it writes can be wrong, "
+        "harmful or private. Not for use with people without checks of your own.\n"
+        f"- It is small by today's measure. It knows what its data holds, errors and leanings included: {_data(recipe)}.\n"
+        f"- It sees {recipe['sequence_length']:,} tokens at a time."
+    )
     if recipe["vocab_size"] > tokenizer_size:
-        lines.append(
-            f"Its vocabulary has {recipe['vocab_size']:,} rows, of which the tokenizer has {tokenizer_size:,}; the rest is "
-            f"padding, and `generation_config.json` keeps it from being sampled."
+        text += (
+            f"\n- Its vocabulary has {recipe['vocab_size']:,} rows, of which the tokenizer has {tokenizer_size:,}; the "
         )
-    return "\n".join(f"- {line}" for line in lines)
+        text += "rest is padding, and `generation_config.json` keeps it from being sampled."
+    return text
 
 
 def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
+    """Return what the Hub shows of each figure that was measured, with the data that it was measured on."""
     from huggingface_hub import EvalResult
 
-    names = _hub_data_sets(recipe)
+    names, results = _hub_data_sets(recipe), []
     loss: dict[str, str | None] = {"dataset_type": "text", "dataset_name": "text that was kept from training"}
     if len(names) == 1:
         name, subset = names[0]
         loss = {"dataset_type": name, "dataset_name": f"{name}, kept from training", "dataset_config": subset}
-    results = []
-    for metric, text in (LOSSES | SCORES).items():
-        if metric in measured:
-            split, _, kind = metric.partition("/")
-            value = round(measured[metric], 4)
-            data = loss | {"dataset_split": "test" if split == "test" else "validation"}
-            if task := TASK_OF.get(metric):
-                data, value = _task_data(task, measured, recipe), float(task.shown(kind, measured[metric]))
-            about = {"metric_type": kind, "metric_name": text, "metric_value": value}
-            results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **about))
+    own = {file.partition("=")[0] for file in recipe.get("task_files") or ()}
+    for metric, (task, text) in MEASURES.items():
+        if metric not in measured:
+            continue
+        split, _, kind = metric.partition("/")
+        value, data = round(measured[metric], 4), loss | {"dataset_split": "test" if split == "test" else "validation"}
+        if task:
+            count, value = task.metric("items"), float(task.shown(kind, measured[metric]))
+            items = f", {measured[count]:,.0f} items" if count in measured else ""
+            data = {"dataset_type": task.name, "dataset_name": f"{task.label}{items}"}
+            if task.name not in own:
+                data |= {
+                    "dataset_type": task.dataset[0],
+                    "dataset_split": task.dataset[1],
+                    "dataset_config": task.config,
+                }
+        about = {"metric_type": kind, "metric_name": text, "metric_value": value}
+        results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **about))
     return results
-
-
-def _task_data(task: Task, measured: Mapping[str, float], recipe: Mapping) -> dict[str, str | None]:
-    items = f", {measured[task.metric('items')]:,.0f} items" if task.metric("items") in measured else ""
-    data: dict[str, str | None] = {"dataset_type": task.name, "dataset_name": f"{task.label}{items}"}
-    if not any(file.startswith(f"{task.name}=") for file in recipe.get("task_files") or ()):
-        data["dataset_type"], data["dataset_split"] = task.dataset
-        data["dataset_config"] = task.config
-    return data
 
 
 def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]:
@@ -280,18 +267,16 @@ def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]
     found: list[tuple[tuple[str, str | None] | None, str]] = []
     for source in recipe["sources"] if recipe.get("sources") and not alone else [recipe]:
         name, subset = source.get("dataset_name"), source.get("dataset_config_name")
+        link = "[{}](https://huggingface.co/datasets/{})"
         if fetched := REPOSITORY.fullmatch(source.get("data_dir") or ""):
-            link = f"https://huggingface.co/datasets/{fetched[1]}"
-            found.append(((fetched[1], None), f"the tokens of [{_text(fetched[1])}]({link})"))
-        elif source.get("data_dir"):
-            found.append((None, "token shards of its author's"))
-        elif source.get("data_files"):
-            found.append((None, "files of its author's"))
+            found.append(((fetched[1], None), f"the tokens of {link.format(_text(fetched[1]), fetched[1])}"))
+        elif source.get("data_dir") or source.get("data_files"):
+            found.append((None, f"{'token shards' if source.get('data_dir') else 'files'} of its author's"))
         elif not name or name == "python_stdlib":
             found.append((None, "the source of Python's standard library"))
         else:
-            link = f"(https://huggingface.co/datasets/{name})" if HUB_ID.fullmatch(name) else ""
-            found.append(((name, subset), f"[{_text(name)}]{link}{f' ({_text(subset)})' if subset else ''}"))
+            shown = link.format(_text(name), name) if HUB_ID.fullmatch(name) else f"[{_text(name)}]"
+            found.append(((name, subset), f"{shown}{f' ({_text(subset)})' if subset else ''}"))
     return found
 
 

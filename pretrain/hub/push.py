@@ -5,6 +5,7 @@ staged for the next push, the next start or ``push_pending``. Where an answer wa
 on the Hub as they are here, and the client makes no second commit.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -14,12 +15,12 @@ import uuid
 from pathlib import Path
 from queue import SimpleQueue
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants, get_token
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from pretrain.base import files, layout
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.hub import client
 from pretrain.hub.fetch import CHECKPOINT, NEWEST, PARTS, refuse_damaged
 
@@ -48,20 +49,17 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, 
     """
     where = f"hub_model_id = {repo_id}"
     try:
-        validate_repo_id(repo_id)
-        if get_token() is None:
-            raise BadInput("push_to_hub = true: no login was found on this machine: hf auth login, or set HF_TOKEN")
-        return _check(client.api(), repo_id, private, fresh, card)
-    except BadInput:
-        raise
-    except HFValidationError as error:
-        raise BadInput(f"{where}: {error} Give NAME or OWNER/NAME") from None
-    except Exception as error:  # each layer of the client has kinds of its own
-        why = client.describe(error)
-        if client.is_refusal(error):
-            remedy = f"Check the id, the login (hf auth login), and what the token may do: {TOKENS}"
-            raise BadInput(f"{where}: {why}. {remedy}") from None
-        return repo_id, f"the Hub cannot be reached now ({why}); training starts, and pushes wait on disk"
+        with client.refusing(
+            where, f"Give NAME or OWNER/NAME, and check the login (hf auth login) and what the token may do: {TOKENS}"
+        ):
+            validate_repo_id(repo_id)
+            if get_token() is None:
+                raise BadInput("push_to_hub = true: no login was found on this machine: hf auth login, or set HF_TOKEN")
+            if constants.HF_HUB_OFFLINE:
+                raise TrainingStopped("HF_HUB_OFFLINE is set")
+            return _check(client.api(), repo_id, private, fresh, card)
+    except TrainingStopped as error:
+        return repo_id, f"the Hub cannot be reached now ({error}); training starts, and pushes wait on disk"
 
 
 def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> tuple[str, str]:
@@ -73,14 +71,16 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
     name, token = login["name"], login.get("auth", {}).get("accessToken", {})
     repo_id = repo_id if "/" in repo_id else f"{name}/{repo_id}"
     owner, where = repo_id.split("/")[0], f"hub_model_id = {repo_id}"
-    fine = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
-    if token.get("role") == "read":
-        raise BadInput(f"push_to_hub = true: the token may only read; {fine}")
     try:
         found = api.model_info(repo_id)
     except RepositoryNotFoundError:
-        if not _may_create(login, token, owner):
-            raise BadInput(f"{where}: {name} may not create it; give another owner, or {fine}") from None
+        found = None
+    if token.get("role") == "read" or (found is None and not _may_create(login, token, owner)):
+        raise BadInput(
+            f"{where}: {name} may not create it, or this token may only read; give another owner, or make a fine-grained "
+            f"token that may write to {owner}'s repositories: {TOKENS}"
+        )
+    if found is None:
         return repo_id, ""
     api.auth_check(repo_id, write=True)
     steps = sorted(ref.name for ref in api.list_repo_refs(repo_id).tags if layout.STEP.fullmatch(ref.name))
@@ -133,8 +133,10 @@ class Pusher:
                 raise ValueError(f"{name}: is not on the list of what may be pushed")
             if isinstance(source, Path) and (source.is_symlink() or not source.is_file()):
                 raise ValueError(f"{source}: is not a regular file, so it is not pushed")
-        push = {"repo_id": repo_id, "private": private, "title": " ".join(title.split())}
-        _stage(self.pending / layout.step_name(step), push, files)
+        folder = self.pending / layout.step_name(step)
+        if not (folder / PUSH).is_file():
+            push = {"repo_id": repo_id, "private": private, "title": " ".join(title.split())}
+            _stage(folder, push, files)
         self._due.put(True)
 
     def close(self, seconds: float) -> int:
@@ -182,8 +184,6 @@ def _waits(pending: Path, name: str, reason: str) -> str:
 
 
 def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
-    if (folder / PUSH).is_file():
-        return
     with files.making(folder) as temporary:
         rows = {}
         for name, source in sources.items():
@@ -192,11 +192,9 @@ def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
             if isinstance(source, str):
                 path.write_bytes(source.encode())
             elif path.suffix == ".safetensors":  # big, and never changed once written
-                try:
+                with contextlib.suppress(OSError):  # another file system, or one without links
                     os.link(source, path)
-                except OSError:  # another file system, or one without links
-                    shutil.copyfile(source, path)
-            else:  # a log grows
+            if not path.exists():  # a log grows, so it is copied
                 shutil.copyfile(source, path)
             rows[name] = files.row_of(path)
         files.write_json(temporary / PUSH, push | {"files": rows})

@@ -1,9 +1,8 @@
-"""The product's commands, of any checkout, as a case of a campaign runs them: in forks of one warmed process.
+"""The product's commands, of any checkout, as a case of a campaign runs them, and the judge of what came of them.
 
 The driver itself imports nothing of the product, so that an older tree can be attacked and judged by the same rules.
 """
 
-import asyncio
 import contextlib
 import hashlib
 import importlib
@@ -13,13 +12,12 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +60,10 @@ sample_steps: 0
 save_steps: 3
 """
 WORDS = tuple("the cat sat on the mat and the dog ate a red hat while rain fell on old town".split())  # noqa: SIM905
+TRAIN = ("train.py", "--recipe", "tiny.yaml", "--save_total_limit", "0")
+RUN = Path("runs/tiny")
+ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # bits depend on threads
+ALONE |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 def text(begin: int, count: int) -> str:
@@ -85,24 +87,37 @@ class Done:
 
 
 class Started:
-    """A command that runs, in one process or as many ranks as asked for.
+    """A command that runs: forks of one process that has imported all that they need, one a rank; or a program.
 
     Args:
+        command: a script of the tree and its flags, or a program's words.
+        environment: what a fork adds to its own; all that a program has, which makes it one.
         hasty: waits take a hundredth of their time, and the clock jumps on as if they had taken all of it.
         file_bytes: the size at which a file's growth fails.
     """
 
     def __init__(
         self,
-        script: str,
-        *flags: str,
+        command: Sequence[str],
         cwd: Path,
         environment: Mapping[str, str] | None = None,
+        *,
+        program: bool = False,
         ranks: int = 1,
         hasty: bool = False,
         file_bytes: int = 0,
     ):
-        self.out, self.err = printed_by(cwd)
+        with tempfile.NamedTemporaryFile(dir=cwd.parent, prefix=f".{cwd.name}-", suffix=".out", delete=False) as file:
+            self.out = Path(file.name)  # beside the folder, whose disk may be full
+        self.err = self.out.with_suffix(".err")
+        self.err.touch()
+        self._popen = None
+        if program:
+            with open(self.out, "wb") as out, open(self.err, "wb") as err:
+                how = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, "start_new_session": True}
+                self._popen = subprocess.Popen(command, cwd=cwd, env=environment, **how)
+            self.pids = [self._popen.pid]
+            return
         several = [{}]
         if ranks > 1:
             # Below those that the kernel hands out for connections meanwhile.
@@ -110,31 +125,25 @@ class Started:
             shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             shared |= {"TORCHELASTIC_RUN_ID": "faults", "LOCAL_WORLD_SIZE": str(ranks)}
             several = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-        self.processes = [
+        printed = (self.out, self.err)
+        self._forks = [
             _context().Process(
-                target=_main,
-                args=(script, list(flags), cwd, dict(environment or {}) | own, self.out, self.err, hasty, file_bytes),
+                target=_main, args=(command, cwd, {**(environment or {}), **own}, printed, hasty, file_bytes)
             )
             for own in several
         ]
-        for process in self.processes:
-            process.start()
-
-    @property
-    def pids(self) -> list[int]:
-        """Of its processes: one a rank."""
-        return [process.pid for process in self.processes if process.pid]
+        for fork in self._forks:
+            fork.start()
+        self.pids = [fork.pid for fork in self._forks]
 
     def wait(self, seconds: float = SECONDS) -> Done:
         """Wait for its end, and end it where it takes longer."""
         end = time.monotonic() + seconds
-        for process in self.processes:
-            process.join(max(0.0, end - time.monotonic()))
-        codes = [process.exitcode for process in self.processes]
-        if None in codes:
+        while None in (codes := self._codes()) and time.monotonic() < end:
+            time.sleep(0.02)
+        while None in self._codes():
             self.kill()
-        for process in self.processes:
-            process.join()
+            time.sleep(0.02)
         out, err = self.out.read_text(errors="replace"), self.err.read_text(errors="replace")
         return Done(None if None in codes else max(codes, key=abs), out, err, seconds)
 
@@ -143,73 +152,14 @@ class Started:
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-                os.kill(pid, signal.SIGKILL)
+
+    def _codes(self) -> list[int | None]:
+        return [self._popen.poll()] if self._popen else [fork.exitcode for fork in self._forks]
 
 
-class Launched:
-    """``accelerate launch train.py``, the real one: a launcher and its trainer, with ``Started``'s methods."""
-
-    def __init__(self, tree: Path, *flags: str, cwd: Path):
-        self.out, self.err = printed_by(cwd)
-        command = [sys.executable, "-m", "accelerate.commands.launch"]
-        command += ["--config_file", str(tree / "accelerate_configs/cpu.yaml"), str(tree / "train.py"), *flags]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment["OMP_NUM_THREADS"] = "1"  # as in the forks: bits depend on it
-        with open(self.out, "wb") as out, open(self.err, "wb") as err:
-            self._process = subprocess.Popen(
-                command, cwd=cwd, stdout=out, stderr=err, start_new_session=True, env=environment
-            )
-        self.pids = [self._process.pid]
-
-    def wait(self, seconds: float = SECONDS) -> Done:
-        """Wait for the launcher's end."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-            self.kill()
-            self._process.wait()
-        return Done(code, self.out.read_text(errors="replace"), self.err.read_text(errors="replace"), seconds)
-
-    def kill(self) -> None:
-        """Kill the launcher and what it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pids[0], signal.SIGKILL)
-
-
-def train_shards(folder: Path) -> list[str]:
-    """Return the names of the train shards below a folder's data/, where files may come and go meanwhile."""
-    names = [name for _, _, names in os.walk(folder / "data") for name in names]
-    return [name for name in names if name.startswith("train_") and name.endswith(".bin")]
-
-
-def printed_by(cwd: Path) -> tuple[Path, Path]:
-    """Return two new files beside a command's folder, whose disk may be full: for what it prints, and its errors."""
-    with tempfile.NamedTemporaryFile(dir=cwd.parent, prefix=f".{cwd.name}-", suffix=".out", delete=False) as file:
-        out = Path(file.name)
-    out.with_suffix(".err").touch()
-    return out, out.with_suffix(".err")
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started (Linux)."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(word) for word in task.read_text().split()]
-    return found
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs (Linux): one that has ended and was not waited for does not."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def run(script: str, *flags: str, cwd: Path, seconds: float = SECONDS, **how) -> Done:
+def run(command: Sequence[str], cwd: Path, seconds: float = SECONDS, **how) -> Done:
     """Run a command to its end."""
-    return Started(script, *flags, cwd=cwd, **how).wait(seconds)
+    return Started(command, cwd, **how).wait(seconds)
 
 
 def fault_of(done: Done, *culprits: str) -> str | None:
@@ -231,19 +181,45 @@ def fault_of(done: Done, *culprits: str) -> str | None:
     return None
 
 
+def ends(done: Done, folder: Path, wanted: Mapping, *culprits: str, steps: int = STEPS) -> str | None:
+    """Return why a start after some damage does not hold: it names no culprit, or it ends with other bits."""
+    if done.code != 0:
+        return fault_of(done, *culprits)
+    if "Traceback" in done.stderr:
+        return "success, with a traceback"
+    return difference(bits_of(folder / RUN, steps), wanted)
+
+
+def ends_after(damage, command: Sequence[str], whole: Path, wanted: Mapping, culprits: Sequence[str], folder: Path):
+    """Be a case: damage a copy of a folder, give a command, and judge how it ends."""
+    damage(copy(whole, folder))
+    return ends(run(command, folder), folder, wanted, *culprits)
+
+
 def prepare(shared: Path) -> Path:
     """Make a folder with a recipe, a text and a tokenizer (by the product), and return it."""
     folder = shared / "base"
     folder.mkdir(parents=True)
     (folder / "text.txt").write_text(text(0, 900))
     (folder / "tiny.yaml").write_text(RECIPE.replace("tokenizer: tok", "tokenizer: bpe"))
-    done = run("prepare_data.py", "--recipe", "tiny.yaml", "--tokenizer_vocab_size", "300", cwd=folder)
-    if done.code != 0:
-        raise RuntimeError(f"the tree cannot prepare a plain text: {done.stderr}")
+    must(run(("prepare_data.py", *TRAIN[1:3], "--tokenizer_vocab_size", "300"), folder))
     (next((folder / "data").iterdir()) / "tokenizer").rename(folder / "tok")
     subprocess.run(["rm", "-rf", str(folder / "data")], check=True)
     (folder / "tiny.yaml").write_text(RECIPE)
     return folder
+
+
+def finished(base: Path, shared: Path) -> tuple[Path, dict]:
+    """Return a folder with a run that is complete, and its bits."""
+    (whole := shared / "whole").mkdir()
+    must(run(TRAIN, copy(base, whole)))
+    return whole, bits_of(whole / RUN)
+
+
+def must(done: Done) -> None:
+    """Raise RuntimeError where a command fails that nothing has attacked."""
+    if done.code != 0:
+        raise RuntimeError(f"the tree fails without an attack: {done.stderr}")
 
 
 def copy(base: Path, folder: Path) -> Path:
@@ -261,14 +237,9 @@ def bits_of(run_dir: Path, steps: int = STEPS) -> dict[str, object]:
     """Return what no interruption may change: weights and moments at the end, the losses of all steps."""
     last = run_dir / "checkpoints" / f"step-{steps:08d}"
     found: dict[str, object] = {name: digest(last / name) for name in ("model.safetensors", "optimizer.safetensors")}
-    found["model/"] = digest(run_dir / "model" / "model.safetensors")
-    found["losses"] = losses = {}
-    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        for key in ("train/loss", "eval/loss"):
-            if key in row:
-                losses[row["step"], key] = row[key]
-    return found
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    losses = {(row["step"], key): row[key] for row in rows for key in ("train/loss", "eval/loss") if key in row}
+    return found | {"model/": digest(run_dir / "model" / "model.safetensors"), "losses": losses}
 
 
 def difference(found: Mapping, wanted: Mapping) -> str | None:
@@ -277,16 +248,11 @@ def difference(found: Mapping, wanted: Mapping) -> str | None:
     return f"other bits than the whole run's: {', '.join(names)}" if names else None
 
 
-def prepared(folder: Path) -> tuple[int, int] | None:
-    """Return the documents and bytes of text of the only folder of shards, as its manifest counts them."""
-    found = list((folder / "data").glob("*/manifest.json"))
-    if len(found) != 1:
-        return None
-    manifest = json.loads(found[0].read_text())
-    if not manifest["complete"]:
-        return None
-    documents = sum(counts.get("documents", 0) for counts in manifest["counts"].values())
-    return documents, sum(row["text_bytes"] for rows in manifest["splits"].values() for row in rows)
+def alive(pid: int) -> bool:
+    """Return whether a process runs (Linux): one that has ended and was not waited for does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def _last(stderr: str) -> str:
@@ -317,9 +283,7 @@ def attack_tree(tree: Path) -> None:
     os.chdir(tree)  # whose modules the warmed process would else take from where the campaign was started
 
 
-def _main(
-    script: str, flags: list[str], cwd: Path, environment: dict, out: Path, err: Path, hasty: bool, file_bytes: int
-) -> None:
+def _main(command: Sequence[str], cwd: Path, environment: dict, printed: tuple, hasty: bool, file_bytes: int) -> None:
     """Be a command, in a fork: the script's ``main`` with these flags."""
     code = 70
     try:
@@ -327,7 +291,7 @@ def _main(
         os.chdir(cwd)
         os.environ.update(environment)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, path in ((1, out), (2, err)):
+        for number, path in enumerate(printed, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         if any(name.startswith("HF_") for name in environment):
@@ -336,9 +300,9 @@ def _main(
             hurry()
         if file_bytes:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-        path = Path(os.environ["FAULTS_TREE"], script)
-        sys.argv = [str(path), *flags]
-        code = importlib.import_module(path.stem).main(list(flags)) or 0
+        path = Path(os.environ["FAULTS_TREE"], command[0])
+        sys.argv = [str(path), *command[1:]]
+        code = importlib.import_module(path.stem).main(list(command[1:])) or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -364,44 +328,11 @@ def turn_hub_client() -> None:
 
 
 def hurry() -> None:
-    """Let waits take a hundredth of their time, and the clock jump on as if they had taken all of it.
-
-    Of a silent or slow server the time-outs that clients were given take a twentieth; without one a wait has no end.
-    """
+    """Let waits take a hundredth of their time, and the clock jump on as if they had taken all of it."""
     sleep, monotonic, jumped = time.sleep, time.monotonic, [0.0]
-    later, plain = asyncio.BaseEventLoop.call_later, socket.socket.__base__
 
     def hasty_sleep(seconds: float) -> None:
         sleep(seconds / 100)
         jumped[0] += seconds * 0.99
 
-    def shortened(seconds: float | None) -> float | None:
-        return seconds and min(seconds, max(LEAST_TIMEOUT, seconds / 20))
-
-    def settimeout(self, seconds: float | None) -> None:
-        plain.settimeout(self, shortened(seconds))
-        _GIVEN[self.fileno()] = seconds or 0.0
-
-    def recv(self, *how) -> bytes:
-        try:
-            return plain.recv(self, *how)
-        except TimeoutError:
-            jumped[0] += _GIVEN.get(self.fileno(), 0.0)
-            raise
-
-    def call_later(self, seconds: float, call, *args, **more):
-        def due(*those):
-            jumped[0] += max(0.0, seconds - (shortened(seconds) or 0.0))
-            call(*those)
-
-        return later(self, shortened(seconds), due, *args, **more)
-
-    with contextlib.suppress(AttributeError):  # older trees have none
-        sys.modules["pretrain.base"].network.SLOW_SECONDS /= 20
     time.sleep, time.monotonic = hasty_sleep, lambda: monotonic() + jumped[0]
-    socket.socket.settimeout, socket.socket.recv = settimeout, recv
-    asyncio.BaseEventLoop.call_later = call_later
-
-
-LEAST_TIMEOUT = 3.0  # seconds: a busy machine answers within
-_GIVEN: dict[int, float] = {}  # the time-outs of open connections

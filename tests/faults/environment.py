@@ -3,7 +3,6 @@
 It ends with the weights of a run in plain surroundings, or with one line and a status, or by the signal that was sent.
 """
 
-import contextlib
 import os
 import random
 import signal
@@ -12,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import commands
-import damage
 import full_disk
 
 SECONDS = 150.0  # imports alone take many seconds while other cases run
@@ -46,7 +45,7 @@ GARBAGE = {
     "ACCELERATE_DYNAMO_BACKEND": ("foo",),
     "ACCELERATE_USE_CPU": ("maybe",),
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("x",),
-    "HF_ENDPOINT": ("nonsense", "http://me:SECRET@[bad"),
+    "HF_ENDPOINT": ("nonsense", "http://me:SECRET@localhost:9"),
     "HF_HOME": ("/dev/null/x",),
     "MPLBACKEND": ("garbage",),
     "KMP_AFFINITY": ("garbage",),
@@ -100,63 +99,33 @@ ROWS = (
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each row once, in an order of the seed's, so that another seed's quarter is another one."""
-    commands.copy(base, shared)
-    done = commands.run(*TRAIN, cwd=shared)
-    if done.code != 0:
-        raise RuntimeError(f"the tree cannot train: {done.stderr}")
-    wanted = commands.bits_of(shared / damage.RUN, 3)
-    commands.run("prepare_data.py", *TRAIN[1:], cwd=shared)
+    commands.must(commands.run(TRAIN, commands.copy(base, shared)))
+    wanted = commands.bits_of(shared / commands.RUN, 3)
+    commands.must(commands.run(("prepare_data.py", *TRAIN[1:]), shared))
     subprocess.run(["rm", "-rf", str(shared / "runs")], check=True)
-    may_mount = full_disk._may_mount(shared)
+    may_mount = full_disk.may_mount(shared)
     given = [path for path in shared.iterdir() if path.is_file() or path.name in ("data", "tok")]
     rows = [row for row in ROWS if may_mount or "unshare" not in row.shell]
     for row in rng.sample(rows, len(rows)):
-
-        def hit(folder: Path, row=row, moment=rng.uniform(0.0, 4.0)) -> str | None:  # noqa: B008
-            place = folder / row.place
-            place.mkdir(exist_ok=True)
-            subprocess.run(["cp", "-a", *map(str, given), str(place)], check=True)
-            return _judge(row, _run(row, place, folder, moment), place, wanted)
-
-        yield row.title, hit
+        yield row.title, partial(surrounded, row, given, wanted, rng.uniform(0.0, 4.0))
 
 
-def _run(row: Row, place: Path, folder: Path, moment: float) -> commands.Done:
-    tree = Path(os.environ["FAULTS_TREE"])
-    variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    variables |= {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true", "TOKENIZERS_PARALLELISM": "false"}
-    environment = {name: value for name, value in (variables | row.variables).items() if value is not None}
-    python = [sys.executable, *row.flags, str(tree / TRAIN[0]), *TRAIN[1:]]
-    out, err = commands.printed_by(folder)
-    with open(out, "wb") as stdout, open(err, "wb") as stderr:
-        process = subprocess.Popen(
-            ["bash", "-c", row.shell, "case", *python],
-            cwd=place,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
+def surrounded(row: Row, given: list[Path], wanted: dict, moment: float, folder: Path) -> str | None:
+    """Be a case: train in these surroundings; where a signal is to come, after so many seconds."""
+    place = folder / row.place
+    place.mkdir(exist_ok=True)
+    subprocess.run(["cp", "-a", *map(str, given), str(place)], check=True)
+    variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **commands.ALONE, **row.variables}
+    environment = {name: value for name, value in variables.items() if value is not None}
+    python = [sys.executable, *row.flags, str(Path(os.environ["FAULTS_TREE"], TRAIN[0])), *TRAIN[1:]]
+    started = commands.Started(["bash", "-c", row.shell, "case", *python], place, environment, program=True)
     if row.signal:
         time.sleep(moment)
-        process.send_signal(row.signal)
-    code = None
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        code = process.wait(SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # a reader that outlives its trainer, too
-    process.wait()
-    return commands.Done(code, out.read_text(errors="replace"), err.read_text(errors="replace"), SECONDS)
-
-
-def _judge(row: Row, done: commands.Done, place: Path, wanted: dict) -> str | None:
+        os.kill(started.pids[0], row.signal)
+    done = started.wait(SECONDS)
+    started.kill()  # a reader that outlives its trainer, too
     if "SECRET" in done.stdout + done.stderr:
         return "a secret of the environment is printed"
     if row.signal and done.code in (-row.signal, 128 + row.signal):
         return "a traceback" if "Traceback" in done.stderr else None
-    if done.code != 0:
-        return commands.fault_of(done, "")
-    if "Traceback" in done.stderr:
-        return "success, with a traceback"
-    return commands.difference(commands.bits_of(place / damage.RUN, 3), wanted) if row.bits else None
+    return commands.ends(done, place, wanted if row.bits else {}, "", steps=3)

@@ -8,92 +8,89 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import commands
-import damage
 
 FULL = ("No space left", "File too large", "space", "disk")
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """40 runs on disks that hold a part of what they write; 16 whose disk another program fills for a while."""
-    whole, wanted = damage.finished(base, shared)
-    size = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file())
-    mounts = _may_mount(shared)
+    whole, wanted = commands.finished(base, shared)
+    sizes = [path.stat().st_size for path in whole.rglob("*") if path.is_file()]
+    mounts = may_mount(shared)
     for _ in range(40):
         share = rng.random()
-
-        def hit(folder: Path, share=share) -> str | None:
-            if not mounts:
-                return _limited(base, folder, wanted, share)
-            _mount(folder, "64m")
-            try:
-                commands.copy(base, folder)
-                used = _used(folder)
-                _mount(folder, str(int(used + share * 1.3 * size)), "remount,")
-                done = commands.run(*damage.TRAIN, cwd=folder)
-                why = _judge(done)
-                _mount(folder, "64m", "remount,")
-                return why or damage.ends(commands.run(*damage.TRAIN, cwd=folder), folder, wanted)
-            finally:
-                subprocess.run(["umount", "-l", str(folder)], check=False)
-
-        yield f"{share:.0%} of the disk", hit
+        small = partial(mounted, partial(too_small, int(share * 1.3 * sum(sizes))))
+        hit = small if mounts else partial(limited, int(share * 1.2 * max(sizes)))
+        yield f"{share:.0%} of the disk", partial(hit, base, wanted)
     for _ in range(16 if mounts else 0):
         begin, length = rng.uniform(0.1, 2.5), rng.uniform(0.05, 0.6)
-
-        def hit(folder: Path, begin=begin, length=length) -> str | None:
-            _mount(folder, "16m")
-            try:
-                commands.copy(base, folder)
-                filler = threading.Thread(target=_fill, args=(folder, begin, length))
-                filler.start()
-                done = commands.run(*damage.TRAIN, cwd=folder)
-                filler.join()
-                if done.code and (why := _judge(done)):
-                    return why
-                return damage.ends(commands.run(*damage.TRAIN, cwd=folder) if done.code else done, folder, wanted)
-            finally:
-                subprocess.run(["umount", "-l", str(folder)], check=False)
-
+        hit = partial(mounted, partial(filled, begin, length), base, wanted)
         yield f"filled after {begin:.1f} s for {length:.1f} s", hit
 
 
-def _judge(done: commands.Done) -> str | None:
-    if done.code == 0:
-        return "success, with a traceback" if "Traceback" in done.stderr else None
-    return commands.fault_of(done, *FULL)
+def mounted(hit: Callable, base: Path, wanted: dict, folder: Path) -> str | None:
+    """Be a case on a disk of its own: a run that the disk may end, then, with more space, the same command again."""
+    mount(folder, "64m")
+    try:
+        commands.copy(base, folder)
+        done = hit(folder)
+        mount(folder, "64m", "remount,")
+        return _resumes(done, wanted, folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-def _limited(base: Path, folder: Path, wanted: dict, share: float) -> str | None:
-    commands.copy(base, folder)
-    largest = max(path.stat().st_size for path in (base.parent / "disk" / "whole").rglob("*") if path.is_file())
-    done = commands.run(*damage.TRAIN, cwd=folder, file_bytes=max(1, int(share * 1.2 * largest)))
-    return _judge(done) or damage.ends(commands.run(*damage.TRAIN, cwd=folder), folder, wanted)
+def limited(most: int, base: Path, wanted: dict, folder: Path) -> str | None:
+    """Be a case whose files grow to a number of bytes at most."""
+    done = commands.run(commands.TRAIN, commands.copy(base, folder), file_bytes=max(1, most))
+    return _resumes(done, wanted, folder)
 
 
-def _may_mount(folder: Path) -> bool:
-    place = folder / "mount"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True).returncode == 0
-    if mounted:
-        subprocess.run(["umount", str(place)], check=True)
-    return mounted
+def too_small(more: int, folder: Path) -> commands.Done:
+    """Run where so many bytes are free."""
+    used = subprocess.run(["df", "-B1", "--output=used", folder], capture_output=True, text=True, check=True).stdout
+    mount(folder, str(int(used.split()[1]) + more), "remount,")
+    return commands.run(commands.TRAIN, folder)
 
 
-def _mount(folder: Path, size: str, how: str = "") -> None:
+def filled(begin: float, length: float, folder: Path) -> commands.Done:
+    """Run while another program fills the disk for a while."""
+    mount(folder, "16m", "remount,")
+    filler = threading.Thread(target=_fill, args=(folder / "another-programs-file", begin, length))
+    filler.start()
+    done = commands.run(commands.TRAIN, folder)
+    filler.join()
+    return done
+
+
+def mount(folder: Path, size: str, how: str = "") -> None:
+    """Mount a tmpfs of this size, or give it this size."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"{how}size={size}", "tmpfs", str(folder)], check=True)
 
 
-def _used(folder: Path) -> int:
-    about = subprocess.run(["df", "-B1", "--output=used", str(folder)], capture_output=True, text=True, check=True)
-    return int(about.stdout.split()[1])
+def may_mount(folder: Path) -> bool:
+    """Return whether this user may mount a tmpfs."""
+    (place := folder / "mount").mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True).returncode == 0
+    if done:
+        subprocess.run(["umount", str(place)], check=True)
+    return done
 
 
-def _fill(folder: Path, begin: float, length: float) -> None:
+def _resumes(done: commands.Done, wanted: dict, folder: Path) -> str | None:
+    if done.code and (why := commands.fault_of(done, *FULL)):
+        return why
+    if "Traceback" in done.stderr:
+        return "success, with a traceback"
+    return commands.ends(commands.run(commands.TRAIN, folder), folder, wanted)
+
+
+def _fill(path: Path, begin: float, length: float) -> None:
     time.sleep(begin)
-    path = folder / "another-programs-file"
     try:
         with open(path, "wb", buffering=0) as file:
             while True:

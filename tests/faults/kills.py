@@ -9,8 +9,10 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import commands
@@ -27,90 +29,74 @@ FLAGS = ("--recipe", "stream.yaml", "--max_steps", str(STEPS), "--save_steps", "
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """20 runs that read a mixture of Parquet, JSON lines and CSV while they train, each killed three times."""
     commands.copy(base, shared)
-    for name, count in (("a.parquet", 150), ("b.parquet", 130), ("c.jsonl", 120), ("d.csv", 100)):
-        texts = [f"{name} {i} {commands.text(i, 20 + i % 9)}" for i in range(count)]
-        _write(shared / name, texts)
+    texts = {name: [f"{name} {i} {commands.text(i, 20 + i % 9)}" for i in range(150)] for name in "abcd"}
+    for name in "ab":
+        pq.write_table(pa.table({"text": texts[name]}), shared / f"{name}.parquet", row_group_size=16)
+    (shared / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts["c"]))
+    with (shared / "d.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in texts["d"])])
     sources = "sources:\n- {weight: 3, data_files: ['*.parquet']}\n- {weight: 1, data_files: [c.jsonl]}\n"
     sources += "- {weight: 1, data_files: [d.csv]}\n"
     (shared / "stream.yaml").write_text(commands.RECIPE.replace("data_files: [text.txt]\n", sources))
     wanted: dict[int, dict] = {}
     for ranks in (1, 2):
-        done = commands.run("train.py", *FLAGS, "--run_name", f"whole{ranks}", cwd=shared, ranks=ranks)
-        if done.code != 0:
-            raise RuntimeError(f"the tree cannot train from a stream: {done.stderr}")
+        commands.must(commands.run(("train.py", *FLAGS, "--run_name", f"whole{ranks}"), shared, ranks=ranks))
         wanted[ranks] = commands.bits_of(shared / "runs" / f"whole{ranks}", STEPS)
-    commands.run("prepare_data.py", *FLAGS, cwd=shared)  # to their end, which a run may not need
-    shards = _shards(shared)
+    commands.must(commands.run(("prepare_data.py", *FLAGS), shared))  # to their end, which a run may not need
     for number in range(RUNS):
-        target, seed = TARGETS[number % len(TARGETS)], rng.random()
-
-        def hit(folder: Path, target=target, seed=seed) -> str | None:
-            dice = random.Random(seed)
-            for path in shared.glob("*.*"):
-                if path.is_file():
-                    (folder / path.name).symlink_to(path)
-            (folder / "tok").symlink_to(shared / "tok")
-            ranks = 2 if target == "rank" else 1
-            for kill in range(KILLS + 1):
-                started = _start(target, folder, ranks)
-                if kill < KILLS:
-                    _kill(started, target, dice)
-                done = started.wait(3 * commands.SECONDS)
-                if done.code is None:
-                    return f"start {kill + 1} did not end: {done.stderr[-300:]}"
-                if "Traceback" in done.stderr and target not in ("launcher", "rank"):  # those print one of their own
-                    return f"start {kill + 1}: traceback: {done.stderr[-300:]}"
-                _end_others(folder)
-            if done.code != 0:
-                return f"the last start ends with {done.code}: {done.stderr[-300:]}"
-            found = commands.bits_of(folder / "runs" / "stream", STEPS)
-            other = [name for name, digest in _shards(folder).items() if shards.get(name) != digest]
-            why = f"other shards than one reading makes: {', '.join(other)}" if other else None
-            return commands.difference(found, wanted[ranks]) or why
-
-        yield target, hit
+        target = TARGETS[number % len(TARGETS)]
+        yield target, partial(killed, target, random.Random(rng.random()), shared, wanted)
 
 
-def _write(path: Path, texts: list[str]) -> None:
-    """Write a table in the format that its name ends with."""
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({"text": texts}), path, row_group_size=16)
-    elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([["text"], *([text] for text in texts)])
-    else:
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+def killed(target: str, dice: random.Random, shared: Path, wanted: dict[int, dict], folder: Path) -> str | None:
+    """Be a case: start a run in a folder until it ends by itself, and kill the first starts."""
+    for path in [*(path for path in shared.glob("*.*") if path.is_file()), shared / "tok"]:
+        (folder / path.name).symlink_to(path)
+    ranks, tree = 2 if target == "rank" else 1, Path(os.environ["FAULTS_TREE"])
+    for kill in range(KILLS + 1):
+        if target == "launcher":
+            command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+            command += [str(tree / "accelerate_configs/cpu.yaml"), str(tree / "train.py"), *FLAGS]
+            environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            started = commands.Started(command, folder, environment | {"OMP_NUM_THREADS": "1"}, program=True)
+        else:
+            started = commands.Started(("train.py", *FLAGS), folder, ranks=ranks)
+        if kill < KILLS:
+            _kill(started, target, dice)
+        done = started.wait(3 * commands.SECONDS)
+        if done.code is None:
+            return f"start {kill + 1} did not end: {done.stderr[-300:]}"
+        if "Traceback" in done.stderr and target not in ("launcher", "rank"):  # those print one of their own
+            return f"start {kill + 1}: traceback: {done.stderr[-300:]}"
+        # Trainers and readers end with their launcher or trainer by themselves: this waits for it, and for no longer.
+        end = time.monotonic() + commands.SECONDS
+        while (left := _working_in(folder)) and time.monotonic() < end:
+            time.sleep(0.05)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        if left:
+            return f"processes {left} outlive what started them"
+    if done.code != 0:
+        return f"the last start ends with {done.code}: {done.stderr[-300:]}"
+    whole = _shards(shared)
+    other = [name for name, digest in _shards(folder).items() if whole.get(name) != digest]
+    why = f"other shards than one reading makes: {', '.join(other)}" if other else None
+    return commands.difference(commands.bits_of(folder / "runs" / "stream", STEPS), wanted[ranks]) or why
 
 
-def _start(target: str, folder: Path, ranks: int):
-    if target == "launcher":
-        return commands.Launched(Path(os.environ["FAULTS_TREE"]), *FLAGS, cwd=folder)
-    return commands.Started("train.py", *FLAGS, cwd=folder, ranks=ranks)
-
-
-def _kill(started, target: str, dice: random.Random) -> None:
+def _kill(started: commands.Started, target: str, dice: random.Random) -> None:
     """Wait for a random moment of the run and kill the target, once it is there."""
     # A launcher imports for seconds before it starts its trainer.
     until = time.monotonic() + dice.uniform(0.2, 12.0 if target == "launcher" else 7.0)
     while time.monotonic() < until and commands.alive(started.pids[0]):
         time.sleep(0.05)
-    pids = [started.pids[-1]]
+    pid = started.pids[-1]
     if target == "reader" or (target == "launcher" and dice.random() < 0.5):
-        pids = commands.children(started.pids[0])[:1] or pids
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _end_others(folder: Path) -> None:
-    # Trainers and readers end with their launcher or trainer by themselves: this waits for it, and for no longer.
-    end = time.monotonic() + commands.SECONDS
-    while time.monotonic() < end and _working_in(folder):
-        time.sleep(0.05)
-    if left := _working_in(folder):
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        raise RuntimeError(f"processes {left} outlive what started them")
+        for task in Path(f"/proc/{started.pids[0]}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                pid = int((task.read_text().split() or [pid])[0])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _working_in(folder: Path) -> list[int]:

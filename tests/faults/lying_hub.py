@@ -7,10 +7,10 @@ holds what a push without a fault has brought there.
 import hashlib
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import commands
-import damage
 from hub_server import Fault, HubServer
 
 ID = "me/run"
@@ -24,93 +24,81 @@ FAULTS = {
     "drop": {"kind": "drop", "times": 2},
     "lose": {"kind": "lose", "times": 1},
 }
-PUSHES = ("--push_to_hub", "true", "--hub_model_id", ID, "--hub_strategy", "all_checkpoints")
+PUSHES = (*commands.TRAIN, "--push_to_hub", "true", "--hub_model_id", ID, "--hub_strategy", "all_checkpoints")
+# What became of a file of a checkpoint there, by a number from 0 to 1; None: it is gone.
+DAMAGES: dict[str, Callable[[bytes, float], bytes | None]] = {
+    "bit": lambda data, seed: data[: (place := int(seed * len(data)))] + bytes([data[place] ^ 1]) + data[place + 1 :],
+    "cut": lambda data, seed: data[: int(seed * len(data))],
+    "gone": lambda data, seed: None,
+    "503": lambda data, seed: data,
+    "other size": lambda data, seed: data + b"x",
+}
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """Each fault at each request of a push; checkpoints that are damaged on the Hub."""
-    whole, wanted = damage.finished(base, shared)
-    reference = shared / "reference"
-    reference.mkdir()
-    commands.copy(base, reference)
+    _, wanted = commands.finished(base, shared)
+    (reference := shared / "reference").mkdir()
     with HubServer() as server:
-        done = _train(reference, server)
-        if done.code != 0 or ID not in server.repositories:
-            raise RuntimeError(f"the tree cannot push: {done.stderr}")
-        pushed, tags, tree = _weights(server), sorted(server.tags(ID)), server.files(ID)
+        commands.must(_run(commands.copy(base, reference), server, *PUSHES))
+        pushed, tree = _pushed(server), server.files(ID)
     for asked in ASKED:
         for name, fault in FAULTS.items():
-
-            def hit(folder: Path, asked=asked, fault=fault) -> str | None:
-                commands.copy(base, folder)
-                with HubServer() as server:
-                    server.faults.append(Fault(asked, **fault))
-                    done = _train(folder, server)
-                    early = done.code == 2 and not (folder / "runs").exists()
-                    if early and (why := commands.fault_of(done, ID, "push_to_hub", "license")):
-                        return why
-                    if not early and (done.code != 0 or "Traceback" in done.stderr):
-                        return f"the run ends with {done.code}: {done.stderr[-300:]}"
-                    server.faults.clear()
-                    if early:
-                        done = _train(folder, server)
-                    waits = list((folder / "runs/tiny/hub").glob("step-*"))
-                    if waits and "--push_pending" not in done.stderr:
-                        return "pushes wait on disk, and nothing states it"
-                    if waits:
-                        done = _run(folder, server, "train.py", "--push_pending", "runs/tiny")
-                        if done.code != 0:
-                            return f"--push_pending ends with {done.code}: {done.stderr[-300:]}"
-                    if _weights(server) != pushed or sorted(server.tags(ID)) != tags:
-                        return f"on the Hub are {sorted(server.tags(ID))}, not what a push without a fault brings"
-                return commands.difference(commands.bits_of(folder / damage.RUN), wanted)
-
-            yield f"{asked}: {name}", hit
+            yield f"{asked}: {name}", partial(failing, base, wanted, pushed, asked, fault)
+    names = [path for path in tree if path.startswith("checkpoints/")]
     for number in range(20):
-        name = rng.choice([path for path in tree if path.startswith("checkpoints/")])
-        how, seed = ("bit", "cut", "gone", "503", "other size")[number % 5], rng.random()
-
-        def hit(folder: Path, name=name, how=how, seed=seed) -> str | None:
-            commands.copy(base, folder)
-            with HubServer() as server:
-                files = dict(tree)
-                data = bytearray(files[name])
-                if how == "bit":
-                    data[int(seed * len(data))] ^= 1
-                elif how == "cut":
-                    del data[int(seed * len(data)) :]
-                elif how == "other size":
-                    data += b"x"
-                files[name] = bytes(data)
-                if how == "gone":
-                    del files[name]
-                _on_hub(server, files)
-                if how == "503":
-                    server.faults.append(Fault("GET .*/resolve/", status=503, times=2))
-                done = _run(folder, server, *damage.TRAIN, "--resume_from_checkpoint", f"hub://{ID}")
-            return damage.ends(done, folder, wanted | {"losses": _losses(folder)}, ID, Path(name).name, "hub://")
-
+        name, how = rng.choice(names), list(DAMAGES)[number % len(DAMAGES)]
+        hit = partial(damaged, base, wanted, tree, name, how, rng.random())
         yield f"resumed from the Hub, {how}: {name}", hit
 
 
-def _losses(folder: Path) -> object:
+def failing(base: Path, wanted: dict, pushed: tuple, asked: str, fault: dict, folder: Path) -> str | None:
+    """Be a case: train and push to a Hub that answers a request so."""
+    commands.copy(base, folder)
+    with HubServer() as server:
+        server.faults.append(Fault(asked, **fault))
+        done = _run(folder, server, *PUSHES)
+        early = done.code == 2 and not (folder / "runs").exists()
+        if early and (why := commands.fault_of(done, ID, "push_to_hub", "license")):
+            return why
+        if not early and (done.code != 0 or "Traceback" in done.stderr):
+            return f"the run ends with {done.code}: {done.stderr[-300:]}"
+        server.faults.clear()
+        if early:
+            done = _run(folder, server, *PUSHES)
+        if list((folder / commands.RUN / "hub").glob("step-*")):
+            if "--push_pending" not in done.stderr:
+                return "pushes wait on disk, and nothing states it"
+            done = _run(folder, server, "train.py", "--push_pending", str(commands.RUN))
+            if done.code != 0:
+                return f"--push_pending ends with {done.code}: {done.stderr[-300:]}"
+        if _pushed(server) != pushed:
+            return f"on the Hub are {sorted(server.tags(ID))}, not what a push without a fault brings"
+    return commands.difference(commands.bits_of(folder / commands.RUN), wanted)
+
+
+def damaged(base: Path, wanted: dict, tree: dict, name: str, how: str, seed: float, folder: Path) -> str | None:
+    """Be a case: resume from the Hub where a file of the checkpoint is damaged."""
+    files = {**tree, name: DAMAGES[how](tree[name], seed)}
+    files = {name: data for name, data in files.items() if data is not None}
+    with HubServer() as server:
+        server.make(ID).commit("by a run", files)
+        server.objects |= {hashlib.sha256(data).hexdigest(): data for data in files.values()}
+        if how == "503":
+            server.faults.append(Fault("GET .*/resolve/", status=503, times=2))
+        resumed = (*commands.TRAIN, "--resume_from_checkpoint", f"hub://{ID}")
+        done = _run(commands.copy(base, folder), server, *resumed)
     # The rows of before the checkpoint come from the Hub's own metrics.jsonl, which is not what is attacked here.
-    found = folder / damage.RUN / "metrics.jsonl"
-    return commands.bits_of(folder / damage.RUN)["losses"] if found.is_file() else None
-
-
-def _train(folder: Path, server: HubServer) -> commands.Done:
-    return _run(folder, server, *damage.TRAIN, *PUSHES)
+    bits = {name: value for name, value in wanted.items() if name != "losses"}
+    return commands.ends(done, folder, bits, ID, Path(name).name, "hub://")
 
 
 def _run(folder: Path, server: HubServer, *command: str) -> commands.Done:
-    return commands.run(*command, cwd=folder, environment=server.environment(folder / "hf"), hasty=True)
+    return commands.run(command, folder, environment=server.environment(folder / "hf"), hasty=True)
 
 
-def _weights(server: HubServer) -> dict[str, bytes]:
-    return {name: data for name, data in server.files(ID).items() if name.endswith((".safetensors", "config.json"))}
-
-
-def _on_hub(server: HubServer, files: dict[str, bytes]) -> None:
-    server.make(ID).commit("by a run", dict(files))
-    server.objects |= {hashlib.sha256(data).hexdigest(): data for data in files.values()}
+def _pushed(server: HubServer) -> tuple:
+    if ID not in server.repositories:
+        return ()
+    files = {name: data for name, data in server.files(ID).items() if name.endswith((".safetensors", "config.json"))}
+    return files, sorted(server.tags(ID))

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import commands
@@ -28,75 +29,52 @@ def flags(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, C
     """Names of modes as values, flags twice in each spelling, numbers below 0, cards that nobody has."""
     for name in MODES:
         for flag in ((f"--run_name={name}",), ("--run_name", name)):
-            yield f"a run named by {flag}", _trains(flag, name)
+            yield f"a run named by {flag}", partial(named, base, flag, name)
+    rows = []
     for key in rng.sample(re.findall(r"^(\w+):", commands.RECIPE, re.MULTILINE), 12):
         for other in (f"--{key}", f"--{key.replace('_', '-')}"):
-            yield f"--{key}, then {other}", _refused((f"--{key}", "1", other, "1"), key, key.replace("_", "-"))
-            yield f"--{key}=1, then {other}=1", _refused((f"--{key}=1", f"{other}=1"), key, key.replace("_", "-"))
-    for key in ("learning_rate", "max_steps", "validation_fraction"):
-        for number in BAD_NUMBERS:
-            words = (f"--{key}", number)
-            yield " ".join(words), _refused(words, key)
-    for card in CARDS:
-        for script in ("prepare_data.py", "check_setup.py"):
-            words = ("--gpu", card)
-            yield (
-                f"{script} {words!r:.40}",
-                _refused(words, "gpu", script=script, without=("a6000.yaml", "rtx", "multi_node", "_x8", "\x1b")),
-            )
+            for words in ((f"--{key}", "1", other, "1"), (f"--{key}=1", f"{other}=1")):
+                rows.append((words, (key, key.replace("_", "-"))))
+    keys = ("learning_rate", "max_steps", "validation_fraction")
+    rows += [((f"--{key}", number), (key,)) for key in keys for number in BAD_NUMBERS]
+    rows = [(("prepare_data.py", "--recipe", "tiny.yaml", *ENDS, *words), culprits) for words, culprits in rows]
+    rows += [((script, "--gpu", card), ("gpu",)) for card in CARDS for script in ("prepare_data.py", "check_setup.py")]
+    for command, culprits in rows:
+        yield " ".join(command)[:80], partial(refused, base, command, culprits)
 
 
-def _trains(flag: tuple[str, ...], name: str) -> Callable[[Path], str | None]:
-    def hit(folder: Path) -> str | None:
-        commands.copy(base_of(folder), folder)
-        steps = ("--max_steps", "1", "--warmup_steps", "0", "--eval_steps", "0")
-        done = commands.run("train.py", "--recipe", "tiny.yaml", *steps, *flag, cwd=folder)
-        if done.code != 0:  # a name that begins with - is a flag's, where it is a word of its own
-            may = name.startswith("-") or name in ("null", "true", "1")
-            return commands.fault_of(done, "run_name", name) or (None if may else f"refused: {done.errors[0][:300]}")
-        models = [path.parent.name for path in folder.glob("runs/*/model")]
-        return None if models in ([name], ["tiny"] if name == "null" else [name]) else f"it trains {models}"
-
-    return hit
+def named(base: Path, flag: tuple[str, ...], name: str, folder: Path) -> str | None:
+    """Be a case: a run of this name trains, or the name is refused."""
+    steps = ("--max_steps", "1", "--warmup_steps", "0", "--eval_steps", "0")
+    done = commands.run(("train.py", "--recipe", "tiny.yaml", *steps, *flag), commands.copy(base, folder))
+    if done.code != 0:  # a name that begins with - is a flag's, where it is a word of its own
+        may = name.startswith("-") or name in ("null", "true", "1")
+        return commands.fault_of(done, "run_name", name) or (None if may else f"refused: {done.errors[0][:300]}")
+    models = [path.parent.name for path in folder.glob("runs/*/model")]
+    return None if models in ([name], ["tiny"] if name == "null" else [name]) else f"it trains {models}"
 
 
-def _refused(
-    words: tuple[str, ...], *culprits: str, script: str = "prepare_data.py", without: tuple[str, ...] = ()
-) -> Callable[[Path], str | None]:
-    def hit(folder: Path) -> str | None:
-        commands.copy(base_of(folder), folder)
-        recipe = ("--recipe", "tiny.yaml", *ENDS) if script == "prepare_data.py" else ()
-        done = commands.run(script, *recipe, *words, cwd=folder, seconds=commands.SECONDS)
-        said = [word for word in without if word in done.stderr]
-        return commands.fault_of(done, *culprits) or (
-            f"the line has {said[0]!r}: {done.errors[0][:300]}" if said else None
-        )
-
-    return hit
-
-
-def base_of(folder: Path) -> Path:
-    """Return the folder that cases copy."""
-    return folder.parents[1] / "base"
+def refused(base: Path, command: tuple[str, ...], culprits: tuple[str, ...], folder: Path) -> str | None:
+    """Be a case: the command is refused, and no file or card that it could not have meant is named."""
+    done = commands.run(command, commands.copy(base, folder))
+    said = [word for word in ("a6000.yaml", "rtx", "multi_node", "_x8", "\x1b") if word in done.stderr]
+    return commands.fault_of(done, *culprits) or (f"the line has {said[0]!r}: {done.errors[0][:300]}" if said else None)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
     """500 recipes: values of other types and sizes, lines that came, went or moved, bits, YAML's own traps, flags."""
     recipes = [*sorted((commands.HERE.parents[1] / "recipes").glob("*.yaml")), base / "tiny.yaml"]
     for _ in range(500):
-        path, how, seed = rng.choice(recipes), rng.choice(list(WAYS)), rng.random()
+        path, how = rng.choice(recipes), rng.choice(list(WAYS))
+        yield f"{path.name}: {how}", partial(attacked, path, how, random.Random(rng.random()))
 
-        def hit(folder: Path, path=path, how=how, seed=seed) -> str | None:
-            dice, flags = random.Random(seed), []
-            data = WAYS[how](path.read_bytes(), dice, flags)
-            (folder / "attacked.yaml").write_bytes(data)
-            done = commands.run(
-                "prepare_data.py", "--recipe", "attacked.yaml", *flags, *ENDS, cwd=folder, seconds=SECONDS
-            )
-            names = [word.removeprefix("--") for word in flags if word.startswith("--")]
-            return commands.fault_of(done, ACCEPTED, "attacked.yaml", *names)
 
-        yield f"{path.name}: {how}", hit
+def attacked(path: Path, how: str, dice: random.Random, folder: Path) -> str | None:
+    """Be a case: the recipe is accepted, or refused by the name of the file or of a flag."""
+    flags: list[str] = []
+    (folder / "attacked.yaml").write_bytes(WAYS[how](path.read_bytes(), dice, flags))
+    done = commands.run(("prepare_data.py", "--recipe", "attacked.yaml", *flags, *ENDS), folder, SECONDS)
+    return commands.fault_of(done, ACCEPTED, "attacked.yaml", *(word[2:] for word in flags[::2]))
 
 
 def _value(data: bytes, dice: random.Random, flags: list) -> bytes:

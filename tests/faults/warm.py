@@ -4,10 +4,10 @@ import contextlib
 import importlib
 import os
 
-os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", ACCELERATE_USE_CPU="true")
+import commands
 
-import commands  # noqa: E402, F401
+os.environ.update(commands.ALONE)
+
 import matplotlib.pyplot  # noqa: E402, F401
 import torch  # noqa: E402
 from transformers import GenerationMixin, GPT2LMHeadModel  # noqa: E402, F401

@@ -22,7 +22,6 @@ import eval_hellaswag
 import export_model
 import generate
 import prepare_data
-from benchmarks import terminal_picture
 from pretrain.recipe import reading
 from scripts import walkthrough_notebook
 
@@ -187,16 +186,6 @@ def test_the_notebooks_commands_are_understood(monkeypatch):
     assert [words[1] for words in found] == ["train.py", "generate.py"]
     for words in found:
         PARSERS[words[1]](words[2:])
-
-
-def test_the_picture_of_a_terminal_is_an_svg_of_what_stands_on_it():
-    program = (
-        r"import os; print('10%|.....', end='\r'); print('<done>\x1b[K', os.get_terminal_size().columns, flush=True)"
-    )
-    lines = terminal_picture.record([sys.executable, "-c", program], columns=66)
-    assert lines == ["<done> 66", ""]
-    drawn = terminal_picture.draw("make train", [*lines, "x" * 300], columns=66)
-    assert drawn.startswith("<svg") and "&lt;done&gt; 66" in drawn and "x" * 67 not in drawn
 
 
 def test_the_lines_that_tail_metrics_for_a_monitor_print_each_row_once_it_is_whole(tmp_path):

@@ -89,19 +89,15 @@ def test_a_script_stops_at_the_first_error_and_runs_under_the_bash_of_macos(scri
         assert not re.findall(rf'(?<!\+)"\$\{{{name}\[[@*]\]\}}"', text), name
 
 
-@pytest.mark.parametrize(
-    "card, count, preset, more",
-    [
+def test_a_dry_run_prints_the_commands_for_these_cards_and_runs_none(machine, tmp_path):
+    for card, count, preset, more in [
         ("NVIDIA A100-SXM4-80GB", 8, "a100_x8", ""),
         ("NVIDIA H200", 8, "h200", " --multi_gpu --num_processes 8"),
-        ("Some Card 9000", 2, "conservative", " --multi_gpu --num_processes 2"),
         ("none", 0, "cpu", ""),
-    ],
-)
-def test_a_dry_run_prints_the_commands_for_these_cards_and_runs_none(machine, card, count, preset, more, tmp_path):
-    done, ran = machine(card, count, DRY_RUN="1")
-    assert done.returncode == 0 and not ran and not (tmp_path / "runs").exists()
-    assert done.stdout.splitlines() == [CHECK, TRAIN.format(preset, more)]
+    ]:
+        done, ran = machine(card, count, DRY_RUN="1")
+        assert done.returncode == 0 and not ran and not (tmp_path / "runs").exists()
+        assert done.stdout.splitlines() == [CHECK, TRAIN.format(preset, more)]
 
 
 def test_more_cards_than_the_yaml_are_given_to_accelerate():
@@ -141,24 +137,16 @@ def test_a_dry_run_prints_what_can_be_pasted_and_no_secret(machine):
     assert not re.search("PW|SECRET", done.stdout + done.stderr)
 
 
-NAME = "error: {}: a name that begins with -"
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"flags": ["--recipe", "recipes/gpt2_350m.yaml"]}, "give RECIPE=FILE in the environment"),
+def test_a_recipe_or_a_name_that_a_command_would_not_hear_of_or_take_for_a_flag_is_refused(machine):
+    for given, words in [
         ({"flags": ["--recipe=recipes/gpt2_350m.yaml"]}, "give RECIPE=FILE in the environment"),
         ({"RECIPE": "recipes/none.yaml"}, "RECIPE=recipes/none.yaml: there is no such file"),
-        ({"HUB_MODEL_ID": "me/-x"}, NAME.format("HUB_MODEL_ID")),
-        ({"RECIPE": "-x.yaml"}, NAME.format("RECIPE")),
-        ({"RECIPE": "recipes/--x.yaml"}, NAME.format("RECIPE")),
-    ],
-)
-def test_a_recipe_or_a_name_that_a_command_would_not_hear_of_or_take_for_a_flag_is_refused(machine, given, words):
-    done, ran = machine(HF_TOKEN="x", **given)
-    assert done.returncode == 2 and not ran and not done.stdout
-    assert done.stderr.count("\n") == 1 and words in done.stderr
+        ({"HUB_MODEL_ID": "me/-x"}, "error: HUB_MODEL_ID: a name that begins with -"),
+        ({"RECIPE": "recipes/--x.yaml"}, "error: RECIPE: a name that begins with -"),
+    ]:
+        done, ran = machine(HF_TOKEN="x", **given)
+        assert done.returncode == 2 and not ran and not done.stdout
+        assert done.stderr.count("\n") == 1 and words in done.stderr
 
 
 def test_a_failing_check_stops_before_training_whose_status_is_the_scripts_and_which_may_be_started_again(machine):
@@ -237,29 +225,22 @@ def cluster(tmp_path):
     return start
 
 
-def until_ready(log: Path) -> None:
-    """Wait until the pretended trainer runs."""
-    deadline = time.monotonic() + 20
-    while "ready" not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize(("nodes", "cards"), [(1, 1), (1, 8), (4, 4)])
-def test_slurm_starts_one_launcher_a_node_with_its_rank_and_flags_that_exist(cluster, nodes, cards):
-    size = {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_GPUS_PER_NODE": f"h100:{cards}"}
-    process, log = cluster("--recipe", "recipes/gpt2_1558m.yaml", "--run_name", "a b", **size)
-    assert process.wait(20) == 0
-    step, *_, line = log.read_text().splitlines()
-    assert step.startswith("srun --cpus-per-task=32 --kill-on-bad-exit=1 bash -c")
-    assert line.endswith("train.py --recipe recipes/gpt2_1558m.yaml --run_name a b")
-    if nodes * cards == 1:
-        assert line.startswith("python train.py ")  # it needs no launcher
-        return
-    args = launch_command_parser().parse_args(line.removeprefix("accelerate launch ").split())
-    assert (ROOT / args.config_file).is_file() and args.config_file.endswith("multi_node_2x8.yaml")
-    assert (args.num_machines, args.num_processes, args.max_restarts) == (nodes, nodes * cards, 3)
-    assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "node1", 24711)
-    assert args.rdzv_backend == ("c10d" if nodes > 1 else "static")
+def test_slurm_starts_one_launcher_a_node_with_its_rank_and_flags_that_exist(cluster):
+    for nodes, count in [(1, 1), (1, 8), (4, 4)]:
+        size = {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_GPUS_PER_NODE": f"h100:{count}"}
+        process, log = cluster("--recipe", "recipes/gpt2_1558m.yaml", "--run_name", "a b", **size)
+        assert process.wait(20) == 0
+        assert "srun --cpus-per-task=32 --kill-on-bad-exit=1 bash -c" in log.read_text()
+        line = log.read_text().splitlines()[-1]
+        assert line.endswith("train.py --recipe recipes/gpt2_1558m.yaml --run_name a b")
+        if nodes * count == 1:
+            assert line.startswith("python train.py ")  # it needs no launcher
+            continue
+        args = launch_command_parser().parse_args(line.removeprefix("accelerate launch ").split())
+        assert (ROOT / args.config_file).is_file() and args.config_file.endswith("multi_node_2x8.yaml")
+        assert (args.num_machines, args.num_processes, args.max_restarts) == (nodes, nodes * count, 3)
+        assert (args.machine_rank, args.main_process_ip, args.main_process_port) == (1, "node1", 24711)
+        assert args.rdzv_backend == ("c10d" if nodes > 1 else "static")
 
 
 def test_slurms_dry_run_prints_the_command_with_container_and_needs_no_slurm():
@@ -290,15 +271,15 @@ def test_slurms_variables_reach_the_trainer_on_its_node(cluster, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("requeue", "last"), [("1", ["stopped", "scontrol requeue 4711"]), ("0", ["ready", "stopped"])]
-)
-def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again_if_wanted(cluster, requeue, last):
-    process, log = cluster(wait="1", REQUEUE=requeue)
-    until_ready(log)
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(20) == 0
-    assert log.read_text().splitlines()[-2:] == last
+def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again_if_wanted(cluster):
+    for requeue, last in (("1", ["stopped", "scontrol requeue 4711"]), ("0", ["ready", "stopped"])):
+        process, log = cluster(wait="1", REQUEUE=requeue)
+        deadline = time.monotonic() + 20
+        while not log.read_text().endswith("ready\n") and time.monotonic() < deadline:  # the pretended trainer runs
+            time.sleep(0.02)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(20) == 0
+        assert log.read_text().splitlines()[-2:] == last
 
 
 def test_slurm_asks_for_two_nodes_of_eight_and_may_be_requeued():
@@ -363,37 +344,22 @@ def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
     assert Path(job["LOG"]).read_text().splitlines() == [clone, "make environment", f"{STARTS} --save_steps 500"]
 
 
-@pytest.mark.parametrize(
-    "given, words",
-    [
-        ({"HUB_MODEL_ID": "me/gpt2"}, "GIT_URL: the address"),
-        ({"GIT_URL": WHERE["GIT_URL"]}, "HUB_MODEL_ID: OWNER/NAME"),
-        (WHERE | {"GIT_URL": "https://secret@forge.example/x"}, "GIT_URL: give https://"),
-        (WHERE | {"GIT_URL": "ssh://me:secret@forge.example/x"}, "GIT_URL: give https://"),
-        (WHERE | {"GIT_URL": "https://forge.example/x?token=secret@"}, "GIT_URL: give https://"),
-    ],
-)
-def test_a_job_that_could_not_run_or_would_show_a_password_is_not_submitted(tmp_path, given, words):
-    done, got = submit(tmp_path, **given)
-    assert done.returncode == 2 and not got and words in done.stderr and "secret@" not in done.stderr
+BAD_URLS = ["ext::sh -c id", "file:///etc", "../x", "http://forge.example/x", "git@-oX:x", "https://-x/y", "https://"]
+BAD_URLS += ["ssh://git@-oProxyCommand=id/x", "https://forge.example/x\n--x", "https://secret@forge.example/x"]
+BAD_URLS += ["ssh://me:secret@forge.example/x", "https://forge.example/x?token=secret@"]
+NAMES = ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT", "ATTEMPTS"]
 
 
-ATTACKS = ["ext::sh -c id", "file:///etc", "../x", "http://forge.example/x", "git@-oX:x", "https://-x/y", "https://"]
-ATTACKS += ["ssh://git@-oProxyCommand=id/x", "https://forge.example/x\n--x"]
-DASHED = ["GIT_URL", "GIT_REVISION", "HUB_MODEL_ID", "RECIPE", "FLAVOR", "TIMEOUT", "ATTEMPTS"]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("GIT_URL", url) for url in ATTACKS] + [(name, "--upload-pack=id") for name in DASHED]
-)
-def test_a_value_that_git_would_run_that_is_not_https_or_ssh_or_a_flag_is_refused(tmp_path, name, value):
-    done, got = submit(tmp_path, **WHERE | {name: value})
-    assert done.returncode == 2 and not got and done.stderr.startswith(f"error: {name}: ")
-
-
-@pytest.mark.parametrize("address", ["ssh://git@forge.example:22/me/x.git", "git@forge.example:me/x.git"])
-def test_an_address_of_ssh_is_given_to_the_job(tmp_path, address):
-    assert f"GIT_URL={address}" in submit(tmp_path, **WHERE | {"GIT_URL": address})[1]
+def test_a_value_that_git_would_run_that_shows_a_password_or_is_a_flag_is_refused_and_an_address_of_ssh_is_not(
+    tmp_path,
+):
+    values = [("GIT_URL", ""), ("HUB_MODEL_ID", ""), *((name, "--upload-pack=id") for name in NAMES)]
+    for name, value in values + [("GIT_URL", url) for url in BAD_URLS]:
+        done, got = submit(tmp_path, **WHERE | {name: value})
+        assert done.returncode == 2 and not got and done.stderr.startswith(f"error: {name}: "), value
+        assert "secret@" not in done.stderr
+    for address in ("ssh://git@forge.example:22/me/x.git", "git@forge.example:me/x.git"):
+        assert f"GIT_URL={address}" in submit(tmp_path, **WHERE | {"GIT_URL": address})[1]
 
 
 def test_what_hf_prints_of_a_job_is_shown_without_secrets_and_its_status_is_kept(tmp_path):
