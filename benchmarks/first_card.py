@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -337,7 +338,8 @@ def card_tests(part: Part) -> None:
     marked = [path for path in sorted((ROOT / "tests").glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
     found = part.work / "tests.xml"
     found.unlink(missing_ok=True)
-    only = ["--collect-only"] if part.tiny else ["--forks", "4", f"--junitxml={found}"]
+    side_by_side = ["-n", "4"] if importlib.util.find_spec("xdist") else []
+    only = ["--collect-only"] if part.tiny else [*side_by_side, f"--junitxml={found}"]
     wrote = part.run(
         "tests marked gpu", ["-m", "pytest", "-q", "-m", "gpu", "--continue-on-collection-errors", *only, *marked], ROOT
     )

@@ -5,7 +5,6 @@ import functools
 import gc
 import importlib
 import importlib.util
-import io
 import itertools
 import logging
 import multiprocessing
@@ -358,7 +357,7 @@ def import_what_runs_need() -> None:
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stderr(None),
     ):  # Transformers compiles its table of weights' names at the first one
         tiny = GPT2Config(n_layer=1, n_head=1, n_embd=2, vocab_size=2, n_positions=2, bos_token_id=0, eos_token_id=0)
         GPT2LMHeadModel(tiny).save_pretrained(folder)
