@@ -37,7 +37,7 @@ export STOP_RUN := $(value RUN)
 # uv is used where it is installed.
 UV := $(shell command -v uv || ls $(BIN)/uv 2>/dev/null)
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
-# Of the tests: two more than cores, for some tests wait.
+# Of the tests: two more than cores, for some tests wait; each takes a gigabyte.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 2, 16))')
 
 .DEFAULT_GOAL := help
@@ -111,7 +111,7 @@ card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak o
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
 
 test: $(VENV)/.installed-dev ## the tests, about 4 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not slow and not null_card" --forks $(WORKERS)
+	$(BIN)/python -m pytest -m "not slow and not null_card" -n $(WORKERS)
 
 test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, parities, mutants
 	$(BIN)/python -m pytest -m slow

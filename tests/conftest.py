@@ -8,7 +8,6 @@ import importlib.util
 import itertools
 import logging
 import multiprocessing
-import multiprocessing.connection
 import os
 import runpy
 import shutil
@@ -87,90 +86,12 @@ TEXT = " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(2500))
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL: make test-post")
 
 
-def pytest_addoption(parser) -> None:
-    parser.addoption(
-        "--forks", type=int, default=0, help="run the tests in so many forks of the process that found them"
-    )
-
-
 def pytest_collection_modifyitems(config, items) -> None:
     """TRL takes ten seconds to import: what needs it runs only where it is asked for."""
     if "post" not in config.option.markexpr:
         for item in items:
             if "post" in item.keywords and item.get_closest_marker("post"):
                 item.add_marker(pytest.mark.skip(reason="needs TRL: make test-post"))
-    if config.option.forks:
-        items.sort(key=lambda item: item.path.parent.name != "scripts")  # the longest come first
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session) -> bool | None:
-    """Run the tests in forks of this process: what takes 20 seconds to import and to find is imported and found once."""
-    config = session.config
-    gc.freeze()  # no fork looks through what was imported
-    if not config.option.forks or config.option.collectonly or session.testsfailed:
-        return None
-    import_what_runs_need()
-    config._tmp_path_factory.getbasetemp()  # one for all
-    left = {item.nodeid: item for item in session.items}
-    numbers, given = os.pipe()
-    os.write(given, b"".join(number.to_bytes(4, "big") for number in range(len(left))))
-    os.close(given)
-    context, workers = multiprocessing.get_context("fork"), {}
-    for number in range(config.option.forks):
-        reports, its = context.Pipe(duplex=False)
-        workers[reports] = context.Process(target=work, args=(session, number, numbers, its))
-        workers[reports].start()
-        its.close()
-    try:
-        while workers and not session.shouldfail:
-            ended = {reports for reports, worker in workers.items() if not worker.is_alive()}
-            ready = multiprocessing.connection.wait([*workers], timeout=1)
-            for reports in ready:
-                try:
-                    data = reports.recv()
-                except EOFError:
-                    ended.add(reports)
-                    continue
-                ended.discard(reports)
-                report = config.hook.pytest_report_from_serializable(config=config, data=data)
-                config.hook.pytest_runtest_logreport(report=report)
-                if report.when == "teardown":
-                    del left[report.nodeid]
-            for reports in ended:
-                workers.pop(reports).join()
-    finally:
-        for worker in workers.values():
-            worker.terminate()
-    if session.shouldfail:
-        raise session.Failed(session.shouldfail)
-    for name, item in left.items():
-        lost = pytest.TestReport(name, item.location, {}, "failed", "the process that had this test has died", "call")
-        config.hook.pytest_runtest_logreport(report=lost)
-    return True
-
-
-def work(session, number: int, numbers: int, reports) -> None:
-    """Be a fork that runs tests: the next one that no other fork has taken, until none is left."""
-    global WORKER
-    WORKER, plugins, hook = number, session.config.pluginmanager, session.config.hook
-    capture = plugins.getplugin("capturemanager")
-    capture.stop_global_capturing()  # the files that it writes to are the other forks', too
-    capture.start_global_capturing()
-    plugins.unregister(name="terminalreporter")
-
-    class Sender:
-        def pytest_runtest_logreport(self, report) -> None:
-            reports.send(hook.pytest_report_to_serializable(config=session.config, report=report))
-
-    plugins.register(Sender())
-    take = lambda: session.items[int.from_bytes(found, "big")] if (found := os.read(numbers, 4)) else None  # noqa: E731
-    item = take()
-    while item:
-        following = take()
-        hook.pytest_runtest_protocol(item=item, nextitem=following)
-        item = following
-    os._exit(0)  # what a test has left running holds nothing up
 
 
 @dataclass
@@ -194,7 +115,8 @@ def made_once(
     factory: pytest.TempPathFactory, name: str, make: Callable[[], object], *, of: Path | None = None
 ) -> Path:
     """Return a folder that all workers share; the first that asks copies ``of`` there and has ``make`` add to it."""
-    folder = factory.getbasetemp() / name
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with filelock.FileLock(f"{folder}.lock"):
         if not folder.exists():
             unready = Path(tempfile.mkdtemp(dir=folder.parent))
@@ -293,7 +215,6 @@ def torchrun_environments(processes: int) -> list[dict[str, str]]:
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-WORKER = 0  # the number of this fork
 PORTS = itertools.count(time.monotonic_ns() // 1000)
 
 
@@ -302,8 +223,9 @@ def free_port() -> int:
 
     It lies below those that the kernel hands out for connections, and among 500 of this worker's own.
     """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = 20_000 + WORKER % 24 * 500 + next(PORTS) % 500
+        port = 20_000 + worker % 24 * 500 + next(PORTS) % 500
         with contextlib.suppress(OSError), socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(("127.0.0.1", port))
@@ -355,10 +277,7 @@ def import_what_runs_need() -> None:
     from pretrain.model import gpt2  # noqa: F401
     from pretrain.optim import adamw  # noqa: F401
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.redirect_stderr(None),
-    ):  # Transformers compiles its table of weights' names at the first one
+    with tempfile.TemporaryDirectory() as folder:  # Transformers compiles its table of weights' names at the first one
         tiny = GPT2Config(n_layer=1, n_head=1, n_embd=2, vocab_size=2, n_positions=2, bos_token_id=0, eos_token_id=0)
         GPT2LMHeadModel(tiny).save_pretrained(folder)
 
