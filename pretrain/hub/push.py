@@ -75,11 +75,11 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
         found = api.model_info(repo_id)
     except RepositoryNotFoundError:
         found = None
-    if token.get("role") == "read" or (found is None and not _may_create(login, token, owner)):
-        raise BadInput(
-            f"{where}: {name} may not create it, or this token may only read; give another owner, or make a fine-grained "
-            f"token that may write to {owner}'s repositories: {TOKENS}"
-        )
+    fine = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
+    if token.get("role") == "read":
+        raise BadInput(f"{where}: the token may only read; {fine}")
+    if found is None and not _may_create(login, token, owner):
+        raise BadInput(f"{where}: {name} may not create it; give another owner, or a token with more rights: {fine}")
     if found is None:
         return repo_id, ""
     api.auth_check(repo_id, write=True)

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
@@ -34,7 +33,7 @@ TEXT = '<pre style="white-space: pre-wrap">{}</pre>'  # trackio reads it as Mark
 
 def check(names: list[str]) -> None:
     """Raise BadInput for a tracker that is not installed."""
-    why, installed = "the package is not installed; pip install", [str(name) for name in get_available_trackers()]
+    why, installed = "the package is not installed; pip install", [*map(str, get_available_trackers())]
     if missing := [name for name in names if name not in installed]:
         raise BadInput([f"report_to = {name}: {why} {PINS.get(name, name)}, or leave {name} out" for name in missing])
 
@@ -111,16 +110,15 @@ def _send(name: str, tracker: GeneralTracker, step: int, place: int, row: dict) 
 def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, held: int) -> tuple:
     """Begin or continue a run; return its tracker, and the place of the last row that it has."""
     run_dir, project, kind = recipe.saving.run_dir, recipe.tracking.project_name, LOGGER_TYPE_TO_CLASS[name]
-    about: dict[str, Any] = {"resume": "allow", "config": keys.public(recipe)}
+    config = keys.public(recipe)
     if name == "wandb":
-        about |= {"id": run_id, "name": recipe.saving.name, "tags": tuple(recipe.tracking.tags), "dir": run_dir}
-        tracker = kind(project, **about, **_wandb_settings())
-    elif name == "tensorboard":  # without a config, which would be one more run in its list
+        return _start_wandb(recipe, run_id, config, held)
+    if name == "tensorboard":  # without a config, which would be one more run in its list
         held = 1000 * first_step - 1 if (run_dir / name).is_dir() else -1
         tracker = kind(name, run_dir, purge_step=first_step)  # what it has from there on is hidden, and sent again
     elif name == "trackio":
-        about |= {"name": run_id, "private": True, "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        tracker = kind(project, **about)
+        about = {"private": True, "embed": False, "auto_log_gpu": False, "auto_log_cpu": False, "config": config}
+        tracker = kind(project, name=run_id, resume="allow", **about)
     elif name == "mlflow":
         tags = dict.fromkeys(("mlflow.user", "mlflow.source.name"), "")
         tracker = kind(project, run_id=run_id, run_name=recipe.saving.name, tags=tags)
@@ -128,25 +126,25 @@ def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, 
         tracker = kind(project, *[run_dir] * kind.requires_logging_directory)
     tracker.start()
     if name not in PINS and not run_id:  # MLflow takes a config once
-        tracker.store_init_configuration(about["config"])
-    return tracker, _place_in_wandb(tracker.tracker, run_dir, held) if name == "wandb" else held
+        tracker.store_init_configuration(config)
+    return tracker, held
 
 
-def _wandb_settings() -> dict[str, Any]:
-    """Return what keeps wandb from gathering anything by itself, and offline where it has no login."""
+def _start_wandb(recipe: keys.Recipe, run_id: str | None, config: dict, held: int) -> tuple:
+    """Begin a run without what wandb gathers by itself, offline without a login; return the place that its server has."""
     import wandb
 
-    mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
+    run_dir, mode = recipe.saving.run_dir, wandb.setup(wandb.Settings(silent=True)).settings.mode
     if mode == "online" and not wandb.login(prompt=False, verify=False):
         mode = "offline"
     hidden = {"disable_code": True, "disable_git": True, "x_disable_meta": True}  # the last: command line and host
     quiet = {"silent": True, "console": "off", "symlink": False, "x_save_requirements": False}
-    timeouts = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
-    return {"mode": mode, "settings": wandb.Settings(**hidden, **quiet, **timeouts)}
-
-
-def _place_in_wandb(run: Any, run_dir: Path, held: int) -> int:
-    """Log where a run of wandb is; return the place of the last row that it has, as its server says, else ``held``."""
+    settings = wandb.Settings(**hidden, **quiet, init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS)
+    about: dict[str, Any] = {"id": run_id, "name": recipe.saving.name, "resume": "allow", "dir": run_dir}
+    about |= {"tags": tuple(recipe.tracking.tags), "config": config, "mode": mode, "settings": settings}
+    tracker = LOGGER_TYPE_TO_CLASS["wandb"](recipe.tracking.project_name, **about)
+    tracker.start()
+    run = tracker.tracker
     run.define_metric("*", step_metric="step")
     if run.offline:
         parts = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-*"  # one by one: a sync of all ends at a torn one
@@ -156,5 +154,5 @@ def _place_in_wandb(run: Any, run_dir: Path, held: int) -> int:
         log.info(f"wandb: {run.url}")
         for path in run_dir.glob(f"wandb/offline-*/run-{run.id}.wandb"):  # what they have is sent from metrics.jsonl
             path.with_suffix(".wandb.synced").touch()
-        return run.step - 1
-    return held
+        held = run.step - 1
+    return tracker, held

@@ -374,7 +374,7 @@ def test_check_refuses_a_token_that_the_hub_does_not_take_or_that_may_not_write(
         check()
     for token in ({"role": "read"}, scope("me", "repo.content.read"), scope("you", "repo.write")):
         server.login["auth"]["accessToken"] = token
-        with pytest.raises(BadInput, match="make a fine-grained token that may write to me's repositories"):
+        with pytest.raises(BadInput, match="make a fine-grained one that may write to me's repositories"):
             check()
 
 

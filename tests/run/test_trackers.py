@@ -175,7 +175,7 @@ class WandbServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self):
-        self.history, self.summary, self.config = [], {}, None
+        self.history, self.summary, self.config, self.dead = [], {}, None, False
         super().__init__(("127.0.0.1", 0), WandbHandler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -211,11 +211,20 @@ class WandbHandler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_) -> None:
         pass
 
+    def do_GET(self) -> None:
+        self.server.dead = True
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def do_PUT(self) -> None:
         self.do_POST()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.dead:
+            self.close_connection = True
+            return
         asked = json.loads(body) if self.command == "POST" else {}
         answer = {}
         if "query" in asked:

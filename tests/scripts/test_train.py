@@ -15,10 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from accelerate.commands import launch
-from commands import alive, children
+from commands import alive
 from conftest import RECIPE, ROOT, WITNESS, WORDS, fork, made_once, own_copy, run
 from pushes import wait_until
 from runs import TIMES, TINY, final_state, ledger, losses, rows, sign, weights, windows_of_steps
@@ -332,7 +333,7 @@ def main(argv: list[str]) -> None:
 
 def family(pid: int) -> list[int]:
     """A process and all that it has started."""
-    return [pid, *(one for child in children(pid) for one in family(child))]
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
 def end_launcher(pid: int, number: signal.Signals) -> None:
