@@ -151,7 +151,7 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
         [
             "",
             f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}{cut}; {where}, "
-            f"{line['items'] / line['seconds']:,.1f} items/s",
+            f"{line['items'] / max(line['seconds'], 0.01):,.1f} items/s",
             "",
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",

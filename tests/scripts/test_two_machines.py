@@ -87,6 +87,7 @@ def wait_for_step(run_name: str, step: int) -> None:
     wait_until(lambda: path.is_file() and path.read_text().count("\n") >= step, seconds=120)
 
 
+@pytest.mark.slow
 def test_processes_on_two_machines_learn_what_one_process_learns(uninterrupted_two, machines):
     shared = {
         "WORLD_SIZE": "2",
