@@ -137,7 +137,8 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         said["reader"] = reader(row)
         said["energy"] = f"{rounded(row['kilowatt_hours'])} kWh, the cards alone at full power"
         if "cost" in row:
-            said["cost"] = f"{rounded(row['cost'])}, at {row['price_per_hour']:g} an hour for the machine"
+            paid = rounded(row["hours"] + row["waiting_hours"])
+            said["cost"] = f"{rounded(row['cost'])} for {paid} h, at {row['price_per_hour']:g} an hour for the machine"
     title = (
         f"{recipe.saving.name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
         f"{card.gigabytes_per_second:g} GB/s, {card.watts} W: {card.source})"
