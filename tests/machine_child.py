@@ -4,7 +4,7 @@ Environment: MOST = the largest micro-batch that fits (of process MOST_RANK only
 runs out in that step's second micro-batch (on process OUT_RANK); FSDP = "true" or "false", reshard_after_forward: the
 model is sharded as `accelerate launch` with fsdp2_x8.yaml would do it, but over gloo; HANG_AT or DIE_AT = "STEP": process
 1 sleeps (HANG_SECONDS = 600) or is killed there, the first time (a file `struck` tells); RECOVERS = no: FSDP2 as before
-torch 2.13; EXCHANGES = file: process 0 writes there the bytes of gradients that FSDP2 exchanges, by type.
+torch 2.13; EXCHANGES = file: process 0 writes there how often FSDP2 exchanges gradients, and their bytes by type.
 """
 
 import json
@@ -75,12 +75,13 @@ def sharded(make):
 
 
 def count_exchanges(sent: Counter) -> None:
-    """Have FSDP2's exchanges of gradients counted in ``sent``: the bytes of each type."""
+    """Have FSDP2's exchanges of gradients counted in ``sent``, and the bytes of each type."""
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # torch 2.13
     real = getattr(dist, name)
 
     def counted(*, output, input, **how):
         sent[str(input.dtype)] += input.nbytes
+        sent["exchanges"] += 1
         return real(output=output, input=input, **how)
 
     setattr(dist, name, counted)

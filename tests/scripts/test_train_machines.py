@@ -158,7 +158,8 @@ def test_fsdp2_takes_loss_and_averages_in_fp32_once_an_update_or_where_it_cannot
     run(CHILD, *TINY, *QUIET, "--run_name", "f", "--max_steps", "4", processes=2, **how)  # of 2 micro-batches each
     whole = 4 * estimate.shape_of(reading.load_recipe(Path("tiny.yaml")).model).parameters
     exchanges = 4 + 1 if recovers else 4 * 2  # one in the try
-    assert files.read_json(Path("sent.json")) == {"torch.float32": exchanges * whole}
+    # Each of the two blocks is wrapped by itself, and the rest.
+    assert files.read_json(Path("sent.json")) == {"torch.float32": exchanges * whole, "exchanges": exchanges * (2 + 1)}
     # In fp32: bf16's own steps are 0.02 here.
     assert losses("f") == pytest.approx({step: losses("two")[step] for step in (1, 2, 3, 4)}, abs=1e-3)
 
