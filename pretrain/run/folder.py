@@ -103,7 +103,8 @@ def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedToke
 
 def describe(run_dir: Path) -> Iterator[str]:
     """Yield what a finished run has left, a line a file."""
+    width = max(32, *(len(f"{run_dir / name}/") for name in CONTENTS))
     for name, what in CONTENTS.items():
         path = run_dir / name
         if path.is_dir() or (path.is_file() and path.stat().st_size):  # there may be no samples
-            yield f"{f'{path}/' if path.is_dir() else path!s:32} {what.format(run_dir)}"
+            yield f"{f'{path}/' if path.is_dir() else path!s:{width}} {what.format(run_dir)}"
