@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import RECIPE, ROOT, TEXT, run, start_reader
 
 from benchmarks import first_card
 
@@ -145,3 +146,29 @@ def test_a_program_that_outlasts_its_part_ends_with_its_own_children(part, monke
         assert time.monotonic() < part.deadline + 20
         time.sleep(0.05)
     assert part.record["problems"] == ["it hangs: stopped, no time was left: " + str(pid)] and part.record["cut_short"]
+
+
+MISSING = {"datasets", "evaluate", "wandb", "trackio", "tensorboard", "aiohttp", "pyarrow", "fsspec", "psutil"}
+MISSING |= {"pynvml", "matplotlib", "bitsandbytes", "tiktoken"}
+
+
+def main(argv: list[str]) -> int:
+    """Train with all of our modules imported anew, as if nothing but torch, Transformers and accelerate were there."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("pretrain", "train", "prepare_data")]:
+        del sys.modules[name]
+    for name in [*sys.modules, *MISSING]:
+        if name.split(".")[0] in MISSING:
+            sys.modules[name] = None
+    import train
+    from pretrain.data import background
+
+    background.subprocess = types.SimpleNamespace(Popen=start_reader, PIPE=subprocess.PIPE)
+    return train.main(argv)
+
+
+def test_text_trains_where_nothing_but_torch_transformers_and_accelerate_is_installed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(RECIPE)
+    Path("text.txt").write_text(TEXT)
+    run(__file__, "--recipe", "tiny.yaml", "--data_files", "text.txt")
+    assert Path("runs/tiny/model/model.safetensors").is_file()
