@@ -139,7 +139,7 @@ def _compute(name: str, **values: list) -> dict[str, float]:
 
 
 def table(task: Task, line: Mapping[str, Any], where: str) -> str:
-    """Return a task's scores beside those of other models on all its items, a row a model, and what each score is."""
+    """Return a task's scores beside those of other models on all its items, a row a model, and the rule of each score."""
     known = {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in task.published.items()}
     chance = {"chance": [f"{100 * task.chance:.2f}" for _ in task.scores]} if task.chance else {}
     body = {"": list(task.scores), line["model"][-40:]: task.with_errors(line), **known, **chance}

@@ -39,7 +39,7 @@ LOSSES = {
     "test/bits_per_byte": "test, bits per byte",
 }
 TASKS = list(records().values())
-# By its name in metrics: the task of a score (None: a loss of the text), and what it is in words.
+# By its name in metrics: the task of a score (None: a loss of the text), and its name in words.
 MEASURES: dict[str, tuple[Task | None, str]] = {name: (None, text) for name, text in LOSSES.items()} | {
     task.metric(score): (task, f"{task.label} {score} ({rule}){', %' * (score in task.shares)}")
     for task in TASKS

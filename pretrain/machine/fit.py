@@ -142,11 +142,13 @@ def _how(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
 def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
     """Return the message of a lack of memory at a micro-batch of ``size`` sequences, with the remedy."""
     asked, length = recipe.batch.per_device_train_batch_size, recipe.model.sequence_length
-    smaller = f"--per_device_train_batch_size {size // 2} or auto, " if size > 1 else ""
+    remedies = [f"--per_device_train_batch_size {size // 2} or auto"] if size > 1 else []
+    remedies += [] if recipe.model.gradient_checkpointing == "full" else ["--gradient_checkpointing full"]
+    remedies.append("on several cards zero3_x8.yaml")
     return (
         f"per_device_train_batch_size = {asked}: {hardware.device_name(device)} runs out of memory at a micro-batch of "
-        f"{size} x {length} tokens. Use {smaller}--gradient_checkpointing full, or on several cards zero3_x8.yaml; what is "
-        f"learned stays the same. Else begin another run with a smaller model or --sequence_length"
+        f"{size} x {length} tokens. Use {', or '.join(remedies)}; what is learned stays the same. Else begin another run "
+        f"with a smaller model or --sequence_length"
     )
 
 

@@ -74,7 +74,7 @@ def cuts(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Ca
 
 
 def prepared_again(whole: Path, wanted: dict, how: str, seed: float, folder: Path) -> str | None:
-    """Be a case: damage a shard; "prepare it again" has to mend it."""
+    """Be a case: damage a shard; "prepare it again" must repair it."""
     shutil.rmtree(commands.copy(whole, folder) / LAST)
     shards = sorted((folder / "data").rglob("train_*.bin"))
     shard = shards[int(seed * len(shards))]
