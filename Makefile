@@ -25,9 +25,6 @@ MULTI_GPU = $(if $(findstring _x$(NGPUS).yaml,$(1)),,$(if $(filter 1,$(NGPUS)),,
 RECIPE ?= recipes/quickstart.yaml
 # Several cards are for a larger model, where nobody names a recipe.
 DDP_RECIPE = $(if $(CARD),$(if $(filter file,$(origin RECIPE)),recipes/gpt2_124m_openwebtext.yaml,$(value RECIPE)),$(value RECIPE))
-NULL_CARD_VENV := .venv-null-card
-# A Python with the CUDA build of torch, requirements-dev.txt and tests/card/null/requirements.txt, if there is one.
-NULL_CARD_PYTHON ?=
 SECONDS ?= 60
 # Words of the shell: FLAGS='--run_name "a b"'.
 FLAGS ?=
@@ -41,7 +38,7 @@ INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m p
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 2, 16))')
 
 .DEFAULT_GOAL := help
-.PHONY: help environment venv locked uv notebook lock uvlock check-setup gpu-status gpu-hot presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean test-null-card
+.PHONY: help environment venv locked uv notebook lock uvlock check-setup gpu-status gpu-hot presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean
 
 help: ## this list
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{sub(/ .*/, "", $$1); printf "make %-14s %s\n", $$1, $$2}'
@@ -111,7 +108,7 @@ card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak o
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
 
 test: $(VENV)/.installed-dev ## the tests, about 4 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not slow and not null_card" -n $(WORKERS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
 test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, parities, mutants
 	$(BIN)/python -m pytest -m slow
@@ -121,9 +118,6 @@ test-post: $(VENV)/.installed-test-post ## what needs TRL: rewards, chat, TRL's 
 
 test-faults: $(VENV)/.installed-dev ## attacks: damage, kills, full disks, fuzz, servers that lie (FULL=1: all of it; SEED=7; TREE=another checkout)
 	$(BIN)/python tests/faults/run.py $(if $(FULL),--full) $(if $(TREE),--tree $(call quoted,$(TREE))) $(if $(SEED),--seed $(call quoted,$(SEED))) --json benchmarks/results/
-
-test-null-card: $(if $(NULL_CARD_PYTHON),,$(NULL_CARD_VENV)/.installed) ## code for cards, compiled too, without a card (an hour, 6 GB)
-	$(or $(NULL_CARD_PYTHON),$(NULL_CARD_VENV)/bin/python) -m pytest -m null_card tests/card/null
 
 check: $(VENV)/.installed-dev ## format, lint, spelling, types, shell scripts, layout rules
 	$(BIN)/ruff format --check .
@@ -138,7 +132,7 @@ format: $(VENV)/.installed-dev ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .
 
 clean: ## remove .venv; data/ and runs/ stay
-	rm -rf $(VENV) $(NULL_CARD_VENV)
+	rm -rf $(VENV)
 
 # torch goes first and alone, so that no other package's range chooses its build.
 $(VENV)/.installed: requirements.txt constraints.txt
@@ -158,12 +152,4 @@ $(VENV)/.installed-slow: $(VENV)/.installed-dev
 
 $(VENV)/.installed-test-post: $(VENV)/.installed-dev $(VENV)/.installed-post
 	$(INSTALL) --constraint constraints.txt "transformers[serving]"
-	touch $@
-
-# torch from the package index itself: a folder of wheels or an index that pip is set up to prefer may hold a CPU build.
-$(NULL_CARD_VENV)/.installed: requirements.txt requirements-dev.txt tests/card/null/requirements.txt
-	$(PYTHON) -m venv $(NULL_CARD_VENV)
-	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(NULL_CARD_VENV)/bin/python -m pip install --quiet \
-		--disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -r tests/card/null/requirements.txt
-	$(NULL_CARD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@

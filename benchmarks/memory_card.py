@@ -1,9 +1,8 @@
 """The memory of a training step on a card: measured, beside what pretrain/machine/estimate.py says.
 
-    python tests/card/null/run.py --card h200 python benchmarks/memory_card.py --json memory.json      # without a card
-    python benchmarks/memory_card.py --json memory.json                                                # on a card
-    ... --recipes recipes/gpt2_124m.yaml --micro_batch 16 64 --checkpointing none                      # some of the cases
-    ... --shards 2 --recipes recipes/gpt2_124m.yaml --micro_batch 16                                   # FSDP2 on two cards
+    python benchmarks/memory_card.py --json memory.json                              # on a card
+    ... --recipes recipes/gpt2_124m.yaml --micro_batch 16 64 --checkpointing none    # some of the cases
+    ... --shards 2 --recipes recipes/gpt2_124m.yaml --micro_batch 16                 # FSDP2 on two cards
 
 Each case is updates of two micro-batches with the recipe's optimizer, prepared as train.py prepares them: the gradients
 of the first are there when the second is computed, and the moments are there when the last update, which is measured,
@@ -157,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     device = hardware.this_device()
     if device.kind != "cuda":
-        raise BadInput("there is no card here: start with python tests/card/null/run.py --card h200 python ...")
+        raise BadInput("there is no card here: memory is measured on one")
     if asked.json is None:
         raise BadInput("--json PATH is missing: measuring takes long, and the figures are kept there on the way")
     record = {"machine": device.name, "torch": torch.__version__, "transformers": version("transformers"), "rows": []}
