@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-import httpx
-
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import is_redacted, is_url, redact_url
+from pretrain.base.foreign import is_url, redact_url
+from pretrain.data import remote
 from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.recipe import keys
@@ -221,7 +220,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
                     f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
-            name = pattern if _kind(pattern) else _fetched_text(key, pattern, kept / DOWNLOADS)
+            name = pattern if _kind(pattern) else str(download(key, pattern, kept / DOWNLOADS))
             found.setdefault(_resolved(name), name)
             continue
         matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
@@ -243,16 +242,6 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
     return list(found.values())
 
 
-def _fetched_text(key: str, url: str, folder: Path) -> str:
-    _refuse_packed(key, url)
-    if url.startswith("hf://"):
-        raise BadInput(
-            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
-            f"https://.../resolve/main/NAME"
-        )
-    return str(download(key, url, folder))
-
-
 def _refuse_packed(key: str, name: str) -> None:
     path = Path(path_of(name).lower())
     suffix = ".tar" if path.suffix in COMPRESSED and path.stem.endswith(".tar") else path.suffix
@@ -267,36 +256,32 @@ def download(key: str, url: str, folder: Path) -> Path:
 
     Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
     """
+    _refuse_packed(key, url)
+    if not remote.is_http(url):
+        raise BadInput(
+            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
+            f"https://.../resolve/main/NAME"
+        )
     name = (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
     path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
-    if path.is_file():
-        return path
-    if is_redacted(url):
-        raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
-    from pretrain.data.retries import retry  # imports datasets, which a text at hand does not need
-
-    folder.mkdir(parents=True, exist_ok=True)
-    retry(f"{key}: {url}", _fetch, key, url, path)
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        remote.retry(f"{key}: {url}", _fetch, key, url, path)
     return path
 
 
 def _fetch(key: str, url: str, path: Path) -> None:
     """Write what is behind a URL into a file. Raises BadInput where it is too long or empty."""
-    from pretrain.data import remote
-
-    try:
-        with files.replacing(path) as temporary, temporary.open("wb") as file, remote.HttpFile(url) as source:
-            while block := source.read(text.BLOCK_BYTES):
-                if file.tell() + len(block) > DOWNLOAD_BYTES:
-                    raise BadInput(
-                        f"{key}: {url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; "
-                        f"fetch it yourself, or give JSON lines or Parquet, which are streamed"
-                    )
-                file.write(block)
-            if not file.tell():
-                raise BadInput(f"{key}: {url}: is empty")
-    except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
-        raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
+    with files.replacing(path) as temporary, temporary.open("wb") as file, remote.HttpFile(url) as source:
+        while block := source.read(text.BLOCK_BYTES):
+            if file.tell() + len(block) > DOWNLOAD_BYTES:
+                raise BadInput(
+                    f"{key}: {url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; "
+                    f"fetch it yourself, or give JSON lines or Parquet, which are streamed"
+                )
+            file.write(block)
+        if not file.tell():
+            raise BadInput(f"{key}: {url}: is empty")
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
@@ -356,10 +341,12 @@ def _most_tokens(paths: list[Path]) -> int:
 
 def _kind(name: str) -> str | None:
     """Return the name of a file's reader; None: it is text."""
-    suffixes = [suffix.lower() for suffix in Path(path_of(name)).suffixes]
-    while suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    return TABLES.get(suffixes[-1]) if suffixes else None
+    path = Path(path_of(name).lower())
+    packed = path.suffix in COMPRESSED
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    # What is read in places is refused where it is packed, as a packed text is.
+    found = (one.name for one in READERS if suffix in one.suffixes and not (packed and one.in_places))
+    return next(found, None)
 
 
 def _resolved(name: str) -> str:

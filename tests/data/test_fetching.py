@@ -15,7 +15,7 @@ from conftest import RECIPE, ROOT, in_fork, run
 from data_server import DataServer
 
 import prepare_data
-from pretrain.data import retries, shards
+from pretrain.data import remote, shards
 from tests.runs import final_state, losses
 
 TOKENS, FILES = 1200, 9  # of a train file; train files
@@ -66,7 +66,7 @@ def reached(server, folder: Path, flags: tuple[str, ...]) -> None:
     os.environ.update(hub(server))
     importlib.reload(huggingface_hub.constants)
     waits = []
-    retries.time.sleep = waits.append
+    remote.time.sleep = waits.append
     status = prepare_data.main(["--recipe", "tiny.yaml", *flags])
     (folder / "status.json").write_text(json.dumps([status, waits]))
 
@@ -134,7 +134,7 @@ def test_bytes_that_are_not_the_hubs_are_never_read(served, place):
     finally:
         served.allowed = lambda name, headers: True
         path.write_bytes(whole)
-    assert status == 1 and len(waits) == retries.TRIES - 1
+    assert status == 1 and len(waits) == remote.TRIES - 1
     assert "fineweb_train_000001.bin" not in names(fetched()) and "fineweb_train_000000.bin" in names(fetched())
     assert prepare(served) == (0, []) and shards.is_complete(fetched())
 

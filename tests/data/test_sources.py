@@ -14,7 +14,7 @@ from data_server import DataServer
 from odd_texts import random_text
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import retries, sources
+from pretrain.data import remote, sources
 from pretrain.data.readers import text as text_reader
 from pretrain.recipe import keys
 
@@ -265,6 +265,7 @@ def test_bytes_of_another_encoding_are_refused_with_the_iconv_that_makes_utf8_of
         ("a.jsonl.tgz", "tar -xf a.jsonl.tgz"),
         ("a.ZIP", "unzip a.ZIP"),
         ("c.txt.gz", "gunzip -k c.txt.gz"),
+        ("c.parquet.GZ", "gunzip -k c.parquet.GZ"),
         ("c.txt.zst", "unzstd c.txt.zst"),
     ],
 )
@@ -453,12 +454,11 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
         ("missing.txt", "HTTP status 404. Check the name"),
         ("busy.txt", "failed 10 times in a row, last with HTTP status 503"),
         ("empty.txt", "is empty"),
-        ("", "cannot be fetched ("),
     ],
 )
 def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, server, name, reason, monkeypatch):
-    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
-    key, url = "validation_files", f"{server.url}/{name}" if name else "http://127.0.0.1:1/a.txt"
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    key, url = "validation_files", f"{server.url}/{name}"
     with pytest.raises((BadInput, TrainingStopped)) as caught:
         find(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
     assert str(caught.value).startswith(f"{key}: {url}: {reason}")
@@ -466,7 +466,7 @@ def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, serve
 
 
 def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(downloads, server, monkeypatch):
-    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
     (kept,) = sources.find_files("data_files", [f"{server.url}/page.html?x=1"])
     assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
     message = refused(data_files=[f"{server.url}/page?token=SECRET"])
