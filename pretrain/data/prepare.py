@@ -303,8 +303,7 @@ def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple
         return None, source.parts
     from pretrain.data import stream  # imports datasets, which text does not need
 
-    assert source.tables is not None  # a source without tables has parts
-    return stream.open_tables(source.tables, pinned, versions, str(source.folder))
+    return stream.open_tables(source, pinned, versions)
 
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
@@ -351,13 +350,13 @@ def first_texts(parts: list[Part]) -> Iterator[str]:
 
 def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
     """Return about how many bytes of text the train split has; 0 where that is not known."""
-    if source.tables is None:
-        return source.most_tokens or 0.0
+    if source.most_tokens:
+        return source.most_tokens
     if source.config.token_column:
         return 0.0
     from pretrain.data import stream
 
-    return stream.expected_text_bytes([name for name, _ in parts], source.tables.text_column)
+    return stream.expected_text_bytes([name for name, _ in parts], source.config.text_column)
 
 
 def dry_run(source: FoundSource) -> str:

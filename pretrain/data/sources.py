@@ -27,6 +27,7 @@ from pretrain.base.foreign import is_url, redact_url
 from pretrain.data import remote
 from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
+from pretrain.data.records import Reader
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 from pretrain.recipe.rules import nearest_beside
@@ -62,23 +63,6 @@ Part = tuple[str, Callable[[int], Iterator[Row]]]
 
 
 @dataclass(frozen=True)
-class Tables:
-    """A data set of the Hub, or files of tables, which ``stream`` opens.
-
-    Attributes:
-        dataset_name: a Hub id, or what ``data_files`` are: parquet, json, csv or arrow.
-        data_files: by split.
-    """
-
-    dataset_name: str
-    text_column: str
-    token_column: str | None = None
-    dataset_config_name: str | None = None
-    dataset_revision: str | None = None
-    data_files: Mapping[str, list[str]] | None = None
-
-
-@dataclass(frozen=True)
 class FoundSource:
     """A source that was found: where its shards belong, and how to read it."""
 
@@ -86,7 +70,7 @@ class FoundSource:
     name: str
     identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
-    tables: Tables | None = None  # of tables
+    files: Mapping[str, list[str]] | None = None  # of tables, by split; {}: a data set of the Hub, which has them
     most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
     repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
 
@@ -156,7 +140,7 @@ def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
     held_out = find_files("validation_files", config.validation_files or [], kept)
     if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
         raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
-    kinds = {_kind(name): name for name in [*train, *held_out]}
+    kinds = {reader.name if (reader := reader_of(name)) else None: name for name in [*train, *held_out]}
     if len(kinds) > 1:
         raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
     return next(iter(kinds)), {"train": train} | ({"validation": held_out} if held_out else {})
@@ -173,15 +157,12 @@ def _text_files(config: Data, splits: dict[str, list[str]]) -> FoundSource:
 
 
 def _table_files(config: Data, kind: str, splits: dict[str, list[str]]) -> FoundSource:
-    stamps = {split: [*map(_stamp, names)] for split, names in splits.items()}
-    own = {
-        "format": FORMATS.get(kind, FORMAT),
-        "validation": config.validation_tokens,
-        "text_column": config.text_column,
+    identity = _identity(config, validation=config.validation_tokens, text_column=config.text_column)
+    identity |= {"format": FORMATS.get(kind, FORMAT)} | {
+        split: [*map(_stamp, names)] for split, names in splits.items()
     }
-    tables = Tables(kind, config.text_column, config.token_column, data_files=splits)
     name = Path(path_of(splits["train"][0])).name.split(".")[0]
-    return FoundSource(config, _folder_name(name), _identity(config, **own | stamps), tables=tables)
+    return FoundSource(config, _folder_name(name), identity, files=splits)
 
 
 def _stdlib(config: Data) -> FoundSource:
@@ -196,10 +177,8 @@ def _stdlib(config: Data) -> FoundSource:
 
 def _hub_dataset(config: Data) -> FoundSource:
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
-    named = {name: getattr(config, name) for name in asked}
-    tables = Tables(token_column=config.token_column, **named)
-    name = _folder_name(named["dataset_name"].split("/")[-1])
-    return FoundSource(config, name, _identity(config, **named, validation=config.validation_tokens), tables=tables)
+    identity = _identity(config, validation=config.validation_tokens, **{name: getattr(config, name) for name in asked})
+    return FoundSource(config, _folder_name(str(config.dataset_name).split("/")[-1]), identity, files={})
 
 
 def _folder_name(name: str) -> str:
@@ -220,7 +199,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
                     f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
-            name = pattern if _kind(pattern) else str(download(key, pattern, kept / DOWNLOADS))
+            name = pattern if reader_of(pattern) else str(download(key, pattern, kept / DOWNLOADS))
             found.setdefault(_resolved(name), name)
             continue
         matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
@@ -236,7 +215,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
                 raise BadInput(f"{key}: {path}: is empty")
             if not os.access(path, os.R_OK):
                 raise BadInput(f"{key}: {path}: you have no permission to read it")
-            if not _kind(name):
+            if not reader_of(name):
                 _refuse_packed(key, name)
             found.setdefault(_resolved(name), str(path))
     return list(found.values())
@@ -339,14 +318,13 @@ def _most_tokens(paths: list[Path]) -> int:
     return sum(path.stat().st_size + 1 for path in paths)
 
 
-def _kind(name: str) -> str | None:
-    """Return the name of a file's reader; None: it is text."""
+def reader_of(name: str) -> Reader | None:
+    """Return a file's reader by how its name ends; None: it is text."""
     path = Path(path_of(name).lower())
     packed = path.suffix in COMPRESSED
     suffix = Path(path.stem).suffix if packed else path.suffix
     # What is read in places is refused where it is packed, as a packed text is.
-    found = (one.name for one in READERS if suffix in one.suffixes and not (packed and one.in_places))
-    return next(found, None)
+    return next((one for one in READERS if suffix in one.suffixes and not (packed and one.in_places)), None)
 
 
 def _resolved(name: str) -> str:

@@ -24,7 +24,8 @@ from pretrain.data import remote
 from pretrain.data.names import path_of
 from pretrain.data.records import IDS, ROWS, Column, arrow_values, refuse_arrow
 from pretrain.data.remote import retry
-from pretrain.data.sources import READERS, Part, Row, Tables
+from pretrain.data.sources import READERS, FoundSource, Part, Row, reader_of
+from pretrain.recipe.keys import Data
 
 SAMPLE_BYTES = 2**20
 SIZES_ASKED = 64  # files whose size is asked for; their mean stands for all
@@ -36,47 +37,48 @@ for _name in [name for name in vars(datasets.config) if name.startswith("STREAMI
 
 
 def open_tables(
-    tables: Tables, pinned: str | None, versions: dict[str, dict[str, str]], kept_in: str
+    source: FoundSource, pinned: str | None, versions: dict[str, dict[str, str]]
 ) -> tuple[str | None, dict[str, list[Part]]]:
-    """Open a data set for streaming.
+    """Open tables for streaming.
 
     Args:
         pinned: the commit of an earlier contact; None: it is asked for.
-        versions: of remote ``data_files``: the commit that their repository was pinned to, or what the server said of
-            a file when it was first read. It is filled in while reading, and another file than that is refused.
-        kept_in: what is to be deleted when all is to be read anew.
+        versions: of remote files: the commit that their repository was pinned to, or what the server said of a file
+            when it was first read. It is filled in while reading, and another file than that is refused.
 
-    Returns: the commit (None for files) and each split's parts; a file of the data set is one part.
+    Returns: the commit (None for files) and each split's parts; a file is one part.
     Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
     """
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     datasets.disable_progress_bars()
     client = logging.getLogger("huggingface_hub")  # which retries a few times by itself, and warns of it
     client.handlers, client.propagate = [*logging.getLogger("pretrain").handlers], False
-    column = Column(tables.token_column, IDS) if tables.token_column else Column(tables.text_column)
-    if tables.data_files is None:
-        return _open_dataset(tables, column, pinned)
-    rows, splits = next(one.rows for one in READERS if one.name == tables.dataset_name), {}
-    for split, asked in tables.data_files.items():
+    config, splits = source.config, {}
+    column = Column(config.token_column, IDS) if config.token_column else Column(config.text_column)
+    if not source.files:
+        return _open_dataset(config, column, pinned)
+    for split, asked in source.files.items():
         parts = splits.setdefault(split, [])
         for name in asked:
             if remote.is_http(name):
-                remote.watch(name, versions, kept_in)
+                remote.watch(name, versions, str(source.folder))
                 found = [name]
             elif name.startswith("hf://"):
                 found = retry(name, remote.hub_files, name, versions)
             else:
                 found = [str(Path(name).absolute())]
-            parts += [(file, partial(_read, rows, file, column, None)) for file in found]
+            reader = reader_of(name)
+            assert reader is not None  # else it is text
+            parts += [(file, partial(_read, reader.rows, file, column, None)) for file in found]
     return None, splits
 
 
-def _open_dataset(tables: Tables, column: Column, pinned: str | None) -> tuple[str, dict[str, list[Part]]]:
+def _open_dataset(config: Data, column: Column, pinned: str | None) -> tuple[str, dict[str, list[Part]]]:
     """Open the train split of a data set of the Hub at a commit."""
-    name = tables.dataset_name
+    name = str(config.dataset_name)
     ask = partial(huggingface_hub.HfApi().dataset_info, timeout=remote.TIMEOUT_SECONDS)
-    commit = pinned or retry(name, lambda: ask(name, revision=tables.dataset_revision).sha)
-    builder = retry(name, _builder, name, tables.dataset_config_name, commit)
+    commit = pinned or retry(name, lambda: ask(name, revision=config.dataset_revision).sha)
+    builder = retry(name, _builder, name, config.dataset_config_name, commit)
     found = {str(split): [str(file) for file in names] for split, names in builder.config.data_files.items()}
     if "train" not in found:
         raise BadInput(f"dataset_name = {name}: has no split train, only {', '.join(found)}")

@@ -171,8 +171,8 @@ def test_no_text_to_validate_on_is_refused_with_a_remedy_that_works_and_tables_k
     source = find(data_files=[train], validation_fraction=0.0, validation_files=[held_out])
     assert documents(source, "train") == ["train me"] and documents(source, "validation") == ["score me"]
     assert "nothing to validate on" in refused(dataset_name="python_stdlib", validation_fraction=0.0)
-    assert find(dataset_name="owner/name", validation_fraction=0.0).tables
-    assert find(data_files=[text(tmp_path, "t.jsonl", "{}")], validation_fraction=0.0).tables
+    assert find(dataset_name="owner/name", validation_fraction=0.0).files == {}
+    assert find(data_files=[text(tmp_path, "t.jsonl", "{}")], validation_fraction=0.0).files
 
 
 @pytest.mark.parametrize("name", ["x" * 251 + ".txt", "é" * 122 + ".jsonl"])
@@ -387,10 +387,10 @@ def test_tables_are_known_by_how_their_names_end(tmp_path, kind, names):
     for path in (text(tmp_path, name, "some words") for name in names.split()):
         source = find(data_files=[path])
         if kind is None:
-            assert source.tables is None and whole(source) == "some words"
+            assert source.files is None and whole(source) == "some words"
         else:
-            assert source.parts is None
-            assert source.tables == sources.Tables(kind, "text", data_files={"train": [path]})
+            assert source.parts is None and source.files == {"train": [path]}
+            assert sources.reader_of(path).name == kind
 
 
 def test_files_of_different_kinds_are_refused(tmp_path):
@@ -399,7 +399,7 @@ def test_files_of_different_kinds_are_refused(tmp_path):
         for changes in ({"data_files": [one, other]}, {"data_files": [one], "validation_files": [other]}):
             message = refused(**changes)
             assert "of different kinds" in message and one in message and other in message
-    assert find(data_files=[a, text(tmp_path, "d.json.gz", "{}")]).tables.dataset_name == "json"
+    assert find(data_files=[a, text(tmp_path, "d.json.gz", "{}")]).files
 
 
 # The standard library.

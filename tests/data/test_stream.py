@@ -37,7 +37,7 @@ from pretrain.data import prepare, remote, stream
 from pretrain.data.readers import csv as csv_reader
 from pretrain.data.records import Column
 from pretrain.data.shards import is_complete
-from pretrain.data.sources import FoundSource, Tables
+from pretrain.data.sources import FoundSource
 from pretrain.hub import client
 from pretrain.recipe import keys
 
@@ -96,12 +96,14 @@ def json_lines(rows):
     return b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
 
 
-def open_files(names, column="text", **more):
+def tables(files=None, column="text", **more):
+    config = keys.Data(data_seed=1, tokenizer="characters", text_column=column, **more)
+    return FoundSource(config, "it", {}, files={split: [*map(str, names)] for split, names in (files or {}).items()})
+
+
+def open_files(names, column="text"):
     """Return the parts by split."""
-    suffix = re.findall(r"\.(parquet|csv|arrow|jsonl?)", str(names[0]))[0]
-    kind = {"jsonl": "json"}.get(suffix, suffix)
-    given = {"train": [*map(str, names)]} | {split: [*map(str, found)] for split, found in more.items()}
-    return stream.open_tables(Tables(kind, column, data_files=given), None, {}, "data/it")[1]
+    return stream.open_tables(tables({"train": names}, column), None, {})[1]
 
 
 def texts(names, row=0, **more):
@@ -282,8 +284,7 @@ def test_a_file_behind_a_url_that_has_changed_since_a_kill_is_refused_before_tex
     versions = {}
 
     def read():
-        tables = Tables("json", "text", data_files={"train": [growing.url + "?token=canary"]})
-        (part,) = stream.open_tables(tables, None, versions, "data/it")[1]["train"]
+        (part,) = stream.open_tables(tables({"train": [growing.url + "?token=canary"]}), None, versions)[1]["train"]
         return part[1](300)
 
     server.marks = marks
@@ -293,7 +294,7 @@ def test_a_file_behind_a_url_that_has_changed_since_a_kill_is_refused_before_tex
     growing(NEW if marks else [*NEW, "more"])
     with pytest.raises(BadInput) as refused:
         list(read())
-    what = f"{growing.url}\\?redacted: has changed on its server .*: {(*marks, 'size')[0]} .*, was .*delete data/it to read"
+    what = f"{growing.url}\\?redacted: has changed .*: {(*marks, 'size')[0]} .*, was .*delete data/it-.* to read"
     assert re.match(what, str(refused.value)), str(refused.value)
 
 
@@ -605,13 +606,12 @@ class Hub:
 
     def _read(self, how):
         waits, said = self._connect()
-        given = {"name": "me/corpus", "config": "sample", "pinned": None, "column": "text", "files": None} | how
-        tables = Tables(given["name"], given["column"], dataset_config_name=given["config"])
-        if given["files"]:
-            tables = Tables("parquet", given["column"], data_files={"train": given["files"]})
+        given = {"name": "me/corpus", "config": "sample", "pinned": None, "column": "text", "files": {}} | how
+        dataset = {"dataset_name": given["name"], "dataset_config_name": given["config"]}
+        source = tables(given["files"] and {"train": given["files"]}, given["column"], **dataset)
         found, stopped, commit, parts, versions = [], None, None, [], given.get("versions", {})
         try:
-            commit, splits = stream.open_tables(tables, given["pinned"], versions, "data/it")
+            commit, splits = stream.open_tables(source, given["pinned"], versions)
             parts = [name for name, _ in splits["train"]]
             for _, read in splits["train"]:
                 found += (text for text, _ in read(0))
@@ -683,8 +683,7 @@ def test_a_cursor_is_applied_to_no_other_file_than_its_own(corpus, tmp_path, mon
     wanted = keys.Data(data_seed=1, tokenizer="characters", validation_tokens=500, shard_tokens=9000)
 
     def source(*names):  # a pattern of the Hub: what it matches may change
-        tables = Tables("json", "text", data_files={"train": [*map(str, names)]})
-        return FoundSource(wanted, "pattern", {}, tables=tables)
+        return FoundSource(wanted, "pattern", {}, files={"train": [*map(str, names)]})
 
     source().folder.mkdir(parents=True)
     stopping = types.SimpleNamespace(wait=lambda rows: rows and "train_00001" in rows[-1]["file"] and 1 / 0)
