@@ -188,15 +188,6 @@ def test_a_long_name_is_found_and_has_a_folder_that_can_be_made(tmp_path, monkey
 # Text: documents, splits, pieces.
 
 
-@pytest.mark.parametrize("length", [1, 10, 1003])
-def test_ninety_ten_split_is_nanogpts(tmp_path, length):
-    content = ("é0123456789" * length)[:length]
-    source = find(data_files=[text(tmp_path, "a.txt", content)])
-    cut = int(length * 0.9)  # nanoGPT, data/shakespeare_char/prepare.py
-    assert rows(source, "train") == [(content[:cut], True)][: cut > 0]  # never an empty document
-    assert rows(source, "validation") == [(content[cut:], True)]
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_train_and_validation_are_all_of_the_text_each_character_once(tmp_path, pieces_of, seed):
     """Several files stay documents and are split as one text."""

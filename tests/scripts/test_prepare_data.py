@@ -179,16 +179,6 @@ def split_in_two(rows: list[list[str]], tokens: int) -> tuple[list[str], dict[in
     return held, train
 
 
-def test_shards_hold_exactly_the_text_and_the_manifest_says_so(prepared):
-    (folder,) = prepared.glob("data/text-*")
-    manifest = shards.read_manifest(folder)
-    assert [row["file"] for row in manifest["splits"]["train"]] == ["train_00000_00000.bin"]
-    ((train,),), ((validation,),) = decoded(folder, "train").values(), decoded(folder, "validation").values()
-    assert train + validation == TEXT
-    assert counts(folder) == counts(folder, "validation") == {"documents": 1}
-    assert manifest["complete"] and "cursor" not in manifest
-
-
 def test_shards_hold_exactly_the_documents_of_tables(workplace):
     rows, files = write_tables("jsonl.gz", 12, 30, 1, 9)
     whole = sum(len(text) + 1 for text in rows[0])  # to the last token of the first file
