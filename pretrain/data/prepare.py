@@ -19,8 +19,8 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
 from pretrain.data.documents import BATCH_CHARACTERS, Document, DocumentEncoder, well_formed
-from pretrain.data.names import shown_name
 from pretrain.data.progress import PrefetchTarget, Progress, log_amounts
+from pretrain.data.remote import shown_name
 from pretrain.data.sources import STDLIB, FoundSource, Part, find_source
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
@@ -231,12 +231,11 @@ def file_at(parts: list[Part], part: int) -> str | None:
 
 def refuse_other_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
     """Raise BadInput when files came or went since the manifest's cursor was written: it would be applied to another."""
-    part, count = manifest["cursor"]["part"], manifest["files"]
-    now = file_at(parts, part)
-    then = manifest["cursor"].get("file", now)
-    if (then, count) != (now, len(parts)):
+    cursor, count = manifest["cursor"], manifest["files"]
+    now = file_at(parts, cursor["part"])
+    if (then := cursor.get("file", now)) != now or count != len(parts):
         raise BadInput(
-            f"{folder}: stopped at {then or 'the end'}, file {part + 1} of {count}; the source now has "
+            f"{folder}: stopped at {then or 'the end'}, file {cursor['part'] + 1} of {count}; the source now has "
             f"{now or 'no file'} there, of {len(parts)}. Give the same files, or, to read these again, delete the folder"
         )
 

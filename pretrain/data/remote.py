@@ -12,6 +12,7 @@ from glob import has_magic
 from io import SEEK_SET, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import httpx
 import huggingface_hub
@@ -20,13 +21,14 @@ from fsspec.utils import infer_compression
 
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.base.foreign import is_redacted, one_line, redact
+from pretrain.base.foreign import is_redacted, one_line, redact, redact_url
 from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after
-from pretrain.data.names import path_of, shown_name
 from pretrain.recipe.rules import counted
 
 log = logging.getLogger(__name__)
 
+COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
+URL = ("https://", "http://", "hf://")
 TRIES = 10  # in a row without a new row; with the waits below about four minutes
 LONGEST_WAIT_SECONDS = 60
 RETRY_SECONDS = 300  # without a byte, however many tries that takes
@@ -224,6 +226,16 @@ def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
     if not found:
         raise FileNotFoundError(pattern)
     return [f"hf://{name}" for name in found]
+
+
+def path_of(name: str) -> str:
+    """Return a name without a URL's query; a file's own name may hold a question mark."""
+    return urlparse(name).path if name.startswith(URL) else name
+
+
+def shown_name(name: str) -> str:
+    """Return a file's name as manifests hold it: a redacted URL, or the name without the folder, which may move."""
+    return redact_url(name) if name.startswith(URL) else Path(name).name
 
 
 def is_http(name: str) -> bool:

@@ -25,9 +25,9 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_url, redact_url
 from pretrain.data import remote
-from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
 from pretrain.data.records import Reader
+from pretrain.data.remote import COMPRESSED, URL, path_of, shown_name
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 from pretrain.recipe.rules import nearest_beside
@@ -99,6 +99,11 @@ def find_source(config: Data) -> FoundSource:
     if config.dataset_name:
         return _hub_dataset(config)
     raise BadInput(NO_DATA)
+
+
+def has_urls(config: Data) -> bool:
+    """Return whether a source's files lie elsewhere: to find it may then fetch them."""
+    return any(name.startswith(URL) for name in [*(config.data_files or ()), *(config.validation_files or ())])
 
 
 def refuse_absent(config: Data) -> None:

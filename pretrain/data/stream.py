@@ -21,9 +21,8 @@ from pretrain.base.errors import BadInput
 from pretrain.base.foreign import one_line
 from pretrain.base.network import TruncatedError
 from pretrain.data import remote
-from pretrain.data.names import path_of
 from pretrain.data.records import IDS, ROWS, Column, arrow_values, refuse_arrow
-from pretrain.data.remote import retry
+from pretrain.data.remote import path_of, retry
 from pretrain.data.sources import READERS, FoundSource, Part, Row, reader_of
 from pretrain.recipe.keys import Data
 

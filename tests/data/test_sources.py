@@ -322,43 +322,32 @@ def test_folders_that_were_prepared_before_are_found_again(tmp_path):
 CUT = [{"shard_tokens": 5001}, {"limit_tokens": 7}, {"tokenizer": "two"}]  # what changes the shards of every source
 
 
-@pytest.fixture
-def asked(tmp_path):
-    """Of each kind of source: what is asked for, what leaves its folder as it is, what changes it."""
+def test_a_folder_changes_with_all_that_decides_its_shards_and_with_nothing_else(tmp_path, offline):
     here, there, other = (text(tmp_path, f"{at}/a.txt", "one text" if at < "z" else "two text") for at in "xyz")
-    held_out, rows, held = (
-        text(tmp_path, "v.txt", "three"),
-        text(tmp_path, "x/a.jsonl", "{}"),
-        text(tmp_path, "v.jsonl", "{}"),
-    )
-    grown, later = text(tmp_path, "y/a.jsonl", "{}{}"), text(tmp_path, "z/a.jsonl", "{}")
-    for path, time in ((there, 1), (rows, 10**18), (grown, 10**18), (later, 10**18 + 1)):
+    held_out, held = text(tmp_path, "v.txt", "three"), text(tmp_path, "v.jsonl", "{}")
+    table, moved, grown, later = (text(tmp_path, f"{i}/a.jsonl", "{}" * (1 + (i == 2))) for i in range(4))
+    for path, time in ((there, 1), *((path, 10**18) for path in (table, moved, grown)), (later, 10**18 + 1)):
         os.utime(path, ns=(time, time))
-    (tmp_path / "moved").mkdir()
-    moved = str(shutil.copy2(rows, tmp_path / "moved" / "a.jsonl"))
-    bpe, of_tables = {"tokenizer": "bpe"}, {"text_column": "c", "validation_tokens": 7}
-    changes = {"text": [{"validation_fraction": 0.2}, {"validation_files": [held_out]}, {"validation_files": [other]}]}
-    changes["text"] += [{"data_files": [other]}, {"data_files": [here, held_out]}, {"data_files": [held_out, here]}]
-    changes["text"] += [bpe, bpe | {"tokenizer_vocab_size": 300}, bpe | {"tokenizer_split": "gpt2"}]
-    changes["table"] = [{"data_files": [later]}, {"data_files": [grown]}, {"data_files": [rows, held]}]
-    changes["table"] += [{"data_files": ["https://h/a.jsonl"]}, {"data_files": ["https://h/b/a.jsonl"]}]
-    changes["table"] += [{"text_column": "c"}, {"validation_tokens": 7}, {"validation_files": [held]}]
-    changes["hub"] = [{"dataset_name": "other/na me"}, {"dataset_config_name": None}, {"dataset_revision": "s"}]
-    changes["hub"] += [{"text_column": "c"}, {"validation_tokens": 7}]
     hub = {"dataset_name": "owner/na me", "dataset_config_name": "c", "dataset_revision": "r"}
-    same = {"text": [{"data_files": [there]}, of_tables, {"tokenizer_vocab_size": 300}, hub]}
+    bpe, of_tables = {"tokenizer": "bpe"}, [{"text_column": "c"}, {"validation_tokens": 7}]
+    same = {"text": [{"data_files": [there]}, *of_tables, {"tokenizer_vocab_size": 300}, hub]}
     same |= {"table": [{"data_files": [moved]}, {"validation_fraction": 0.2}], "hub": [{"validation_fraction": 0.3}]}
-    given = {"text": {"data_files": [here]}, "table": {"data_files": [rows]}, "hub": hub}
-    return {kind: (given[kind], same[kind], changes[kind]) for kind in given}
-
-
-@pytest.mark.parametrize("kind, name", [("text", "a"), ("table", "a"), ("hub", "na_me")])
-def test_a_folder_changes_with_all_that_decides_its_shards_and_with_nothing_else(asked, offline, kind, name):
-    given, same, changes = asked[kind]
-    folder = find(**given).folder
-    assert {find(**given | change).folder for change in same} == {folder} and folder.name.startswith(f"{name}-")
-    found = {find(**given | change).folder for change in [*changes, *CUT]}
-    assert len(found | {folder}) == len(changes) + len(CUT) + 1
+    others = {"text": [[other], [here, held_out], [held_out, here]], "hub": []}
+    others["table"] = [[later], [grown], [table, held], ["https://h/a.jsonl"], ["https://h/b/a.jsonl"]]
+    changes = {kind: [{"data_files": names} for names in found] + CUT for kind, found in others.items()}
+    changes["text"] += [{"validation_fraction": 0.2}, {"validation_files": [held_out]}, {"validation_files": [other]}]
+    changes["text"] += [bpe, bpe | {"tokenizer_vocab_size": 300}, bpe | {"tokenizer_split": "gpt2"}]
+    changes["table"] += [*of_tables, {"validation_files": [held]}]
+    changes["hub"] += [
+        {"dataset_name": "other/na me"},
+        {"dataset_config_name": None},
+        {"dataset_revision": "s"},
+        *of_tables,
+    ]
+    for kind, given in (("text", {"data_files": [here]}), ("table", {"data_files": [table]}), ("hub", hub)):
+        folder = find(**given).folder
+        assert {find(**given | change).folder for change in same[kind]} == {folder}
+        assert len({folder, *(find(**given | change).folder for change in changes[kind])}) == len(changes[kind]) + 1
 
 
 # Tables.
