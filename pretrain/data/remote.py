@@ -43,62 +43,58 @@ certificates = functools.cache(httpx.create_ssl_context)  # to read them takes a
 
 
 def retry(what: str, call: Callable[..., Any], *args) -> Any:
-    """Return a call's result, retried as ``Retries`` has it."""
-    retries = Retries(what)
+    """Return a call's result, tried again as ``retried`` has it."""
+    return next(retried(what, lambda _: iter([call(*args)])))
+
+
+def retried(what: str, read: Callable[[int], Iterator[Any]], row: int = -1) -> Iterator[Any]:
+    """Yield what ``read(row)`` yields, each row once: after a fault it is called again with the row of the fault.
+
+    After each failure in a row the wait is longer, to a limit; every retry is logged. What a parser says of a local file
+    is final; of a remote one it is when a second reading says the same. ``row``: below 0: there are none to be named.
+    """
+    local, what = Path(what).is_absolute(), redact(what)
+    failures, since, last = 0, time.monotonic(), (row, "")
     while True:
         try:
-            return call(*args)
-        except Exception as error:  # each client has kinds of its own; what is final is sorted out there
-            retries.failed(error)
-
-
-class Retries:
-    """Counts the failures in a row at one thing and waits longer after each, to a limit; every retry is logged.
-
-    What a parser says of a local file is final; of a remote one it is when a second reading says the same.
-    """
-
-    def __init__(self, what: str, row: int | None = None):
-        self._what, self._local = redact(what), Path(what).is_absolute()
-        self._failures, self._since, self._last = 0, time.monotonic(), (row, "")
-
-    def failed(self, error: BaseException, row: int | None = None) -> None:
-        """Wait and return, or raise where waiting does not help. ``row``: the one to be read; a new one is progress."""
-        error = min(causes(error, contexts=True), key=_rank)
-        if isinstance(error, BadInput):
-            raise error from None
+            for value in read(row):
+                yield value
+                row += 1
+            return
+        except Exception as caught:  # each client has kinds of its own
+            error = min(causes(caught, contexts=True), key=_rank)
         status, asked = http_status_and_retry_after(error, contexts=True)
-        where = self._what if row is None else f"{self._what}: row {row}"
+        where = what if row < 0 else f"{what}: row {row}"
         reason = f"{type(error).__name__}: {one_line(error)[:300]}".rstrip(": .")  # some have no message
         if status is not None:
             reason = f"HTTP status {status}"
+        again = local or (row, reason) == last
+        if isinstance(error, BadInput):
+            raise error from None
         if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
             raise BadInput(
                 f"{where}: HF_HUB_OFFLINE is set. Prepare it where there is a network (prepare_data.py ... --prefetch), or "
                 f"give local data: --data_files FILE, --data_dir FOLDER"
-            ) from None
+            )
         # Clients say "not found" of a server that is down, too: then there is a status.
-        missing = status is None and isinstance(error, (FileNotFoundError, PermissionError))
-        if missing or status in FINAL_STATUS:
-            raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)") from None
-        if self._local or (row, reason) == self._last:
-            if isinstance(error, Unreadable):
-                raise BadInput(f"{self._what}: {one_line(error)}") from None
-            if status is None and not _may_pass(error, self._local):
-                remedy = "Repair or replace the file, or leave it out"
-                raise BadInput(f"{where}: cannot be read: {reason}. {remedy}") from error
-        if row != self._last[0]:
-            self._failures, self._since = 0, time.monotonic()
-        self._failures, self._last = self._failures + 1, (row, reason)
-        left = math.ceil(max(self._since, network.moved_at) + RETRY_SECONDS - time.monotonic())
-        if self._failures >= TRIES or left <= 0:
+        if status in FINAL_STATUS or (status is None and isinstance(error, (FileNotFoundError, PermissionError))):
+            raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)")
+        if again and isinstance(error, Unreadable):
+            raise BadInput(f"{what}: {one_line(error)}")
+        if again and status is None and not _may_pass(error, local):
+            raise BadInput(f"{where}: cannot be read: {reason}. Repair or replace the file, or leave it out")
+        if row != last[0]:
+            failures, since = 0, time.monotonic()
+        failures, last = failures + 1, (row, reason)
+        left = math.ceil(max(since, network.moved_at) + RETRY_SECONDS - time.monotonic())
+        if failures >= TRIES or left <= 0:
             remedy = "" if status else "; without a network, first prepare_data.py ... --prefetch where there is one"
             raise TrainingStopped(
-                f"{where}: failed {counted(self._failures, 'time', 'times')} in a row, last with {reason}. What was read "
-                f"before is kept; the same command resumes from there{remedy}"
-            ) from None
-        wait = min(left, max(asked, min(LONGEST_WAIT_SECONDS, 2 ** (self._failures - 1))))
-        log.warning(f"{where}: {reason}; try {self._failures + 1} of {TRIES} in {wait:g} s")
+                f"{where}: failed {counted(failures, 'time', 'times')} in a row, last with {reason}. What was read before "
+                f"is kept; the same command resumes from there{remedy}"
+            )
+        wait = min(left, max(asked, min(LONGEST_WAIT_SECONDS, 2 ** (failures - 1))))
+        log.warning(f"{where}: {reason}; try {failures + 1} of {TRIES} in {wait:g} s")
         time.sleep(wait)
 
 

@@ -126,22 +126,18 @@ def _builder(name: str, config: str | None, commit: str) -> datasets.DatasetBuil
         raise BadInput(f"dataset_name = {name}: cannot be opened: {one_line(error)[:400]}") from None
 
 
-def _read(rows: Callable[..., Iterator], name: str, column: Column, options: Any, row: int) -> Iterator[Row]:
+def _read(rows: Callable[..., Iterator], name: str, column: Column, options: Any, start: int) -> Iterator[Row]:
     """Yield one file's rows from one on, each once whatever fails; ``rows``: a ``Reader``'s, with the same ``options``."""
-    retries = remote.Retries(name, row)
-    while True:
-        try:
-            seen = 0
-            for seen, cell in enumerate(rows(name, column, row, options), 1):
-                if seen > row:
-                    value = column.value(cell, row)
-                    row += 1
-                    yield value, True
-            if seen < row:
-                raise TruncatedError(f"ended after {seen} rows, before row {row}")
-            return
-        except Exception as error:
-            retries.failed(error, row)
+
+    def read(row: int) -> Iterator[Row]:
+        seen = 0
+        for seen, cell in enumerate(rows(name, column, row, options), 1):
+            if seen > row:
+                yield column.value(cell, seen - 1), True
+        if seen < row:
+            raise TruncatedError(f"ended after {seen} rows, before row {row}")
+
+    return remote.retried(name, read, start)
 
 
 def _table_rows(
