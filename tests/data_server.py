@@ -40,7 +40,6 @@ class DataServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commit, self.model_commits = "c0ffee" + "0" * 34, 1
         self.keeps_commits = False  # a commit that is asked for by name is one of its own, of the same files
-        self.rate, self.sent = 0.0, threading.Lock()  # bytes a second of all answers together; 0: as fast as it goes
         self.closing, self.outwaited = threading.Event(), 0  # silent answers that the client waited for to their end
 
     def __enter__(self):
@@ -226,12 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers:
             self.send_header(name, value)
         self.end_headers()
-        if body and self.server.rate:
-            for begin in range(0, len(data), 4096):
-                with self.server.sent:
-                    self.server.closing.wait(min(4096, len(data) - begin) / self.server.rate)
-                    self.wfile.write(data[begin : begin + 4096])
-        elif body:
+        if body:
             self.wfile.write(data[: len(data) // 2] if half else data)
         if half:
             self.wfile.flush()

@@ -32,14 +32,14 @@ def finish(self):
 
 
 def held(self, rows):
-    show(self, rows)
+    wait(self, rows)
     if len(rows) == int(os.environ.get("HOLD_READER", 0)):
         while not Path("go").exists():
             time.sleep(0.02)
 
 
 shards.ShardWriter.finish = finish
-show, progress.Progress.shard = progress.Progress.shard, held
+wait, progress.PrefetchTarget.wait = progress.PrefetchTarget.wait, held
 
 if __name__ == "__main__":
     sys.exit(prepare_data.main())

@@ -61,22 +61,17 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 def moving(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the blocks of an answer. Raises TimeoutError where fewer than SLOW_BYTES are waited for SLOW_SECONDS."""
+    global moved_at
     waited, got, begun = 0.0, 0, time.monotonic()
     for block in blocks:
         waited, got = waited + time.monotonic() - begun, got + len(block)
         if got >= SLOW_BYTES:
             waited, got = 0.0, 0
-            moved()
+            moved_at = time.monotonic()
         elif waited > SLOW_SECONDS:
             raise TimeoutError(f"fewer than {SLOW_BYTES:,} bytes came in {SLOW_SECONDS} seconds")
         yield block
         begun = time.monotonic()
-
-
-def moved() -> None:
-    """Note that SLOW_BYTES have come."""
-    global moved_at
-    moved_at = time.monotonic()
 
 
 def reach(url: str, seconds: float) -> str:

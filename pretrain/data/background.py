@@ -18,7 +18,6 @@ from typing import IO
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.data import sources
-from pretrain.data.names import has_urls
 from pretrain.recipe import keys, reading
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def start_ahead(argv: Sequence[str]) -> None:
     if recipe is None or Path(recipe.data.prepared_data_dir).is_dir():
         return
     for number, source in enumerate(keys.sources(recipe.data)):
-        if not keys.is_here(source) and not has_urls(source):
+        if not keys.is_here(source) and not sources.has_urls(source):
             command = reader_command(reader_argv, number)
             AHEAD[tuple(command)] = _open(command)
 

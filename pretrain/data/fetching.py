@@ -17,7 +17,7 @@ from pretrain.base.errors import BadInput
 from pretrain.base.network import TruncatedError
 from pretrain.data import repair, shards
 from pretrain.data.progress import PrefetchTarget
-from pretrain.data.retries import retry
+from pretrain.data.remote import retry
 from pretrain.data.sources import FoundSource
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
 from pretrain.data.documents import BATCH_CHARACTERS, Document, DocumentEncoder, well_formed
-from pretrain.data.names import shown_name
-from pretrain.data.progress import PrefetchTarget, Progress
+from pretrain.data.progress import PrefetchTarget, Progress, log_amounts
+from pretrain.data.remote import shown_name
 from pretrain.data.sources import STDLIB, FoundSource, Part, find_source
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
@@ -141,18 +141,18 @@ def prepare(source: FoundSource, job: Job, target: PrefetchTarget | None = None)
     elif not manifest["complete"]:
         manifest |= opened.about
         refuse_other_files(folder, manifest, parts)
-    expected_bytes = 0.0 if target else expected_text_bytes(source, parts) / job.count
-    progress = Progress(target, manifest, expected_bytes, config.limit_tokens)
+    begun = time.perf_counter()
     if target:
         target.wait(manifest["splits"]["train"])
     if not manifest["complete"]:
-        train_split(opened, job, manifest, progress)
+        train_split(opened, job, manifest, target)
     if job.count == 1:
         finish(folder, manifest)
     else:
         files.write_json(folder / job.manifest, manifest | {"complete": True})
         log.info(f"job {job.index} of {job.count} is complete; when all are, join them with --merge")
-    progress.end(manifest)
+    log_amounts(manifest)
+    log.info(f"prepared in {time.perf_counter() - begun:.1f} s")
 
 
 def open_source(source: FoundSource, manifest: dict | None, target: PrefetchTarget | None = None) -> Opened:
@@ -205,10 +205,11 @@ def held_out_splits(opened: Opened, job: Job) -> tuple[dict[str, list[dict]], di
     return splits, counts, begin
 
 
-def train_split(opened: Opened, job: Job, manifest: dict, progress: Progress) -> None:
+def train_split(opened: Opened, job: Job, manifest: dict, target: PrefetchTarget | None) -> None:
     """Write the train split from the manifest's cursor on."""
-    rows, tally, folder = manifest["splits"]["train"], Counter(manifest["counts"]["train"]), opened.source.folder
-    limit = opened.source.config.limit_tokens
+    source, parts, rows = opened.source, opened.parts["train"], manifest["splits"]["train"]
+    tally, folder, limit = Counter(manifest["counts"]["train"]), source.folder, source.config.limit_tokens
+    progress = Progress(manifest, 0.0 if target else expected_text_bytes(source, parts) / job.count, limit)
     for shard, following, document in opened.write("train", manifest["cursor"], rows, limit, folder, job):
         if document:
             tally.update(document.counts)
@@ -217,9 +218,10 @@ def train_split(opened: Opened, job: Job, manifest: dict, progress: Progress) ->
         # Of the document in which a shard has ended nothing is counted yet.
         rows += [shard] if shard else []
         manifest["counts"]["train"] = dict(tally)
-        manifest["cursor"] = following | {"file": file_at(opened.parts["train"], following["part"])}
+        manifest["cursor"] = following | {"file": file_at(parts, following["part"])}
         files.write_json(folder / job.manifest, manifest)
-        progress.shard(rows)
+        if target:  # which is far behind, maybe, and shards are kept few
+            target.wait(rows)
 
 
 def file_at(parts: list[Part], part: int) -> str | None:
@@ -229,12 +231,11 @@ def file_at(parts: list[Part], part: int) -> str | None:
 
 def refuse_other_files(folder: Path, manifest: dict, parts: list[Part]) -> None:
     """Raise BadInput when files came or went since the manifest's cursor was written: it would be applied to another."""
-    part, count = manifest["cursor"]["part"], manifest["files"]
-    now = file_at(parts, part)
-    then = manifest["cursor"].get("file", now)
-    if (then, count) != (now, len(parts)):
+    cursor, count = manifest["cursor"], manifest["files"]
+    now = file_at(parts, cursor["part"])
+    if (then := cursor.get("file", now)) != now or count != len(parts):
         raise BadInput(
-            f"{folder}: stopped at {then or 'the end'}, file {part + 1} of {count}; the source now has "
+            f"{folder}: stopped at {then or 'the end'}, file {cursor['part'] + 1} of {count}; the source now has "
             f"{now or 'no file'} there, of {len(parts)}. Give the same files, or, to read these again, delete the folder"
         )
 
@@ -301,8 +302,7 @@ def open_parts(source: FoundSource, pinned: str | None, versions: dict) -> tuple
         return None, source.parts
     from pretrain.data import stream  # imports datasets, which text does not need
 
-    assert source.tables is not None  # a source without tables has parts
-    return stream.open_tables(source.tables, pinned, versions, str(source.folder))
+    return stream.open_tables(source, pinned, versions)
 
 
 def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrainedTokenizerFast:
@@ -349,13 +349,13 @@ def first_texts(parts: list[Part]) -> Iterator[str]:
 
 def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
     """Return about how many bytes of text the train split has; 0 where that is not known."""
-    if source.tables is None:
-        return source.most_tokens or 0.0
+    if source.most_tokens:
+        return source.most_tokens
     if source.config.token_column:
         return 0.0
     from pretrain.data import stream
 
-    return stream.expected_text_bytes([name for name, _ in parts], source.tables.text_column)
+    return stream.expected_text_bytes([name for name, _ in parts], source.config.text_column)
 
 
 def dry_run(source: FoundSource) -> str:

@@ -21,33 +21,32 @@ class PrefetchTarget:
 
     def __init__(self, recipe: keys.Recipe):
         self.sequence_length, self.bounded = recipe.model.sequence_length, recipe.data.stream_keep == "consumed"
-        self._target, self._changed, self._begun = 0, threading.Condition(), False
+        self._target, self._changed = -1, threading.Condition()
         os.nice(10)  # the trainer goes first where they share cores
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for line in sys.stdin:
             with self._changed:
-                self._target, self._begun = int(line), True
+                self._target = int(line)
                 self._changed.notify()
         os._exit(1)  # the trainer is gone; the next one resumes from the manifest
 
     def wait_for_trainer(self) -> None:
         """Return when the trainer has found nothing that is wrong: its first line comes then."""
         with self._changed:
-            self._changed.wait_for(lambda: self._begun)
+            self._changed.wait_for(lambda: self._target >= 0)
 
     def wait(self, rows: list[dict]) -> None:
         """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
         windows = [max(0, row["tokens"] - 1) // self.sequence_length for row in rows]
+        ahead = sum(windows) - AHEAD_SHARDS * max(windows, default=0) if self.bounded else 0
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self.bounded or sum(windows) <= self._target + AHEAD_SHARDS * max(windows, default=0)
-            )
+            self._changed.wait_for(lambda: ahead <= self._target)
 
 
 class Progress:
-    """The visible progress: a line now and then, and what there is in the end.
+    """The visible progress: a line now and then.
 
     Args:
         manifest: where an earlier process has ended.
@@ -55,13 +54,12 @@ class Progress:
         limit_tokens: after which it ends; 0: never.
     """
 
-    def __init__(self, target: PrefetchTarget | None, manifest: dict, expected_bytes: float, limit_tokens: int):
-        self.target, rows = target, manifest["splits"]["train"]
+    def __init__(self, manifest: dict, expected_bytes: float, limit_tokens: int):
         self._expected, self._limit = expected_bytes, limit_tokens
-        self._tokens = sum(row["tokens"] for row in rows)
         self._documents = manifest["counts"]["train"].get("documents", 0)
-        self._bytes = self._bytes_before = sum(row["text_bytes"] for row in rows)
-        self._started = self._shown = time.perf_counter()
+        self._tokens, self._bytes = amounts(manifest["splits"]["train"])
+        self._bytes_before, self._started = self._bytes, time.perf_counter()
+        self._shown = self._started
 
     def count(self, document: Document) -> None:
         """Note a document; show it now and then."""
@@ -78,29 +76,27 @@ class Progress:
         left = f", about {max(0.0, total - self._bytes) / speed / 60:.1f} min left" if total and speed else ""
         log.info(f"{self._documents:,} documents, {self._tokens:,} tokens, {speed / 1e6:.1f} MB/s{left}")
 
-    def shard(self, rows: list[dict]) -> None:
-        """Note a finished shard; wait here when the trainer is far behind and shards are kept few."""
-        if self.target:
-            self.target.wait(rows)
 
-    def end(self, manifest: dict) -> None:
-        """Log what there is now."""
-        for split, rows in manifest["splits"].items():
-            tokens, text_bytes = sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
-            if not tokens:
-                continue
-            counts = ", ".join(
-                f"{n:,} {name.removesuffix('s') if n == 1 else name}"
-                for name, n in manifest["counts"].get(split, {}).items()
-                if n
+def amounts(rows: list[dict]) -> tuple[int, int]:
+    """Return the tokens of shards, and the bytes of text that they stand for."""
+    return sum(row["tokens"] for row in rows), sum(row["text_bytes"] for row in rows)
+
+
+def log_amounts(manifest: dict) -> None:
+    """Log what there is in each split; warn of a tokenizer that does not fit the text."""
+    name = manifest["tokenizer"]["name"]
+    for split, rows in manifest["splits"].items():
+        tokens, text_bytes = amounts(rows)
+        if not tokens:
+            continue
+        counts = [f"{noun.replace('_', ' ')} {n:,}" for noun, n in manifest["counts"].get(split, {}).items() if n]
+        fit = f"{text_bytes / tokens:.2f} bytes per token"
+        log.info(f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {fit}; {', '.join(counts)}")
+        if split == "train" and name != "characters" and text_bytes < FEW_BYTES * tokens:
+            remedy = (
+                "Give it more text" if name == "bpe" else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
             )
-            fit = f"{text_bytes / tokens:.2f} bytes per token"
-            log.info(f"{split}: {tokens:,} tokens, {text_bytes / 1e6:.2f} MB, {fit}; {counts.replace('_', ' ')}")
-            if split == "train" and manifest["tokenizer"]["name"] != "characters" and text_bytes < FEW_BYTES * tokens:
-                own = manifest["tokenizer"]["name"] == "bpe"
-                remedy = "Give it more text" if own else "Make one from it: --tokenizer bpe --tokenizer_split qwen35"
-                log.warning(
-                    f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {remedy}, with "
-                    f"more ids: --tokenizer_vocab_size N"
-                )
-        log.info(f"prepared in {time.perf_counter() - self._started:.1f} s")
+            log.warning(
+                f"{fit}: the tokenizer does not fit this text, and a model sees less of it at a time. {remedy}, with "
+                f"more ids: --tokenizer_vocab_size N"
+            )

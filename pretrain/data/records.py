@@ -1,4 +1,4 @@
-"""Tables: the column that is read, its type, and the reader of a format."""
+"""Tables: the column that is read, what it holds, and the reader of a format."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from pretrain.base.errors import BadInput
 from pretrain.base.network import Unreadable
 
 TEXT, IDS = "text", "lists of ids"
-SHOWN_COLUMNS = 20
 ROWS = 256  # rows of a batch
 
 
@@ -20,10 +19,16 @@ class Column(NamedTuple):
     name: str
     holds: str = TEXT
 
-    @property
-    def key(self) -> str:
-        """The recipe's key that names it."""
-        return "text_column" if self.holds == TEXT else "token_column"
+    def value(self, cell: Any, row: int) -> Any:
+        """Return a row's text, or its ids, (n,) uint32; None where it has none. Raises Unreadable for what holds no ids."""
+        if self.holds == TEXT:
+            return cell if isinstance(cell, str) and cell.strip() else None
+        ids = np.asarray([] if cell is None else cell)
+        if not ids.size:
+            return None
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
+            raise Unreadable(f"row {row}: is not a list of ids, whole numbers from 0; leave the row out")
+        return ids.astype(np.uint32)
 
 
 @dataclass(frozen=True)
@@ -54,35 +59,23 @@ def refuse_column(name: str, column: Column, types: Mapping[str, str]) -> None:
     """
     if (found := types.get(column.name)) in (column.holds, ""):
         return
-    listed = [f"{other} ({holds or 'nothing'})" for other, holds in [*types.items()][:SHOWN_COLUMNS]]
+    key = "text_column" if column.holds == TEXT else "token_column"
     said = "no such column" if found is None else f"holds {found}, not {column.holds}"
-    # A file that is not a table can have names of any length.
-    raise BadInput(
-        f"{name}: {column.key} = {column.name}: {said}; give one of {column.holds}: it has {', '.join(listed)[:1000]}"
-    )
+    listed = ", ".join(f"{other} ({holds or 'nothing'})" for other, holds in types.items())[:1000]
+    raise BadInput(f"{name}: {key} = {column.name}: {said}; give one of {column.holds}: it has {listed}")
 
 
-def ids_of(value: Any, row: int) -> np.ndarray | None:
-    """Return a row's list of ids, (n,) uint32, or None where it is empty. Raises Unreadable where it holds no ids."""
-    ids = np.asarray([] if value is None else value)
-    if not ids.size:
-        return None
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 2**32:
-        raise Unreadable(f"row {row}: is not a list of ids, whole numbers from 0; leave the row out")
-    return ids.astype(np.uint32)
-
-
-def values_of(cells: Any, column: Column) -> Any:
+def arrow_values(cells: Any, column: Column) -> Any:
     """Return the values of Arrow's cells: texts, or arrays of ids."""
     return cells.to_numpy(zero_copy_only=False) if column.holds == IDS else cells.to_pylist()
 
 
-def column_types(schema: Any) -> dict[str, str]:
-    """Return the type of each column of an Arrow schema, as ``refuse_column`` names it."""
+def refuse_arrow(name: str, column: Column, schema: Any) -> None:
+    """Do as ``refuse_column`` does for an Arrow schema."""
     types = {}
     for field in schema:
         kind = field.type.value_type if str(field.type).startswith("dictionary") else field.type
         word, held = str(kind), str(getattr(kind, "value_type", ""))  # of a list
         is_text, is_ids = word in ("string", "large_string", "string_view"), held.startswith(("int", "uint"))
         types[field.name] = TEXT if is_text else IDS if is_ids else "" if word == "null" else word
-    return types
+    refuse_column(name, column, types)

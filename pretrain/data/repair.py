@@ -31,14 +31,14 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
         return
     if every:
         log.info(f"{folder}: every byte of {sum(map(len, manifest['splits'].values()))} shards is checked")
-    broken: dict[tuple[str, int], set[str]] = {}
+    broken: dict[tuple[str, int], list[str]] = {}
     for split, row in broken_rows(source, manifest, None if every else folder / name):
-        broken.setdefault((split, shards.part_of(row)), set()).add(row["file"])
+        broken.setdefault((split, shards.part_of(row)), []).append(row["file"])
     if not broken and (folder / "tokenizer").is_dir():
         return
     opened = open_source(source, manifest)
     for (split, part), wanted in broken.items():
-        log.info(f"{folder}: missing or changed, made again: {', '.join(sorted(wanted))[:200]}")
+        log.info(f"{folder}: missing or changed, made again: {', '.join(wanted)[:200]}")
         rows, place = of_part(manifest, split, part), {"part": part, "row": 0, "token": 0}
         if split == "train" and (begin := manifest.get("train_begins")):  # while it is not complete
             place = begin if begin["part"] == part else place
@@ -53,14 +53,13 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
                     f"{folder / row['file']}: cannot be made again, because its source has changed; put the old one "
                     f"back, or delete {folder} to read all of it again"
                 )
-            if row["file"] in wanted:
-                (scratch / row["file"]).replace(folder / row["file"])
-                files.fsync(folder)
-                wanted.remove(row["file"])
-                if not wanted:
-                    break
-            else:
+            if row["file"] not in wanted:
                 (scratch / row["file"]).unlink()
+                continue
+            (scratch / row["file"]).replace(folder / row["file"])
+            files.fsync(folder)
+            if row["file"] == wanted[-1]:
+                break
         shutil.rmtree(scratch)
     os.utime(folder / name)  # newer than the shards
 

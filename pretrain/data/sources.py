@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-import httpx
-
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import is_redacted, is_url, redact_url
-from pretrain.data.names import COMPRESSED, URL, path_of, shown_name
+from pretrain.base.foreign import is_url, redact_url
+from pretrain.data import remote
 from pretrain.data.readers import arrow, csv, json_lines, parquet, text
+from pretrain.data.records import Reader
+from pretrain.data.remote import COMPRESSED, URL, path_of, shown_name
 from pretrain.recipe import keys
 from pretrain.recipe.keys import Data
 from pretrain.recipe.rules import nearest_beside
@@ -63,23 +63,6 @@ Part = tuple[str, Callable[[int], Iterator[Row]]]
 
 
 @dataclass(frozen=True)
-class Tables:
-    """A data set of the Hub, or files of tables, which ``stream`` opens.
-
-    Attributes:
-        dataset_name: a Hub id, or what ``data_files`` are: parquet, json, csv or arrow.
-        data_files: by split.
-    """
-
-    dataset_name: str
-    text_column: str
-    token_column: str | None = None
-    dataset_config_name: str | None = None
-    dataset_revision: str | None = None
-    data_files: Mapping[str, list[str]] | None = None
-
-
-@dataclass(frozen=True)
 class FoundSource:
     """A source that was found: where its shards belong, and how to read it."""
 
@@ -87,7 +70,7 @@ class FoundSource:
     name: str
     identity: Mapping[str, Any]
     parts: dict[str, list[Part]] | None = field(default=None, repr=False)  # of text, by split
-    tables: Tables | None = None  # of tables
+    files: Mapping[str, list[str]] | None = None  # of tables, by split; {}: a data set of the Hub, which has them
     most_tokens: int | None = None  # no tokenizer makes more of it; None: not known without reading it
     repository: tuple[str, str | None, str] | None = None  # or token files of the Hub: id, revision, folder
 
@@ -116,6 +99,11 @@ def find_source(config: Data) -> FoundSource:
     if config.dataset_name:
         return _hub_dataset(config)
     raise BadInput(NO_DATA)
+
+
+def has_urls(config: Data) -> bool:
+    """Return whether a source's files lie elsewhere: to find it may then fetch them."""
+    return any(name.startswith(URL) for name in [*(config.data_files or ()), *(config.validation_files or ())])
 
 
 def refuse_absent(config: Data) -> None:
@@ -157,7 +145,7 @@ def _own_files(config: Data) -> tuple[str | None, dict[str, list[str]]]:
     held_out = find_files("validation_files", config.validation_files or [], kept)
     if twice := set(map(_resolved, train)) & set(map(_resolved, held_out)):
         raise BadInput(f"validation_files: {min(twice)} is also in data_files: it would be trained on")
-    kinds = {_kind(name): name for name in [*train, *held_out]}
+    kinds = {reader.name if (reader := reader_of(name)) else None: name for name in [*train, *held_out]}
     if len(kinds) > 1:
         raise BadInput(f"data_files: {' and '.join(sorted(kinds.values()))} are of different kinds; give one kind")
     return next(iter(kinds)), {"train": train} | ({"validation": held_out} if held_out else {})
@@ -174,15 +162,12 @@ def _text_files(config: Data, splits: dict[str, list[str]]) -> FoundSource:
 
 
 def _table_files(config: Data, kind: str, splits: dict[str, list[str]]) -> FoundSource:
-    stamps = {split: [*map(_stamp, names)] for split, names in splits.items()}
-    own = {
-        "format": FORMATS.get(kind, FORMAT),
-        "validation": config.validation_tokens,
-        "text_column": config.text_column,
+    identity = _identity(config, validation=config.validation_tokens, text_column=config.text_column)
+    identity |= {"format": FORMATS.get(kind, FORMAT)} | {
+        split: [*map(_stamp, names)] for split, names in splits.items()
     }
-    tables = Tables(kind, config.text_column, config.token_column, data_files=splits)
     name = Path(path_of(splits["train"][0])).name.split(".")[0]
-    return FoundSource(config, _folder_name(name), _identity(config, **own | stamps), tables=tables)
+    return FoundSource(config, _folder_name(name), identity, files=splits)
 
 
 def _stdlib(config: Data) -> FoundSource:
@@ -197,10 +182,8 @@ def _stdlib(config: Data) -> FoundSource:
 
 def _hub_dataset(config: Data) -> FoundSource:
     asked = ("dataset_name", "dataset_config_name", "dataset_revision", "text_column")
-    named = {name: getattr(config, name) for name in asked}
-    tables = Tables(token_column=config.token_column, **named)
-    name = _folder_name(named["dataset_name"].split("/")[-1])
-    return FoundSource(config, name, _identity(config, **named, validation=config.validation_tokens), tables=tables)
+    identity = _identity(config, validation=config.validation_tokens, **{name: getattr(config, name) for name in asked})
+    return FoundSource(config, _folder_name(str(config.dataset_name).split("/")[-1]), identity, files={})
 
 
 def _folder_name(name: str) -> str:
@@ -221,7 +204,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
                     f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
-            name = pattern if _kind(pattern) else _fetched_text(key, pattern, kept / DOWNLOADS)
+            name = pattern if reader_of(pattern) else str(download(key, pattern, kept / DOWNLOADS))
             found.setdefault(_resolved(name), name)
             continue
         matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
@@ -237,20 +220,10 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
                 raise BadInput(f"{key}: {path}: is empty")
             if not os.access(path, os.R_OK):
                 raise BadInput(f"{key}: {path}: you have no permission to read it")
-            if not _kind(name):
+            if not reader_of(name):
                 _refuse_packed(key, name)
             found.setdefault(_resolved(name), str(path))
     return list(found.values())
-
-
-def _fetched_text(key: str, url: str, folder: Path) -> str:
-    _refuse_packed(key, url)
-    if url.startswith("hf://"):
-        raise BadInput(
-            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
-            f"https://.../resolve/main/NAME"
-        )
-    return str(download(key, url, folder))
 
 
 def _refuse_packed(key: str, name: str) -> None:
@@ -267,36 +240,32 @@ def download(key: str, url: str, folder: Path) -> Path:
 
     Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
     """
+    _refuse_packed(key, url)
+    if not remote.is_http(url):
+        raise BadInput(
+            f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
+            f"https://.../resolve/main/NAME"
+        )
     name = (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
     path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
-    if path.is_file():
-        return path
-    if is_redacted(url):
-        raise BadInput(f"{key}: {url}: its user, password or query was left out here; give the whole URL: --{key} URL")
-    from pretrain.data.retries import retry  # imports datasets, which a text at hand does not need
-
-    folder.mkdir(parents=True, exist_ok=True)
-    retry(f"{key}: {url}", _fetch, key, url, path)
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        remote.retry(f"{key}: {url}", _fetch, key, url, path)
     return path
 
 
 def _fetch(key: str, url: str, path: Path) -> None:
     """Write what is behind a URL into a file. Raises BadInput where it is too long or empty."""
-    from pretrain.data import remote
-
-    try:
-        with files.replacing(path) as temporary, temporary.open("wb") as file, remote.HttpFile(url) as source:
-            while block := source.read(text.BLOCK_BYTES):
-                if file.tell() + len(block) > DOWNLOAD_BYTES:
-                    raise BadInput(
-                        f"{key}: {url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; "
-                        f"fetch it yourself, or give JSON lines or Parquet, which are streamed"
-                    )
-                file.write(block)
-            if not file.tell():
-                raise BadInput(f"{key}: {url}: is empty")
-    except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
-        raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
+    with files.replacing(path) as temporary, temporary.open("wb") as file, remote.HttpFile(url) as source:
+        while block := source.read(text.BLOCK_BYTES):
+            if file.tell() + len(block) > DOWNLOAD_BYTES:
+                raise BadInput(
+                    f"{key}: {url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; "
+                    f"fetch it yourself, or give JSON lines or Parquet, which are streamed"
+                )
+            file.write(block)
+        if not file.tell():
+            raise BadInput(f"{key}: {url}: is empty")
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:
@@ -354,12 +323,13 @@ def _most_tokens(paths: list[Path]) -> int:
     return sum(path.stat().st_size + 1 for path in paths)
 
 
-def _kind(name: str) -> str | None:
-    """Return the name of a file's reader; None: it is text."""
-    suffixes = [suffix.lower() for suffix in Path(path_of(name)).suffixes]
-    while suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    return TABLES.get(suffixes[-1]) if suffixes else None
+def reader_of(name: str) -> Reader | None:
+    """Return a file's reader by how its name ends; None: it is text."""
+    path = Path(path_of(name).lower())
+    packed = path.suffix in COMPRESSED
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    # What is read in places is refused where it is packed, as a packed text is.
+    return next((one for one in READERS if suffix in one.suffixes and not (packed and one.in_places)), None)
 
 
 def _resolved(name: str) -> str:

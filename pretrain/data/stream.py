@@ -6,8 +6,10 @@ state, waits have a limit, a file is finished only when its last row was read, a
 """
 
 import contextlib
-import functools
+import logging
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -16,82 +18,87 @@ import pyarrow.parquet as pq
 
 from pretrain.base import files
 from pretrain.base.errors import BadInput
-from pretrain.base.foreign import redact
-from pretrain.base.network import TruncatedError, http_status_and_retry_after
-from pretrain.data import records, remote
-from pretrain.data.names import path_of
-from pretrain.data.records import IDS, ROWS, Column, refuse_column
-from pretrain.data.retries import RetryPolicy, retry
-from pretrain.data.sources import READERS, Part, Row, Tables
+from pretrain.base.foreign import one_line
+from pretrain.base.network import TruncatedError
+from pretrain.data import remote
+from pretrain.data.records import IDS, ROWS, Column, arrow_values, refuse_arrow
+from pretrain.data.remote import path_of, retry
+from pretrain.data.sources import READERS, FoundSource, Part, Row, reader_of
+from pretrain.recipe.keys import Data
 
 SAMPLE_BYTES = 2**20
-SIZES_ASKED = 64  # files whose size is asked for; of more, the first one's stands for all
+SIZES_ASKED = 64  # files whose size is asked for; their mean stands for all
+
+# Retries and their messages are those of ``remote``: the client's own waits (5, 20, 60 s, up to 20 times) would hide a
+# fault from them.
+for _name in [name for name in vars(datasets.config) if name.startswith("STREAMING_")]:
+    setattr(datasets.config, _name, int(_name.endswith("MAX_RETRIES")))
 
 
 def open_tables(
-    tables: Tables, pinned: str | None, versions: dict[str, dict[str, str]], kept_in: str
+    source: FoundSource, pinned: str | None, versions: dict[str, dict[str, str]]
 ) -> tuple[str | None, dict[str, list[Part]]]:
-    """Open a data set for streaming.
+    """Open tables for streaming.
 
     Args:
         pinned: the commit of an earlier contact; None: it is asked for.
-        versions: of remote ``data_files``: the commit that their repository was pinned to, or what the server said of
-            a file when it was first read. It is filled in while reading, and another file than that is refused.
-        kept_in: what is to be deleted when all is to be read anew.
+        versions: of remote files: the commit that their repository was pinned to, or what the server said of a file
+            when it was first read. It is filled in while reading, and another file than that is refused.
 
-    Returns: the commit (None for files) and each split's parts; a file of the data set is one part.
+    Returns: the commit (None for files) and each split's parts; a file is one part.
     Raises BadInput for what does not exist or may not be read, TrainingStopped when the retries are used up.
     """
-    remote.retry_here()
-    column = Column(tables.token_column, IDS) if tables.token_column else Column(tables.text_column)
-    if tables.data_files is None:
-        return _open_dataset(tables, column, pinned)
-    reader, splits = next(one for one in READERS if one.name == tables.dataset_name), {}
-    for split, asked in tables.data_files.items():
-        names = remote.named_files(reader, asked, versions)
-        for name in filter(remote.is_http, names):
-            remote.watch(name, versions, kept_in)
-        splits[split] = [_part(name, column, functools.partial(reader.rows, name, column)) for name in names]
+    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+    datasets.disable_progress_bars()
+    client = logging.getLogger("huggingface_hub")  # which retries a few times by itself, and warns of it
+    client.handlers, client.propagate = [*logging.getLogger("pretrain").handlers], False
+    config, splits = source.config, {}
+    column = Column(config.token_column, IDS) if config.token_column else Column(config.text_column)
+    if not source.files:
+        return _open_dataset(config, column, pinned)
+    for split, asked in source.files.items():
+        parts = splits.setdefault(split, [])
+        for name in asked:
+            if remote.is_http(name):
+                remote.watch(name, versions, str(source.folder))
+                found = [name]
+            elif name.startswith("hf://"):
+                found = retry(name, remote.hub_files, name, versions)
+            else:
+                found = [str(Path(name).absolute())]
+            reader = reader_of(name)
+            assert reader is not None  # else it is text
+            parts += [(file, partial(_read, reader.rows, file, column, None)) for file in found]
     return None, splits
 
 
-def _part(name: str, column: Column, values: Callable[[int], Iterator[Any]]) -> Part:
-    return name, functools.partial(_read, name, column, values)
-
-
-def _open_dataset(tables: Tables, column: Column, pinned: str | None) -> tuple[str, dict[str, list[Part]]]:
+def _open_dataset(config: Data, column: Column, pinned: str | None) -> tuple[str, dict[str, list[Part]]]:
     """Open the train split of a data set of the Hub at a commit."""
-    name = tables.dataset_name
-    ask = functools.partial(huggingface_hub.HfApi().dataset_info, timeout=remote.TIMEOUT_SECONDS)
-    commit = pinned or retry(name, lambda: ask(name, revision=tables.dataset_revision).sha)
-    builder = retry(name, _builder, {"path": name, "name": tables.dataset_config_name, "revision": commit})
+    name = str(config.dataset_name)
+    ask = partial(huggingface_hub.HfApi().dataset_info, timeout=remote.TIMEOUT_SECONDS)
+    commit = pinned or retry(name, lambda: ask(name, revision=config.dataset_revision).sha)
+    builder = retry(name, _builder, name, config.dataset_config_name, commit)
     found = {str(split): [str(file) for file in names] for split, names in builder.config.data_files.items()}
     if "train" not in found:
         raise BadInput(f"dataset_name = {name}: has no split train, only {', '.join(found)}")
     kinds = {base.__name__.lower() for base in type(builder).__mro__}  # its own class has the data set's name in it
     reader = next((one for one in READERS if one.name in kinds), None)
     table = None if reader else retry(name, builder.as_streaming_dataset, "train")
-    parts = []
+    parts: list[Part] = []
     for index, file in enumerate(found["train"]):
-        if reader:
-            values = functools.partial(reader.rows, file, column, options=builder.config)
-        else:
-            values = functools.partial(_table_values, table, index, file, column)
-        parts.append(_part(file, column, values))
+        rows = reader.rows if reader else partial(_table_rows, table, index)
+        parts.append((file, partial(_read, rows, file, column, builder.config)))
     return commit, {"train": parts}
 
 
 def expected_text_bytes(names: list[str], text_column: str) -> float:
-    """Return about how many bytes of text these files of a data set hold, from the first one and all sizes.
+    """Return about how many bytes of text these files of a data set hold, from the first one and their sizes.
 
     Parquet's footer knows; of JSON lines or CSV the beginning is read. 0 where a server states no size.
     """
-    size = retry(names[0], remote.file_size, names[0])
-    if not size:
-        return 0.0
-    asked = names if len(names) <= SIZES_ASKED else names[:1]
-    total = sum(retry(name, remote.file_size, name) for name in asked) * len(names) / len(asked)
-    return total / size * retry(names[0], _text_bytes, names[0], text_column, size)
+    sizes = [retry(name, remote.file_size, name) for name in names[:SIZES_ASKED]]
+    text_bytes = retry(names[0], _text_bytes, names[0], text_column, sizes[0]) if sizes[0] else 0.0
+    return text_bytes / max(1, sizes[0]) * sum(sizes) / len(sizes) * len(names)
 
 
 def _text_bytes(name: str, text_column: str, size: int) -> float:
@@ -110,44 +117,33 @@ def _text_bytes(name: str, text_column: str, size: int) -> float:
     return size * share
 
 
-def _builder(arguments: dict) -> datasets.DatasetBuilder:
+def _builder(name: str, config: str | None, commit: str) -> datasets.DatasetBuilder:
     try:
-        return datasets.load_dataset_builder(**arguments)
-    except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
-        if (
-            isinstance(error.__cause__ or error.__context__, OSError)
-            and http_status_and_retry_after(error, contexts=True)[0] is None
-        ):
+        return datasets.load_dataset_builder(name, config, revision=commit)
+    except ValueError as error:
+        if isinstance(error.__cause__ or error.__context__, OSError):  # of the network
             raise
-        reason = redact(" ".join(str(error).split()))[:400]
-        raise BadInput(f"dataset_name = {arguments['path']}: cannot be opened: {reason}") from None
+        raise BadInput(f"dataset_name = {name}: cannot be opened: {one_line(error)[:400]}") from None
 
 
-def _read(name: str, column: Column, values: Callable[[int], Iterator[Any]], row: int) -> Iterator[Row]:
-    """Yield one file's rows from one on, each once whatever fails; ``values``: as ``Reader.rows`` gives them."""
-    policy = RetryPolicy(name, row)
-    while True:
-        try:
-            seen = 0
-            for seen, value in enumerate(values(row), 1):
-                if seen <= row:
-                    continue
-                found: Any = None
-                if column.holds == IDS:
-                    found = records.ids_of(value, row)
-                elif isinstance(value, str) and value.strip():
-                    found = value
-                row += 1
-                yield found, True
-            if seen < row:
-                raise TruncatedError(f"ended after {seen} rows, before row {row}")
-            return
-        except Exception as error:
-            policy.failed(error, row)
+def _read(rows: Callable[..., Iterator], name: str, column: Column, options: Any, start: int) -> Iterator[Row]:
+    """Yield one file's rows from one on, each once whatever fails; ``rows``: a ``Reader``'s, with the same ``options``."""
+
+    def read(row: int) -> Iterator[Row]:
+        seen = 0
+        for seen, cell in enumerate(rows(name, column, row, options), 1):
+            if seen > row:
+                yield column.value(cell, seen - 1), True
+        if seen < row:
+            raise TruncatedError(f"ended after {seen} rows, before row {row}")
+
+    return remote.retried(name, read, start)
 
 
-def _table_values(table: datasets.IterableDataset, index: int, name: str, column: Column, start: int) -> Iterator[Any]:
+def _table_rows(
+    table: datasets.IterableDataset, index: int, name: str, column: Column, start: int, options: Any
+) -> Iterator[Any]:
     """Yield the column's values as ``datasets`` reads them: also those before ``start``."""
     for found in table.shard(num_shards=table.num_shards, index=index).with_format("arrow").iter(batch_size=ROWS):
-        refuse_column(name, column, records.column_types(found.schema))
-        yield from records.values_of(found.column(column.name), column)
+        refuse_arrow(name, column, found.schema)
+        yield from arrow_values(found.column(column.name), column)

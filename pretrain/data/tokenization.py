@@ -121,8 +121,7 @@ class Encoder:
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, (n,) uint32, maybe read-only.
 
-        Raises BadInput for a text that the tokenizer cannot write (a character that it has no id for, a lone
-        surrogate).
+        Raises BadInput for a text that the tokenizer cannot write: a character that it has no id for, a lone surrogate.
         """
         if self.tiktoken is not None:
             # About a million spaces overflow its regex's stack, and it takes no half of a surrogate pair.

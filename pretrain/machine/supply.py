@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from pretrain.base.errors import BadInput
 from pretrain.data import shards, sources
-from pretrain.data.names import has_urls
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
 
@@ -66,7 +65,7 @@ def _amount(source: keys.Data) -> tuple[float, bool]:
     here = keys.is_here(source)
     if here and not Path(str(source.data_dir)).is_dir():  # on another machine
         return math.inf, True
-    if has_urls(source):  # nothing is fetched for an estimate
+    if sources.has_urls(source):  # nothing is fetched for an estimate
         return math.inf, False
     try:
         found = None if here else sources.find_source(source)
@@ -80,6 +79,6 @@ def _amount(source: keys.Data) -> tuple[float, bool]:
         text = 1e9 * int(sample[1])
     elif found.most_tokens:
         text = found.most_tokens / TOKEN_BYTES
-    elif found.tables and found.tables.data_files:
-        text = sum(Path(name).stat().st_size for name in found.tables.data_files["train"]) / SENT_BYTES
+    elif found.files:
+        text = sum(Path(name).stat().st_size for name in found.files["train"]) / SENT_BYTES
     return min(text, source.limit_tokens or text), False

@@ -11,8 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
-from pretrain.data.names import URL
-from pretrain.data.sources import TABLES, find_files
+from pretrain.data.sources import TABLES, URL, find_files
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
 from pretrain.post.rewards import CheckedReward, ModelReward, Text, plain

@@ -1,11 +1,11 @@
 """Readers in the background: logged, restarted, sent how far to go, ended; and training that waits for them."""
 
-import logging
 import os
 import queue
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -35,21 +35,14 @@ sys.stdin.read()
 """
 
 
-class Logged(logging.Handler):
+class Logged(queue.Queue):
     """What readers log, from whatever thread, without the word "data" before it."""
 
-    def __init__(self):
-        super().__init__()
-        self.lines = queue.Queue()
-
-    def emit(self, record):
-        self.lines.put(record.getMessage().removeprefix("data     "))
-
     def next(self):
-        return self.lines.get(timeout=SECONDS)
+        return self.get(timeout=SECONDS)
 
     def all(self):
-        return [self.lines.get_nowait() for _ in range(self.lines.qsize())]
+        return [self.get_nowait() for _ in range(self.qsize())]
 
 
 class Clock:
@@ -78,11 +71,12 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def logged():
-    handler = Logged()
-    background.log.addHandler(handler)
-    yield handler
-    background.log.removeHandler(handler)
+def logged(monkeypatch):
+    found = Logged()
+    monkeypatch.setattr(
+        background.log, "handle", lambda record: found.put(record.getMessage().removeprefix("data     "))
+    )
+    return found
 
 
 @pytest.fixture
@@ -112,7 +106,6 @@ def ended(one):
 def test_lines_are_logged_in_order_before_the_end_is_known_and_a_good_end_is_the_end(start, logged, monkeypatch):
     """A signal to the trainer's session does not reach it; it prints for all processes."""
     monkeypatch.setenv("RANK", "3")
-    logged.addFilter(lambda record: bool(sum(range(1000))))  # slow
     printed = b"one\n  two  \n\nodd " + "é".encode() + b" \xff\n" + b"a line\n" * 2000
     about = "import os, sys; print(os.environ['RANK'], os.getsid(0) == os.getpid(), flush=True)"
     one = start(f"{about}; sys.stdout.buffer.write({printed!r})")
@@ -180,28 +173,19 @@ def test_process_ends_when_its_parent_is_killed():
 # Training that waits.
 
 
-class Plain:
-    """Stands for a Preparation."""
+class Story:
+    """A run with fake readers: what is there, what is complete, and what was asked."""
 
-    def __init__(self):
-        self.wanted, self.checks, self.error = [], 0, None
-
-    def prefetch(self, windows):
-        self.wanted.append(windows)
+    def __init__(self, *have, error=None, refresh=None):
+        self.have, self.complete, self.stopping, self.error = list(have), False, False, error
+        self.wanted, self.checks, self.refreshed, self.asked = [], 0, 0, []
+        reader = types.SimpleNamespace(prefetch=self.wanted.append, check=self.check)
+        self.data_wait = DataWait([reader] * len(have), refresh or self.refresh)
 
     def check(self):
         self.checks += 1
         if self.error:
             raise self.error
-
-
-class Story:
-    """A run with fake readers: what is there, what is complete, and what was asked."""
-
-    def __init__(self, *have):
-        self.have, self.complete, self.stopping = list(have), False, False
-        self.readers, self.refreshed, self.asked = [Plain() for _ in have], 0, []
-        self.data_wait = DataWait(self.readers, self.refresh)
 
     def refresh(self):
         self.refreshed += 1
@@ -219,44 +203,37 @@ def test_data_that_is_complete_is_not_read_again(clock):
     story = Story(10)
     story.complete = True
     assert story.wait(99) is story.wait(999) is None  # a later epoch: more than there ever will be
-    assert story.refreshed == len(story.asked) == story.readers[0].checks == 1
+    assert story.refreshed == len(story.asked) == story.checks == 1
     assert clock.sleeps == 0 and story.data_wait.waited_seconds == 0
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_logs_it_now_and_then(
-    clock, caplog, late
-):
-    story = Story(100, 100)
-    story.have[late] = 2
+def test_training_waits_until_every_source_has_what_it_needs_or_is_complete_and_logs_it_now_and_then(clock, caplog):
+    story = Story(100, 2)
 
     def meanwhile():
-        story.have[late] += 1
+        story.have[1] += 1
         story.complete = clock.sleeps == 40
 
     clock.meanwhile = meanwhile
-    assert story.wait(2, 2) is None and clock.sleeps == 0
-    assert [one.wanted for one in story.readers] == [[2], [2]]
+    assert story.wait(2, 2) is None and clock.sleeps == 0 and story.wanted == [2, 2]
     assert story.wait(5, 5) is None
-    assert story.have[late] == 5 and clock.sleeps == 3 and story.data_wait.waited_seconds == 3
-    assert story.readers[late].checks == 5 and not caplog.messages  # of a short wait
+    assert story.have[1] == 5 and clock.sleeps == 3 and story.data_wait.waited_seconds == 3
+    assert story.checks == 10 and not caplog.messages  # of a short wait
     assert story.wait(50, 50) is None and clock.sleeps == 40 and story.data_wait.waited_seconds == 40
     assert caplog.messages == ["data     waiting: 83 of 100 windows are there"]
 
 
 def test_failure_of_a_reader_or_to_open_what_is_new_is_returned_though_the_step_has_its_windows(clock, caplog):
     for error in (BadInput(["one", "two"]), TrainingStopped("one\ntwo")):
-        story = Story(9)
-        story.readers[0].error = error
+        story = Story(9, error=error)
         assert story.wait(5) == "one\ntwo" == story.wait(5)
         with pytest.raises(type(error)):
             story.data_wait.until(lambda: False, "x")
-    story = Story(9)
-    story.refresh = story.data_wait.refresh = lambda: (_ for _ in ()).throw(BadInput("a shard has gone"))
+    story = Story(9, refresh=lambda: (_ for _ in ()).throw(BadInput("a shard has gone")))
     assert story.wait(5) == "a shard has gone" and clock.sleeps == 0
     story = Story(0)
     story.data_wait.until(lambda: clock.sleeps == 65, "the validation split comes first")
-    assert story.readers[0].checks == 65 and story.refreshed == 0
+    assert story.checks == 65 and story.refreshed == 0
     assert caplog.messages == ["data     waiting: the validation split comes first"] * 2
     assert story.data_wait.waited_seconds == 0  # before training: not training's wait
 

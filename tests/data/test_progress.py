@@ -12,7 +12,7 @@ NOTHING = {"splits": {"train": []}, "counts": {"train": {}}}
 def test_rows_without_text_at_the_begin_are_shown_too(monkeypatch, caplog, expected, limit):
     """There is no speed yet to tell from how long it takes."""
     monkeypatch.setattr(progress, "SHOW_LINE_SECONDS", 0.0)
-    shown = progress.Progress(None, NOTHING, expected, limit)
+    shown = progress.Progress(NOTHING, expected, limit)
     shown.count(Document(0, NO_IDS, 0, {"documents": 0, "without_text": 1}))
     shown.count(Document(1, NO_IDS, 9, {"documents": 1, "without_text": 0}))
     before, after = caplog.messages
@@ -26,7 +26,7 @@ CASES = [("bpe", 249, 1), ("a/b", 249, 1), ("bpe", 250, 0), ("characters", 100, 
 def test_a_tokenizer_that_does_not_fit_the_text_is_warned_of(caplog, name, text_bytes, warned):
     splits = {"validation": [{"tokens": 100, "text_bytes": 100}], "train": [{"tokens": 100, "text_bytes": text_bytes}]}
     manifest = {"splits": splits, "counts": {"train": {}}, "tokenizer": {"name": name}}
-    progress.Progress(None, NOTHING, 0.0, 0).end(manifest)
+    progress.log_amounts(manifest)
     found = [line for line in caplog.messages if "does not fit this text" in line]
     assert len(found) == warned and all("2.49 bytes per token" in line for line in found)
     assert all(("Give it more text, with" in line) == (name == "bpe") for line in found)

@@ -14,7 +14,7 @@ from data_server import DataServer
 from odd_texts import random_text
 
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import retries, sources
+from pretrain.data import remote, sources
 from pretrain.data.readers import text as text_reader
 from pretrain.recipe import keys
 
@@ -171,8 +171,8 @@ def test_no_text_to_validate_on_is_refused_with_a_remedy_that_works_and_tables_k
     source = find(data_files=[train], validation_fraction=0.0, validation_files=[held_out])
     assert documents(source, "train") == ["train me"] and documents(source, "validation") == ["score me"]
     assert "nothing to validate on" in refused(dataset_name="python_stdlib", validation_fraction=0.0)
-    assert find(dataset_name="owner/name", validation_fraction=0.0).tables
-    assert find(data_files=[text(tmp_path, "t.jsonl", "{}")], validation_fraction=0.0).tables
+    assert find(dataset_name="owner/name", validation_fraction=0.0).files == {}
+    assert find(data_files=[text(tmp_path, "t.jsonl", "{}")], validation_fraction=0.0).files
 
 
 @pytest.mark.parametrize("name", ["x" * 251 + ".txt", "é" * 122 + ".jsonl"])
@@ -186,15 +186,6 @@ def test_a_long_name_is_found_and_has_a_folder_that_can_be_made(tmp_path, monkey
 
 
 # Text: documents, splits, pieces.
-
-
-@pytest.mark.parametrize("length", [1, 10, 1003])
-def test_ninety_ten_split_is_nanogpts(tmp_path, length):
-    content = ("é0123456789" * length)[:length]
-    source = find(data_files=[text(tmp_path, "a.txt", content)])
-    cut = int(length * 0.9)  # nanoGPT, data/shakespeare_char/prepare.py
-    assert rows(source, "train") == [(content[:cut], True)][: cut > 0]  # never an empty document
-    assert rows(source, "validation") == [(content[cut:], True)]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -265,6 +256,7 @@ def test_bytes_of_another_encoding_are_refused_with_the_iconv_that_makes_utf8_of
         ("a.jsonl.tgz", "tar -xf a.jsonl.tgz"),
         ("a.ZIP", "unzip a.ZIP"),
         ("c.txt.gz", "gunzip -k c.txt.gz"),
+        ("c.parquet.GZ", "gunzip -k c.parquet.GZ"),
         ("c.txt.zst", "unzstd c.txt.zst"),
     ],
 )
@@ -330,43 +322,32 @@ def test_folders_that_were_prepared_before_are_found_again(tmp_path):
 CUT = [{"shard_tokens": 5001}, {"limit_tokens": 7}, {"tokenizer": "two"}]  # what changes the shards of every source
 
 
-@pytest.fixture
-def asked(tmp_path):
-    """Of each kind of source: what is asked for, what leaves its folder as it is, what changes it."""
+def test_a_folder_changes_with_all_that_decides_its_shards_and_with_nothing_else(tmp_path, offline):
     here, there, other = (text(tmp_path, f"{at}/a.txt", "one text" if at < "z" else "two text") for at in "xyz")
-    held_out, rows, held = (
-        text(tmp_path, "v.txt", "three"),
-        text(tmp_path, "x/a.jsonl", "{}"),
-        text(tmp_path, "v.jsonl", "{}"),
-    )
-    grown, later = text(tmp_path, "y/a.jsonl", "{}{}"), text(tmp_path, "z/a.jsonl", "{}")
-    for path, time in ((there, 1), (rows, 10**18), (grown, 10**18), (later, 10**18 + 1)):
+    held_out, held = text(tmp_path, "v.txt", "three"), text(tmp_path, "v.jsonl", "{}")
+    table, moved, grown, later = (text(tmp_path, f"{i}/a.jsonl", "{}" * (1 + (i == 2))) for i in range(4))
+    for path, time in ((there, 1), *((path, 10**18) for path in (table, moved, grown)), (later, 10**18 + 1)):
         os.utime(path, ns=(time, time))
-    (tmp_path / "moved").mkdir()
-    moved = str(shutil.copy2(rows, tmp_path / "moved" / "a.jsonl"))
-    bpe, of_tables = {"tokenizer": "bpe"}, {"text_column": "c", "validation_tokens": 7}
-    changes = {"text": [{"validation_fraction": 0.2}, {"validation_files": [held_out]}, {"validation_files": [other]}]}
-    changes["text"] += [{"data_files": [other]}, {"data_files": [here, held_out]}, {"data_files": [held_out, here]}]
-    changes["text"] += [bpe, bpe | {"tokenizer_vocab_size": 300}, bpe | {"tokenizer_split": "gpt2"}]
-    changes["table"] = [{"data_files": [later]}, {"data_files": [grown]}, {"data_files": [rows, held]}]
-    changes["table"] += [{"data_files": ["https://h/a.jsonl"]}, {"data_files": ["https://h/b/a.jsonl"]}]
-    changes["table"] += [{"text_column": "c"}, {"validation_tokens": 7}, {"validation_files": [held]}]
-    changes["hub"] = [{"dataset_name": "other/na me"}, {"dataset_config_name": None}, {"dataset_revision": "s"}]
-    changes["hub"] += [{"text_column": "c"}, {"validation_tokens": 7}]
     hub = {"dataset_name": "owner/na me", "dataset_config_name": "c", "dataset_revision": "r"}
-    same = {"text": [{"data_files": [there]}, of_tables, {"tokenizer_vocab_size": 300}, hub]}
+    bpe, of_tables = {"tokenizer": "bpe"}, [{"text_column": "c"}, {"validation_tokens": 7}]
+    same = {"text": [{"data_files": [there]}, *of_tables, {"tokenizer_vocab_size": 300}, hub]}
     same |= {"table": [{"data_files": [moved]}, {"validation_fraction": 0.2}], "hub": [{"validation_fraction": 0.3}]}
-    given = {"text": {"data_files": [here]}, "table": {"data_files": [rows]}, "hub": hub}
-    return {kind: (given[kind], same[kind], changes[kind]) for kind in given}
-
-
-@pytest.mark.parametrize("kind, name", [("text", "a"), ("table", "a"), ("hub", "na_me")])
-def test_a_folder_changes_with_all_that_decides_its_shards_and_with_nothing_else(asked, offline, kind, name):
-    given, same, changes = asked[kind]
-    folder = find(**given).folder
-    assert {find(**given | change).folder for change in same} == {folder} and folder.name.startswith(f"{name}-")
-    found = {find(**given | change).folder for change in [*changes, *CUT]}
-    assert len(found | {folder}) == len(changes) + len(CUT) + 1
+    others = {"text": [[other], [here, held_out], [held_out, here]], "hub": []}
+    others["table"] = [[later], [grown], [table, held], ["https://h/a.jsonl"], ["https://h/b/a.jsonl"]]
+    changes = {kind: [{"data_files": names} for names in found] + CUT for kind, found in others.items()}
+    changes["text"] += [{"validation_fraction": 0.2}, {"validation_files": [held_out]}, {"validation_files": [other]}]
+    changes["text"] += [bpe, bpe | {"tokenizer_vocab_size": 300}, bpe | {"tokenizer_split": "gpt2"}]
+    changes["table"] += [*of_tables, {"validation_files": [held]}]
+    changes["hub"] += [
+        {"dataset_name": "other/na me"},
+        {"dataset_config_name": None},
+        {"dataset_revision": "s"},
+        *of_tables,
+    ]
+    for kind, given in (("text", {"data_files": [here]}), ("table", {"data_files": [table]}), ("hub", hub)):
+        folder = find(**given).folder
+        assert {find(**given | change).folder for change in same[kind]} == {folder}
+        assert len({folder, *(find(**given | change).folder for change in changes[kind])}) == len(changes[kind]) + 1
 
 
 # Tables.
@@ -386,10 +367,10 @@ def test_tables_are_known_by_how_their_names_end(tmp_path, kind, names):
     for path in (text(tmp_path, name, "some words") for name in names.split()):
         source = find(data_files=[path])
         if kind is None:
-            assert source.tables is None and whole(source) == "some words"
+            assert source.files is None and whole(source) == "some words"
         else:
-            assert source.parts is None
-            assert source.tables == sources.Tables(kind, "text", data_files={"train": [path]})
+            assert source.parts is None and source.files == {"train": [path]}
+            assert sources.reader_of(path).name == kind
 
 
 def test_files_of_different_kinds_are_refused(tmp_path):
@@ -398,7 +379,7 @@ def test_files_of_different_kinds_are_refused(tmp_path):
         for changes in ({"data_files": [one, other]}, {"data_files": [one], "validation_files": [other]}):
             message = refused(**changes)
             assert "of different kinds" in message and one in message and other in message
-    assert find(data_files=[a, text(tmp_path, "d.json.gz", "{}")]).tables.dataset_name == "json"
+    assert find(data_files=[a, text(tmp_path, "d.json.gz", "{}")]).files
 
 
 # The standard library.
@@ -453,12 +434,11 @@ def test_url_is_fetched_once_and_kept_and_two_urls_with_one_file_name_are_two_fi
         ("missing.txt", "HTTP status 404. Check the name"),
         ("busy.txt", "failed 10 times in a row, last with HTTP status 503"),
         ("empty.txt", "is empty"),
-        ("", "cannot be fetched ("),
     ],
 )
 def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, server, name, reason, monkeypatch):
-    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
-    key, url = "validation_files", f"{server.url}/{name}" if name else "http://127.0.0.1:1/a.txt"
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    key, url = "validation_files", f"{server.url}/{name}"
     with pytest.raises((BadInput, TrainingStopped)) as caught:
         find(data_files=[text(tmp_path, "t.txt", "x" * 20)], validation_files=[url])
     assert str(caught.value).startswith(f"{key}: {url}: {reason}")
@@ -466,7 +446,7 @@ def test_failed_download_is_stated_and_leaves_nothing(tmp_path, downloads, serve
 
 
 def test_a_page_is_a_text_where_a_page_is_asked_for_and_a_proxys_elsewhere(downloads, server, monkeypatch):
-    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
     (kept,) = sources.find_files("data_files", [f"{server.url}/page.html?x=1"])
     assert Path(kept).read_bytes().startswith(b"<!DOCTYPE html>")
     message = refused(data_files=[f"{server.url}/page?token=SECRET"])

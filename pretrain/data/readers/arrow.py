@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pretrain.data.records import Column, Reader, column_types, refuse_column, values_of
+from pretrain.data.records import Column, Reader, arrow_values, refuse_arrow
 
 
 def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator[Any]:
@@ -20,11 +20,10 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
             raw.seek(0)
             file = pa.ipc.open_file(raw)
             batches = map(file.get_batch, range(file.num_record_batches))
-        refuse_column(name, column, column_types(file.schema))
-        place = file.schema.get_field_index(column.name)
+        refuse_arrow(name, column, file.schema)
         for batch in batches:
             batch.validate(full=True)
-            yield from values_of(batch.column(place), column)
+            yield from arrow_values(batch.column(column.name), column)
 
 
 READER = Reader("arrow", (".arrow",), rows, in_places=True)

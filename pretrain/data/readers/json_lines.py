@@ -5,6 +5,7 @@ row has a number, and wants the first file's fields in every file.
 """
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
@@ -14,7 +15,7 @@ from pretrain.base.errors import BadInput
 from pretrain.base.network import Unreadable
 from pretrain.data.records import IDS, ROWS, TEXT, Column, Reader, refuse_column
 
-TYPES = {str: "text", int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
+TYPES = {str: TEXT, int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
 
 
 def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator[Any]:
@@ -22,12 +23,11 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
     from pretrain.data import remote
 
     with remote.whole(name) as file:
-        lines: Iterator[tuple[int, bytes]] = enumerate(file)
-        if not start:
-            head = list(islice(lines, ROWS))
-            refuse_no_text(name, column, head)
-            lines = chain(head, lines)
-        for number, line in lines:
+        lines = enumerate(file)
+        head = list(islice(lines, ROWS))
+        if not start and (types := _types(name, head)):
+            refuse_column(name, column, types)
+        for number, line in chain(head, lines):
             yield json_object(name, number, line).get(column.name) if number >= start else None
 
 
@@ -46,21 +46,15 @@ def json_object(name: str, number: int, line: bytes) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-def refuse_no_text(name: str, column: Column, lines: list[tuple[int, bytes]]) -> None:
-    """Raise BadInput where a file's first lines have fields, but none of them has text in this one."""
-    types: dict[str, set[str]] = {}
+def _types(name: str, lines: list[tuple[int, bytes]]) -> dict[str, str]:
+    """Return what each field of these lines holds; text, where one of them has it."""
+    types = defaultdict(set)
     for number, line in lines:
         with contextlib.suppress(Unreadable):  # it is reported later, at its row
             for field, value in json_object(name, number, line).items():
-                types.setdefault(field, set()).add(_json_type(value))
-    if types:
-        held = {field: found - {""} for field, found in types.items()}
-        refuse_column(name, column, {f: TEXT if TEXT in h else " and ".join(sorted(h)) for f, h in held.items()})
-
-
-def _json_type(value: Any) -> str:
-    numbers = isinstance(value, list) and all(type(one) is int for one in value)
-    return IDS if numbers else TYPES.get(type(value), "")
+                is_ids = isinstance(value, list) and all(type(one) is int for one in value)
+                types[field].add(IDS if is_ids else TYPES.get(type(value), ""))
+    return {field: TEXT if TEXT in held else " and ".join(sorted(held - {""})) for field, held in types.items()}
 
 
 READER = Reader("json", (".jsonl", ".json", ".ndjson"), rows)

@@ -5,7 +5,7 @@ from itertools import repeat
 from typing import Any
 
 from pretrain.base.network import TruncatedError
-from pretrain.data.records import ROWS, Column, Reader, column_types, refuse_column, values_of
+from pretrain.data.records import ROWS, Column, Reader, arrow_values, refuse_arrow
 
 
 def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator[Any]:
@@ -16,9 +16,8 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
 
     with remote.open_file(name) as raw:
         # With pre_buffer Arrow keeps all of a file that was read until its end.
-        file = pq.ParquetFile(raw, pre_buffer=False)
-        refuse_column(name, column, column_types(file.schema_arrow))
-        row = 0
+        file, row = pq.ParquetFile(raw, pre_buffer=False), 0
+        refuse_arrow(name, column, file.schema_arrow)
         for group in range(file.num_row_groups):
             end = row + file.metadata.row_group(group).num_rows
             if end <= start:
@@ -26,7 +25,7 @@ def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator
                 row = end
                 continue
             for batch in file.iter_batches(ROWS, row_groups=[group], columns=[column.name]):
-                yield from values_of(batch.column(0), column)
+                yield from arrow_values(batch.column(0), column)
                 row += len(batch)
             if row != end:
                 raise TruncatedError(f"ended after {row} rows, before row {end}")
