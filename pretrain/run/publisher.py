@@ -133,7 +133,7 @@ def check(recipe: keys.Recipe) -> str | None:
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
         fresh=not begun and not fetch.is_address(recipe.saving.resume_from_checkpoint),
-        card=model_card.metadata(keys.public(recipe)),
+        card=f"---\n{model_card.metadata(keys.public(recipe))}\n---\n",
     )
     if note:
         log.warning(f"hub      {note}")
