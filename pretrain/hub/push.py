@@ -50,7 +50,7 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, 
     where = f"hub_model_id = {repo_id}"
     try:
         with client.refusing(
-            where, f"Give NAME or OWNER/NAME, and check the login (hf auth login) and what the token may do: {TOKENS}"
+            where, f"Give NAME or OWNER/NAME; check the login (hf auth login) and the token: {TOKENS}"
         ):
             validate_repo_id(repo_id)
             if get_token() is None:
