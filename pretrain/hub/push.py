@@ -245,14 +245,11 @@ def _send(api: HfApi, folder: Path, push: dict) -> str:
     if folder.name in {ref.name for ref in refs.tags}:
         return repo_id
     found = api.model_info(repo_id)
-    operations = []
+    operations: list[CommitOperationAdd | CommitOperationDelete] = []
     if any(re.match(CHECKPOINT, name) for name in rows):  # no older one stays behind as the last
         there = {sibling.rfilename for sibling in found.siblings or () if sibling.rfilename.startswith(NEWEST)}
         operations = [CommitOperationDelete(name) for name in sorted(there - rows.keys())]
-    for name, row in rows.items():
-        operation = CommitOperationAdd(name, folder / "files" / name)
-        operation.upload_info.sha256 = bytes.fromhex(row["sha256"])  # so the client does not read the file again
-        operations.append(operation)
+    operations += [CommitOperationAdd(name, folder / "files" / name) for name in rows]
     # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
     # makes the Hub refuse one that comes while that attempt is still at work.
     commit = api.create_commit(repo_id, operations, commit_message=push["title"], parent_commit=found.sha)
