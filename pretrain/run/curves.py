@@ -78,11 +78,12 @@ def draw_curves(
         panels.append((partial(_draw_scores, others, task), 2.8, [*map(task.metric, task.shares)]))
     panels += [(partial(_draw_side, name, *how), 1.2, [name]) for name, how in SIDES.items()]
     shown = [panel for panel in panels if any(len(series(rows, name)[0]) for name in panel[2])]
+    if not shown:
+        return
     with picture(path, [height for _, height, _ in shown], ["tokens"] * len(shown)) as found:
+        found[0].set_title(title)
         for axes, (draw, _, _) in zip(found, shown, strict=True):
             draw(axes, rows)
-        if shown:
-            found[0].set_title(title)
 
 
 def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
@@ -103,9 +104,6 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
     Args:
         x: one of AXES for each. Panels over the same thing have the same ends.
     """
-    if not heights:
-        yield []
-        return
     os.environ["MPLBACKEND"] = "agg"  # or the user's is asked for, which may not be there
     import matplotlib  # here, for a run that never draws should not pay a second of import
     from matplotlib.figure import Figure

@@ -27,9 +27,7 @@ PENDING = "hub"  # in the run folder: pushes to send
 
 def push_seconds(stopped_by: signal.Signals | None) -> int:
     """Return how long a run that was stopped so, or has finished (None), waits for the Hub."""
-    if stopped_by is None:
-        return 600
-    return 20 if stopped_by == signal.SIGTERM else 5  # clouds and launchers kill 30 s after a SIGTERM
+    return {None: 600, signal.SIGTERM: 20}.get(stopped_by, 5)  # clouds and launchers kill 30 s after a SIGTERM
 
 
 class Publisher:
