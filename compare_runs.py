@@ -53,32 +53,30 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     paths = [*map(find_metrics, asked.runs)]
     columns = grouped(paths, asked.group, asked.labels)
-    if not any(row for column in columns for row in column.reached):
+    reached = [one for column in columns for one in column.reached]
+    if not any(reached):
         raise BadInput(f"{', '.join(asked.runs)}: no row with a loss or a score yet")
     named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
     picture = asked.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
-    alike = same_tokens(columns)
-    bits = not alike and all("bits per byte" in row for column in columns for row in column.reached)
-    loss = "eval/bits_per_byte" if bits else "eval/loss"
-    draw(columns, picture, references.load(str(named)) if named else None, loss)
-    lines = table(columns)
+    alike, even = same_tokens(columns), all(len({one.get("tokens") for one in c.reached}) == 1 for c in columns)
+    loss = "eval/loss" if alike or not all("bits per byte" in one for one in reached) else "eval/bits_per_byte"
+    time = "hours" if max(one.get("hours", 0.0) for one in reached) >= SHORT else "minutes"
+    draw(columns, picture, references.load(str(named)) if named else None, loss, time)
+    lines = table(columns, time, "" if even else " *")
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
-    if any(len(column.runs) > 1 for column in columns):
+    most = max(len(column.runs) for column in columns)
+    if most > 1:
         print("\n±: standard deviation; of a difference its 95% interval, * if zero is outside: more than chance")
-        if any(len(column.runs) == 2 for column in columns):
-            print("two seeds give a wide interval; a third makes it about half as wide")
-        if not even(columns):
-            print(
-                "runs of one column have read different numbers of tokens: their mean is of no one length; no * is given"
-            )
-    elif len(grouped(paths, ["seed"], None)) < len(paths):
+    if any(len(column.runs) == 2 for column in columns):
+        print("two seeds give a wide interval; a third makes it about half as wide")
+    if not even:
+        print("runs of a column have read different numbers of tokens: their mean is of no one length; no * is given")
+    if most == 1 and len(grouped(paths, ["seed"], None)) < len(paths):
         print("\n--group seed: runs that differ in seeds only become one column, with means and intervals")
     if not alike:
-        print(
-            "\nthe tokenizers differ: nats per token do not compare, and bits per byte only on the same validation text"
-        )
+        print("\nthe tokenizers differ: only bits per byte of the same validation text compare, not nats per token")
     print(f"\n{picture}")
     return 0
 
@@ -86,13 +84,12 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its metrics.jsonl")
-    parser.add_argument(
-        "--group", nargs="+", default=[], metavar="KEY", help="keys in which runs of a column may differ"
-    )
-    parser.add_argument("--labels", nargs="+", help="one a column; default: the folders' names")
-    parser.add_argument("--reference", metavar="FILE", help="a published curve; default: the recipes' reference_curve")
-    parser.add_argument("--out", type=Path, metavar="PNG", help="default: compare.png beside the first run")
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="a run's folder, or its metrics.jsonl")
+    add("--group", nargs="+", default=[], metavar="KEY", help="keys in which runs of a column may differ")
+    add("--labels", nargs="+", help="one a column; default: the folders' names")
+    add("--reference", metavar="FILE", help="a published curve; default: the recipes' reference_curve")
+    add("--out", type=Path, metavar="PNG", help="default: compare.png beside the first run")
     asked = reading.parse_flags(parser, argv)
     if asked.out and (asked.out.suffix != ".png" or asked.out.is_dir() or not asked.out.parent.is_dir()):
         raise BadInput(f"--out {asked.out}: must be a .png file in a folder that is there")
@@ -116,27 +113,26 @@ def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] |
 
     if len({path.resolve() for path in paths}) < len(paths):
         raise BadInput("a run is given twice; give each once")
-    free = {*NAMES, *group} | ({"data_seed"} if "seed" in group else set())
-    found: dict[str, list[Path]] = {}
-    recipes = {}
+    free = {*NAMES, *group, *(["data_seed"] if "seed" in group else [])}
+    found: dict[str, tuple[dict, list[Path]]] = {}
     for path in paths:
-        recipe = path.with_name("recipe.yaml")
-        values = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
-        recipes[path] = {key: value for key, value in (values or {}).items() if key not in free}
-        same = json.dumps(recipes[path], sort_keys=True, default=str) if group else str(path)
-        found.setdefault(same, []).append(path)
-    folders = [path.resolve().parent.name for path, *_ in found.values()]
+        file = path.with_name("recipe.yaml")
+        values = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+        recipe = {key: value for key, value in (values or {}).items() if key not in free}
+        place = json.dumps(recipe, sort_keys=True, default=str) if group else str(path)
+        found.setdefault(place, (recipe, []))[1].append(path)
     if labels is None:
-        labels = folders if len({*folders}) == len(folders) else [str(path.parent) for path, *_ in found.values()]
-        labels = [
-            f"{label} x{len(same)}" if group else label for label, same in zip(labels, found.values(), strict=True)
-        ]
+        labels = [path.resolve().parent.name for _, (path, *_) in found.values()]
+        if len({*labels}) < len(labels):
+            labels = [str(path.parent) for _, (path, *_) in found.values()]
+        if group:
+            labels = [f"{label} x{len(same)}" for label, (_, same) in zip(labels, found.values(), strict=True)]
     if len(labels) != len(found) or len({*labels}) != len(labels):
         raise BadInput(f"--labels {' '.join(labels)}: {len(found)} different ones are needed, one a column")
     columns = []
-    for label, together in zip(labels, found.values(), strict=True):
-        runs = [*map(read_metrics, together)]
-        columns.append(Column(label, recipes[together[0]], runs, [*map(reach, runs)]))
+    for label, (recipe, same) in zip(labels, found.values(), strict=True):
+        runs = [*map(read_metrics, same)]
+        columns.append(Column(label, recipe, runs, [*map(reach, runs)]))
     return columns
 
 
@@ -148,38 +144,32 @@ def reach(rows: Sequence[Mapping]) -> dict[str, float]:
     reached = {words: last[name] for words, name in found.items() if name in last}
     if reached and last.get("elapsed_seconds"):
         trained = [row for row in rows if "elapsed_seconds" in row][-1]
-        hours = trained["elapsed_seconds"] / 3600
-        reached |= {"tokens": trained["tokens"], "hours": hours, "tokens/s": trained["tokens"] / hours / 3600}
+        tokens, seconds = trained["tokens"], trained["elapsed_seconds"]
+        reached |= {"tokens": tokens, "hours": seconds / 3600, "minutes": seconds / 60, "tokens/s": tokens / seconds}
     return reached
 
 
-def unit(columns: Sequence[Column]) -> str:
-    """Return the unit of time that suits the longest run."""
-    return "minutes" if max(one.get("hours", 0.0) for column in columns for one in column.reached) < SHORT else "hours"
+def table(columns: Sequence[Column], time: str, unsure: str) -> list[list[str]]:
+    """Return the cells of the table: recipe keys that differ, then what was reached, with differences between groups.
 
-
-def even(columns: Sequence[Column]) -> bool:
-    """Return whether the runs of each column have come equally far."""
-    return all(len({one.get("tokens") for one in column.reached}) == 1 for column in columns)
-
-
-def table(columns: Sequence[Column]) -> list[list[str]]:
-    """Return the cells of the table: recipe keys that differ, then what was reached, with differences between groups."""
-    lines, unsure = [["", *(column.label for column in columns)]], "" if even(columns) else " *"
+    Args:
+        time: hours or minutes.
+        unsure: what is left out at the end of a difference.
+    """
+    lines = [["", *(column.label for column in columns)]]
     for key in dict.fromkeys(itertools.chain.from_iterable(column.recipe for column in columns)):
         values = [str(column.recipe.get(key)) for column in columns]
         if len({*values}) > 1:
             lines.append([key, *(value if len(value) <= CELL else f"{value[: CELL - 3]}..." for value in values)])
     for name in dict.fromkeys(itertools.chain.from_iterable(one for column in columns for one in column.reached)):
-        digits = ",.0f" if "tokens" in name else ".3g" if name == "hours" else ".4f"
+        if name in {"hours", "minutes"} - {time}:
+            continue
+        digits = ",.0f" if "tokens" in name else ".3g" if name == time else ".4f"
         first, *others = samples = [[one[name] for one in column.reached if name in one] for column in columns]
-        if name == "hours" and unit(columns) == "minutes":
-            name, samples = "minutes", [[60 * hours for hours in values] for values in samples]
         lines.append([name, *(with_spread(values, digits) for values in samples)])
         if digits == ".4f" and first and max(map(len, samples)) > 1:
-            lines.append(
-                ["  difference", "", *(difference(first, values, digits).removesuffix(unsure) for values in others)]
-            )
+            apart = [difference(first, values, digits).removesuffix(unsure) for values in others]
+            lines.append(["  difference", "", *apart])
     return lines
 
 
@@ -193,13 +183,13 @@ def difference(first: Sequence[float], second: Sequence[float], digits: str) -> 
     """Return how far apart two means are, and half of the 95% interval by Welch's t where both have two values or more."""
     if not second:
         return "-"
-    apart = f"{statistics.fmean(second) - statistics.fmean(first):+{digits}}"
+    apart = statistics.fmean(second) - statistics.fmean(first)
     if min(len(first), len(second)) < 2:
-        return apart
+        return f"{apart:+{digits}}"
     a, b = (statistics.variance(values) / len(values) for values in (first, second))
     freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1) or 1)
     half = student(freedom) * math.sqrt(a + b) if a + b else 0.0
-    return f"{apart} ± {half:{digits}}{' *' * (abs(statistics.fmean(second) - statistics.fmean(first)) > half)}"
+    return f"{apart:+{digits}} ± {half:{digits}}{' *' * (abs(apart) > half)}"
 
 
 def student(freedom: float) -> float:
@@ -214,24 +204,20 @@ def student(freedom: float) -> float:
 
 def same_tokens(columns: Sequence[Column]) -> bool:
     """Return whether all have one tokenizer; one that is made from the text is another for another text."""
-
-    def tokens_of(recipe: Mapping[str, object]) -> list[object]:
-        made = recipe.get("tokenizer") in ("bpe", "characters")
-        return [recipe.get(name) for name in ("tokenizer", *(MAKING if made else ()))]
-
-    return all(tokens_of(column.recipe) == tokens_of(columns[0].recipe) for column in columns)
+    made = columns[0].recipe.get("tokenizer") in keys.TRAINED_TOKENIZERS
+    names = ("tokenizer", *(MAKING if made else ()))
+    return all(column.recipe.get(name) == columns[0].recipe.get(name) for column in columns for name in names)
 
 
-def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None, loss: str) -> None:
-    """Draw the losses over tokens and over hours, and the scores of the tasks; a group as mean and standard deviation.
+def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None, loss: str, time: str) -> None:
+    """Draw the losses over tokens and over time, and the scores of the tasks; a group as mean and standard deviation.
 
     Args:
         loss: the metric of a validation; of "eval/loss", in nats per token, the train loss is drawn, too.
+        time: hours or minutes.
     """
-    panels = [(loss, "tokens"), (loss, unit(columns))] + [("train/loss", "tokens")] * (loss == "eval/loss")
-    tasks = {
-        task.metric("acc_norm" if "acc_norm" in task.scores else task.shares[0]): task for task in records().values()
-    }
+    panels = [(loss, "tokens"), (loss, time)] + [("train/loss", "tokens")] * (loss == "eval/loss")
+    tasks = {t.metric("acc_norm" if "acc_norm" in t.scores else t.shares[0]): t for t in records().values()}
     panels += [(name, "tokens") for name in tasks]
     rows = [run for column in columns for run in column.runs]
     panels = [(name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)]
@@ -257,23 +243,22 @@ def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:
     """Draw one column's metric; return its line, or None where it has none."""
     import numpy as np  # here, for it takes time, and a wrong flag is answered at once
 
-    series = [curves.series(run, name, x) for run in column.runs]
-    length = min((len(places) for places, _ in series), default=0)
+    series = [np.array(curves.series(run, name, x)) for run in column.runs]
+    length = min(one.shape[1] for one in series)
     if not length:
         return None
-    places, values = (np.array([one[part][:length] for one in series]) for part in (0, 1))
-    if name == "train/loss" and (block := -(-length // POINTS)) > 1:  # else noise would hide the others
-        places, values = (
-            part[:, : length // block * block].reshape(len(part), -1, block).mean(2) for part in (places, values)
-        )
-    color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
-    mean, spread = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None
-    marker = {} if values.shape[1] > 20 else {"marker": "o", "markersize": 3}
-    label = f"{mean[-1]:.3f} {column.label}"  # in this order: a label that begins with _ is not shown
-    axes.plot(places.mean(0), mean, dashes, color=color, linewidth=1.2, gid="run", label=label, **marker)
-    if spread is not None:
-        axes.fill_between(places.mean(0), mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
-    return places.mean(0), mean
+    block = -(-length // POINTS) if name == "train/loss" else 1  # means of blocks, else noise would hide the others
+    count = length // block
+    places, values = np.stack([one[:, : count * block].reshape(2, count, block).mean(2) for one in series], 1)
+    line = places.mean(0), values.mean(0)
+    look = {"color": COLORS[number % len(COLORS)], "linewidth": 1.2, "gid": "run"}
+    marker = {} if count > 20 else {"marker": "o", "markersize": 3}
+    label = f"{line[1][-1]:.3f} {column.label}"  # in this order: a label that begins with _ is not shown
+    axes.plot(*line, DASHES[number // len(COLORS) % len(DASHES)], label=label, **look, **marker)
+    if len(values) > 1:
+        spread = values.std(0, ddof=1)
+        axes.fill_between(line[0], line[1] - spread, line[1] + spread, color=look["color"], alpha=0.2, linewidth=0)
+    return line
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     client.bound_client()
     refusals = [chat.refuse_chat] * asked.chat + [llama_cpp.refuse] * bool(asked.gguf)
     print(conversion.convert(asked, refusals, chat.add_chat if asked.chat else None))
+    name = Path(asked.out).resolve().name
     if asked.chat:
         config = json.loads((Path(asked.out) / "config.json").read_text(encoding="utf-8"))
         context = config.get("n_positions") or config["max_position_embeddings"]
@@ -43,39 +44,34 @@ def main(argv: list[str] | None = None) -> int:
         print(
             "\nthe tokens of a chat have taken rows of the padding, set to the others' mean; to make it chat "
             f"(docs/post_training.md):\ntrl sft --config recipes/post/{recipe}.yaml{data} --model_name_or_path {asked.out} "
-            f"--output_dir runs/{Path(asked.out).resolve().name} --max_length {context}\n"
-            f"python generate.py --model runs/{Path(asked.out).resolve().name} --chat"
+            f"--output_dir runs/{name} --max_length {context}\npython generate.py --model runs/{name} --chat"
         )
     if asked.gguf:
-        name = Path(asked.out).resolve().name.lower()
-        print(
-            f"\n{asked.out}: a GGUF file for llama.cpp, and a Modelfile; in Ollama (not run by us):\n"
-            f"cd {asked.out}\nollama create {name} -f Modelfile\nollama run {name}"
-        )
+        print(f"\n{asked.out}: a GGUF file for llama.cpp, and a Modelfile; in Ollama (not run by us):\ncd {asked.out}")
+        print(f"ollama create {name.lower()} -f Modelfile\nollama run {name.lower()}")
     return 0
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description="Export a run or a model for use.", allow_abbrev=False)
-    parser.add_argument("model", help="a run folder, a model folder, or a Hub id")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="the folder to write")
-    parser.add_argument(
-        "--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="(default: %(default)s)"
+    add = parser.add_argument
+    add("model", help="a run folder, a model folder, or a Hub id")
+    add("--out", required=True, metavar="FOLDER", help="the folder to write")
+    add("--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="(default: %(default)s)")
+    add("--trim_vocab", action="store_true", help="leave the padding of the vocabulary out")
+    add("--chat", action="store_true", help="add a chat template and its tokens, to be tuned on chats")
+    add(
+        "--gguf",
+        choices=("f32", "f16", "q8_0"),
+        help="also write a GGUF file for llama.cpp and Ollama, without padding",
     )
-    parser.add_argument("--trim_vocab", action="store_true", help="leave the padding of the vocabulary out")
-    parser.add_argument("--chat", action="store_true", help="add a chat template and its tokens, to be tuned on chats")
-    gguf_help = "also write a GGUF file for llama.cpp and Ollama, without padding"
-    parser.add_argument("--gguf", choices=("f32", "f16", "q8_0"), help=gguf_help)
-    parser.add_argument(
-        "--prune", type=float, default=0.0, metavar="SHARE", help="set this share of the blocks' matrices to zero"
-    )
-    parser.add_argument(
-        "--text", nargs="+", metavar="FILE", help="measure on this text, not on the run's validation split"
-    )
+    prune_help = "set this share of the blocks' matrices to zero"
+    add("--prune", type=float, default=0.0, metavar="SHARE", help=prune_help)
+    add("--text", nargs="+", metavar="FILE", help="measure on this text, not on the run's validation split")
     tokens_help = "tokens to measure on; 0 = all (default: %(default)s)"
-    parser.add_argument("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
+    add("--eval_tokens", type=int, default=65536, metavar="N", help=tokens_help)
+    add("--overwrite", action="store_true", help="replace an earlier export")
     asked = reading.parse_flags(parser, argv)
     faults = []
     if asked.gguf and asked.dtype == "int8":

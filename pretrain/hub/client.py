@@ -40,8 +40,8 @@ def bound_client() -> None:
     # is put right as each request goes out.
     def bounded() -> Any:
         client = default_client_factory()
-        hooks = client.event_hooks
-        client.event_hooks = {"request": [*hooks["request"], _bound], "response": [*hooks["response"], _check]}
+        client.event_hooks["request"].append(_bound)
+        client.event_hooks["response"].append(_check)
         return client
 
     set_client_factory(bounded)
@@ -60,9 +60,8 @@ def _check(answer: Any) -> None:
         answer.iter_raw = lambda *how, **more: moving(raw(*how, **more))
         if "html" in headers.get("Content-Type", "").lower():
             refuse_page(answer.read(), headers, str(answer.request.url))
-    elif "Retry-After" in headers:
-        headers[ASKED] = headers["Retry-After"]
-        headers["Retry-After"] = str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers))))
+    elif asked := headers.get("Retry-After"):
+        headers[ASKED], headers["Retry-After"] = asked, str(int(min(CLIENT_WAIT_SECONDS, retry_after(headers))))
 
 
 def api() -> HfApi:

@@ -39,7 +39,7 @@ def fetch_checkpoint(source: str, checkpoints: Path, run_dir: Path, *, may_begin
     where, address = f"resume_from_checkpoint = {source}", ADDRESS.fullmatch(source)
     if not address:
         raise BadInput(
-            f"{where}: is not an address of the Hub. Give hub://OWNER/NAME, or with @step-00005000 behind it"
+            f"{where}: is not an address of the Hub. Give hub://OWNER/NAME, or hub://OWNER/NAME@step-00005000"
         )
     remedy = "Check the id and the revision, and that you may read it: hf auth login, or HF_TOKEN"
     with client.refusing(where, remedy, ". The same command resumes from what was fetched"):
@@ -65,8 +65,8 @@ def _fetch(address: re.Match, where: str, checkpoints: Path, run_dir: Path, may_
     staging.mkdir(parents=True, exist_ok=True)
 
     def fetched(name: str) -> Path:
-        how = {"revision": found.sha, "local_dir": staging}
-        return Path(client.retry(api.hf_hub_download, repo_id, name, **how, say=log.info))
+        got = client.retry(api.hf_hub_download, repo_id, name, revision=found.sha, local_dir=staging, say=log.info)
+        return Path(got)
 
     try:
         manifest = files.read_json(fetched(newest + layout.MANIFEST))

@@ -1,4 +1,7 @@
-"""README.md of a pushed model: metadata that the Hub reads, and what this run measured, in plain words."""
+"""README.md of a pushed model: metadata that the Hub reads, and what this run measured, in plain words.
+
+Its text is model_card.jinja. Names and texts from outside go into it through ``_text`` and ``_fenced`` only.
+"""
 
 import itertools
 import json
@@ -10,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import yaml
 
-from pretrain.base import foreign
+from pretrain.base.foreign import clean
 from pretrain.base.layout import step_name
 from pretrain.evaluation.items import records
 from pretrain.evaluation.record import Task
@@ -29,6 +32,7 @@ PUBLISHED_LOSS = {
     ("HuggingFaceFW/fineweb", "sample-10BT"): (3.4250, "FineWeb", "llm.c, dev/vislog.ipynb"),
     ("Skylion007/openwebtext", None): (3.12, "OpenWebText", "nanoGPT, README.md"),
 }
+TEMPLATE = Path(__file__).with_name("model_card.jinja")
 GPT2_TOKENIZERS = {"gpt2", *(f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl"))}
 SIZES = {(12, 768): "GPT-2 124M", (24, 1024): "GPT-2 355M", (36, 1280): "GPT-2 774M", (48, 1600): "GPT-2 1558M"}
 GPT2_CONTEXT = 1024
@@ -56,7 +60,7 @@ MAIN_KEYS = (
 def published(recipe: Mapping) -> dict[str, dict[str, float]]:
     """Return published figures that a run of this recipe may be compared with: metric -> model -> value."""
     found: dict[str, dict[str, float]] = {}
-    if known := _known_loss(recipe)[0]:
+    if known := _known_loss(recipe):
         found["eval/loss"] = {f"GPT-2 124M on {known[1]}": known[0]}
     nearest = SIZES.get((recipe["n_layer"], recipe["n_embd"]), "GPT-2 124M")
     names = {nearest: nearest} | ({"GPT-3 124M": "GPT-3 124M, its own text"} if nearest == "GPT-2 124M" else {})
@@ -99,43 +103,37 @@ def model_card(
     # The test split is scored once, with the weights that are here.
     scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
     measured = {name: value for name, (value, when) in scored.items() if when in (of, step)}
-    planned = "" if recipe.get("max_hours") else f" of {recipe['max_steps']:,}"  # the plan has another number
-    start = f"trained on from {_text(recipe['init_from'])}" if recipe.get("init_from") else "pre-trained from scratch"
+    record = ARCHITECTURES.get(facts.model_type)
     prompt = next(iter(recipe.get("sample_prompts") or ()), "The")
     name, prompt = (json.dumps(text, ensure_ascii=False) for text in (repo_id, prompt))
     length = min(50, recipe["sequence_length"] // 2)  # prompt and completion must fit into the context
-    code = f'generate = pipeline("text-generation", model={name}, revision="{step_name(step)}")\n'
-    code += f'print(generate({prompt}, max_new_tokens={length})[0]["generated_text"])'
-    results = _results(scored, of, recipe)
-    if {"train/loss", "eval/loss"} & newest.keys():
-        results.insert(0, "![Loss, learning rate and speed over tokens](curves.png)")
-    if best_step is not None:
-        number = len({row["step"] for row in rows if "eval/loss" in row})
-        results.append(
-            f"The weights are those of step {of:,}, whose validation loss is the lowest of {number} evaluations."
-        )
+    code = f"""from transformers import pipeline
+
+generate = pipeline("text-generation", model={name}, revision="{step_name(step)}")
+print(generate({prompt}, max_new_tokens={length})[0]["generated_text"])"""
     main = {key: recipe[key] for key in MAIN_KEYS.split() if recipe.get(key) is not None}
-    record = ARCHITECTURES.get(facts.model_type)
-    parts = [
-        f"# {_text(recipe['run_name'])}",
-        f"A {record.label if record else facts.model_type} language model of {facts.parameters / 1e6:,.1f}M parameters, "
-        f"{start} on {_data(recipe)} with Ursa Minor; after step {step:,}{planned}.",
-        "## Load",
-        _fenced(f"from transformers import pipeline\n\n{code}", "python"),
-        "Without `revision` it is the newest step.",
-        *results,
-        "## Recipe",
-        "All numbers stand in [recipe.yaml](recipe.yaml); the main ones:",
-        _fenced(yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "yaml"),
-        "## Training",
-        _table([("", ""), *_training(rows, newest, step * recipe["tokens_per_step"], facts)]),
-        "The command:",
-        _fenced(shlex.join(facts.command), "sh"),
-        "## Limits",
-        _limits(recipe, facts.tokenizer_size),
-    ]
-    head, body = metadata(recipe, repo_id, _eval_results(measured, recipe)), foreign.clean("\n\n".join(parts))
-    return str(ModelCard(f"{head}\n{body}\n"))  # checks the metadata
+    seconds, when = newest.get("elapsed_seconds", (0, 0))
+    speeds = [row["tokens_per_second"] for row in rows if _is_number(row.get("tokens_per_second"))]
+    (joules, covered), (results, notes) = energy(rows), _results(scored, of, recipe)
+    values: dict[str, Any] = {
+        "text": _text,
+        "fenced": _fenced,
+        "recipe": recipe,
+        "facts": facts,
+        "step": step,
+        "of": of,
+    }
+    values |= {"kind": record.label if record else facts.model_type, "code": code}
+    values |= {"data": ", ".join(words for _, words in _sources(recipe))}
+    values |= {"curves": {"train/loss", "eval/loss"} & newest.keys(), "results": results, "notes": notes}
+    values |= {"published": any(beside for *_, beside in results)}
+    values |= {"evaluations": len({row["step"] for row in rows if "eval/loss" in row})}
+    values |= {"main": yaml.safe_dump(main, sort_keys=False, allow_unicode=True), "command": shlex.join(facts.command)}
+    values |= {"tokens": step * recipe["tokens_per_step"], "time": timedelta(seconds=round(seconds)), "when": when}
+    values |= {"readings": len(speeds), "speed": statistics.median(speeds or [0]), "joules": joules, "covered": covered}
+    values |= {"skipped": newest.get("skipped_updates", (0, 0))[0]}
+    data = metadata(recipe, repo_id, _eval_results(measured, recipe))
+    return f"{ModelCard.from_template(data, template_path=str(TEMPLATE), **values)}\n"
 
 
 def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
@@ -143,12 +141,12 @@ def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
     return {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
 
 
-def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
-    """Return the head of a card, YAML between its fences; ``results``: EvalResults of this model."""
+def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> Any:
+    """Return the ModelCardData, the head of a card; ``results``: EvalResults of this model."""
     from huggingface_hub import ModelCardData
 
     source = recipe.get("init_from")
-    data = ModelCardData(
+    return ModelCardData(
         language=list(recipe.get("language") or ()) or None,
         license=recipe.get("license") or "unknown",
         base_model=source if source and HUB_ID.fullmatch(source) and not Path(source).exists() else None,
@@ -159,12 +157,11 @@ def metadata(recipe: Mapping, repo_id: str = "", results: Sequence = ()) -> str:
         model_name=repo_id.rpartition("/")[2] if results else None,
         eval_results=list(results) or None,
     )
-    return f"---\n{data.to_yaml()}\n---\n"
 
 
-def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
-    """Return the paragraphs with what was measured, and what others measured; none where nothing was."""
-    others, (known, why), lines, notes = published(recipe), _known_loss(recipe), [], []
+def _results(newest: Mapping, step: int, recipe: Mapping) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Return lines of what was measured, how much, and what others measured; and notes on them."""
+    others, known, lines, notes = published(recipe), _known_loss(recipe), [], []
     items = {task: newest[task.metric("items")][0] for task in TASKS if task.metric("items") in newest}
     for name, (task, text) in MEASURES.items():
         if name in newest:
@@ -175,11 +172,14 @@ def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
             theirs = {} if task and items.get(task) != task.size else others.get(name, {})
             beside = "; ".join(f"{whose}: {number(figure)}" for whose, figure in theirs.items())
             lines.append((text, f"{number(value)}{error}{late}", beside))
-    if not lines:
-        return []
-    if "eval/loss" in newest:
-        source = known and f"The published loss is from {known[2]}, on another held-out part of the same data."
-        notes.append(source or f"No published loss stands beside it: {why}.")
+    if "eval/loss" in newest and known:
+        notes.append(f"The published loss is from {known[2]}, on another held-out part of the same data.")
+    elif "eval/loss" in newest:
+        texts = ", ".join(text for _, text, _ in PUBLISHED_LOSS.values())
+        notes.append(
+            f"No published loss stands beside it: those known are for GPT-2's tokenizer, a context of {GPT2_CONTEXT:,} "
+            f"tokens, and one of these texts: {texts}."
+        )
     for task, count in items.items():
         notes.append(f"{task.label}: {count:,.0f} items.")
         shown = {whose.partition(",")[0] for score in task.scores for whose in others.get(task.metric(score), ())}
@@ -187,9 +187,7 @@ def _results(newest: Mapping, step: int, recipe: Mapping) -> list[str]:
             notes += [f"{_text(line)}." for line in task.citations if any(_is_about(line, whose) for whose in shown)]
         elif shown:
             notes.append(f"Published scores are for all {task.size:,}.")
-    columns = 3 if any(beside for _, _, beside in lines) else 2
-    table = _table([row[:columns] for row in [("", "this model", "published"), *lines]])
-    return [f"## Results at step {step:,}", table, *([" ".join(notes)] if notes else [])]
+    return lines, notes
 
 
 def _is_about(source: str, whose: str) -> bool:
@@ -197,65 +195,29 @@ def _is_about(source: str, whose: str) -> bool:
     return all(word in source.partition(":")[0] for word in whose.split())
 
 
-def _training(rows: Sequence[Mapping], newest: Mapping, tokens: int, facts: Facts) -> list[tuple[str, str]]:
-    """Return the rows of the table of what the run took."""
-    flops, count, (joules, covered) = facts.flops_per_token, facts.num_processes, energy(rows)
-    seconds, when = newest.get("elapsed_seconds", (0, 0))
-    speeds = [row["tokens_per_second"] for row in rows if _is_number(row.get("tokens_per_second"))]
-    speed = f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings" if speeds else ""
-    time = f"{timedelta(seconds=round(seconds))} (h:mm:ss) to step {when:,}; evaluating and saving not counted"
-    used = "not measured"
-    if covered:
-        used = f"{joules * count / 3.6e6:.3g} kWh, the cards alone: one card's power (NVML) over "
-        used += f"{covered / seconds:.0%} of the training time, times {count}"
-    skipped = newest.get("skipped_updates", (0, 0))[0]
-    lines = {"hardware": _text(facts.hardware), "processes": f"{count}", "precision": facts.precision}
-    lines |= {"tokens": f"{tokens:,}", "training time": time if when else "", "speed": speed}
-    lines["compute"] = f"{flops * tokens:.3g} FLOP, computed: {flops / 1e6:,.1f} MFLOP a token (6 N + 12 L d T)"
-    lines |= {"energy": used, "updates skipped": f"{skipped:,}" if skipped else ""}
-    return [line for line in lines.items() if line[1]]
-
-
-def _limits(recipe: Mapping, tokenizer_size: int) -> str:
-    text = (
-        "- A base model: it continues a text. It follows no instructions and is not aligned; what it writes can be wrong, "
-        "harmful or private. Not for use with people without checks of your own.\n"
-        f"- It is small by today's measure. It knows what its data holds, errors and leanings included: {_data(recipe)}.\n"
-        f"- It sees {recipe['sequence_length']:,} tokens at a time."
-    )
-    if recipe["vocab_size"] > tokenizer_size:
-        text += (
-            f"\n- Its vocabulary has {recipe['vocab_size']:,} rows, of which the tokenizer has {tokenizer_size:,}; the "
-        )
-        text += "rest is padding, and `generation_config.json` keeps it from being sampled."
-    return text
-
-
 def _eval_results(measured: Mapping[str, float], recipe: Mapping) -> list:
     """Return what the Hub shows of each figure that was measured, with the data that it was measured on."""
     from huggingface_hub import EvalResult
 
     names, results = _hub_data_sets(recipe), []
-    loss: dict[str, str | None] = {"dataset_type": "text", "dataset_name": "text that was kept from training"}
-    if len(names) == 1:
-        name, subset = names[0]
-        loss = {"dataset_type": name, "dataset_name": f"{name}, kept from training", "dataset_config": subset}
     own = {file.partition("=")[0] for file in recipe.get("task_files") or ()}
     for metric, (task, text) in MEASURES.items():
         if metric not in measured:
             continue
         split, _, kind = metric.partition("/")
-        value, data = round(measured[metric], 4), loss | {"dataset_split": "test" if split == "test" else "validation"}
+        value, subset, where, name = round(measured[metric], 4), None, "text", "text that was kept from training"
+        part: str | None = "test" if split == "test" else "validation"
         if task:
-            count, value = task.metric("items"), float(task.shown(kind, measured[metric]))
-            items = f", {measured[count]:,.0f} items" if count in measured else ""
-            data = {"dataset_type": task.name, "dataset_name": f"{task.label}{items}"}
+            value, count = float(task.shown(kind, measured[metric])), task.metric("items")
+            where, name, part = task.name, task.label, None
+            if count in measured:
+                name += f", {measured[count]:,.0f} items"
             if task.name not in own:
-                data |= {
-                    "dataset_type": task.dataset[0],
-                    "dataset_split": task.dataset[1],
-                    "dataset_config": task.config,
-                }
+                (where, part), subset = task.dataset, task.config
+        elif len(names) == 1:
+            where, subset = names[0]
+            name = f"{where}, kept from training"
+        data = {"dataset_type": where, "dataset_name": name, "dataset_config": subset, "dataset_split": part}
         about = {"metric_type": kind, "metric_name": text, "metric_value": value}
         results.append(EvalResult(task_type="text-generation", task_name="Text Generation", **data, **about))
     return results
@@ -266,57 +228,44 @@ def _sources(recipe: Mapping) -> list[tuple[tuple[str, str | None] | None, str]]
     alone = recipe.get("data_dir") or recipe.get("data_files")
     found: list[tuple[tuple[str, str | None] | None, str]] = []
     for source in recipe["sources"] if recipe.get("sources") and not alone else [recipe]:
+        folder, files = source.get("data_dir") or "", source.get("data_files")
         name, subset = source.get("dataset_name"), source.get("dataset_config_name")
-        link = "[{}](https://huggingface.co/datasets/{})"
-        if fetched := REPOSITORY.fullmatch(source.get("data_dir") or ""):
-            found.append(((fetched[1], None), f"the tokens of {link.format(_text(fetched[1]), fetched[1])}"))
-        elif source.get("data_dir") or source.get("data_files"):
-            found.append((None, f"{'token shards' if source.get('data_dir') else 'files'} of its author's"))
+        if fetched := REPOSITORY.fullmatch(folder):
+            found.append(((fetched[1], None), f"the tokens of {_link(fetched[1])}"))
+        elif folder or files:
+            found.append((None, f"{'token shards' if folder else 'files'} of its author's"))
         elif not name or name == "python_stdlib":
             found.append((None, "the source of Python's standard library"))
         else:
-            shown = link.format(_text(name), name) if HUB_ID.fullmatch(name) else f"[{_text(name)}]"
-            found.append(((name, subset), f"{shown}{f' ({_text(subset)})' if subset else ''}"))
+            found.append(((name, subset), _link(name) + (f" ({_text(subset)})" if subset else "")))
     return found
+
+
+def _link(name: str) -> str:
+    return f"[{_text(name)}]" + (f"(https://huggingface.co/datasets/{name})" if HUB_ID.fullmatch(name) else "")
 
 
 def _hub_data_sets(recipe: Mapping) -> list[tuple[str, str | None]]:
     return list(dict.fromkeys(name for name, _ in _sources(recipe) if name and HUB_ID.fullmatch(name[0])))
 
 
-def _data(recipe: Mapping) -> str:
-    return ", ".join(words for _, words in _sources(recipe))
-
-
-def _known_loss(recipe: Mapping) -> tuple[tuple[float, str, str] | None, str]:
-    """Return GPT-2's published loss that may stand beside a run of this recipe, or why none may."""
+def _known_loss(recipe: Mapping) -> tuple[float, str, str] | None:
+    """Return GPT-2's published loss that may stand beside a run of this recipe, its text and source; None: none may."""
     (data_set, _), *more = _sources(recipe)
-    known = None if more or not data_set else PUBLISHED_LOSS.get(data_set)
-    if recipe["tokenizer"] not in GPT2_TOKENIZERS:
-        return None, "this tokenizer is not known to be GPT-2's, so a token is something else"
-    if known is None:
-        return None, "none is known for this text"
-    if recipe["sequence_length"] != GPT2_CONTEXT:
-        here = recipe["sequence_length"]
-        return None, f"it is for a context of {GPT2_CONTEXT:,} tokens, and this model's is {here:,}"
-    return known, ""
+    alike = recipe["tokenizer"] in GPT2_TOKENIZERS and recipe["sequence_length"] == GPT2_CONTEXT
+    return PUBLISHED_LOSS.get(data_set) if alike and data_set and not more else None
 
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] * len(rows[0])
-    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
-
-
 def _text(value: object) -> str:
     """Return one line of text that Markdown shows as it stands."""
-    return re.sub(r"([\\`*_\[\]<>#|~$&!])", r"\\\1", " ".join(str(value).split()))
+    return re.sub(r"([\\`*_\[\]<>#|~$&!])", r"\\\1", " ".join(clean(str(value)).split()))
 
 
 def _fenced(text: str, language: str) -> str:
     """Return a block of code whose fence no backticks within can end."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+    return f"{fence}{language}\n{clean(text).rstrip()}\n{fence}"

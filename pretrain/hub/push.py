@@ -16,7 +16,6 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants, get_token
-from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from pretrain.base import files, layout
@@ -50,7 +49,7 @@ def check(repo_id: str, *, private: bool, fresh: bool, card: str) -> tuple[str, 
     where = f"hub_model_id = {repo_id}"
     try:
         with client.refusing(
-            where, f"Give NAME or OWNER/NAME, and check the login (hf auth login) and what the token may do: {TOKENS}"
+            where, f"Give NAME or OWNER/NAME; check the login (hf auth login) and the token: {TOKENS}"
         ):
             validate_repo_id(repo_id)
             if get_token() is None:
@@ -71,10 +70,7 @@ def _check(api: HfApi, repo_id: str, private: bool, fresh: bool, card: str) -> t
     name, token = login["name"], login.get("auth", {}).get("accessToken", {})
     repo_id = repo_id if "/" in repo_id else f"{name}/{repo_id}"
     owner, where = repo_id.split("/")[0], f"hub_model_id = {repo_id}"
-    try:
-        found = api.model_info(repo_id)
-    except RepositoryNotFoundError:
-        found = None
+    found = api.model_info(repo_id) if api.repo_exists(repo_id) else None
     fine = f"make a fine-grained one that may write to {owner}'s repositories: {TOKENS}"
     if token.get("role") == "read":
         raise BadInput(f"{where}: the token may only read; {fine}")
@@ -237,22 +233,16 @@ def _send(api: HfApi, folder: Path, push: dict) -> str:
     repo_id, rows = push["repo_id"], push["files"]
     if "/" not in repo_id:  # the Hub could not be asked for the login's name
         repo_id = f"{api.whoami()['name']}/{repo_id}"
-    try:
-        refs = api.list_repo_refs(repo_id)
-    except RepositoryNotFoundError:
+    if not api.repo_exists(repo_id):
         api.create_repo(repo_id, private=push["private"], exist_ok=True)
-        refs = api.list_repo_refs(repo_id)
-    if folder.name in {ref.name for ref in refs.tags}:
+    if folder.name in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
         return repo_id
     found = api.model_info(repo_id)
-    operations = []
+    operations: list[CommitOperationAdd | CommitOperationDelete] = []
     if any(re.match(CHECKPOINT, name) for name in rows):  # no older one stays behind as the last
         there = {sibling.rfilename for sibling in found.siblings or () if sibling.rfilename.startswith(NEWEST)}
         operations = [CommitOperationDelete(name) for name in sorted(there - rows.keys())]
-    for name, row in rows.items():
-        operation = CommitOperationAdd(name, folder / "files" / name)
-        operation.upload_info.sha256 = bytes.fromhex(row["sha256"])  # so the client does not read the file again
-        operations.append(operation)
+    operations += [CommitOperationAdd(name, folder / "files" / name) for name in rows]
     # Of files that an attempt whose answer was lost has brought there the client makes no commit. Naming the parent
     # makes the Hub refuse one that comes while that attempt is still at work.
     commit = api.create_commit(repo_id, operations, commit_message=push["title"], parent_commit=found.sha)

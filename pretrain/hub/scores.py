@@ -1,6 +1,7 @@
 """A task's scores in the card of a model on the Hub."""
 
 import logging
+from typing import Any
 
 from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation.record import Task
@@ -21,21 +22,13 @@ def push(model_id: str, task: Task, scores: dict[str, float]) -> bool:
     """Put a task's scores into the model card's metadata; return whether that worked."""
     import evaluate
 
+    about: dict[str, Any] = {"task_type": "text-generation", "task_name": "Text Generation", "dataset_name": task.label}
+    about |= {"dataset_type": task.dataset[0], "dataset_split": task.dataset[1], "dataset_revision": task.revision}
     try:
-        for name in task.scores:
-            evaluate.push_to_hub(
-                model_id=model_id,
-                task_type="text-generation",
-                task_name="Text Generation",
-                dataset_type=task.dataset[0],
-                dataset_name=task.label,
-                dataset_split=task.dataset[1],
-                dataset_revision=task.revision,
-                metric_type=name,
-                metric_name=f"{name} ({task.scores[name]})",
-                metric_value=float(task.shown(name, scores[name])),
-                overwrite=True,
-            )
+        for name, rule in task.scores.items():
+            score: dict[str, Any] = {"metric_type": name, "metric_name": f"{name} ({rule})"}
+            score["metric_value"] = float(task.shown(name, scores[name]))
+            evaluate.push_to_hub(model_id=model_id, overwrite=True, **about, **score)
     except Exception as error:  # the scores are valid whatever the Hub answers
         log.error(f"--push_to_hub {model_id}: {first_line(error)}. The scores are below; push again")
         return False

@@ -122,13 +122,7 @@ def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _save_tokenizer(stock: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.model_max_length = getattr(stock.config, "max_position_embeddings", tokenizer.model_max_length)
     tokenizer.save_pretrained(folder)
-    about = folder / "tokenizer_config.json"
     # The same class and key under the names that Transformers 4, vLLM and llama.cpp's converter know too.
-    names = {
-        '"TokenizersBackend"': '"PreTrainedTokenizerFast"',
-        '"extra_special_tokens"': '"additional_special_tokens"',
-    }
-    text = about.read_text("utf-8")
-    for name, known in names.items():
-        text = text.replace(name, known)
-    about.write_text(text, "utf-8")
+    about = folder / "tokenizer_config.json"
+    text = about.read_text("utf-8").replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')
+    about.write_text(text.replace('"extra_special_tokens"', '"additional_special_tokens"'), "utf-8")

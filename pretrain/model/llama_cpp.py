@@ -132,13 +132,10 @@ def _add_tokenizer(writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTok
     writer.add_token_types([control[special.get(i)] if i in texts else kinds.UNUSED for i in ids])
     writer.add_token_merges([" ".join(pair) for pair in definition["model"]["merges"]])
     writer.add_add_bos_token(tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id)
-    for add, token in (
-        (writer.add_bos_token_id, tokenizer.bos_token_id),
-        (writer.add_eos_token_id, tokenizer.eos_token_id),
-        (writer.add_pad_token_id, tokenizer.pad_token_id),
-    ):
+    special_ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    for kind, token in special_ids.items():
         if token is not None:
-            add(token)
+            getattr(writer, f"add_{kind}_token_id")(token)
     ends = stock.generation_config.eos_token_id
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)

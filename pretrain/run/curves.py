@@ -19,6 +19,7 @@ from pretrain.recipe.references import Reference
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = "#000000 #E69F00 #56B4E9 #009E73 #0072B2 #D55E00 #CC79A7".split()  # noqa: SIM905
 SCORES = {"acc": (GREEN, "o"), "acc_norm": (BLUE, "s"), "acc_token_norm": (VERMILLION, "^")}
 AXES = {"tokens": "tokens", "steps": "step", "hours": "hours of training", "minutes": "minutes of training"}
+LOSSES = {"train/loss": ("train", BLUE), "eval/loss": ("validation", VERMILLION)}
 # Small panels: what they show, as which words, in which color.
 SIDES = {"train/lr": ("learning rate", GREEN), "train/grad_norm": ("gradient norm", PURPLE)}
 SIDES |= {"tokens_per_second": ("tokens / s", BLUE), "mfu": ("MFU", ORANGE)}
@@ -39,25 +40,21 @@ class Thinned:
     """
 
     def __init__(self, rows: Iterable[Mapping] = ()):
-        self._numbered: list[tuple[int, Mapping]] = []  # updates are counted from 0, and evaluations have a 0
+        self.rows: list[Mapping] = []  # those that are drawn, in order
         self._updates, self._stride = 0, 1
         for row in rows:
             self.add(row)
 
-    @property
-    def rows(self) -> list[Mapping]:
-        """Those that are drawn, in order."""
-        return [row for _, row in self._numbered]
-
     def add(self, row: Mapping) -> None:
         """Take a row that was logged."""
-        number = self._updates if "train/loss" in row else 0
-        self._updates += "train/loss" in row
-        if number % self._stride == 0:
-            self._numbered.append((number, row))
+        is_update = "train/loss" in row
+        if not is_update or self._updates % self._stride == 0:
+            self.rows.append(row)
+        self._updates += is_update
         if self._updates > MOST_UPDATES * self._stride:
             self._stride *= 2
-            self._numbered = [one for one in self._numbered if one[0] % self._stride == 0]
+            number = itertools.count()  # every second update of those that are left
+            self.rows = [one for one in self.rows if "train/loss" not in one or next(number) % 2 == 0]
 
 
 def draw_curves(
@@ -76,25 +73,24 @@ def draw_curves(
     """
     others = published or {}
     # What draws it, its height in inches, what it shows.
-    panels: list[tuple[Callable[..., None], float, list[str]]] = [
-        (partial(_draw_loss, others, reference), 3.2, ["train/loss", "eval/loss"])
-    ]
+    panels: list[tuple[Callable, float, list[str]]] = [(partial(_draw_loss, others, reference), 3.2, [*LOSSES])]
     for task in records().values():
         panels.append((partial(_draw_scores, others, task), 2.8, [*map(task.metric, task.shares)]))
     panels += [(partial(_draw_side, name, *how), 1.2, [name]) for name, how in SIDES.items()]
     shown = [panel for panel in panels if any(len(series(rows, name)[0]) for name in panel[2])]
-    with picture(path, [height for _, height, _ in shown], "tokens") as found:
+    if not shown:
+        return
+    with picture(path, [height for _, height, _ in shown], ["tokens"] * len(shown)) as found:
+        found[0].set_title(title)
         for axes, (draw, _, _) in zip(found, shown, strict=True):
             draw(axes, rows)
-        if shown:
-            found[0].set_title(title)
 
 
 def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
     """Draw post-training's rows into ``path`` (PNG) over steps: the sampled completions' reward and the held-out one."""
     sampled, held_out = (series(rows, name, "steps") for name in ("train/reward", "eval/reward"))
     reached = " to ".join(f"{value:.3f}" for value in held_out[1][[0, -1]]) if len(held_out[1]) else ""
-    with picture(path, [3.2], "steps") as (axes,):
+    with picture(path, [3.2], ["steps"]) as (axes,):
         axes.plot(*sampled, color=SKY, linewidth=0.9, label="sampled, prompts that it learns from")
         axes.plot(*held_out, color=VERMILLION, marker="o", markersize=4, label=f"greedy, held-out prompts: {reached}")
         axes.set(ylabel="mean reward", title=title)
@@ -102,36 +98,33 @@ def draw_rewards(rows: Sequence[Mapping], path: Path, title: str) -> None:
 
 
 @contextlib.contextmanager
-def picture(path: Path, heights: list[float], x: str | Sequence[str]) -> Iterator[list]:
+def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list]:
     """Give axes of these heights (inches), one below the other; on success they become the PNG at ``path``.
 
     Args:
-        x: one of AXES for all of them together, or one for each.
+        x: one of AXES for each. Panels over the same thing have the same ends.
     """
-    if not heights:
-        yield []
-        return
     os.environ["MPLBACKEND"] = "agg"  # or the user's is asked for, which may not be there
     import matplotlib  # here, for a run that never draws should not pay a second of import
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, sum(heights) + 0.6), layout="constrained")
-        shared = isinstance(x, str)
-        found = list(figure.subplots(len(heights), 1, sharex=shared, squeeze=False, height_ratios=heights)[:, 0])
-        for number, axes in enumerate([] if shared else found):
-            if x[number] in x[:number]:  # panels over the same thing have the same ends
+        found = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+        for number, axes in enumerate(found):
+            if x[number] in x[:number]:
                 axes.sharex(found[x.index(x[number])])
         yield found
-        for axes, name in [(found[-1], x)] if isinstance(x, str) else zip(found, x, strict=True):
-            axes.set_xlabel(AXES[name])
+        for axes, name, below in zip(found, x, [*x[1:], None], strict=True):
             axes.xaxis.set_major_formatter(_count if name == "tokens" else "{x:,g}")
+            axes.tick_params(labelbottom=name != below)
+            axes.set_xlabel(AXES[name] if name != below else "")
         with files.replacing(path) as temporary:
             figure.savefig(temporary, format="png", dpi=DPI)
 
 
 def _draw_loss(published: Published, reference: Reference | None, axes, rows: Sequence[Mapping]) -> None:
-    train, held_out = series(rows, "train/loss"), series(rows, "eval/loss")
+    lines = [series(rows, name) for name in LOSSES]
     levels = {f"{whose}: {value:.2f}": value for whose, value in published.get("eval/loss", {}).items()}
     known = [row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")]
     ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None  # the same text each time
@@ -140,18 +133,18 @@ def _draw_loss(published: Published, reference: Reference | None, axes, rows: Se
             levels[f"a bigram model: {row['baseline/bigram']:.2f}"] = row["baseline/bigram"]
         if "baseline/gzip" in row and ratio:
             levels[f"gzip: {row['baseline/gzip']:.2f} bits per byte"] = row["baseline/gzip"] / ratio
-    axes.plot(*train, color=SKY, linewidth=0.6, alpha=0.45)
-    smooth = train[0], _smoothed(train[1])
-    for name, (places, values), color in (("train", smooth, BLUE), ("validation", held_out, VERMILLION)):
+    axes.plot(*lines[0], color=SKY, linewidth=0.6, alpha=0.45)
+    for (places, values), (name, color) in zip(lines, LOSSES.values(), strict=True):
         if len(values):
             points = {"marker": "o", "markersize": 4} if name == "validation" or len(values) < 2 else {}
-            axes.plot(places, values, color=color, linewidth=1.6, label=f"{name} {values[-1]:.3f}", **points)
+            drawn = _smoothed(values) if name == "train" else values
+            axes.plot(places, drawn, color=color, linewidth=1.6, label=f"{name} {drawn[-1]:.3f}", **points)
     for (label, value), color in zip(levels.items(), itertools.cycle((BLACK, GREEN, PURPLE, ORANGE)), strict=False):
         axes.axhline(value, color=color, linestyle="--", linewidth=1, label=label)
     if reference:
-        most = max((float(places[-1]) for places, _ in (train, held_out) if len(places)), default=0.0)
+        most = max((float(places[-1]) for places, _ in lines if len(places)), default=0.0)
         axes.plot(*reference.until(most), color=BLACK, linestyle=":", linewidth=1.2, label=reference.words)
-    axes.set(ylabel="loss (nats per token)", ylim=view([train, held_out], levels.values()))
+    axes.set(ylabel="loss (nats per token)", ylim=view(lines, levels.values()))
     axes.legend(loc="upper right")
     if ratio:
         bits = axes.secondary_yaxis("right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio))

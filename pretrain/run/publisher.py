@@ -27,9 +27,7 @@ PENDING = "hub"  # in the run folder: pushes to send
 
 def push_seconds(stopped_by: signal.Signals | None) -> int:
     """Return how long a run that was stopped so, or has finished (None), waits for the Hub."""
-    if stopped_by is None:
-        return 600
-    return 20 if stopped_by == signal.SIGTERM else 5  # clouds and launchers kill 30 s after a SIGTERM
+    return {None: 600, signal.SIGTERM: 20}.get(stopped_by, 5)  # clouds and launchers kill 30 s after a SIGTERM
 
 
 class Publisher:
@@ -62,13 +60,13 @@ class Publisher:
         """Stage a checkpoint's push; called beside training."""
         step = checkpoint.step_of(path)
         if self._pusher and self._recipe.hub.hub_strategy != "end" and step < self._state.max_steps:
-            self._try_to_stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL})
+            self._stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL})
 
     def finished(self) -> None:
         """Stage the run's last push: what ``model/`` holds."""
         if self._pusher:
             files = {path.name: path for path in (self._run_dir / "model").iterdir()}
-            self._try_to_stage(self._state.step, files)
+            self._stage(self._state.step, files)
 
     def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
         """Wait for the Hub; what is not sent stays where it is."""
@@ -80,45 +78,37 @@ class Publisher:
         while left and self._pusher.sending and time.monotonic() < until and not given_up():
             left = self._pusher.close(1)
         if left:
-            command = f"python train.py --push_pending {self._run_dir}"
             waiting = f"{counted(left, 'push', 'pushes')} to send in {self._run_dir / PENDING}"
-            log.info(f"hub      {waiting}; the command: {command}")
+            log.info(f"hub      {waiting}; the command: python train.py --push_pending {self._run_dir}")
         elif self._pushes:
             log.info(f"hub      all pushes are in {self._repo_id}")
-
-    def _try_to_stage(self, step: int, files: Mapping[str, Path | str]) -> None:
-        try:
-            self._stage(step, files)
-        except Exception as error:  # no error of a push ends a run
-            log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
 
     def _stage(self, step: int, model_files: Mapping[str, Path | str]) -> None:
         """Stage a push: ``model_files``, what describes it and, as hub_strategy says, its checkpoint."""
         recipe, run_dir = self._recipe, self._run_dir
         assert self._pusher and self._repo_id  # only a run that pushes comes here
-        files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
-        rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
-        best = self.weights_step if self.weights_step != step else None
-        files["README.md"] = model_card.model_card(self._repo_id, step, rows, keys.public(recipe), self._facts, best)
-        files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
-        optional = [run_dir / "recipe.yaml", run_dir / "curves.png"]
-        files |= {path.name: path for path in optional if path.is_file()}
-        path = recipe.saving.checkpoints / layout.step_name(step)
-        if recipe.hub.pushes_checkpoints and path.is_dir():
-            newest = recipe.hub.hub_strategy == "checkpoint"
-            within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
-            files |= {f"{within}/{file.name}": file for file in path.iterdir()}
-        now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
-        losses = {"train/loss": "train loss", "eval/loss": "validation loss"}
-        words = ", ".join(f"{words} {now[name]:.4f}" for name, words in losses.items() if name in now)
-        self._pusher.add(
-            step,
-            repo_id=self._repo_id,
-            private=recipe.hub.hub_private_repo,
-            title=f"{recipe.saving.name}, step {step}: {words}",
-            files=files,
-        )
-        self._pushes += 1
+        try:
+            files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
+            rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
+            best = self.weights_step if self.weights_step != step else None
+            files["README.md"] = model_card.model_card(
+                self._repo_id, step, rows, keys.public(recipe), self._facts, best
+            )
+            files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
+            files |= {name: run_dir / name for name in ("recipe.yaml", "curves.png") if (run_dir / name).is_file()}
+            path = recipe.saving.checkpoints / layout.step_name(step)
+            if recipe.hub.pushes_checkpoints and path.is_dir():
+                newest = recipe.hub.hub_strategy == "checkpoint"
+                within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
+                files |= {f"{within}/{file.name}": file for file in path.iterdir()}
+            now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
+            losses = {"train/loss": "train loss", "eval/loss": "validation loss"}
+            words = ", ".join(f"{words} {now[name]:.4f}" for name, words in losses.items() if name in now)
+            title, private = f"{recipe.saving.name}, step {step}: {words}", recipe.hub.hub_private_repo
+            self._pusher.add(step, repo_id=self._repo_id, private=private, title=title, files=files)
+            self._pushes += 1
+        except Exception as error:  # no error of a push ends a run
+            log.error(f"no push of step {step}: {type(error).__name__}: {error}. The run continues")
 
 
 def check(recipe: keys.Recipe) -> str | None:
@@ -133,7 +123,7 @@ def check(recipe: keys.Recipe) -> str | None:
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
         fresh=not begun and not fetch.is_address(recipe.saving.resume_from_checkpoint),
-        card=model_card.metadata(keys.public(recipe)),
+        card=f"---\n{model_card.metadata(keys.public(recipe))}\n---\n",
     )
     if note:
         log.warning(f"hub      {note}")

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
@@ -28,12 +29,11 @@ log = logging.getLogger(__name__)
 PINS = {"wandb": "wandb==0.31.0", "tensorboard": "tensorboard==2.21.0", "trackio": "trackio==0.43.0"}
 IDS = "trackers.json"
 CALL_SECONDS, INIT_SECONDS, FINISH_SECONDS = 60, 20, 50  # of each call; the last two are wandb's own
-TEXT = '<pre style="white-space: pre-wrap">{}</pre>'  # trackio reads it as Markdown
 
 
 def check(names: list[str]) -> None:
     """Raise BadInput for a tracker that is not installed."""
-    why, installed = "the package is not installed; pip install", [*map(str, get_available_trackers())]
+    installed, why = [*map(str, get_available_trackers())], "the package is not installed; pip install"
     if missing := [name for name in names if name not in installed]:
         raise BadInput([f"report_to = {name}: {why} {PINS.get(name, name)}, or leave {name} out" for name in missing])
 
@@ -49,9 +49,8 @@ class Trackers:
     """
 
     def __init__(self, recipe: keys.Recipe, first_step: int, *, ids: dict, rows: Iterable[dict], sent: int):
-        self.ids, names, path = dict(ids), recipe.tracking.names, recipe.saving.run_dir / IDS
+        self.ids, self._place, names, path = dict(ids), -1, recipe.tracking.names, recipe.saving.run_dir / IDS
         self._open: dict[str, tuple[GeneralTracker, int]] = {}  # and the place of the last row that it has
-        self._place = -1
         if not names:
             return
         known = ids | (files.read_json(path) if path.is_file() else {})
@@ -78,16 +77,16 @@ class Trackers:
 
     def close(self) -> None:
         """Let the trackers send what they have left."""
-        for name, (tracker, _) in list(self._open.items()):
-            self._try(name, tracker.finish)
+        for name in [*self._open]:
+            self._try(name, self._open[name][0].finish)
 
     def _try(self, name: str, call: Callable, *args) -> Any:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 return self._threads[name].apply_async(call, args).get(CALL_SECONDS)
         except Exception as error:
-            self._open.pop(name, None)
             why = one_line(f"{type(error).__name__}: {str(error) or f'no answer in {CALL_SECONDS} s'}").rstrip(".")
+            self._open.pop(name, None)
             log.warning(f"{name}: switched off: {why}. The run continues; metrics.jsonl has every number")
 
 
@@ -99,52 +98,45 @@ def place_after(place: int, step: int) -> int:
 def _send(name: str, tracker: GeneralTracker, step: int, place: int, row: dict) -> None:
     values = {key: value for key, value in row.items() if key != "step" and value is not None}
     if "samples" in values:
-        page = "".join(TEXT.format(html.escape(prompt + text)) for prompt, text in values["samples"])
+        texts = (html.escape(prompt + text) for prompt, text in values["samples"])
+        page = "".join(f'<pre style="white-space: pre-wrap">{text}</pre>' for text in texts)  # trackio reads Markdown
         values = {"samples": page if name == "tensorboard" else import_module(name).Html(page)}
-    if name == "wandb":  # its own steps may not repeat
-        tracker.log({"step": step} | values, step=place, commit=True)
-    else:
-        tracker.log(values, step=step)
+    if name != "wandb":
+        return tracker.log(values, step=step)
+    return tracker.log({"step": step} | values, step=place, commit=True)  # its own steps may not repeat
 
 
 def _start(name: str, recipe: keys.Recipe, run_id: str | None, first_step: int, held: int) -> tuple:
-    """Begin or continue a run; return its tracker, and the place of the last row that it has."""
+    """Begin or continue a run; return its tracker, and the place of the last row that it has, or that its server has."""
     run_dir, project, kind = recipe.saving.run_dir, recipe.tracking.project_name, LOGGER_TYPE_TO_CLASS[name]
-    config = keys.public(recipe)
-    if name == "wandb":
-        return _start_wandb(recipe, run_id, config, held)
-    if name == "tensorboard":  # without a config, which would be one more run in its list
+    config, how = keys.public(recipe), dict[str, Any]()
+    if name == "wandb":  # without what it gathers by itself, offline without a login
+        wandb = import_module(name)
+        mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
+        if mode == "online" and not wandb.login(prompt=False, verify=False):
+            mode = "offline"
+        hidden = {"disable_code": True, "disable_git": True, "x_disable_meta": True}  # the last: command line and host
+        quiet = {"silent": True, "console": "off", "symlink": False, "x_save_requirements": False}
+        settings = wandb.Settings(**hidden, **quiet, init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS)
+        how = {"id": run_id, "name": recipe.saving.name, "resume": "allow", "dir": run_dir, "mode": mode}
+        how |= {"tags": tuple(recipe.tracking.tags), "config": config, "settings": settings}
+    elif name == "tensorboard":  # without a config, which would be one more run in its list
         held = 1000 * first_step - 1 if (run_dir / name).is_dir() else -1
-        tracker = kind(name, run_dir, purge_step=first_step)  # what it has from there on is hidden, and sent again
+        project, how = name, {"purge_step": first_step}  # what it has from there on is hidden, and sent again
     elif name == "trackio":
-        about = {"private": True, "embed": False, "auto_log_gpu": False, "auto_log_cpu": False, "config": config}
-        tracker = kind(project, name=run_id, resume="allow", **about)
+        how = {"name": run_id, "resume": "allow", "private": True, "embed": False, "config": config}
+        how |= {"auto_log_gpu": False, "auto_log_cpu": False}
     elif name == "mlflow":
-        tags = dict.fromkeys(("mlflow.user", "mlflow.source.name"), "")
-        tracker = kind(project, run_id=run_id, run_name=recipe.saving.name, tags=tags)
-    else:  # each process begins a run there, with the whole curve
-        tracker = kind(project, *[run_dir] * kind.requires_logging_directory)
+        how = {"run_id": run_id, "run_name": recipe.saving.name, "tags": {"mlflow.user": "", "mlflow.source.name": ""}}
+    tracker = kind(project, *[run_dir] * kind.requires_logging_directory, **how)
     tracker.start()
-    if name not in PINS and not run_id:  # MLflow takes a config once
+    if name not in PINS and not run_id:  # MLflow takes a config once; with the others each process begins a run
         tracker.store_init_configuration(config)
-    return tracker, held
+    return tracker, _greet_wandb(tracker.tracker, run_dir, held) if name == "wandb" else held
 
 
-def _start_wandb(recipe: keys.Recipe, run_id: str | None, config: dict, held: int) -> tuple:
-    """Begin a run without what wandb gathers by itself, offline without a login; return the place that its server has."""
-    import wandb
-
-    run_dir, mode = recipe.saving.run_dir, wandb.setup(wandb.Settings(silent=True)).settings.mode
-    if mode == "online" and not wandb.login(prompt=False, verify=False):
-        mode = "offline"
-    hidden = {"disable_code": True, "disable_git": True, "x_disable_meta": True}  # the last: command line and host
-    quiet = {"silent": True, "console": "off", "symlink": False, "x_save_requirements": False}
-    settings = wandb.Settings(**hidden, **quiet, init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS)
-    about: dict[str, Any] = {"id": run_id, "name": recipe.saving.name, "resume": "allow", "dir": run_dir}
-    about |= {"tags": tuple(recipe.tracking.tags), "config": config, "mode": mode, "settings": settings}
-    tracker = LOGGER_TYPE_TO_CLASS["wandb"](recipe.tracking.project_name, **about)
-    tracker.start()
-    run = tracker.tracker
+def _greet_wandb(run: Any, run_dir: Path, held: int) -> int:
+    """Say where a run of wandb is; return the place of the last row that its server has."""
     run.define_metric("*", step_metric="step")
     if run.offline:
         parts = f"{shlex.quote(str(run_dir / 'wandb'))}/offline-*"  # one by one: a sync of all ends at a torn one
@@ -154,5 +146,5 @@ def _start_wandb(recipe: keys.Recipe, run_id: str | None, config: dict, held: in
         log.info(f"wandb: {run.url}")
         for path in run_dir.glob(f"wandb/offline-*/run-{run.id}.wandb"):  # what they have is sent from metrics.jsonl
             path.with_suffix(".wandb.synced").touch()
-        held = run.step - 1
-    return tracker, held
+        return run.step - 1
+    return held

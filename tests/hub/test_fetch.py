@@ -90,7 +90,7 @@ def test_damaged_or_missing_file_is_found_and_nothing_of_it_is_kept(pushed, new)
             fetch(new.with_name("other"))
 
 
-def test_address_without_a_checkpoint_is_refused_with_a_remedy(pushed, new):
+def test_address_without_a_checkpoint_no_token_and_no_network_are_refused_with_a_remedy(pushed, new, monkeypatch):
     for source, words in [
         ("hub://me/nothing", "HTTP status 404: Repository not found.*hf auth login"),
         (f"hub://{ID}@step-00000009", "HTTP status 404: Invalid rev id.*the revision"),
@@ -99,29 +99,21 @@ def test_address_without_a_checkpoint_is_refused_with_a_remedy(pushed, new):
     ]:
         with pytest.raises(BadInput, match=f"^resume_from_checkpoint = {source}: .*{words}"):
             fetch(new, source)
-    assert not new.exists()
-
-
-def test_no_token_and_no_network_are_refused(server, new, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(BadInput, match="HTTP status 401.*hf auth login, or HF_TOKEN"):
         fetch(new)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match="OfflineModeIsEnabled.*HF_HUB_OFFLINE"):
         fetch(new)
+    assert not new.exists()
 
 
-def test_fetch_survives_a_hub_that_is_down_for_a_while(pushed, new):
-    faults = ((ENDPOINTS["info"], "status"), ("GET .*metrics", "status"), ("GET .*optimizer", "drop"))
-    pushed.faults = [Fault(match, 6, kind) for match, kind in faults]
-    assert held(fetch(new)) == parts(12) and not any(fault.times for fault in pushed.faults)
-
-
-def test_fetch_that_gave_up_goes_on_from_what_it_has(pushed, new):
+def test_fetch_that_gave_up_goes_on_from_what_it_has_and_survives_a_hub_that_is_down_for_a_while(pushed, new):
     pushed.faults = [Fault("GET .*optimizer", 10**6)]
     with pytest.raises(TrainingStopped, match=r"HTTP status 503.*\. The same command resumes"):
         fetch(new)
-    pushed.faults.clear()
+    faults = ((ENDPOINTS["info"], "status"), ("GET .*metrics", "status"), ("GET .*state", "drop"))
+    pushed.faults = [Fault(match, 6, kind) for match, kind in faults]  # down for a while
     pushed.requests.clear()
     del last(pushed)["metrics.jsonl"]  # a checkpoint without its log is one
     assert held(fetch(new)) == parts(12) and not (new / "metrics.jsonl").exists()

@@ -29,24 +29,8 @@ SCRIPTS = {
     "Tamil": "இது தமிழில் எழுதப்பட்ட ஒரு சிறிய வாக்கியம் கோப்பு ௧௨ ஸ்ரீ",
     "Latin": "Das ist ein kurzer Satz, daß wir's schrieben: don't DON'T e\u0301 ﬁ 3.14 x_y",
 }
-JOINS = [
-    " ",
-    " ",
-    " ",
-    "",
-    "\n",
-    "\r\n",
-    ".\n",
-    "  ",
-    "\t",
-    "\u200d",
-    "\u200c",
-    "!? ",
-    "\n\n  ",
-    "\u00a0",
-    "1",
-    "\ufeff",
-]
+JOINS = [" ", " ", " ", "", "\n", "\r\n", ".\n", "  ", "\t", "\u200d", "\u200c", "!? ", "\n\n  ", "\u00a0", "1"]
+JOINS.append("\ufeff")
 TEXTS = [text for text in SCRIPTS.values() for _ in range(30)]
 SHAPES = {"gpt2": {}, "llama": KINDS["untied"] | {"intermediate_size": 96}}
 
@@ -98,9 +82,8 @@ def with_split(regex, **model):
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
     definition["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = regex
     definition["model"] |= model
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(definition)), eos_token="<|endoftext|>"
-    )
+    made = Tokenizer.from_str(json.dumps(definition))
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>")
 
 
 def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
@@ -114,13 +97,17 @@ def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
     for tokenizer in (*others, tokenization.make_characters(TEXTS)):
         with pytest.raises(BadInput, match="no name for how this tokenizer splits"):
             llama_cpp.refuse(model, tokenizer)
-    for name, value in (("activation_function", "relu"), ("scale_attn_by_inverse_layer_idx", True), ("mlp_bias", True)):
-        odd = SimpleNamespace(config=SimpleNamespace(model_type="gpt2", **{name: value}))
-        with pytest.raises(BadInput, match=f"the model's {name} = {value}"):
-            llama_cpp.refuse(odd, tokenization.train_bpe(TEXTS, 400))
-    scaled = SimpleNamespace(config=SimpleNamespace(model_type="llama", rope_parameters={"rope_type": "llama3"}))
-    with pytest.raises(BadInput, match="rotary positions are scaled"):
-        llama_cpp.refuse(scaled, tokenization.train_bpe(TEXTS, 400))
+    scaled = {"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}
+    for config, words in [
+        ({"model_type": "gpt2", "activation_function": "relu"}, "the model's activation_function = relu"),
+        (
+            {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
+            "the model's scale_attn_by_inverse_layer_idx",
+        ),
+        (scaled, "rotary positions are scaled"),
+    ]:
+        with pytest.raises(BadInput, match=words):
+            llama_cpp.refuse(SimpleNamespace(config=SimpleNamespace(**config)), tokenization.train_bpe(TEXTS, 400))
 
 
 class LlamaCpp:
