@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pretrain.base import foreign
+from pretrain.base import console, foreign
 from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
 
 # Variables that people set and Accelerate ends at with a traceback, and the values that they may have.
@@ -94,8 +94,6 @@ def _end(show: Callable, kind: type[BaseException], error: BaseException, trace:
 
 
 def _print(error: BadInput | TrainingStopped) -> int:
-    from pretrain.base import console  # here, for the package that it needs may be what is missing
-
     if os.environ.get("RANK", "0") == "0" or error.alone:
         for line in getattr(error, "lines", [str(error)]):
             console.say(f"error: {line}")

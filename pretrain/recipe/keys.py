@@ -64,6 +64,7 @@ required = functools.partial(key, "science", ABSENT)  # science that the file st
 llama = functools.partial(
     science, None, only=("architecture", tuple(name for name, own in ARCHITECTURES.items() if own))
 )
+GPT2, ADAM = ("architecture", ("gpt2",)), ("optimizer", ("adamw", "muon"))  # what some keys have an effect with only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +136,9 @@ class Model:
     rope_theta: float | None = llama("llama: base of the rotary positions; 10000 is good", (1.0, 1e9))
     sequence_length: int = required("context in tokens, as long as the documents need (n_positions)", (2, 1_000_000))
     resid_pdrop: float = required(
-        "dropout after attention and MLP; 0 is good, for many epochs try 0.1",
-        (0.0, 0.99),
-        only=("architecture", ("gpt2",)),
+        "dropout after attention and MLP; 0 is good, for many epochs try 0.1", (0.0, 0.99), only=GPT2
     )
-    embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=("architecture", ("gpt2",)))
+    embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=GPT2)
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
     init_from: str | None = science(None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id")
     initializer_range: float = science(
@@ -189,16 +188,10 @@ class Optimizer:
     adam_beta1: float = required("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
     adam_beta2: float = required("AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999))
     adam_epsilon: float = required("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
-    adam_nesterov: bool = science(
-        False, "AdamW with Nesterov's momentum (NAdam)", only=("optimizer", ("adamw", "muon"))
-    )
-    cautious: bool = science(
-        False, "a weight whose step goes against its gradient waits", only=("optimizer", ("adamw", "muon"))
-    )
+    adam_nesterov: bool = science(False, "AdamW with Nesterov's momentum (NAdam)", only=ADAM)
+    cautious: bool = science(False, "a weight whose step goes against its gradient waits", only=ADAM)
     embedding_lr_ratio: float = science(1.0, "learning rate of embeddings and head / learning_rate", (0.0, 1000.0))
-    position_lr_ratio: float = science(
-        1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), only=("architecture", ("gpt2",))
-    )
+    position_lr_ratio: float = science(1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), only=GPT2)
     vector_lr_ratio: float = science(1.0, "learning rate of norms and biases / learning_rate", (0.0, 1000.0))
     max_grad_norm: float = required("clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9))
     shard_optimizer: bool = run(False, "each process keeps its share of the moments (ZeRO-1), to save memory")
