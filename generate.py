@@ -6,7 +6,6 @@ python generate.py --model runs/smoltalk --chat
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Iterator
 
@@ -23,9 +22,6 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     try:
         print_samples(asked)
-    except BrokenPipeError:  # as with "| head"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:  # within a sample or an answer
         return 130
     return 0

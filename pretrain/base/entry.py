@@ -95,9 +95,9 @@ def _end(show: Callable, kind: type[BaseException], error: BaseException, trace:
 
 def _print(error: BadInput | TrainingStopped) -> int:
     if os.environ.get("RANK", "0") == "0" or error.alone:
-        for line in getattr(error, "lines", [str(error)]):
+        for line in error.lines:
             console.say(f"error: {line}")
-    return getattr(error, "status", 1)
+    return error.status
 
 
 if Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve().parent == Path(__file__).parents[2]:
