@@ -47,16 +47,15 @@ SOURCE_RULES: tuple[str, ...] = ("text_column", "token_column", "validation_frac
 SOURCE_RULES += ("limit_tokens", "shard_tokens")
 
 
-def key(kind: str, default: Any, help: str, span: tuple = (None, None), *, choices=None, only=None) -> Any:
+def key(kind: str, default: Any, help: str, allowed: tuple = (), *, only: tuple[str, tuple] | None = None) -> Any:
     """Describe one key.
 
     Args:
         kind: science (fixed for a run), data (fixed by its contents), run (may change when a run is resumed).
-        span: the range of a number, both ends allowed.
+        allowed: of a number the least and the largest, of a text all that it may be.
         only: another key and its values, without which this one has no effect.
     """
-    about = {"help": help, "kind": kind, "low": span[0], "high": span[1], "choices": choices, "only": only}
-    return dataclasses.field(default=default, metadata=about)
+    return dataclasses.field(default=default, metadata={"help": help, "kind": kind, "allowed": allowed, "only": only})
 
 
 science, data, run = (functools.partial(key, kind) for kind in ("science", "data", "run"))
@@ -97,21 +96,17 @@ class Data:
     tokenizer_split: str = data(
         "qwen35",
         "where a bpe splits words: qwen35: for every script; gpt2: also at vowel signs",
-        choices=("qwen35", "gpt2"),
+        ("qwen35", "gpt2"),
         only=("tokenizer", ("bpe",)),
     )
     limit_tokens: int = data(0, "prepare about this many train tokens and no more; 0 = all", (0, 2**50))
     shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
     stream_keep: str = run(
-        "all",
-        "consumed: delete train shards that no kept checkpoint needs (one epoch)",
-        choices=("all", "consumed"),
+        "all", "consumed: delete train shards that no kept checkpoint needs (one epoch)", ("all", "consumed")
     )
     prepared_data_dir: str = run("data", "where prepared shards are kept")
     data_device: str = run(
-        "auto",
-        "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
-        choices=("auto", "cpu", "cuda"),
+        "auto", "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small", ("auto", "cpu", "cuda")
     )
     data_seed: int = required("order of the windows", (0, 2**31 - 1))
     shuffle_block_tokens: int = science(2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40))
@@ -122,7 +117,7 @@ class Model:
     """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
 
     architecture: str | None = science(
-        "gpt2", "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", choices=tuple(ARCHITECTURES)
+        "gpt2", "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", tuple(ARCHITECTURES)
     )
     n_layer: int | None = required("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
     n_head: int | None = required("attention heads; n_embd / 64 is usual", (1, 1000))
@@ -151,7 +146,7 @@ class Model:
     gradient_checkpointing: str = run(
         "none",
         "saves memory: mlp: its activations are computed again; full: blocks, a third more work",
-        choices=("none", "mlp", "full"),
+        ("none", "mlp", "full"),
     )
 
 
@@ -181,7 +176,7 @@ class Optimizer:
     optimizer: str = science(
         "adamw",
         "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW; fewer tokens",
-        choices=tuple(OPTIMIZERS),
+        tuple(OPTIMIZERS),
     )
     weight_decay: float = required("decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0))
     muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), only=("optimizer", ("muon",)))
@@ -215,7 +210,7 @@ class Schedule:
     )
     warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
     lr_scheduler_type: str = required(
-        "shape after the warm-up; wsd: the peak, then a linear decay", choices=("cosine", "linear", "wsd", "constant")
+        "shape after the warm-up; wsd: the peak, then a linear decay", ("cosine", "linear", "wsd", "constant")
     )
     decay_ratio: float = science(
         0.2, "wsd: length of the decay phase, as a share of max_steps", (0.0, 1.0), only=("lr_scheduler_type", ("wsd",))
@@ -237,7 +232,7 @@ class Evaluation:
     sample_temperature: float = run(0.8, "sampling temperature; 0 = greedy", (0.0, 100.0))
     sample_top_k: int = run(200, "sample among this many likeliest tokens; 0 = all", (0, 10**6))
     sample_top_p: float = run(1.0, "sample among the likeliest that hold this probability; 1.0 = all", (1e-6, 1.0))
-    tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", choices=TASKS)
+    tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", TASKS)
     task_steps: int = run(0, "steps between scores of the tasks; small models stay near chance", (0, 10**9))
     task_limit: int = run(0, "the first so many items of each task; 0 = all", (0, 10**9))
     task_files: list[str] | None = run(None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's")
@@ -283,7 +278,7 @@ class Machine:
     compile_mode: str = run(
         "default",
         "torch.compile's mode where the run is compiled; default: the accelerate YAML's",
-        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
     ddp_timeout: int = run(600, "seconds after which a process that others wait for counts as lost", (1, 10**6))
 
@@ -292,7 +287,7 @@ class Machine:
 class Tracking:
     """Trackers, beside metrics.jsonl, which is always written."""
 
-    report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", choices=("none", *TRACKERS))
+    report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS))
     project_name: str = run("ursa-minor", "project name in trackers")
     reference_curve: str | None = run(None, "a published run's losses, drawn beside this one's: a file of references/")
     tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub")
@@ -313,7 +308,7 @@ class Hub:
     hub_strategy: str = run(
         "every_save",
         "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
-        choices=("end", "every_save", "checkpoint", "all_checkpoints"),
+        ("end", "every_save", "checkpoint", "all_checkpoints"),
     )
     license: str = run("unknown", "license of the model, for its card: an identifier of the Hub")
     language: list[str] = run((), "language of the text, for the card: ISO 639 codes, or code")

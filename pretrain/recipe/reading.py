@@ -176,12 +176,11 @@ def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tu
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, wanted = FIELDS[name], TYPES[name]
-    words = "|".join(list(field.metadata["choices"] or ())[: rules.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (
-        name in AUTO
-    )
+    about, choices = field.metadata, () if wanted in (int, float) else field.metadata["allowed"]
+    words = "|".join(choices[: rules.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (name in AUTO)
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
     many: dict[str, Any] = {"nargs": "+"} if rules.is_list(wanted) else {}
-    group.add_argument(f"--{name}", metavar=words, help=(field.metadata["help"] + default).replace("%", "%%"), **many)
+    group.add_argument(f"--{name}", metavar=words, help=(about["help"] + default).replace("%", "%%"), **many)
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

@@ -23,7 +23,7 @@ TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
 
 def key_fault(name: str, value: Any) -> str | None:
     """Return what a key's value must be, where it is not; None: it is."""
-    field, wanted = keys.FIELDS[name].metadata, keys.TYPES[name]
+    about, wanted = keys.FIELDS[name].metadata, keys.TYPES[name]
     if (value is None and name in keys.OPTIONAL) or (value == "auto" and name in keys.AUTO):
         return None
     if not _fits(value, wanted):
@@ -34,14 +34,14 @@ def key_fault(name: str, value: Any) -> str | None:
             hint = f"; YAML reads this as text, write {value} without quotes"
         or_auto = ", or auto" if name in keys.AUTO else ""
         return f"must be {type_name(wanted)}{or_auto}{hint}"
-    choices, low, high = field["choices"], field["low"], field["high"]
+    if wanted in (int, float):
+        least, most = about["allowed"]
+        return None if least <= value <= most else f"must be between {least} and {most} ({about['help']})"  # nor is NaN
     for each in value if isinstance(value, list) else [value]:
-        if choices and each not in choices:
-            return f"must be {either(choices)}{nearest(each, choices)}"
+        if about["allowed"] and each not in about["allowed"]:
+            return f"must be {either(about['allowed'])}{nearest(each, about['allowed'])}"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
-    if low is not None and not low <= value <= high:  # NaN compares false with both
-        return f"must be between {low} and {high} ({field['help']})"
     return None
 
 
