@@ -77,7 +77,7 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
 def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can(shape, words):
     with pytest.raises(BadInput, match=words):
         chat.add_chat(*pair(**shape))
-    with pytest.raises(BadInput, match="has a chat template already"):
+    with pytest.raises(BadInput, match="has a chat template, or tokens of a chat, already"):
         chat.add_chat(*chatty())
 
 

@@ -39,11 +39,11 @@ def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tm
     ("name", "values", "words"),
     [
         ("a.txt", [{"prompt": "a"}], "must be files of rows that are here, of one kind: .parquet, .jsonl"),
-        ("a.jsonl", [{"text": "a"}], "has no column prompt, only text; rename one"),
+        ("a.jsonl", [{"text": "a"}], "each row's prompt must be a text, .*; the columns are text"),
         ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
         ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
         ("a.jsonl", [{"prompt": "a"}, {"text": "b"}], "each row's prompt must be a text"),
-        ("a.jsonl", ["no row"], "cannot be read|no column prompt"),
+        ("a.jsonl", ["no row"], "cannot be read|the columns are"),
     ],
 )
 def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(name, values, words, tmp_path):

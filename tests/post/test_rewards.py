@@ -50,7 +50,7 @@ def test_ones_own_reward_is_a_function_of_a_file(mine):
     ("name", "words"),
     [
         ("adition", "must be addition, brackets, python_compiles, the folder of a reward model, or a function of your"),
-        ("nowhere.py:short", "there is no file nowhere.py"),
+        ("nowhere.py:short", "nowhere.py cannot be run: FileNotFoundError"),
         ("mine.py:long", "mine.py has no function long"),
         ("broken.py:short", "broken.py cannot be run: ZeroDivisionError"),
     ],

@@ -510,7 +510,7 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
     [
         ("train.py --learning_rat 1", 2, "--learning_rat: no such flag; did you mean --learning_rate?"),
         ("train.py --help", 0, "--learning_rate"),
-        ("generate.py --model x --top_p 2", 2, "--top_p 2.0: must be above 0, at most 1"),
+        ("generate.py --model x --top_p 2", 2, "--top_p 2.0: must be between 1e-06 and 1.0"),
     ],
 )
 def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path, words, status, said):
