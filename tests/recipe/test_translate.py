@@ -34,7 +34,6 @@ SCRATCH = "python run_clm.py --model_type gpt2 --tokenizer_name gpt2 --train_fil
 A, C = "accelerate launch --config_file accelerate_configs/", "python train.py"
 GPT2 = {"tokens_per_step": 524288, "learning_rate": 6e-4, "warmup_steps": 715, "eval_steps": 250}
 GPT2 |= {"sequence_length": 1024}
-GPT2_ID = "openai-community/gpt2"
 OPENWEBTEXT = {"dataset_name": "Skylion007/openwebtext", "data_files": None, "validation_tokens": 4434897}
 SHAKESPEARE = {"dataset_name": None, "dataset_config_name": None, "validation_fraction": 0.1}
 OWT = GPT2 | {"max_steps": 17234, "dataset_name": "Skylion007/openwebtext"}
@@ -49,13 +48,6 @@ COMMANDS = [
         f"{A}a6000_x2.yaml --num_processes 2 train.py",
         GPT2,
         (2, 64, 4),
-    ),
-    ("python fineweb.py", "python prepare_data.py", {"dataset_name": "HuggingFaceFW/fineweb-edu"}, (1, 64, 8)),
-    (
-        "python train_on_common_crawl.py --data your.txt",
-        C,
-        {"data_files": ["your.txt"], "learning_rate": 3e-3},
-        (1, 16, 1),
     ),
     ("python optimization_setup.py", "python check_setup.py", {}, (1, 64, 8)),
     (
@@ -108,12 +100,6 @@ COMMANDS = [
     ),
     ("python train.py config/eval_gpt2_xl.py", C, OPENWEBTEXT | {"init_from": "openai-community/gpt2-xl"}, (1, 1, 32)),
     ("python train.py --dataset=shakespeare_char", C, SHAKESPEARE | {"tokenizer": "characters"}, (1, 16, 1)),
-    (
-        "python train.py config/train_shakespeare_char.py --dataset=openwebtext --decay_lr=False",
-        C,
-        OPENWEBTEXT | {"tokenizer": GPT2_ID, "n_embd": 384, "lr_scheduler_type": "constant", "warmup_steps": 0},
-        (1, 64, 1),
-    ),
     # run_clm.py.
     (
         CLM,
@@ -122,12 +108,6 @@ COMMANDS = [
         | {"tokens_per_step": 8 * 1024, "learning_rate": 5e-5, "lr_scheduler_type": "linear", "min_lr_ratio": 0.0}
         | {"weight_decay": 0.0, "adam_beta2": 0.999, "warmup_steps": 0, "save_steps": 500},
         (1, 8, 1),
-    ),
-    (
-        f"torchrun --nproc_per_node 4 {SCRATCH.removeprefix('python ')} --block_size 512 --fp16 --torch_compile False",
-        f"{A}conservative.yaml --multi_gpu --num_processes 4 --mixed_precision fp16 --dynamo_backend no train.py",
-        {"tokens_per_step": 8 * 512 * 4, "sequence_length": 512, "warmup_steps": 0},
-        (4, 8, 1),
     ),
     (
         f"{SCRATCH} --config_overrides n_embd=1024,n_layer=24,n_head=16,n_positions=512 --optim adamw_bnb_8bit "
@@ -150,12 +130,6 @@ COMMANDS = [
         f"{A}zero3_x8.yaml",
         {"tokens_per_step": 2**17},
         (4, 32, 1),
-    ),
-    (
-        "python pretrain.py --lr 1e-3 --enable_compile false --gpu a100-sxm4-40gb",
-        f"{A}a100_40gb.yaml --dynamo_backend no",
-        {},
-        (1, 64, 8),
     ),
 ]
 
