@@ -28,21 +28,16 @@ def test_a_line_goes_to_standard_error_once_as_it_is_and_an_error_is_called_one(
     assert caplog.messages == ["theirs"]
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "pipe"])
-def test_a_terminals_lines_are_broken_between_words_below_their_column_and_a_pipes_are_whole(stream, monkeypatch):
+def test_a_terminals_lines_are_broken_between_words_below_their_column_and_a_pipes_are_whole(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     words = "a small GPT-2 of 1.3M parameters that reads a little text"
+    stream = io.StringIO()
     console.start(stream=stream)
-    logging.getLogger("pretrain").info(f"model    {words}")
-    lines = stream.getvalue().splitlines()
-    if not stream.isatty():
-        assert lines == [f"model    {words}"]
-        return
+    log.info(f"model    {words}")
+    assert stream.getvalue() == f"model    {words}\n"
+    stream.isatty = lambda: True
+    log.info(f"model    {words}")
+    lines = stream.getvalue().splitlines()[1:]
     assert len(lines) > 1 and all(len(line) <= 40 for line in lines) and lines[1].startswith(" " * 9)
     assert " ".join(line.removeprefix("model").strip() for line in lines) == words
 
@@ -60,11 +55,11 @@ def test_a_line_stands_beside_a_progress_bar(capsys):
 def test_a_run_s_log_holds_what_was_shown_before_and_after_it_is_begun(tmp_path, capsys):
     path = tmp_path / "run.log"
     console.start()
-    log.info("the plan")
+    log.info("\x1bc the plan of http://me:secret@h/x")
     console.keep_in(path)
     log.info("step 1")
     console.say("error: bad data")  # as what ends a run is shown
-    assert path.read_text() == "the plan\nstep 1\nerror: bad data\n"
+    assert path.read_text() == "\\x1bc the plan of http://redacted@h/x\nstep 1\nerror: bad data\n"
     console.start()
     log.info("resumed")
     console.keep_in(path)
@@ -118,20 +113,13 @@ def test_another_process_shows_only_the_errors_that_it_alone_knows(capsys):
     assert capsys.readouterr() == ("", "error: no checkpoint at step 5\n")
 
 
-def test_lines_for_a_reader_go_to_its_pipe_at_once(capsys):
+def test_lines_for_a_reader_go_to_its_pipe_at_once_and_one_that_has_gone_is_an_error(capsys):
     raw = io.BytesIO()
     console.start(stream=io.TextIOWrapper(raw, "utf-8"))
     log.info("validation: 3 tokens")
     assert raw.getvalue() == b"validation: 3 tokens\n" and capsys.readouterr() == ("", "")
-
-
-def test_a_reader_that_has_gone_is_an_error():
-    class Gone(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
-
-    console.start(stream=Gone())
-    with pytest.raises(BrokenPipeError):
+    console.start(stream=open("/dev/full", "w"))
+    with pytest.raises(OSError):
         log.info("x")
 
 
@@ -148,14 +136,6 @@ def test_generated_text_is_clean_on_a_terminal_and_byte_for_byte_in_a_pipe_or_fi
         console.write(text)
         assert os.read(ours, 100) == b"a\\x1b[2J \xe9 \\u202e\\u4e2d\r\n"
     os.close(ours)
-
-
-def test_a_sample_of_a_text_with_control_characters_reaches_no_log_raw(tmp_path, capsys):
-    console.start()
-    console.keep_in(tmp_path / "run.log")
-    log.info("---- sample\n\x1bc http://me:secret@h/x\x07")
-    for shown in (capsys.readouterr().err, (tmp_path / "run.log").read_text()):
-        assert shown == "---- sample\n\\x1bc http://redacted@h/x\\x07\n"
 
 
 def test_what_others_print_is_made_safe_to_show(capsys, monkeypatch):
