@@ -30,6 +30,7 @@ def test_bad_input_prints_each_line_and_exits_2(capsys, monkeypatch):
         (TrainingStopped("diverged"), 1, "error: diverged\n"),
     ):
         assert raising(error)() == status and capsys.readouterr() == ("", err)
+    assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42
 
 
 def filled():
@@ -41,7 +42,7 @@ def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     cases = {  # 1 where it may pass, 2 where the user has chosen the place
-        1: [filled, OSError(errno.EIO, "x", "disk/a"), OSError(errno.EMFILE, "x", "a")],
+        1: [filled, *(OSError(number, "x", "a") for number in (errno.EIO, errno.EMFILE, errno.EFBIG))],
         2: [lambda: open(tmp_path / "file" / "a"), lambda: os.listdir(tmp_path / "loop"), lambda: open(tmp_path)],
     }
     cases[2] += [lambda: open(tmp_path / ("a" * 300)), PermissionError(errno.EACCES, "x", b"runs/x")]
@@ -50,6 +51,12 @@ def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_
             assert raising(fault)() == status
             line = capsys.readouterr().err
             assert line.startswith("error: ") and line.count("\n") == 1 and line.count(": ") >= 2, line
+    for error in (
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ):
+        assert raising(error)() == 1 and capsys.readouterr().err.startswith("error: memory ran out: ")
     assert raising(OSError(errno.EROFS, "x", "http://me:canary@host/a"))() == 2
     assert capsys.readouterr().err.startswith("error: http://redacted@host/a: Read-only file system: use another place")
 
@@ -77,11 +84,6 @@ def test_a_traceback_shows_no_secret_of_a_url():
     done = subprocess.run([sys.executable, "-c", f"import sys; {fetch}", url], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and "Traceback (most recent call last)" in done.stderr
     assert "http://redacted@127.0.0.1/a.csv?redacted" in done.stderr and "canary" not in done.stderr
-
-
-def test_exit_status_of_main_is_passed_on_with_its_arguments():
-    assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42
-    assert exit_on_bad_input(lambda: None)() == 0
 
 
 def test_what_all_processes_know_the_first_one_says_and_what_one_alone_knows_that_one(monkeypatch, capsys):

@@ -36,10 +36,7 @@ def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, monkeypatch,
     for restarts, status in (("3", 0), ("0", code)):  # a launcher would restart what has failed
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
         assert stop.exit_code == status
-
-
-def test_a_terminal_that_closes_stops_no_run_that_nohup_started(handlers):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does: a terminal that closes stops no run
     stop = StopRequest()
     os.kill(os.getpid(), signal.SIGHUP)
     assert not stop.agreed()
