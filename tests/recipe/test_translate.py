@@ -34,11 +34,9 @@ SCRATCH = "python run_clm.py --model_type gpt2 --tokenizer_name gpt2 --train_fil
 A, C = "accelerate launch --config_file accelerate_configs/", "python train.py"
 GPT2 = {"tokens_per_step": 524288, "learning_rate": 6e-4, "warmup_steps": 715, "eval_steps": 250}
 GPT2 |= {"sequence_length": 1024}
-OPENWEBTEXT = {"dataset_name": "Skylion007/openwebtext", "data_files": None, "validation_tokens": 4434897}
 SHAKESPEARE = {"dataset_name": None, "dataset_config_name": None, "validation_fraction": 0.1}
-OWT = GPT2 | {"max_steps": 17234, "dataset_name": "Skylion007/openwebtext"}
-NANOGPT = OWT | {"max_steps": 600000, "warmup_steps": 2000, "eval_steps": 1000}
-NANOGPT |= {"logging_steps": 10, "min_lr_ratio": 0.1}
+NANOGPT = GPT2 | {"max_steps": 600000, "warmup_steps": 2000, "eval_steps": 1000, "min_lr_ratio": 0.1}
+NANOGPT |= {"logging_steps": 10, "dataset_name": "Skylion007/openwebtext"}
 # A command; what ours begins with; values of our keys; a plan: processes, a card's micro-batch, micro-batches a step.
 COMMANDS = [
     # What the sources print.
@@ -61,7 +59,7 @@ COMMANDS = [
         (8, 64, 1),
     ),
     ("uv run python prepare.py", "python prepare_data.py", {"validation_tokens": 4434897}, (1, 64, 8)),
-    ("make ddp-train NGPUS=8", "torchrun --standalone --nproc_per_node 8 train.py", OWT, (8, 64, 1)),
+    ("make ddp-train NGPUS=8", "torchrun --standalone --nproc_per_node 8 train.py", GPT2, (8, 64, 1)),
     (
         BLOCK,
         f"{A}conservative.yaml --mixed_precision fp16 train.py",
@@ -98,7 +96,6 @@ COMMANDS = [
         | {"lr_scheduler_type": "constant", "eval_steps": 5},
         (1, 1, 32),
     ),
-    ("python train.py config/eval_gpt2_xl.py", C, OPENWEBTEXT | {"init_from": "openai-community/gpt2-xl"}, (1, 1, 32)),
     ("python train.py --dataset=shakespeare_char", C, SHAKESPEARE | {"tokenizer": "characters"}, (1, 16, 1)),
     # run_clm.py.
     (

@@ -3,13 +3,12 @@
 import io
 import re
 import string
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, run
+from conftest import run
 from small_models import built
 
 import generate
@@ -54,22 +53,6 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
     ):
         done = run("generate.py", "--model", model_dir, *flags, expect=2)
         assert words in done.stderr and "Traceback" not in done.stderr
-
-
-# A process of its own, for the end of one is where Python writes what is left; a model's text is not the point.
-SPEAKS = """
-import sys, generate
-generate.print_samples = lambda asked: [print("text", flush=True) for _ in range(1000000)]
-sys.exit(generate.main(["--model", "any"]))
-"""
-
-
-def test_a_reader_that_has_seen_enough_ends_it_quietly():
-    command = [sys.executable, "-c", SPEAKS]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "text\n"
-        process.stdout.close()
-        assert process.stderr.read() == "" and process.wait(60) == 1
 
 
 @pytest.fixture

@@ -146,24 +146,18 @@ def test_a_failing_check_stops_before_training_whose_status_is_the_scripts_and_w
         assert done.returncode == status and ran == wanted and "hf_secret" not in done.stdout + done.stderr
 
 
-def test_what_would_waste_the_hours_is_refused_first(machine):
-    done, ran = machine(count=0)
-    assert done.returncode == 1 and not ran and "no card" in done.stderr
-    for hub in ({"HUB_MODEL_ID": "you/gpt2"}, {"PUSH": "1"}):
-        done, ran = machine(**hub)
-        assert done.returncode == 1 and not ran and "HF_TOKEN" in done.stderr
-
-
-def test_only_one_run_at_a_time(machine, tmp_path):
+def test_what_would_waste_the_hours_is_refused_first_and_the_price_of_the_others_is_shown(machine, tmp_path):
     (tmp_path / "runs").mkdir()
     with open(tmp_path / "runs/gpt2_124m.lock", "w") as lock:
         subprocess.run(["flock", "-n", str(lock.fileno())], pass_fds=[lock.fileno()], check=True)
-        done, ran = machine()
-    assert done.returncode == 1 and not ran and "another run" in done.stderr
-    assert machine()[0].returncode == 0
-
-
-def test_the_price_is_hours_times_the_price_of_an_hour(machine):
+        refused = [("another run", machine())]
+    refused += [
+        ("no card", machine(count=0)),
+        ("HF_TOKEN", machine(HUB_MODEL_ID="me/x")),
+        ("HF_TOKEN", machine(PUSH="1")),
+    ]
+    for words, (done, ran) in refused:
+        assert done.returncode == 1 and not ran and words in done.stderr
     assert re.search(r"this call: 0\.0\d h x 2\.5 = 0\.0", machine(PRICE_PER_MACHINE_HOUR="2.5")[0].stdout)
 
 
