@@ -5,7 +5,6 @@ import shlex
 import statistics
 import subprocess
 
-import pytest
 from conftest import ROOT
 
 from benchmarks.estimate_cards import TRAINING_SOURCES
@@ -53,13 +52,13 @@ def test_each_card_has_one_name_and_each_of_its_figures_a_source():
         assert 0.55 < card.product_teraflops / card.teraflops < 1.15
 
 
-@pytest.mark.parametrize("geforce", [True, False])
-def test_a_card_never_measured_in_products_is_taken_at_the_share_that_its_kind_reaches(geforce):
-    kind = [card for card in cards.CARDS if card.is_geforce == geforce]
-    share = cards.reached_share(geforce)
-    assert share == statistics.median(card.products.figure / card.teraflops for card in kind if card.products)
-    guessed = [card for card in kind if not card.products]
-    assert guessed and all(card.product_teraflops == share * card.teraflops for card in guessed)
+def test_a_card_never_measured_in_products_is_taken_at_the_share_that_its_kind_reaches():
+    for geforce in (True, False):
+        kind = [card for card in cards.CARDS if card.is_geforce == geforce]
+        share = cards.reached_share(geforce)
+        assert share == statistics.median(card.products.figure / card.teraflops for card in kind if card.products)
+        guessed = [card for card in kind if not card.products]
+        assert guessed and all(card.product_teraflops == share * card.teraflops for card in guessed)
 
 
 def test_the_peak_is_the_named_cards_with_tensor_cores_only():
@@ -85,17 +84,14 @@ def test_a_preset_is_the_cards_own_for_so_many_of_them():
         assert ("--multi_gpu" in cards.launcher(stem, count)) == (count > 1 and "_x" not in stem)
 
 
-@pytest.mark.parametrize(
-    "driver, number, words",
-    [
+def test_make_train_and_ddp_train_take_the_cards_preset_and_so_many_processes():
+    for driver, number, words in (
         ("NVIDIA RTX A6000", 4, "--config_file accelerate_configs/a6000_x4.yaml train.py"),
         ("NVIDIA RTX A6000", 3, "--config_file accelerate_configs/a6000.yaml --multi_gpu --num_processes 3 train.py"),
         ("", 2, "ACCELERATE_USE_CPU=true .venv/bin/torchrun --nproc_per_node 2 train.py"),
-    ],
-)
-def test_make_train_and_ddp_train_take_the_cards_preset_and_so_many_processes(driver, number, words):
-    target = "train" if number == 1 else "ddp-train"
-    recipe = "gpt2_124m_openwebtext" if driver and number > 1 else "quickstart"
-    command = ["make", "-n", "-C", str(ROOT), target, f"CARD={driver}", f"NGPUS={number}", "FLAGS=--max_steps 3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert f"{words} --recipe recipes/{recipe}.yaml --max_steps 3" in " ".join(shlex.split(done.stdout))
+    ):
+        target = "train" if number == 1 else "ddp-train"
+        recipe = "gpt2_124m_openwebtext" if driver and number > 1 else "quickstart"
+        command = ["make", "-n", "-C", str(ROOT), target, f"CARD={driver}", f"NGPUS={number}", "FLAGS=--max_steps 3"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert f"{words} --recipe recipes/{recipe}.yaml --max_steps 3" in " ".join(shlex.split(done.stdout))

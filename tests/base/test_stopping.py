@@ -103,19 +103,16 @@ def test_death_of_a_shell_is_none():
     assert json.loads(orphan(act, launched=False)) == [False, 1]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_a_lost_process_is_said_by_whoever_notices_and_how_to_go_on():
+    for words in (
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
         "[unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete",
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5) ran for 600000 milliseconds before timing out",
-    ],
-)
-def test_a_lost_process_is_said_by_whoever_notices_and_how_to_go_on(words):
-    with pytest.raises(TrainingStopped) as caught, raise_on_lost_peer():
-        raise RuntimeError(words)
-    said = str(caught.value)
-    assert "died, was killed (memory?) or hangs" in said and "--max_restarts 3" in said and caught.value.alone
+    ):
+        with pytest.raises(TrainingStopped) as caught, raise_on_lost_peer():
+            raise RuntimeError(words)
+        said = str(caught.value)
+        assert "died, was killed (memory?) or hangs" in said and "--max_restarts 3" in said and caught.value.alone
 
 
 def test_other_errors_pass_as_they_are():

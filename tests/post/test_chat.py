@@ -64,18 +64,15 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
     assert tokenizer.decode(learnt) == "hello<|im_end|>" * 2
 
 
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
+def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can():
+    for shape, words in (
         ({"vocab_size": 31}, "3 rows .* 2 of 31 are free; .* --vocab_size 64, or .* tokenizer of at most 28"),
         ({"characters": "0123456789+=\n"}, r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"),
-    ],
-)
-def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can(shape, words):
-    with pytest.raises(BadInput, match=words):
-        chat.add_chat(*pair(**shape))
-    with pytest.raises(BadInput, match="has a chat template, or tokens of a chat, already"):
-        chat.add_chat(*chatty())
+    ):
+        with pytest.raises(BadInput, match=words):
+            chat.add_chat(*pair(**shape))
+        with pytest.raises(BadInput, match="has a chat template, or tokens of a chat, already"):
+            chat.add_chat(*chatty())
 
 
 @pytest.fixture

@@ -37,34 +37,28 @@ def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tm
         problems.read("prompts", "https://host/p.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "words"),
-    [
+def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(tmp_path):
+    for name, values, words in (
         ("a.txt", [{"prompt": "a"}], "must be files of rows that are here, of one kind: .parquet, .jsonl"),
         ("a.jsonl", [{"text": "a"}], "each row's prompt must be a text, .*; the columns are text"),
         ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
         ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
         ("a.jsonl", ["no row"], "cannot be read|the columns are"),
-    ],
-)
-def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(name, values, words, tmp_path):
-    with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
-        problems.read("held_out", rows(tmp_path / name, *values))
+    ):
+        with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
+            problems.read("held_out", rows(tmp_path / name, *values))
 
 
-@pytest.mark.parametrize(
-    ("prompts", "longest", "words"),
-    [
+def test_prompts_that_the_model_cannot_take_are_refused_with_what_it_can(pair):
+    for prompts, longest, words in (
         (["abc", "Ö"], 5, "no id for 'Ö'"),
         (["abc", "a" * 27], 6, r"max_completion_length = 6: .* 27 tokens .* context of 32; use at most 5"),
         (["a", CHAT], 5, "some are texts and some are messages"),
         ([CHAT], 5, r"no chat template; .* export_model.py RUN --chat"),
-    ],
-)
-def test_prompts_that_the_model_cannot_take_are_refused_with_what_it_can(pair, prompts, longest, words):
-    problems.check(*pair, ["abc", "a" * 27], 5)
-    with pytest.raises(BadInput, match=words):
-        problems.check(*pair, prompts, longest)
+    ):
+        problems.check(*pair, ["abc", "a" * 27], 5)
+        with pytest.raises(BadInput, match=words):
+            problems.check(*pair, prompts, longest)
 
 
 def test_a_stop_is_one_token(pair):

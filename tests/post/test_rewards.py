@@ -14,9 +14,8 @@ from pretrain.post import rewards
 ADD = "def add(a, b):\n"
 
 
-@pytest.mark.parametrize(
-    ("reward", "prompt", "completion", "value"),
-    [
+def test_what_is_right_and_whole_is_worth_1():
+    for reward, prompt, completion, value in (
         ("addition", "12+34=", " 46\n", 1),
         ("addition", "12+34=", "046", 0),
         ("brackets", "([", "])()", 1),
@@ -26,10 +25,8 @@ ADD = "def add(a, b):\n"
         ("python_compiles", ADD, "    pass\n", 0),
         ("python_compiles", "x = 1\n", "# nothing\n", 0),
         ("python_compiles", "x = ", "(" * 5000, 0),
-    ],
-)
-def test_what_is_right_and_whole_is_worth_1(reward, prompt, completion, value):
-    assert rewards.find(reward)(prompt, completion) == value
+    ):
+        assert rewards.find(reward)(prompt, completion) == value
 
 
 def test_ones_own_reward_is_a_function_of_a_file_and_one_that_is_not_there_is_named_with_what_to_give(

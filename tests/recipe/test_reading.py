@@ -110,10 +110,10 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "text", "words"), FAULTS)
-def test_a_fault_is_one_line_with_file_key_value_rule_and_remedy(tmp_path, key, text, words):
-    (message,) = refused(line(tmp_path, key, text))
-    assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
+def test_a_fault_is_one_line_with_file_key_value_rule_and_remedy(tmp_path):
+    for key, text, words in FAULTS:
+        (message,) = refused(line(tmp_path, key, text))
+        assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
 
 
 def test_number_in_quotes_is_refused_with_a_form_that_loads_or_none(tmp_path):
@@ -155,16 +155,16 @@ def test_wrong_type_is_refused_for_every_key(tmp_path):
             assert f"{name} = " in message and "must be" in message, message
 
 
-@pytest.mark.parametrize("end, beyond", [(0, -1), (1, 1)])
-def test_out_of_range_is_refused_for_every_number(tmp_path, end, beyond):
-    ranges = {
-        name: field.metadata["allowed"] for name, field in keys.FIELDS.items() if keys.TYPES[name] in (int, float)
-    }
-    values = {name: allowed[end] + beyond for name, allowed in ranges.items()}
-    lines = refused(write(tmp_path, **values))
-    assert len(lines) == len(values) > 30
-    for name, (least, most) in ranges.items():
-        assert sum(f" {name} = {values[name]}: must be between {least} and {most}" in line for line in lines) == 1
+def test_out_of_range_is_refused_for_every_number(tmp_path):
+    for end, beyond in ((0, -1), (1, 1)):
+        ranges = {
+            name: field.metadata["allowed"] for name, field in keys.FIELDS.items() if keys.TYPES[name] in (int, float)
+        }
+        values = {name: allowed[end] + beyond for name, allowed in ranges.items()}
+        lines = refused(write(tmp_path, **values))
+        assert len(lines) == len(values) > 30
+        for name, (least, most) in ranges.items():
+            assert sum(f" {name} = {values[name]}: must be between {least} and {most}" in line for line in lines) == 1
 
 
 def test_each_key_without_default_must_be_stated_and_all_faults_come_at_once(tmp_path):
@@ -197,9 +197,8 @@ def test_flag_beats_file_and_extra_flags_come_with_their_types_only_when_given(t
 TRANSLATED, A6000 = "the whole command here: ", "accelerate launch --config_file accelerate_configs/a6000.yaml train.py"
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
+def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, monkeypatch):
+    for words, found in (
         ("--max_step 1", ["--max_step: no such flag; did you mean --max_steps?"]),  # an abbreviation to argparse
         ("--job 3.5", ["argument --job: invalid int value: '3.5'"]),
         ("stray", ["stray: is not a flag; every value follows a --key"]),
@@ -222,22 +221,20 @@ TRANSLATED, A6000 = "the whole command here: ", "accelerate launch --config_file
             "--grad_accum_steps 8",
             ["--grad_accum_steps: a flag of other scripts; here not needed: derived:", TRANSLATED],
         ),
-    ],
-)
-def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, monkeypatch, words, found):
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    with pytest.raises(BadInput) as caught:
-        command(tmp_path, *words.split())
-    for message, begin in zip(caught.value.lines, found, strict=True):
-        assert message.startswith(begin)
+    ):
+        monkeypatch.setattr("sys.argv", ["train.py"])
+        with pytest.raises(BadInput) as caught:
+            command(tmp_path, *words.split())
+        for message, begin in zip(caught.value.lines, found, strict=True):
+            assert message.startswith(begin)
 
 
-@pytest.mark.parametrize("words", [["--run_name=--profile"], ["--data_files", "--x y", "extend_steps", ""]])
-def test_no_value_is_a_mode_and_a_reader_is_given_what_the_run_was_given_letter_by_letter(tmp_path, words):
-    more = ["--extend_steps", "5", "--profile", "--seed", "3e1"]
-    given, modes, for_reader = reading.parse_training(["--recipe", str(write(tmp_path)), *words, *more])
-    assert modes == {"extend_steps": 5, "profile": True} and words[-1].rpartition("=")[2] in str(keys.flat(given))
-    assert reading.parse_training(for_reader)[:2] == (given, {})
+def test_no_value_is_a_mode_and_a_reader_is_given_what_the_run_was_given_letter_by_letter(tmp_path):
+    for words in (["--run_name=--profile"], ["--data_files", "--x y", "extend_steps", ""]):
+        more = ["--extend_steps", "5", "--profile", "--seed", "3e1"]
+        given, modes, for_reader = reading.parse_training(["--recipe", str(write(tmp_path)), *words, *more])
+        assert modes == {"extend_steps": 5, "profile": True} and words[-1].rpartition("=")[2] in str(keys.flat(given))
+        assert reading.parse_training(for_reader)[:2] == (given, {})
 
 
 def test_push_pending_needs_no_recipe_and_stands_alone_and_tasks_need_steps(tmp_path, monkeypatch):
@@ -283,9 +280,8 @@ def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
 # Values in combination.
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path):
+    for changes, words in (
         ({"optimizer": "adamw_8bit", "shard_optimizer": True}, "--shard_optimizer false, or --optimizer adamw"),
         ({"lr_scheduler_type": "wsd", "warmup_steps": 9}, "overlap. Use --decay_ratio 0.09"),
         ({"tokens_per_step": 129}, "must be a multiple of sequence_length = 16; the nearest is 128"),
@@ -304,29 +300,24 @@ def test_plan_that_cannot_be_shared_prints_remedies_that_work(tmp_path):
         # Shards of one's own are never deleted.
         ({"data_files": None, "data_dir": "d", "stream_keep": "consumed"}, "data_dir holds yours. Use --stream_keep"),
         (mixture(HUB, {"weight": 1, "data_dir": "d"}, stream_keep="consumed"), "data_dir holds yours"),
-    ],
-)
-def test_values_that_do_not_go_together_are_one_fault_with_the_remedy(tmp_path, changes, words):
-    (message,) = refused(write(tmp_path, **changes))
-    assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
+    ):
+        (message,) = refused(write(tmp_path, **changes))
+        assert message.startswith(f"{tmp_path}/mine.yaml: ") and words in message
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
+def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_file_is_not(tmp_path):
+    for flags, words in (
         ({"muon_momentum": "0.9"}, "optimizer = adamw; leave it out, or use --optimizer muon"),
         ({"min_lr_ratio": "0.2", "lr_scheduler_type": "constant"}, "use --lr_scheduler_type cosine, linear or wsd"),
         ({"initializer_range": "0.04", "init_from": "gpt2"}, "init_from = gpt2; leave it out, or use --init_from none"),
         ({"early_stopping_patience": "3", "eval_steps": "0"}, "no effect with eval_steps = 0; add --eval_steps 250"),
-    ],
-)
-def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_file_is_not(tmp_path, flags, words):
-    (message,) = refused(write(tmp_path), flags)
-    assert message.endswith(words) and "has no effect with" in message
-    in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
-    assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(iter(in_file.values()))
-    flags = {"muon_momentum": "0.95", "decay_ratio": "0.2", "min_lr_ratio": "0", "lr_scheduler_type": "constant"}
-    assert reading.load_recipe(write(tmp_path), flags).schedule.lr_scheduler_type == "constant"
+    ):
+        (message,) = refused(write(tmp_path), flags)
+        assert message.endswith(words) and "has no effect with" in message
+        in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
+        assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(iter(in_file.values()))
+        flags = {"muon_momentum": "0.95", "decay_ratio": "0.2", "min_lr_ratio": "0", "lr_scheduler_type": "constant"}
+        assert reading.load_recipe(write(tmp_path), flags).schedule.lr_scheduler_type == "constant"
 
 
 def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(tmp_path, caplog):
@@ -436,17 +427,14 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
     assert reading.load_recipe(write(tmp_path, architecture="llama"), flags).model.intermediate_size == 128
 
 
-@pytest.mark.parametrize(
-    "words, status, said",
-    [
+def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path):
+    for words, status, said in (
         ("train.py --learning_rat 1", 2, "--learning_rat: no such flag; did you mean --learning_rate?"),
         ("train.py --help", 0, "--learning_rate"),
         ("generate.py --model x --top_p 2", 2, "--top_p 2.0: must be between 1e-06 and 1.0"),
-    ],
-)
-def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path, words, status, said):
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
-    command = [sys.executable, *words.split()]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == status and said in done.stdout + done.stderr and "Traceback" not in done.stderr
+    ):
+        (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+        command = [sys.executable, *words.split()]
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == status and said in done.stdout + done.stderr and "Traceback" not in done.stderr
