@@ -252,6 +252,8 @@ def test_slurms_variables_reach_the_trainer_on_its_node(cluster, tmp_path):
 
 
 def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again_if_wanted(cluster):
+    asked = set(re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE))
+    assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"} <= asked
     for requeue, last in (("1", ["stopped", "scontrol requeue 4711"]), ("0", ["ready", "stopped"])):
         process, log = cluster(wait="1", REQUEUE=requeue)
         deadline = time.monotonic() + 20
@@ -260,11 +262,6 @@ def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again_if
         process.send_signal(signal.SIGUSR1)
         assert process.wait(20) == 0
         assert log.read_text().splitlines()[-2:] == last
-
-
-def test_slurm_asks_for_two_nodes_of_eight_and_may_be_requeued():
-    asked = re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE)
-    assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"} <= set(asked)
 
 
 # A job of Hugging Face, and a spot machine: read by the programs that would start them, and not run on a cloud.
@@ -300,7 +297,7 @@ def read_by_hf(words):
 WHERE = {"GIT_URL": "https://forge.example/ursa-minor", "HUB_MODEL_ID": "me/gpt2"}
 
 
-def test_hf_reads_the_job_with_its_limit_and_the_token_by_its_name_only(tmp_path):
+def test_hf_reads_the_job_with_its_limit_and_shows_no_secret_and_its_status_is_kept(tmp_path):
     done, words = submit(tmp_path, "--save_steps", "500", "--run_name", "a b", **WHERE)
     job = read_by_hf(words)
     assert done.returncode == 0 and not job["dry_run"] and job["attempts"] == 3
@@ -310,6 +307,9 @@ def test_hf_reads_the_job_with_its_limit_and_the_token_by_its_name_only(tmp_path
     flags = ("--save_steps", "500", "--run_name", "a b")
     assert job["command"][:2] == ("bash", "-c") and job["command"][3:] == ("job", *flags)
     assert read_by_hf(submit(tmp_path, **WHERE, DRY_RUN="1", TIMEOUT="2h")[1])["dry_run"]
+    done, words = submit(tmp_path, "--data_files", SIGNED, **WHERE, hf_status="3")
+    assert done.returncode == 3 and words[-1] == SIGNED
+    assert done.stdout.endswith(f"--data_files {SHOWN}\n") and not re.search("PW|SECRET", done.stdout + done.stderr)
 
 
 def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
@@ -342,12 +342,6 @@ def test_a_value_that_git_would_run_that_shows_a_password_or_is_a_flag_is_refuse
         assert f"GIT_URL={address}" in submit(tmp_path, **WHERE | {"GIT_URL": address})[1]
 
 
-def test_what_hf_prints_of_a_job_is_shown_without_secrets_and_its_status_is_kept(tmp_path):
-    done, words = submit(tmp_path, "--data_files", SIGNED, **WHERE, hf_status="3")
-    assert done.returncode == 3 and words[-1] == SIGNED
-    assert done.stdout.endswith(f"--data_files {SHOWN}\n") and not re.search("PW|SECRET", done.stdout + done.stderr)
-
-
 @pytest.fixture
 def spot(tmp_path):
     """Start what skypilot.yaml runs on a machine, among pretended programs; return its commands' words."""
@@ -364,11 +358,8 @@ def spot(tmp_path):
     return run
 
 
-def test_a_spot_machine_checks_trains_and_goes_on_from_the_hub(spot):
+def test_a_spot_machine_checks_and_trains_from_the_hub_and_two_are_launched_as_the_yaml_for_two_says(spot, monkeypatch):
     assert spot(SKYPILOT_NUM_NODES="1") == STARTS.split()
-
-
-def test_two_spot_machines_are_launched_as_the_yaml_for_two_says(spot, monkeypatch):
     given = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
     _, _, *words = spot(**given)
     args = launch_command_parser().parse_args(words)
