@@ -4,11 +4,9 @@ import contextlib
 import io
 import logging
 import os
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 from tqdm import tqdm
 
 from pretrain.base import console
@@ -68,32 +66,22 @@ def test_a_run_s_log_holds_what_was_shown_before_and_after_it_is_begun(tmp_path,
     log.info("continues without")
 
 
-DYING = """
-import logging, os, sys
-from pathlib import Path
-from pretrain.base import console
-log = logging.getLogger("pretrain.room")
-console.start()
-console.keep_in(Path(sys.argv[1]))
-log.info("one")
-sys.stdin.read()
-log.info("two")
-log.info("three")
-sys.stderr.write("of a library")
-os.write(2, b"of native code")
-console.say("error: four")
-"""
-
-
-def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_lines(tmp_path):
+def test_a_terminal_that_nobody_reads_any_more_ends_no_run_and_its_file_has_the_lines(tmp_path, monkeypatch):
     """As `... 2>&1 | tee log` has it whose tee has died."""
-    command = [sys.executable, "-c", DYING, str(tmp_path / "run.log")]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-    assert process.stdout.readline() == "one\n"
-    process.stdout.close()
-    process.stdin.close()
-    assert process.wait() == 0 and (tmp_path / "run.log").read_text() == "one\ntwo\nthree\nerror: four\n"
+    reader, writer = os.pipe()
+    console.start()
+    console.keep_in(tmp_path / "run.log")
+    with monkeypatch.context() as at, open(writer, "w") as terminal:
+        at.setattr(sys, "stderr", terminal)
+        log.info("one")
+        assert os.read(reader, 10) == b"one\n"
+        os.close(reader)
+        log.info("two")
+        log.info("three")
+        sys.stderr.write("of a library")
+        os.write(writer, b"of native code")
+        console.say("error: four")
+    assert (tmp_path / "run.log").read_text() == "one\ntwo\nthree\nerror: four\n"
 
 
 def test_a_terminal_on_a_full_disk_ends_no_run(monkeypatch, capsys):

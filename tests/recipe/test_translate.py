@@ -41,12 +41,7 @@ NANOGPT |= {"logging_steps": 10, "dataset_name": "Skylion007/openwebtext"}
 COMMANDS = [
     # What the sources print.
     ("python train_optimized.py --gpu auto --steps 100", C, GPT2 | {"max_steps": 100, "warmup_steps": 25}, (1, 64, 8)),
-    (
-        "torchrun --standalone --nproc_per_node=2 train_optimized.py --gpu rtx_a6000",
-        f"{A}a6000_x2.yaml --num_processes 2 train.py",
-        GPT2,
-        (2, 64, 4),
-    ),
+    ("torchrun --nproc_per_node=2 train_optimized.py --gpu rtx_a6000", f"{A}a6000_x2.yaml", GPT2, (2, 64, 4)),
     ("python optimization_setup.py", "python check_setup.py", {}, (1, 64, 8)),
     (
         LLM_C,
@@ -122,12 +117,7 @@ COMMANDS = [
         {"learning_rate": 1e-3},
         (1, 64, 8),
     ),
-    (
-        "cd llm.c && mpirun -np 4 \\\n ./train_gpt2cu -e d12 -b 32 -z 3",
-        f"{A}zero3_x8.yaml",
-        {"tokens_per_step": 2**17},
-        (4, 32, 1),
-    ),
+    ("cd llm.c && mpirun -np 4 \\\n ./train_gpt2cu -b 32 -z 3", f"{A}zero3_x8.yaml", {"warmup_steps": 0}, (4, 32, 1)),
 ]
 
 
@@ -159,10 +149,10 @@ def test_each_word_without_a_counterpart_has_a_line_with_the_reason():
     assert "rtx_4070: not a known card; of its kind are known: rtx4090, rtx4080, rtx4060, rtx4060ti" in notes
 
 
-@pytest.mark.parametrize("text", ["foo", "ls -l", "", "python x.py", "'"])
-def test_what_is_not_a_trainers_command_is_refused(text):
-    with pytest.raises(BadInput):
-        translate.translate(text)
+def test_what_is_not_a_trainers_command_is_refused():
+    for text in ("foo", "ls -l", "", "python x.py", "'"):
+        with pytest.raises(BadInput):
+            translate.translate(text)
 
 
 def test_the_mode_prints_the_command_what_the_parser_refuses_of_it_and_reads_standard_input(capsys, monkeypatch):
