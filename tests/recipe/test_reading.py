@@ -316,21 +316,15 @@ def test_a_flag_without_effect_is_refused_and_a_default_a_zero_or_a_key_of_the_f
         assert message.endswith(words) and "has no effect with" in message
         in_file = {name: yaml.safe_load(value) for name, value in flags.items()}
         assert keys.flat(recipe(tmp_path, **in_file))[next(iter(flags))] == next(iter(in_file.values()))
-        flags = {"muon_momentum": "0.95", "decay_ratio": "0.2", "min_lr_ratio": "0", "lr_scheduler_type": "constant"}
-        assert reading.load_recipe(write(tmp_path), flags).schedule.lr_scheduler_type == "constant"
+    flags = {"muon_momentum": "0.95", "decay_ratio": "0.2", "min_lr_ratio": "0", "lr_scheduler_type": "constant"}
+    assert reading.load_recipe(write(tmp_path), flags).schedule.lr_scheduler_type == "constant"
 
 
 def test_a_warm_up_longer_than_the_run_is_a_quarter_of_it_half_warns_and_so_do_few_evaluations(tmp_path, caplog):
     caplog.set_level(logging.INFO, "pretrain")
     path, half = write(tmp_path, eval_steps=10), "is half of max_steps = 20 or more"
     longer = "warmup_steps = 21 is longer than the run, max_steps = 20"
-    cases = (
-        ("20", "9", 9, ""),
-        ("20", "10", 10, half),
-        ("1", "1", 1, ""),
-        ("20", "21", 5, longer),
-        ("3", "4", 1, "longer"),
-    )
+    cases = [("20", "9", 9, ""), ("20", "10", 10, half), ("1", "1", 1, ""), ("20", "21", 5, longer)]
     for steps, warmup, rises, said in cases:
         caplog.clear()
         read = reading.load_recipe(path, {"max_steps": steps, "warmup_steps": warmup})
@@ -428,13 +422,13 @@ def test_what_a_llama_type_model_lacks_is_named_with_usual_values_that_work(tmp_
 
 
 def test_a_typo_and_help_are_answered_before_torch_is_imported(tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     for words, status, said in (
         ("train.py --learning_rat 1", 2, "--learning_rat: no such flag; did you mean --learning_rate?"),
         ("train.py --help", 0, "--learning_rate"),
         ("generate.py --model x --top_p 2", 2, "--top_p 2.0: must be between 1e-06 and 1.0"),
     ):
-        (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
         command = [sys.executable, *words.split()]
-        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == status and said in done.stdout + done.stderr and "Traceback" not in done.stderr
