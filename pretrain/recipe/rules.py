@@ -115,12 +115,11 @@ def _source_faults(source: Mapping[Any, Any]) -> Iterator[str]:
     for name, value in source.items():
         if name not in known:
             yield f"{name}: no such key{nearest(str(name), known)}"
-        elif name == "weight" and not (_fits(value, float) and 0 < value < math.inf):
-            yield f"weight = {shown(value)}: must be a number above 0"
         elif name != "weight" and (fault := key_fault(name, value)):
             yield f"{name} = {shown(value)}: {fault}"
-    if "weight" not in source:
-        yield "weight is missing: its share of the windows, relative to the other weights"
+    weight: Any = source.get("weight")
+    if not (_fits(weight, float) and 0 < weight < math.inf):
+        yield f"weight = {shown(weight)}: must be a number above 0, its share of the windows beside the other weights"
     if not any(source.get(name) for name in ("data_dir", "data_files", "dataset_name")):
         yield "give data_dir, data_files or dataset_name"
 
@@ -136,10 +135,8 @@ def _idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[
             continue
         if (other == "architecture" or name in flags) and values[name] != field.default:
             remedy = f"use --{name} 0" if field.default is keys.ABSENT else "leave it out"
-            yield (
-                f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}, or use "
-                f"--{other} {either(['none' if value is None else value for value in among])}"
-            )
+            remedy += f", or use --{other} {either(['none' if value is None else value for value in among])}"
+            yield f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}"
     for name in ("load_best_model_at_end", "early_stopping_patience"):
         if name in flags and values[name] and not values["eval_steps"]:
             yield f"{name}: has no effect with eval_steps = 0; add --eval_steps 250"
@@ -191,9 +188,8 @@ def divisors(number: int) -> list[int]:
 def nearest(word: str, names, prefix: str = "") -> str:
     """Return "; did you mean X?" where a name is close to a word, else nothing."""
     names = list(names)
-    match = difflib.get_close_matches(str(word), names, n=1) or [
-        name for name in names if word and name.startswith(word)
-    ]
+    longer = [name for name in names if word and name.startswith(word)]
+    match = difflib.get_close_matches(str(word), names, n=1) or longer
     return f"; did you mean {prefix}{match[0]}?" if match else ""
 
 

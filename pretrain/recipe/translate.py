@@ -49,20 +49,8 @@ class Command:
 
 @functools.cache
 def book() -> dict[str, Any]:
-    """Return translations.yaml, its values as text, with a row for each name of a flag: trainer -> name -> rule."""
-    text = Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8")
-    found = yaml.load(text, Loader=yaml.BaseLoader)
-
-    def each(rows: Mapping) -> dict[str, Any]:
-        return {name: rule for names, rule in rows.items() for name in names.split(", ")}
-
-    found["launch"]["flags"] = each(found["launch"]["flags"])
-    for trainer, rows in found["trainers"].items():
-        found["trainers"][trainer] = {
-            name: dict.fromkeys(rule.split(), "{value}") if isinstance(rule, str) else rule
-            for name, rule in each(rows).items()
-        }
-    return found
+    """Return translations.yaml, its values as text."""
+    return yaml.load(Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
 
 
 def answer(flag: str) -> str | None:
@@ -203,9 +191,9 @@ def _note(rule: Rule) -> list[str]:
 def _find(flag: str, trainers: Iterable[str]) -> tuple[str, Rule | None]:
     """Return the first of the trainers that has a flag, and its rule; None where none has it."""
     for trainer in trainers:
-        for name, rule in book()["trainers"][trainer].items():
-            if fnmatch.fnmatchcase(_name(flag), name):
-                return trainer, rule
+        for names, rule in book()["trainers"][trainer].items():
+            if any(fnmatch.fnmatchcase(_name(flag), name) for name in names.split(", ")):
+                return trainer, dict.fromkeys(rule.split(), "{value}") if isinstance(rule, str) else rule
     return "", None
 
 
