@@ -48,9 +48,7 @@ def test_user_password_and_query_are_left_out_and_that_is_said():
     ):
         assert redact_url(url) == shown == redact_url(shown) == redact(url)
         assert is_redacted(shown) == ("redacted" in shown) and not is_redacted(url)
-
-
-def test_of_a_url_whose_password_has_no_clear_end_nothing_is_shown():
+    # Where a password has no clear end nothing is shown.
     for url in ("https://u:S/S@h/x", "https://u:S?S@h/x", "https://u:S#S@h/x?y", "https://[S/x", "https://u:S\\@S:S/x"):
         assert redact_url(url) == "https://redacted" and not is_url(url)
     for url in ("https://h/a b", "https://h/x?t=a b", 'https://h/x?t="S"', "https://h/x?t=<S>", "https://h/\n"):
@@ -71,7 +69,7 @@ def test_no_piece_of_a_secret_is_left_whatever_stands_around_it():
         assert "Zq" not in shown and shown.startswith(f"{before}https://"), (url, shown)
 
 
-def test_a_renewed_signature_is_the_same_file():
+def test_a_renewed_signature_is_the_same_file_and_another_file_another():
     aws = "https://b.s3.amazonaws.com/x.parquet?versionId=7&X-Amz-Date={0}&X-Amz-Credential={0}&X-Amz-Signature={0}"
     azure = "https://a.blob.core.windows.net/c/x.parquet?sv={0}&se={0}&sr=b&sp=r&sig={0}"
     cloud = "https://cdn.h/x.parquet?Expires={0}&Signature={0}&Key-Pair-Id={0}&Policy={0}"
@@ -81,9 +79,6 @@ def test_a_renewed_signature_is_the_same_file():
         assert redact_url(url.format("1")) == redact_url(url.format("2")), url
     for name in PROOFS.split():
         assert redact_url(f"https://h/x?{name}=1") == "https://h/x?redacted"
-
-
-def test_another_file_is_another():
     urls = [
         f"https://h/{path}?{query}" for path in ("x", "y") for query in ("v=1", "v=2", "v=1&w=1", "st=1", "token=1")
     ]

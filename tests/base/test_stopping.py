@@ -103,7 +103,7 @@ def test_death_of_a_shell_is_none():
     assert json.loads(orphan(act, launched=False)) == [False, 1]
 
 
-def test_a_lost_process_is_said_by_whoever_notices_and_how_to_go_on():
+def test_a_lost_process_is_said_by_whoever_notices_with_how_to_go_on_and_other_errors_pass():
     for words in (
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
         "[unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete",
@@ -113,9 +113,6 @@ def test_a_lost_process_is_said_by_whoever_notices_and_how_to_go_on():
             raise RuntimeError(words)
         said = str(caught.value)
         assert "died, was killed (memory?) or hangs" in said and "--max_restarts 3" in said and caught.value.alone
-
-
-def test_other_errors_pass_as_they_are():
     for error in (RuntimeError("shape mismatch"), ValueError("timed out"), TrainingStopped("Timed out waiting")):
         with pytest.raises(type(error)) as caught, raise_on_lost_peer():
             raise error
