@@ -64,6 +64,7 @@ llama = functools.partial(
     science, None, only=("architecture", tuple(name for name, own in ARCHITECTURES.items() if own))
 )
 GPT2, ADAM = ("architecture", ("gpt2",)), ("optimizer", ("adamw", "muon"))  # what some keys have an effect with only
+FALLING = ("cosine", "linear", "wsd")  # learning rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +98,7 @@ class Data:
     shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
     stream_keep: str = run("all", "consumed: delete train shards once read (one epoch)", ("all", "consumed"))
     prepared_data_dir: str = run("data", "where prepared shards are kept")
-    data_device: str = run(
-        "auto", "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small", ("auto", "cpu", "cuda")
-    )
+    data_device: str = run("auto", "where ids lie; cpu: mapped files; auto: cuda if small", ("auto", "cpu", "cuda"))
     data_seed: int = required("order of the windows", (0, 2**31 - 1))
     shuffle_block_tokens: int = science(2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40))
 
@@ -108,9 +107,7 @@ class Data:
 class Model:
     """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
 
-    architecture: str | None = science(
-        "gpt2", "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", tuple(ARCHITECTURES)
-    )
+    architecture: str | None = science("gpt2", "llama: RMSNorm, rotary positions, SwiGLU", tuple(ARCHITECTURES))
     n_layer: int | None = required("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
     n_head: int | None = required("attention heads; n_embd / 64 is usual", (1, 1000))
     num_key_value_heads: int | None = llama("llama: heads of keys and values; fewer: a smaller cache in use", (1, 1000))
@@ -131,9 +128,7 @@ class Model:
     )
     seed: int = required("first weights and dropout", (0, 2**31 - 1))
     gradient_checkpointing: str = run(
-        "none",
-        "saves memory: mlp: its activations are computed again; full: blocks, a third more work",
-        ("none", "mlp", "full"),
+        "none", "saves memory; computed again: mlp: activations; full: all, a third more work", ("none", "mlp", "full")
     )
 
 
@@ -191,14 +186,14 @@ class Schedule:
     max_hours: float = science(0.0, "plan fewer updates, to train at most this long; 0 = no", (0.0, 1e6))
     learning_rate: float = required("peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0))
     min_lr_ratio: float = required(
-        "last learning rate / peak; 0.1 is usual", (0.0, 1.0), only=("lr_scheduler_type", ("cosine", "linear", "wsd"))
+        "last learning rate / peak; 0.1 is usual", (0.0, 1.0), only=("lr_scheduler_type", FALLING)
     )
     warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
     lr_scheduler_type: str = required(
-        "shape after the warm-up; wsd: the peak, then a linear decay", ("cosine", "linear", "wsd", "constant")
+        "shape after the warm-up; wsd: the peak, then a linear decay", (*FALLING, "constant")
     )
     decay_ratio: float = science(
-        0.2, "wsd: length of the decay phase, as a share of max_steps", (0.0, 1.0), only=("lr_scheduler_type", ("wsd",))
+        0.2, "wsd: the decay phase's share of max_steps", (0.0, 1.0), only=("lr_scheduler_type", ("wsd",))
     )
 
 
