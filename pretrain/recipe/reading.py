@@ -196,12 +196,9 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
         raise BadInput(f"{', '.join(twice)}: given twice; keep one of them")
     known, unknown = parser.parse_known_args(words)
     names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
-    faults, foreign = [], False
-    for flag in [word.partition("=")[0] for word in unknown if word.startswith("-")]:  # its value may be a secret
-        answer = translate.answer(flag)
-        foreign |= answer is not None
-        faults.append(answer or f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}")
-    if foreign and (command := translate.command_of(parser.prog, argv)):
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]  # a value may be a secret
+    faults = [_unknown(flag, names, "--") for flag in flags]
+    if any(map(translate.answer, flags)) and (command := translate.command_of(parser.prog, argv)):
         faults.append(f"the whole command here: {command}")
     if unknown:
         raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
@@ -219,7 +216,7 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
     values |= {name: rules.from_text(text, name) for name, text in flags.items()}
     _begin_from_model(values)
     split_is_stated = "tokenizer_split" in values
-    faults = [_unknown(str(name)) for name in values if name not in FIELDS]
+    faults = [_unknown(str(name), FIELDS) for name in values if name not in FIELDS]
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
@@ -244,11 +241,12 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
     return deal(values)
 
 
-def _unknown(name: str) -> str:
-    """Return the fault of a key that no recipe has; a secret is not repeated."""
+def _unknown(name: str, known: Collection[str], dashes: str = "") -> str:
+    """Return the fault of a key, or flag with its ``dashes``, that nothing has; a secret is not repeated."""
     if SECRET.search(name):
         return f"{name}: no such key; secrets come from the environment or a login only"
-    return translate.answer(name) or f"{name}: no such key{nearest(name, FIELDS)}"
+    kind = "flag" if dashes else "key"
+    return translate.answer(name) or f"{name}: no such {kind}{nearest(name.lstrip('-'), known, dashes)}"
 
 
 def _settle_warmup(values: dict[str, Any]) -> None:
