@@ -93,13 +93,11 @@ def converse(
         try:
             while len(ids := prompt_ids(tokenizer, said)) > room and len(said) > 1:
                 del said[:2]
+            if len(ids) > room:
+                raise BadInput(f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer")
         except BadInput as error:
             log.warning(error)
             said.pop()
-            continue
-        if len(ids) > room:
-            log.warning(f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer")
-            said.clear()
             continue
         length = min(how.max_new_tokens, context - len(ids))
         this = dataclasses.replace(how, max_new_tokens=length, seed=how.seed + number)
