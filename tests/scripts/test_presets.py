@@ -21,18 +21,14 @@ def launched(name, *flags):
     return args, prepare_multi_gpu_env(args)
 
 
-def test_a_sharded_preset_is_fsdp2_over_gpt2_blocks():
-    for name, reshard in (("zero2_x8", "false"), ("zero3_x8", "true"), ("fsdp2_x8", "true")):
-        args, environment = launched(name, "--main_process_port", "0")
-        wanted = {
-            "ACCELERATE_USE_FSDP": "true",
-            "ACCELERATE_MIXED_PRECISION": "bf16",
-            "ACCELERATE_DYNAMO_BACKEND": "NO",
-        }
-        wanted |= {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": reshard, "FSDP_OFFLOAD_PARAMS": "false"}
-        wanted |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
-        assert wanted.items() <= environment.items()
-        assert args.num_processes == 8 and args.nproc_per_node == "8" and not args.multi_gpu
+@pytest.mark.parametrize("name, reshard", [("zero2_x8", "false"), ("zero3_x8", "true"), ("fsdp2_x8", "true")])
+def test_a_sharded_preset_is_fsdp2_over_gpt2_blocks(name, reshard):
+    args, environment = launched(name, "--main_process_port", "0")
+    wanted = {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_BACKEND": "NO"}
+    wanted |= {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": reshard, "FSDP_OFFLOAD_PARAMS": "false"}
+    wanted |= {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}
+    assert wanted.items() <= environment.items()
+    assert args.num_processes == 8 and args.nproc_per_node == "8" and not args.multi_gpu
 
 
 def test_zero1_is_ddp_and_its_head_gives_the_flag_that_shards():
@@ -43,20 +39,19 @@ def test_zero1_is_ddp_and_its_head_gives_the_flag_that_shards():
     assert "zero1_x8.yaml" in head and "--shard_optimizer true" in head
 
 
-def test_the_memory_in_a_head_is_the_formulas():
-    for name, sharded, compiled in (
-        ("zero1_x8", MOMENTS, True),
-        ("zero2_x8", SHARED, False),
-        ("zero3_x8", SHARED | {"half copies"}, False),
-    ):
-        how = {"micro_batch": 1, "half": True, "compiled": compiled, "shards": dict.fromkeys(sharded, 8)}
-        without, with_it = (
-            f"{sum(estimate.memory(GPT2_XL, checkpointing=on, **how).values()) / 2**30:.1f}" for on in ("none", "full")
-        )
-        text = (ROOT / "accelerate_configs" / f"{name}.yaml").read_text()
-        assert f"{without} GiB a card, {with_it} with gradient checkpointing" in text
-        assert "estimated" in text and "not measured" in text
-        assert f"| {without} GiB | {with_it} GiB |" in (ROOT / "accelerate_configs/README.md").read_text()
+@pytest.mark.parametrize(
+    "name, sharded, compiled",
+    [("zero1_x8", MOMENTS, True), ("zero2_x8", SHARED, False), ("zero3_x8", SHARED | {"half copies"}, False)],
+)
+def test_the_memory_in_a_head_is_the_formulas(name, sharded, compiled):
+    how = {"micro_batch": 1, "half": True, "compiled": compiled, "shards": dict.fromkeys(sharded, 8)}
+    without, with_it = (
+        f"{sum(estimate.memory(GPT2_XL, checkpointing=on, **how).values()) / 2**30:.1f}" for on in ("none", "full")
+    )
+    text = (ROOT / "accelerate_configs" / f"{name}.yaml").read_text()
+    assert f"{without} GiB a card, {with_it} with gradient checkpointing" in text
+    assert "estimated" in text and "not measured" in text
+    assert f"| {without} GiB | {with_it} GiB |" in (ROOT / "accelerate_configs/README.md").read_text()
 
 
 PAGES = ["README.md", "accelerate_configs/README.md", "recipes/README.md"]
@@ -88,24 +83,15 @@ def test_the_tuning_page_names_only_recipe_keys_that_exist_and_its_short_run_is_
     assert recipe.schedule.max_steps == 70 and recipe.saving.output_dir == "runs/try1"
 
 
-def test_a_big_recipes_arithmetic_is_the_formulas():
-    for name in (
-        "gpt2_small",
-        "gpt2_small_256",
-        "gpt2_124m_256",
-        "gpt2_350m_512",
-        "gpt2_350m",
-        "gpt2_774m",
-        "gpt2_1558m",
-    ):
-        recipe = reading.load_recipe(ROOT / "recipes" / f"{name}.yaml")
-        shape = estimate.shape_of(recipe.model)
-        tokens = recipe.schedule.max_steps * recipe.batch.tokens_per_step
-        text = (ROOT / "recipes" / f"{name}.yaml").read_text()
-        assert f"= {shape.flops_per_token * tokens:.2e} FLOP (estimated".replace("e+", "e") in text
-        assert f"{tokens / shape.parameters:.0f} tokens a parameter" in text
-        assert (
-            tokens <= recipe.data.limit_tokens
-            and recipe.batch.tokens_per_step // recipe.model.sequence_length % 16 == 0
-        )
-        assert tokens / shape.parameters >= 20 and "not measured" in text
+@pytest.mark.parametrize(
+    "name", ["gpt2_small", "gpt2_small_256", "gpt2_124m_256", "gpt2_350m_512", "gpt2_350m", "gpt2_774m", "gpt2_1558m"]
+)
+def test_a_big_recipes_arithmetic_is_the_formulas(name):
+    recipe = reading.load_recipe(ROOT / "recipes" / f"{name}.yaml")
+    shape = estimate.shape_of(recipe.model)
+    tokens = recipe.schedule.max_steps * recipe.batch.tokens_per_step
+    text = (ROOT / "recipes" / f"{name}.yaml").read_text()
+    assert f"= {shape.flops_per_token * tokens:.2e} FLOP (estimated".replace("e+", "e") in text
+    assert f"{tokens / shape.parameters:.0f} tokens a parameter" in text
+    assert tokens <= recipe.data.limit_tokens and recipe.batch.tokens_per_step // recipe.model.sequence_length % 16 == 0
+    assert tokens / shape.parameters >= 20 and "not measured" in text
