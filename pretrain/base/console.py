@@ -110,7 +110,8 @@ class _Terminal(logging.Handler):
         self.before: list[str] = []  # what was shown before there was a file
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record)
+        text = foreign.clean(record.getMessage())
+        line = f"error: {text}" if record.levelno >= logging.ERROR else text
         _show(line, self.stream)
         self.keep(line)
 
@@ -120,7 +121,3 @@ class _Terminal(logging.Handler):
             return
         if news := self.file.write("".join(f"{line}\n" for line in lines)):
             _show(news, self.stream)
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = foreign.clean(record.getMessage())
-        return f"error: {text}" if record.levelno >= logging.ERROR else text
