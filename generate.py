@@ -6,7 +6,6 @@ python generate.py --model runs/smoltalk --chat
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Iterator
 
@@ -14,7 +13,11 @@ from pretrain.base import console
 from pretrain.base.entry import catch_interrupts, exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.model.find import find
-from pretrain.recipe import reading
+from pretrain.recipe import reading, rules
+
+# The key of a recipe whose range a flag has.
+RANGES = {"max_new_tokens": "sample_tokens", "temperature": "sample_temperature", "top_k": "sample_top_k"}
+RANGES |= {"top_p": "sample_top_p", "seed": "seed"}
 
 
 @exit_on_bad_input
@@ -23,9 +26,6 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(sys.argv[1:] if argv is None else argv)
     try:
         print_samples(asked)
-    except BrokenPipeError:  # as with "| head"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:  # within a sample or an answer
         return 130
     return 0
@@ -46,18 +46,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--top_p", type=float, default=1.0, help="among the likeliest that hold this probability")
     parser.add_argument("--seed", type=int, default=1337)
     asked = reading.parse_flags(parser, argv)
-    rules = {
-        "num_samples": (asked.num_samples >= 1, "1 or more"),
-        "max_new_tokens": (asked.max_new_tokens >= 1, "1 or more"),
-        "temperature": (0 <= asked.temperature <= 100, "0 to 100"),
-        "top_k": (asked.top_k >= 0, "0 (all) or more"),
-        "top_p": (0 < asked.top_p <= 1, "above 0, at most 1"),
-        "seed": (0 <= asked.seed < 2**63, "0 or more"),
-    }
-    if asked.chat:
-        rules["prompt"] = (not asked.prompt, "left out with --chat, which reads messages from the terminal")
-        rules["num_samples"] = (asked.num_samples == 1, "1 with --chat")
-    if faults := [f"--{name} {getattr(asked, name)}: must be {rule}" for name, (ok, rule) in rules.items() if not ok]:
+    found = [(flag, rules.key_fault(key, getattr(asked, flag))) for flag, key in RANGES.items()]
+    faults = [f"--{flag} {getattr(asked, flag)}: {fault}" for flag, fault in found if fault]
+    if asked.num_samples < 1:
+        faults.append(f"--num_samples {asked.num_samples}: must be 1 or more")
+    if asked.chat and (asked.prompt or asked.num_samples > 1):
+        faults.append("--chat: reads messages from the terminal; leave --prompt and --num_samples out")
+    if faults:
         raise BadInput(faults)
     return asked
 
@@ -87,7 +82,7 @@ def print_samples(asked: argparse.Namespace) -> None:
         if tokenizer.chat_template is None:
             remedy = f"python export_model.py {asked.model} --chat --out exports/chat makes a model that has"
             raise BadInput(
-                f"--chat: {asked.model} has no chat template; {remedy}, to be tuned on chats (docs/post_training.md)"
+                f"--chat: {asked.model} has no chat template; {remedy}; tune it then (docs/post_training.md)"
             )
         chat.converse(model, tokenizer, messages(), how, streamer)
         return

@@ -31,8 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL's use of it
     console.start(is_main=os.environ.get("RANK", "0") == "0")
     console.clean_prints()
-    if os.environ.get("RANK", "0") == "0":
-        console.importing()
+    log.info("start    importing torch and Transformers")
     post_train(*parse(sys.argv[1:] if argv is None else argv))
     return 0
 
@@ -73,9 +72,7 @@ def post_train(task, settings) -> None:
         raise BadInput(f"output_dir = {folder}: holds a model already; give another --output_dir, or remove it")
     begun = settings.resume_from_checkpoint
     if begun is not None and not os.path.isfile(f"{begun}/trainer_state.json"):  # noqa: PTH113
-        raise BadInput(
-            f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give a checkpoint-N of output_dir"
-        )
+        raise BadInput(f"resume_from_checkpoint = {begun}: holds no checkpoint of TRL; give output_dir's checkpoint-N")
     reward = rewards.checked(task.reward, task.stop)
     prompts, held_out = problems.read("prompts", task.prompts), problems.read("held_out", task.held_out)
     name = find(task.model, "model = ")
@@ -113,12 +110,8 @@ def post_train(task, settings) -> None:
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
     if reward.faults:
         log.warning(f"{reward.faults:,} of {reward.calls:,} calls of the reward failed, and count 0")
-    for file, use in {
-        "model/": f"load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {folder}",
-        "reward.png": "both rewards over steps",
-        METRICS: "every number above",
-    }.items():
-        log.info(f"{folder / file!s:32} {use}")
+    log.info(f"{folder}/model/: for AutoModelForCausalLM.from_pretrained; python generate.py --model {folder}")
+    log.info(f"{folder}/{METRICS}, reward.png: every number above, both rewards over steps")
 
 
 if __name__ == "__main__":

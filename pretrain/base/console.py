@@ -2,15 +2,16 @@
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from pretrain.base import files, foreign
 
@@ -61,23 +62,13 @@ def write(text: str) -> None:
 
 def clean_prints() -> None:
     """Make whatever is printed from now on safe to show, as what a user's function and a library's tables hold."""
-    sys.stdout, sys.stderr = map(_Cleaned, (sys.stdout, sys.stderr))
+    for stream in (sys.stdout, sys.stderr):
+        vars(stream)["write"] = functools.partial(_write_clean, stream.write)
+        vars(stream)["isatty"] = lambda: False  # so that nobody colors what is written
 
 
-class _Cleaned:
-    def __init__(self, stream: TextIO):
-        self.stream = stream
-        self.isatty = lambda: False  # so that nobody colors what is written
-
-    def write(self, text: str) -> int:
-        self.stream.write(foreign.clean(text))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        self.write("".join(lines))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+def _write_clean(write: Callable[[str], int], text: str) -> int:
+    return write(foreign.clean(text))
 
 
 def _show(line: str, stream: TextIO | None) -> None:
@@ -119,7 +110,8 @@ class _Terminal(logging.Handler):
         self.before: list[str] = []  # what was shown before there was a file
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record)
+        text = foreign.clean(record.getMessage())
+        line = f"error: {text}" if record.levelno >= logging.ERROR else text
         _show(line, self.stream)
         self.keep(line)
 
@@ -129,7 +121,3 @@ class _Terminal(logging.Handler):
             return
         if news := self.file.write("".join(f"{line}\n" for line in lines)):
             _show(news, self.stream)
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = foreign.clean(record.getMessage())
-        return f"error: {text}" if record.levelno >= logging.ERROR else text

@@ -5,20 +5,22 @@ Where one of our scripts is what runs, importing this ends it at an environment 
 
 import functools
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pretrain.base import foreign
+from pretrain.base import console, foreign
 from pretrain.base.errors import BadInput, TrainingStopped, machine_fault
 
-# Variables that people set and Accelerate ends at with a traceback, and the values that they may have.
+# Variables that people set and a library ends at with a traceback, and the values that they may have.
 VARIABLES = {
-    **{f"ACCELERATE_USE_{name}": ("true", "false") for name in ("CPU", "FSDP", "DEEPSPEED")},
-    "ACCELERATE_DYNAMO_BACKEND": ("no", "inductor", "eager", "aot_eager", "cudagraphs", "onnxrt", "tensorrt", "tvm"),
-    "ACCELERATE_MIXED_PRECISION": ("no", "fp16", "bf16", "fp8"),
+    "ACCELERATE_USE_(CPU|FSDP|DEEPSPEED)": "true|false",
+    "ACCELERATE_DYNAMO_BACKEND": "no|inductor|eager|aot_eager|cudagraphs|onnxrt|tensorrt|tvm",
+    "ACCELERATE_MIXED_PRECISION": "no|fp16|bf16|fp8",
+    "HF_ENDPOINT": "https://.*|http://.*",
 }
 
 
@@ -31,13 +33,11 @@ def catch_interrupts() -> None:
 def refuse_environment(environment: Mapping[str, str]) -> None:
     """Raise BadInput with a line for each variable that a library would end at with a traceback."""
     faults = [
-        f"{name} = {environment[name]}: must be {', '.join(values)}; correct it, or unset it"
-        for name, values in VARIABLES.items()
-        if environment.get(name, values[0]).lower() not in values
+        f"{name} = {value}: must be {rule.replace('|', ', ')}; correct it, or unset it"
+        for name, value in environment.items()
+        for names, rule in VARIABLES.items()
+        if re.fullmatch(names, name) and not re.fullmatch(rule, value, re.IGNORECASE)
     ]
-    hub = environment.get("HF_ENDPOINT", "https://huggingface.co")
-    if not hub.startswith(("https://", "http://")):
-        faults.append(f"HF_ENDPOINT = {hub}: must be a URL, as https://huggingface.co; correct it, or unset it")
     if faults:
         raise BadInput(faults, alone=True)  # each process has an environment of its own
 
@@ -94,12 +94,10 @@ def _end(show: Callable, kind: type[BaseException], error: BaseException, trace:
 
 
 def _print(error: BadInput | TrainingStopped) -> int:
-    from pretrain.base import console  # here, for the package that it needs may be what is missing
-
     if os.environ.get("RANK", "0") == "0" or error.alone:
-        for line in getattr(error, "lines", [str(error)]):
+        for line in error.lines:
             console.say(f"error: {line}")
-    return getattr(error, "status", 1)
+    return error.status
 
 
 if Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve().parent == Path(__file__).parents[2]:

@@ -20,15 +20,15 @@ class BadInput(ValueError):
         super().__init__("\n".join(self.lines))
 
 
-class TrainingStopped(RuntimeError):
+class TrainingStopped(Exception):
     """The run cannot continue through no fault of the input (three bad updates in a row, for example); exit status 1.
 
-    ``alone``: only this process knows, so it prints it whichever it is.
+    Attributes as BadInput's.
     """
 
     def __init__(self, message: str, *, alone: bool = False):
-        super().__init__(clean(message))
-        self.alone = alone
+        self.lines, self.status, self.alone = [clean(message)], 1, alone
+        super().__init__(*self.lines)
 
 
 # Messages of a card's and a CPU's allocator, cuBLAS, cuDNN and NCCL; only the first has a class of its own.
@@ -38,9 +38,8 @@ OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC_FAILED|can't allocate memory", 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error, or what failed inside the compiler, is a lack of memory of the device."""
     error = getattr(error, "inner_exception", None) or error  # the compiler's errors hold the one behind them
-    if not isinstance(error, RuntimeError) or isinstance(error, TrainingStopped):
-        return False
-    return type(error).__name__ == "OutOfMemoryError" or bool(OUT_OF_MEMORY.search(str(error)))
+    named = type(error).__name__ == "OutOfMemoryError" or OUT_OF_MEMORY.search(str(error))
+    return isinstance(error, RuntimeError) and bool(named)
 
 
 # What a system call answers where the machine, not the program, is at fault, and what the user can do. Of the first kind
@@ -55,10 +54,11 @@ PLACE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS) | {
     errno.ENOLCK: "this file system knows no locks; use another one",
     errno.EOPNOTSUPP: "this file system cannot do that; use another one",
 }
-STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command resumes") | {
+DISK_FAILS = "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again"
+STATE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command resumes")
+STATE |= dict.fromkeys((errno.EIO, errno.ESTALE), DISK_FAILS)
+STATE |= {
     errno.EFBIG: "raise the limit (ulimit -f); the same command resumes",
-    errno.EIO: "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again",
-    errno.ESTALE: "the disk, or the way to it, fails (dmesg shows more); the same command resumes once it works again",
     errno.EMFILE: "raise the limit (ulimit -n); the same command resumes",
     errno.ENFILE: "too many files are open on this machine; the same command resumes",
 }

@@ -129,9 +129,6 @@ def unusable(folder: Path) -> str | None:
         return f"{place} is a {'link that leads nowhere' if place.is_symlink() else 'file'}"
     if not os.access(place, os.W_OK | os.X_OK):
         return f"{place} may not be written to by this user"
-    longest = os.pathconf(place, "PC_NAME_MAX")
-    if long := [part for part in folder.relative_to(place).parts if len(os.fsencode(part)) > longest]:
-        return f"{long[0][:40]}... is longer than the {longest} bytes that a name may have there"
     return None
 
 
@@ -204,11 +201,8 @@ class Log:
         """Try once more, and close it; return what the user should know: that its end is lost."""
         self.write()
         self._file.close()
-        return (
-            f"{self.path}: {self._fault}: the end of the file is lost, {len(self._left):,} bytes"
-            if self._fault
-            else None
-        )
+        lost = f"{self.path}: {self._fault}: the end of the file is lost, {len(self._left):,} bytes"
+        return lost if self._fault else None
 
 
 def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:

@@ -97,11 +97,9 @@ class StopRequest:
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
     """Let a signal end the process inside the block, as before StopRequest: there is nothing yet to be saved."""
-    noting = {number: signal.getsignal(number) for number in SIGNALS}
+    heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    noting = {number: signal.signal(number, signal.SIG_DFL) for number in heeded}
     try:
-        for number, handler in noting.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
         yield
     finally:
         for number, handler in noting.items():
@@ -119,7 +117,7 @@ def raise_on_lost_peer() -> Iterator[None]:
         yield
     except RuntimeError as error:
         words = LOST.search(str(error))
-        if words is None or isinstance(error, TrainingStopped):
+        if words is None:
             raise
         raise TrainingStopped(
             f"another process of this run died, was killed (memory?) or hangs ({words[0]}); its messages, if any, "

@@ -32,20 +32,14 @@ TEMPLATE = (
 
 def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput for a model with a template, without free rows, or whose tokenizer cannot write the template."""
-    if tokenizer.chat_template is not None:
-        raise BadInput("--chat: the model has a chat template already; leave --chat out")
-    first = 1 + max(tokenizer.get_vocab().values())
-    if known := [token for token in TOKENS if token in tokenizer.get_vocab()]:
-        raise BadInput(
-            f"--chat: the tokenizer has {', '.join(known)} already, without a template; export another model"
-        )
-    rows = model.config.vocab_size
+    if tokenizer.chat_template is not None or {*TOKENS} & {*tokenizer.get_vocab()}:
+        raise BadInput("--chat: the model has a chat template, or tokens of a chat, already; leave --chat out")
+    first, rows = 1 + max(tokenizer.get_vocab().values()), model.config.vocab_size
     if (free := rows - first) < len(TOKENS):
-        raise BadInput(
-            f"--chat: needs {len(TOKENS)} rows of padding, and {max(free, 0)} of {rows} are free; train with --vocab_size "
-            f"{-(-(first + len(TOKENS)) // 64) * 64}, or with a tokenizer of at most {rows - len(TOKENS)} ids "
-            f"(--tokenizer_vocab_size)"
-        )
+        enough = f"--vocab_size {-(-(first + len(TOKENS)) // 64) * 64}"
+        fewer = f"a tokenizer of at most {rows - len(TOKENS)} ids (--tokenizer_vocab_size)"
+        lack = f"needs {len(TOKENS)} rows of padding, and {max(free, 0)} of {rows} are free"
+        raise BadInput(f"--chat: {lack}; train with {enough}, or with {fewer}")
     try:
         tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])  # what the template writes beside the messages
     except BadInput as error:
@@ -88,8 +82,8 @@ def converse(
     """
     # How long a chat may be is asked below; the tokenizer need not warn of one that is about to be cut.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    context = context_length(model.config)
-    room = context - min(how.max_new_tokens, context // 2) if context else None
+    context = context_length(model.config) or 2**31  # some models set no limit
+    room = context - min(how.max_new_tokens, context // 2)
     said: list[dict[str, str]] = []
     for number, message in enumerate(messages):
         if not message:
@@ -97,17 +91,15 @@ def converse(
             continue
         said.append({"role": "user", "content": message})
         try:
-            while len(ids := prompt_ids(tokenizer, said)) > (room or len(ids)) and len(said) > 1:
+            while len(ids := prompt_ids(tokenizer, said)) > room and len(said) > 1:
                 del said[:2]
+            if len(ids) > room:
+                raise BadInput(f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer")
         except BadInput as error:
             log.warning(error)
             said.pop()
             continue
-        if room and len(ids) > room:
-            log.warning(f"this message has {len(ids):,} tokens; {room:,} at most fit with an answer")
-            said.clear()
-            continue
-        length = min(how.max_new_tokens, context - len(ids)) if context else how.max_new_tokens
+        length = min(how.max_new_tokens, context - len(ids))
         this = dataclasses.replace(how, max_new_tokens=length, seed=how.seed + number)
         new = sampling.sample(model, ids, tokenizer, this, streamer)
         said.append({"role": "assistant", "content": tokenization.decode(tokenizer, new)})

@@ -41,14 +41,11 @@ def read(key: str, path: str) -> list[Text]:
         rows = list(datasets.load_dataset(*kinds, data_files=files, split="train", streaming=True))
     except Exception as error:  # each of datasets' readers raises its own kinds
         raise BadInput(f"{where}: cannot be read: {error.__cause__ or error!r}") from None
-    if rows and "prompt" not in rows[0]:
-        raise BadInput(f"{where}: has no column prompt, only {', '.join(rows[0])}; rename one")
     prompts = [row.get("prompt") for row in rows]
     if not prompts or len({type(prompt) for prompt in prompts}) != 1 or not all(map(_is_prompt, prompts)):
-        raise BadInput(
-            f"{where}: each row's prompt must be a text, or each one's a list of messages with role and content, and "
-            f"none empty"
-        )
+        columns = f"; the columns are {', '.join(rows[0])}" if rows else ""
+        rule = "must be a text, or each one's a list of messages with role and content, and none empty"
+        raise BadInput(f"{where}: each row's prompt {rule}{columns}")
     return prompts
 
 
@@ -72,17 +69,13 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: S
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadInput("prompts, held_out: some are texts and some are messages; give both in one form")
     if not isinstance(prompts[0], str) and tokenizer.chat_template is None:
-        raise BadInput(
-            "the prompts are messages, and the model has no chat template; make one that has with "
-            "python export_model.py RUN --chat --out FOLDER"
-        )
+        remedy = "python export_model.py RUN --chat --out FOLDER makes one that has"
+        raise BadInput(f"the prompts are messages, and the model has no chat template; {remedy}")
     tokenization.Encoder(tokenizer)([plain(prompt) for prompt in prompts])
     context, most = context_length(model.config), max(map(len, encode(tokenizer, prompts)))
     if context is not None and most + longest > context:
-        raise BadInput(
-            f"max_completion_length = {longest}: with the longest prompt's {most} tokens it is above the model's "
-            f"context of {context}; use at most {context - most}, or shorter prompts"
-        )
+        excess = f"with the longest prompt's {most} tokens it is above the model's context of {context}"
+        raise BadInput(f"max_completion_length = {longest}: {excess}; use at most {context - most}, or shorter prompts")
 
 
 def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: str | None) -> None:

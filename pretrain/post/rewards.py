@@ -75,8 +75,6 @@ def find(name: str) -> Reward:
     if not colon or not path.endswith(".py"):
         kinds = f"{', '.join(REWARDS)}, the folder of a reward model, or a function of your own as file.py:function"
         raise BadInput(f"reward = {name}: must be {kinds}")
-    if not Path(path).is_file():
-        raise BadInput(f"reward = {name}: there is no file {path}")
     try:
         found = runpy.run_path(path).get(function)
     except Exception as error:

@@ -47,16 +47,15 @@ SOURCE_RULES: tuple[str, ...] = ("text_column", "token_column", "validation_frac
 SOURCE_RULES += ("limit_tokens", "shard_tokens")
 
 
-def key(kind: str, default: Any, help: str, span: tuple = (None, None), *, choices=None, only=None) -> Any:
+def key(kind: str, default: Any, help: str, allowed: tuple = (), *, only: tuple[str, tuple] | None = None) -> Any:
     """Describe one key.
 
     Args:
         kind: science (fixed for a run), data (fixed by its contents), run (may change when a run is resumed).
-        span: the range of a number, both ends allowed.
+        allowed: of a number the least and the largest, of a text all that it may be.
         only: another key and its values, without which this one has no effect.
     """
-    about = {"help": help, "kind": kind, "low": span[0], "high": span[1], "choices": choices, "only": only}
-    return dataclasses.field(default=default, metadata=about)
+    return dataclasses.field(default=default, metadata={"help": help, "kind": kind, "allowed": allowed, "only": only})
 
 
 science, data, run = (functools.partial(key, kind) for kind in ("science", "data", "run"))
@@ -64,6 +63,8 @@ required = functools.partial(key, "science", ABSENT)  # science that the file st
 llama = functools.partial(
     science, None, only=("architecture", tuple(name for name, own in ARCHITECTURES.items() if own))
 )
+GPT2, ADAM = ("architecture", ("gpt2",)), ("optimizer", ("adamw", "muon"))  # what some keys have an effect with only
+FALLING = ("cosine", "linear", "wsd")  # learning rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +76,10 @@ class Data:
     dataset_revision: str | None = data(None, "branch, tag or commit of the data set; a run stays at one commit")
     text_column: str = data("text", "column (or JSON field) that holds the text, where it is not text")
     token_column: str | None = data(None, "column with lists of the tokenizer's ids, for data that is tokenized")
-    data_files: list[str] | None = data(
-        None, "your files: paths, globs or URLs; a text file, or a table's row, is a document"
-    )
+    data_files: list[str] | None = data(None, "files: paths, globs, URLs; a text file or a table's row is a document")
     validation_files: list[str] | None = data(None, "files to validate on; without them a part of data_files is")
-    validation_fraction: float = data(
-        0.1, "text, python_stdlib: share kept for validation; 0.01 of a gigabyte", (0.0, 0.9)
-    )
-    validation_tokens: int = data(
-        10_485_760, "data sets, tables: the first documents, to so many tokens, for validation", (1, 2**40)
-    )
+    validation_fraction: float = data(0.1, "text: share kept for validation; 0.01 of a gigabyte", (0.0, 0.9))
+    validation_tokens: int = data(10_485_760, "data sets, tables: the first documents, to so many tokens", (1, 2**40))
     data_dir: str | None = data(
         None,
         "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin; "
@@ -96,22 +91,14 @@ class Data:
     tokenizer_split: str = data(
         "qwen35",
         "where a bpe splits words: qwen35: for every script; gpt2: also at vowel signs",
-        choices=("qwen35", "gpt2"),
+        ("qwen35", "gpt2"),
         only=("tokenizer", ("bpe",)),
     )
     limit_tokens: int = data(0, "prepare about this many train tokens and no more; 0 = all", (0, 2**50))
     shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
-    stream_keep: str = run(
-        "all",
-        "consumed: delete train shards that no kept checkpoint needs (one epoch)",
-        choices=("all", "consumed"),
-    )
+    stream_keep: str = run("all", "consumed: delete train shards once read (one epoch)", ("all", "consumed"))
     prepared_data_dir: str = run("data", "where prepared shards are kept")
-    data_device: str = run(
-        "auto",
-        "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small",
-        choices=("auto", "cpu", "cuda"),
-    )
+    data_device: str = run("auto", "where ids lie; cpu: mapped files; auto: cuda if small", ("auto", "cpu", "cuda"))
     data_seed: int = required("order of the windows", (0, 2**31 - 1))
     shuffle_block_tokens: int = science(2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40))
 
@@ -120,39 +107,28 @@ class Data:
 class Model:
     """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
 
-    architecture: str | None = science(
-        "gpt2", "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", choices=tuple(ARCHITECTURES)
-    )
+    architecture: str | None = science("gpt2", "llama: RMSNorm, rotary positions, SwiGLU", tuple(ARCHITECTURES))
     n_layer: int | None = required("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
     n_head: int | None = required("attention heads; n_embd / 64 is usual", (1, 1000))
     num_key_value_heads: int | None = llama("llama: heads of keys and values; fewer: a smaller cache in use", (1, 1000))
     n_embd: int | None = required("width; GPT-2 has 768, 1024, 1280 or 1600", (1, 100_000))
-    intermediate_size: int | None = science(
-        None, "width within the MLP; gpt2: else 4 n_embd; llama: 8/3 n_embd", (1, 1_000_000)
-    )
+    intermediate_size: int | None = science(None, "width of the MLP; else gpt2: 4 n_embd, llama: 8/3", (1, 1_000_000))
     vocab_size: int | None = required("rows of the embedding: the tokenizer's, padded for speed", (2, 10_000_000))
     tie_word_embeddings: bool | None = llama("llama: the head is the embedding, as gpt2's always is")
     rope_theta: float | None = llama("llama: base of the rotary positions; 10000 is good", (1.0, 1e9))
     sequence_length: int = required("context in tokens, as long as the documents need (n_positions)", (2, 1_000_000))
     resid_pdrop: float = required(
-        "dropout after attention and MLP; 0 is good, for many epochs try 0.1",
-        (0.0, 0.99),
-        only=("architecture", ("gpt2",)),
+        "dropout after attention, MLP; 0 is good, 0.1 for many epochs", (0.0, 0.99), only=GPT2
     )
-    embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=("architecture", ("gpt2",)))
+    embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=GPT2)
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
     init_from: str | None = science(None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id")
     initializer_range: float = science(
-        0.02,
-        "standard deviation of the first weights; AdamW on a model 128 wide wants 0.08",
-        (1e-6, 1.0),
-        only=("init_from", (None,)),
+        0.02, "first weights' standard deviation; 0.08 for AdamW, 128 wide", (1e-6, 1.0), only=("init_from", (None,))
     )
     seed: int = required("first weights and dropout", (0, 2**31 - 1))
     gradient_checkpointing: str = run(
-        "none",
-        "saves memory: mlp: its activations are computed again; full: blocks, a third more work",
-        choices=("none", "mlp", "full"),
+        "none", "saves memory; computed again: mlp: activations; full: all, a third more work", ("none", "mlp", "full")
     )
 
 
@@ -180,25 +156,17 @@ class Optimizer:
     """The optimizer of an update."""
 
     optimizer: str = science(
-        "adamw",
-        "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW; fewer tokens",
-        choices=tuple(OPTIMIZERS),
+        "adamw", "adamw_8bit: moments in 8 bits; muon: fewer tokens, for the blocks' matrices", tuple(OPTIMIZERS)
     )
     weight_decay: float = required("decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0))
     muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), only=("optimizer", ("muon",)))
     adam_beta1: float = required("AdamW's beta1; 0.9 is usual", (0.0, 0.9999999))
     adam_beta2: float = required("AdamW's beta2; 0.95 is usual, 0.99 where an update sees few tokens", (0.0, 0.9999999))
     adam_epsilon: float = required("AdamW's epsilon; 1e-8 is usual", (0.0, 1.0))
-    adam_nesterov: bool = science(
-        False, "AdamW with Nesterov's momentum (NAdam)", only=("optimizer", ("adamw", "muon"))
-    )
-    cautious: bool = science(
-        False, "a weight whose step goes against its gradient waits", only=("optimizer", ("adamw", "muon"))
-    )
+    adam_nesterov: bool = science(False, "AdamW with Nesterov's momentum (NAdam)", only=ADAM)
+    cautious: bool = science(False, "a weight whose step goes against its gradient waits", only=ADAM)
     embedding_lr_ratio: float = science(1.0, "learning rate of embeddings and head / learning_rate", (0.0, 1000.0))
-    position_lr_ratio: float = science(
-        1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), only=("architecture", ("gpt2",))
-    )
+    position_lr_ratio: float = science(1.0, "learning rate of the positions / learning_rate", (0.0, 1000.0), only=GPT2)
     vector_lr_ratio: float = science(1.0, "learning rate of norms and biases / learning_rate", (0.0, 1000.0))
     max_grad_norm: float = required("clip the gradient's norm here; 1.0 is usual, 0 = no clipping", (0.0, 1e9))
     shard_optimizer: bool = run(False, "each process keeps its share of the moments (ZeRO-1), to save memory")
@@ -218,14 +186,14 @@ class Schedule:
     max_hours: float = science(0.0, "plan fewer updates, to train at most this long; 0 = no", (0.0, 1e6))
     learning_rate: float = required("peak learning rate; smaller for a larger model (6e-4 for 124M)", (0.0, 10.0))
     min_lr_ratio: float = required(
-        "last learning rate / peak; 0.1 is usual", (0.0, 1.0), only=("lr_scheduler_type", ("cosine", "linear", "wsd"))
+        "last learning rate / peak; 0.1 is usual", (0.0, 1.0), only=("lr_scheduler_type", FALLING)
     )
     warmup_steps: int = required("updates of linear warm-up; more than max_steps: a quarter of it", (0, 10**9))
     lr_scheduler_type: str = required(
-        "shape after the warm-up; wsd: the peak, then a linear decay", choices=("cosine", "linear", "wsd", "constant")
+        "shape after the warm-up; wsd: the peak, then a linear decay", (*FALLING, "constant")
     )
     decay_ratio: float = science(
-        0.2, "wsd: length of the decay phase, as a share of max_steps", (0.0, 1.0), only=("lr_scheduler_type", ("wsd",))
+        0.2, "wsd: the decay phase's share of max_steps", (0.0, 1.0), only=("lr_scheduler_type", ("wsd",))
     )
 
 
@@ -244,7 +212,7 @@ class Evaluation:
     sample_temperature: float = run(0.8, "sampling temperature; 0 = greedy", (0.0, 100.0))
     sample_top_k: int = run(200, "sample among this many likeliest tokens; 0 = all", (0, 10**6))
     sample_top_p: float = run(1.0, "sample among the likeliest that hold this probability; 1.0 = all", (1e-6, 1.0))
-    tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", choices=TASKS)
+    tasks: list[str] = run((), "tasks that the run is scored on (docs/evaluation.md)", TASKS)
     task_steps: int = run(0, "steps between scores of the tasks; small models stay near chance", (0, 10**9))
     task_limit: int = run(0, "the first so many items of each task; 0 = all", (0, 10**9))
     task_files: list[str] | None = run(None, "NAME=FILE: a task's items, JSON lines, Parquet or TSV; else the Hub's")
@@ -290,7 +258,7 @@ class Machine:
     compile_mode: str = run(
         "default",
         "torch.compile's mode where the run is compiled; default: the accelerate YAML's",
-        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
     ddp_timeout: int = run(600, "seconds after which a process that others wait for counts as lost", (1, 10**6))
 
@@ -299,7 +267,7 @@ class Machine:
 class Tracking:
     """Trackers, beside metrics.jsonl, which is always written."""
 
-    report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", choices=("none", *TRACKERS))
+    report_to: list[str] | None = run(None, "none, or trackers beside metrics.jsonl", ("none", *TRACKERS))
     project_name: str = run("ursa-minor", "project name in trackers")
     reference_curve: str | None = run(None, "a published run's losses, drawn beside this one's: a file of references/")
     tags: list[str] = run((), "tags of the run in wandb, and of the model on the Hub")
@@ -320,7 +288,7 @@ class Hub:
     hub_strategy: str = run(
         "every_save",
         "when the model is pushed; or with the newest full checkpoint, to resume from, or with all of them",
-        choices=("end", "every_save", "checkpoint", "all_checkpoints"),
+        ("end", "every_save", "checkpoint", "all_checkpoints"),
     )
     license: str = run("unknown", "license of the model, for its card: an identifier of the Hub")
     language: list[str] = run((), "language of the text, for the card: ISO 639 codes, or code")

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from pretrain.base import console
 from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput
 from pretrain.recipe import rules, translate
@@ -107,8 +108,6 @@ def show_translation(text: str) -> None:
 
     Raises BadInput where nothing of it is known.
     """
-    from pretrain.base import console  # here, for a refusal at the start needs no package
-
     command, notes = translate.translate(sys.stdin.read() if text == "-" else text)
     try:
         parse_training(shlex.split(command.partition(" train.py ")[2]))
@@ -177,12 +176,11 @@ def shape_of_size(size: str, given: Collection[str] = (), sizes: Mapping[str, tu
 
 def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     field, wanted = FIELDS[name], TYPES[name]
-    words = "|".join(list(field.metadata["choices"] or ())[: rules.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (
-        name in AUTO
-    )
+    about, choices = field.metadata, () if wanted in (int, float) else field.metadata["allowed"]
+    words = "|".join(choices[: rules.MANY]) or METAVARS.get(wanted, "TEXT") + "|auto" * (name in AUTO)
     default = "" if field.default is ABSENT else f" (default: {shown(field.default)})"
     many: dict[str, Any] = {"nargs": "+"} if rules.is_list(wanted) else {}
-    group.add_argument(f"--{name}", metavar=words, help=(field.metadata["help"] + default).replace("%", "%%"), **many)
+    group.add_argument(f"--{name}", metavar=words, help=(about["help"] + default).replace("%", "%%"), **many)
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -198,12 +196,9 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
         raise BadInput(f"{', '.join(twice)}: given twice; keep one of them")
     known, unknown = parser.parse_known_args(words)
     names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
-    faults, foreign = [], False
-    for flag in [word.partition("=")[0] for word in unknown if word.startswith("-")]:  # its value may be a secret
-        answer = translate.answer(flag)
-        foreign |= answer is not None
-        faults.append(answer or f"{flag}: no such flag{nearest(flag.lstrip('-'), names, '--')}")
-    if foreign and (command := translate.command_of(parser.prog, argv)):
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]  # a value may be a secret
+    faults = [_unknown(flag, names, "--") for flag in flags]
+    if any(map(translate.answer, flags)) and (command := translate.command_of(parser.prog, argv)):
         faults.append(f"the whole command here: {command}")
     if unknown:
         raise BadInput(faults or f"{unknown[0]}: is not a flag; every value follows a --key")
@@ -221,48 +216,46 @@ def load_recipe(path: Path, flags: Mapping[str, Any] | None = None) -> Recipe:
     values |= {name: rules.from_text(text, name) for name, text in flags.items()}
     _begin_from_model(values)
     split_is_stated = "tokenizer_split" in values
-    faults = [f"{path}: {_unknown(str(name))}" for name in values if name not in FIELDS]
+    faults = [_unknown(str(name), FIELDS) for name in values if name not in FIELDS]
     for name, field in FIELDS.items():
         needed = field.default is ABSENT and not (values.get("init_from") and name in MODEL_KEYS)
         if needed and (name not in values or values[name] is None and name in OPTIONAL):
-            faults.append(f"{path}: {name} is missing: {field.metadata['help']}. It has no default; state it")
-        elif name in values and (fault := rules.key_fault(name, values[name])):
-            if name in flags:  # the file is not to blame, and every flag is text
-                faults.append(f"--{name} {shown(flags[name])}: {fault.partition(', is text')[0]}")
-            else:
-                faults.append(f"{path}: {name} = {shown(values[name])}: {fault}")
+            faults.append(f"{name} is missing: {field.metadata['help']}. It has no default; state it")
+        elif name in values and (rule := rules.key_fault(name, values[name])):
+            faults.append(f"{name} = {shown(values[name])}: {rule}")
     if not faults:
         values = {name: values.get(name, field.default) for name, field in FIELDS.items()}
         values |= {name: float(values[name]) for name in values if TYPES[name] is float and values[name] is not None}
+        values["run_name"] = path.stem if values["run_name"] is None else values["run_name"]
+        values["output_dir"] = values["output_dir"] or f"runs/{values['run_name']}"
         _settle_warmup(values)
         if path.name != RUN_RECIPE:  # said as the run began
             _advise(values)
-        faults = [f"{_blamed(path, fault, flags)}: {fault}" for fault in rules.recipe_faults(path, values, flags)]
+        faults = list(rules.recipe_faults(values, flags))
     if faults:
-        raise BadInput(faults)
-    run_name = path.stem if values["run_name"] is None else values["run_name"]
-    run_dir = values["output_dir"] or f"runs/{run_name}"
+        raise BadInput(_blamed(path, fault, flags) for fault in faults)
     if values["tokenizer"] == "bpe" and not split_is_stated:
         with contextlib.suppress(BadInput):  # the run does not exist yet
-            values["tokenizer_split"] = load_recipe(Path(run_dir) / RUN_RECIPE).data.tokenizer_split  # its ids stay
-    return deal(values | {"run_name": run_name, "output_dir": run_dir})
+            there = load_recipe(Path(values["output_dir"]) / RUN_RECIPE)
+            values["tokenizer_split"] = there.data.tokenizer_split  # its ids stay
+    return deal(values)
 
 
-def _unknown(name: str) -> str:
-    """Return the fault of a key that no recipe has; a secret is not repeated."""
+def _unknown(name: str, known: Collection[str], dashes: str = "") -> str:
+    """Return the fault of a key, or flag with its ``dashes``, that nothing has; a secret is not repeated."""
     if SECRET.search(name):
         return f"{name}: no such key; secrets come from the environment or a login only"
-    return translate.answer(name) or f"{name}: no such key{nearest(name, FIELDS)}"
+    kind = "flag" if dashes else "key"
+    return translate.answer(name) or f"{name}: no such {kind}{nearest(name.lstrip('-'), known, dashes)}"
 
 
 def _settle_warmup(values: dict[str, Any]) -> None:
     """Shorten a warm-up that is longer than the run."""
     asked, steps = values["warmup_steps"], values["max_steps"]
     if asked > steps:
-        values["warmup_steps"] = max(1, steps // 4)
+        values["warmup_steps"] = quarter = max(1, steps // 4)
         log.info(
-            f"warmup_steps = {asked} is longer than the run, max_steps = {steps}: the learning rate rises over the first "
-            f"{values['warmup_steps']}, a quarter of it"
+            f"warmup_steps = {asked} is longer than the run, max_steps = {steps}: shortened to a quarter, {quarter}"
         )
 
 
@@ -270,21 +263,19 @@ def _advise(values: Mapping[str, Any]) -> None:
     """Log what is allowed and seldom meant."""
     warmup, steps, evaluations = values["warmup_steps"], values["max_steps"], values["eval_steps"]
     if 2 * warmup >= steps > 1:
-        log.info(
-            f"warmup_steps = {warmup} is half of max_steps = {steps} or more: the learning rate rises for so long; a "
-            f"tenth is usual: --warmup_steps {-(-steps // 10)}"
-        )
+        usual = f"a tenth is usual: --warmup_steps {-(-steps // 10)}"
+        log.info(f"warmup_steps = {warmup} is half of max_steps = {steps} or more; {usual}")
     if 20 <= steps < 2 * evaluations:  # a shorter run is a trial
-        log.info(
-            f"eval_steps = {evaluations} is more than half of max_steps = {steps}: the curve of the validation loss has "
-            f"few points; for ten: --eval_steps {steps // 10}"
-        )
+        few = "the curve of the validation loss has few points"
+        log.info(f"eval_steps = {evaluations}, max_steps = {steps}: {few}; for ten: --eval_steps {steps // 10}")
 
 
 def _blamed(path: Path, fault: str, flags: Mapping[str, Any]) -> str:
-    """Return what has brought a fault: the flags that its text names, else the file."""
-    named = [f"--{name} {shown(value)}" for name, value in flags.items() if re.search(rf"\b{name} = ", fault)]
-    return ", ".join(named) or str(path)
+    """Return a fault behind what has brought it: the flags that its text names, else the file."""
+    named = {name: f"--{name} {shown(value)}" for name, value in flags.items() if re.search(rf"\b{name} = ", fault)}
+    if fault.partition(" = ")[0] in named and len(named) == 1:  # the flag has said it
+        fault = fault.partition(": ")[2]
+    return f"{', '.join(named.values()) or path}: {fault}"
 
 
 def refuse_changed_science(where: Path, before: dict[str, Any], recipe: Recipe) -> None:
@@ -317,9 +308,9 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
-        folder = path.parent if path.parent != Path() or any(Path().glob("*.yaml")) else Path("recipes")
-        near = sorted(str(p) for p in folder.glob("*.yaml"))
-        raise BadInput(f"{path}: no such recipe{nearest(str(folder / f'{path.stem}.yaml'), near)}") from None
+        places = (str(path), f"recipes/{path.stem}.yaml")
+        near = [rules.nearest_beside(place, lambda file: file.suffix == ".yaml") for place in places]
+        raise BadInput(f"{path}: no such recipe{near[0] or near[1]}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as text: {getattr(error, 'strerror', error)}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
@@ -345,8 +336,7 @@ def _begin_from_model(values: dict[str, Any]) -> None:
     """With init_from: name the model within a run folder, its tokenizer, and leave out what it brings along."""
     source = values.get("init_from")
     if not isinstance(source, str):
-        if values.get("architecture", "") is None:  # none stands for the default
-            del values["architecture"]
+        values["architecture"] = values.get("architecture") or FIELDS["architecture"].default
         return
     if os.path.isdir(f"{source}/model"):  # noqa: PTH112  (of a name that is too long Path's own raises)
         source = values["init_from"] = str(Path(source) / "model")

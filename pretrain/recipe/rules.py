@@ -23,56 +23,51 @@ TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
 
 def key_fault(name: str, value: Any) -> str | None:
     """Return what a key's value must be, where it is not; None: it is."""
-    field, wanted = keys.FIELDS[name].metadata, keys.TYPES[name]
+    about, wanted = keys.FIELDS[name].metadata, keys.TYPES[name]
     if (value is None and name in keys.OPTIONAL) or (value == "auto" and name in keys.AUTO):
         return None
     if not _fits(value, wanted):
-        hint = f"; write [{value}]" if isinstance(value, str) and wanted == list[str] else ""
-        if isinstance(value, str) and wanted in (int, float):
-            with contextlib.suppress(ValueError):
-                hint = f"; YAML reads this as text, write {value} without quotes" if math.isfinite(float(value)) else ""
+        hint = "" if isinstance(value, str) else f", is {type_name(type(value))}"
+        if isinstance(value, str) and wanted == list[str]:
+            hint = f"; write [{value}]"
+        elif isinstance(value, str) and not isinstance(number := from_text(value, name), str) and math.isfinite(number):
+            hint = f"; YAML reads this as text, write {value} without quotes"
         or_auto = ", or auto" if name in keys.AUTO else ""
-        return f"must be {type_name(wanted)}{or_auto}, is {type_name(type(value))}{hint}"
-    choices, low, high = field["choices"], field["low"], field["high"]
+        return f"must be {type_name(wanted)}{or_auto}{hint}"
+    if wanted in (int, float):
+        least, most = about["allowed"]
+        return None if least <= value <= most else f"must be between {least} and {most} ({about['help']})"  # nor is NaN
     for each in value if isinstance(value, list) else [value]:
-        if choices and each not in choices:
-            return f"must be {either(choices)}{nearest(each, choices)}"
+        if about["allowed"] and each not in about["allowed"]:
+            return f"must be {either(about['allowed'])}{nearest(each, about['allowed'])}"
     if name == "data_dir" and value.startswith("hf://") and not keys.REPOSITORY.fullmatch(value):
         return "must be a folder, or hf://datasets/OWNER/NAME[@REVISION][/FOLDER]"
-    if low is not None and not low <= value <= high:  # NaN compares false with both
-        return f"must be between {low} and {high} ({field['help']})"
     return None
 
 
-def recipe_faults(path: Path, values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
-    """Yield the faults of values in combination; ``path``: the file, whose name the run has; ``flags``: keys given so."""
+def recipe_faults(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[str]:
+    """Yield the faults of values in combination; ``flags``: the keys that were given so."""
     r = SimpleNamespace(**values)
     if r.tokens_per_step % r.sequence_length:
         near = max(1, round(r.tokens_per_step / r.sequence_length)) * r.sequence_length
-        yield (
-            f"tokens_per_step = {r.tokens_per_step} must be a multiple of sequence_length = {r.sequence_length}; the "
-            f"nearest is {near}"
-        )
+        rule = f"must be a multiple of sequence_length = {r.sequence_length}; the nearest is {near}"
+        yield f"tokens_per_step = {r.tokens_per_step}: {rule}"
     if r.n_embd and r.n_head and r.n_embd % r.n_head:
         near = min(divisors(r.n_embd), key=lambda n: abs(n - r.n_head))
-        yield f"n_embd = {r.n_embd} must be a multiple of n_head = {r.n_head}; use --n_head {near}"
+        yield f"n_embd = {r.n_embd}: must be a multiple of n_head = {r.n_head}; use --n_head {near}"
     if not r.init_from:  # which brings its own
         yield from _architecture_faults(r)
     if r.shard_optimizer and not keys.OPTIMIZERS[r.optimizer]:
-        yield (
-            f"optimizer = {r.optimizer} with shard_optimizer = true: its moments cannot be sharded; use "
-            f"--shard_optimizer false, or --optimizer adamw"
-        )
+        remedy = "use --shard_optimizer false, or --optimizer adamw"
+        yield f"optimizer = {r.optimizer}: its moments cannot be sharded (shard_optimizer = true); {remedy}"
     if r.lr_scheduler_type == "wsd" and r.warmup_steps + r.decay_ratio * r.max_steps > r.max_steps:
-        yield (
-            f"warmup_steps = {r.warmup_steps} and the decay, decay_ratio = {r.decay_ratio} of max_steps = "
-            f"{r.max_steps}, overlap. Use --decay_ratio {math.floor(100 * (1 - r.warmup_steps / r.max_steps)) / 100}"
-        )
+        longest = math.floor(100 * (1 - r.warmup_steps / r.max_steps)) / 100
+        shares = f"warmup_steps = {r.warmup_steps}, decay_ratio = {r.decay_ratio} of max_steps = {r.max_steps}"
+        yield f"{shares}: warm-up and decay overlap. Use --decay_ratio {longest}"
     if r.save_total_limit == 1:
-        least = "two checkpoints are the least that survive damage to the newest one"
-        yield f"save_total_limit = 1: {least}. Use 2 or more, or 0 for all"
+        yield "save_total_limit = 1: the newest checkpoint may be damaged. Use 2 or more, or 0 for all"
     if r.task_steps and not r.tasks:
-        yield f"task_steps = {r.task_steps} needs tasks: at least one, for example --tasks hellaswag"
+        yield f"task_steps = {r.task_steps}: needs tasks, for example --tasks hellaswag"
     for file in r.task_files or ():
         if not (file.partition("=")[0] in r.tasks and file.partition("=")[2]):
             yield f"task_files = {shown(file)}: must be NAME=FILE, with a NAME that is among tasks"
@@ -81,23 +76,15 @@ def recipe_faults(path: Path, values: Mapping[str, Any], flags: Collection[str])
         yield from (f"sources, number {number}: {fault}" for fault in _source_faults(source))
     if mixture == []:
         yield "sources is empty: list at least one mapping with weight and dataset_name or data_files"
-    elif mixture and r.tokenizer in keys.TRAINED_TOKENIZERS:
-        yield (
-            f"tokenizer = {r.tokenizer}: a mixture needs one tokenizer for all its sources: give a Hub id or a folder, "
-            f"for example the tokenizer/ that prepare_data.py made for one of them"
-        )
-    if r.token_column and r.tokenizer in keys.TRAINED_TOKENIZERS:
-        yield (
-            f"token_column = {r.token_column}: tokenizer = {r.tokenizer} is made from text, and there is none; give "
-            f"the one that the ids were made with, for example openai-community/gpt2"
-        )
+    if r.tokenizer in keys.TRAINED_TOKENIZERS and (mixture or r.token_column):
+        asked = "a mixture" if mixture else f"token_column = {r.token_column}"
+        remedy = "give a Hub id, or a folder such as the tokenizer/ that prepare_data.py makes"
+        yield f"tokenizer = {r.tokenizer}: is made from one source's text, and {asked} needs one that exists; {remedy}"
     folders = [str(source.get("data_dir") or "hf://") for source in (values, *(mixture or ()))]
     if r.stream_keep == "consumed" and not all(folder.startswith("hf://") for folder in folders):
-        deletes = "deletes shards that training has read, and data_dir holds yours"
-        yield f"stream_keep = consumed {deletes}. Use --stream_keep all"
-    run_name = path.stem if r.run_name is None else r.run_name
-    if not RUN_NAME.fullmatch(run_name):
-        yield f"run_name = {shown(run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
+        yield "stream_keep = consumed: deletes shards once read, and data_dir holds yours. Use --stream_keep all"
+    if not RUN_NAME.fullmatch(r.run_name):
+        yield f"run_name = {shown(r.run_name)!r}: letters, digits and . _ - only, no leading dot, at most 64"
     yield from _idle_faults(values, flags)
     if r.reference_curve is not None:
         try:
@@ -115,8 +102,8 @@ def _architecture_faults(r: SimpleNamespace) -> Iterator[str]:
             help = keys.FIELDS[name].metadata["help"].removeprefix("llama: ")
             yield f"architecture = {r.architecture} needs {name} ({help}); usual: --{name} {value}"
     if r.num_key_value_heads and r.n_head % r.num_key_value_heads:
-        fits = either(divisors(r.n_head))
-        yield f"num_key_value_heads = {r.num_key_value_heads} must divide n_head = {r.n_head}; {fits} does"
+        heads = f"num_key_value_heads = {r.num_key_value_heads}: must divide n_head = {r.n_head}"
+        yield f"{heads}; use {either(divisors(r.n_head))}"
     width, rest = divmod(r.n_embd, r.n_head)
     if "rope_theta" in needed and not rest and width % 2:
         yield f"n_embd / n_head = {width}: rotary positions turn pairs, so it must be even"
@@ -128,12 +115,11 @@ def _source_faults(source: Mapping[Any, Any]) -> Iterator[str]:
     for name, value in source.items():
         if name not in known:
             yield f"{name}: no such key{nearest(str(name), known)}"
-        elif name == "weight" and not (_fits(value, float) and 0 < value < math.inf):
-            yield f"weight = {shown(value)}: must be a number above 0"
         elif name != "weight" and (fault := key_fault(name, value)):
             yield f"{name} = {shown(value)}: {fault}"
-    if "weight" not in source:
-        yield "weight is missing: its share of the windows, relative to the other weights"
+    weight: Any = source.get("weight")
+    if not (_fits(weight, float) and 0 < weight < math.inf):
+        yield f"weight = {shown(weight)}: must be a number above 0, its share of the windows beside the other weights"
     if not any(source.get(name) for name in ("data_dir", "data_files", "dataset_name")):
         yield "give data_dir, data_files or dataset_name"
 
@@ -149,10 +135,8 @@ def _idle_faults(values: Mapping[str, Any], flags: Collection[str]) -> Iterator[
             continue
         if (other == "architecture" or name in flags) and values[name] != field.default:
             remedy = f"use --{name} 0" if field.default is keys.ABSENT else "leave it out"
-            yield (
-                f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}, or use "
-                f"--{other} {either(['none' if value is None else value for value in among])}"
-            )
+            remedy += f", or use --{other} {either(['none' if value is None else value for value in among])}"
+            yield f"{name} = {shown(values[name])}: has no effect with {other} = {values[other]}; {remedy}"
     for name in ("load_best_model_at_end", "early_stopping_patience"):
         if name in flags and values[name] and not values["eval_steps"]:
             yield f"{name}: has no effect with eval_steps = 0; add --eval_steps 250"
@@ -204,9 +188,8 @@ def divisors(number: int) -> list[int]:
 def nearest(word: str, names, prefix: str = "") -> str:
     """Return "; did you mean X?" where a name is close to a word, else nothing."""
     names = list(names)
-    match = difflib.get_close_matches(str(word), names, n=1) or [
-        name for name in names if word and name.startswith(word)
-    ]
+    longer = [name for name in names if word and name.startswith(word)]
+    match = difflib.get_close_matches(str(word), names, n=1) or longer
     return f"; did you mean {prefix}{match[0]}?" if match else ""
 
 

@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import itertools
 import operator
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 from pretrain.base import cards
 from pretrain.base.errors import BadInput
 from pretrain.recipe import rules
-from pretrain.recipe.keys import FIELDS, SIZES
+from pretrain.recipe.keys import FIELDS
 from pretrain.recipe.rules import shown
 
 ROOT = Path(__file__).parents[2]
@@ -48,32 +49,20 @@ class Command:
 
 @functools.cache
 def book() -> dict[str, Any]:
-    """Return translations.yaml, with a row for each name of a flag: trainer -> name -> rule, a mapping."""
-    found = yaml.safe_load(Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8"))
-
-    def each(rows: Mapping) -> dict[str, Any]:
-        return {name: rule for names, rule in rows.items() for name in str(names).split(", ")}
-
-    found["launch"]["flags"] = each(found["launch"]["flags"])
-    for trainer, rows in found["trainers"].items():
-        found["trainers"][trainer] = {
-            name: dict.fromkeys(rule.split(), "{value}") if isinstance(rule, str) else rule
-            for name, rule in each(rows).items()
-        }
-    return found
+    """Return translations.yaml, its values as text."""
+    return yaml.load(Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
 
 
 def answer(flag: str) -> str | None:
-    """Return whose ``flag`` (as typed, with its dashes) is and what stands for it here; None: nobody's that is known."""
-    trainer, rule = _rule_of(flag)
+    """Return whose ``flag`` (with or without dashes) is and what stands for it here; None: nobody's that is known."""
+    trainer, rule = _find(flag, book()["trainers"])
     if rule is None:
         return None
     if "none" in rule:
         return f"{flag}: a flag of {trainer}; here not needed: {rule['none']}"
-    ours = {}
-    for put in (*rule.get("when", {}).values(), rule):
-        ours |= {key: f"{key} {text}" if str(text).startswith("= ") else key for key, text in put.items()}
-    named = ", ".join(text for key, text in ours.items() if key not in ("when", "note")).replace("launch.", "YAML ")
+    puts = [put for case in (*rule.get("when", {}).values(), rule) for put in case.items()]
+    ours = {key: f"{key} {text}" if text[0] == "=" else key for key, text in puts if key not in ("when", "note")}
+    named = ", ".join(ours.values()).replace("launch.", "YAML ")
     return f"{flag}: a flag of {trainer}; here it is: {'; '.join([named, *_note(rule)])}"
 
 
@@ -104,25 +93,22 @@ def translate(text: str) -> tuple[str, list[str]]:
     typed = _parse(text)
     program, ours = _program_of(typed), Path(typed.program).name
     script = ours if ours in SCRIPTS and not program else program.get("script", "train.py")
-    known = {name: sum(_row(name, flag) is not None for flag, _ in typed.flags) for name in book()["trainers"]}
+    known = {name: sum(_find(flag, [name])[1] is not None for flag, _ in typed.flags) for name in book()["trainers"]}
     trainer = program.get("trainer") or max(known, key=lambda name: known[name])
     if not program and not (any(known.values()) and (ours.endswith(".py") or not ours)):  # settings have no program
         raise BadInput(f"{shown(text)}: neither this program nor any of its flags is known here")
-    defaults = {
-        f"{'-' if trainer == 'llm.c' else '--'}{name}": _text(value)
-        for name, value in program.get("defaults", {}).items()
-        if name not in {_name(flag) for flag, _ in typed.flags}
-    }
+    given = {_name(flag) for flag, _ in typed.flags}
+    defaults = [(name, value) for name, value in program.get("defaults", {}).items() if name not in given]
     notes: dict[str, str] = {}
     values = {f"launch.{key}": value for key, value in typed.launch.items()}
-    for given in (list(defaults.items()), typed.flags):
-        values |= _values(given, trainer, script, notes)
+    for flags in (defaults, typed.flags):
+        values |= _values(flags, trainer, script, notes)
     recipe = _recipe_of(values, program)
     path = next((path for path in (Path(recipe), ROOT / recipe) if path.is_file()), Path(os.devnull))
-    numbers = {_name(flag): _number(value) for flag, value in [*defaults.items(), *typed.flags]}
+    numbers = {_name(flag): value for flag, value in [*defaults, *typed.flags]}
     values = _computed(values, numbers, notes, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     launch = {key.removeprefix("launch."): values.pop(key) for key in list(values) if key.startswith("launch.")}
-    words = [*typed.environment, *(_launcher(launch, program, notes) if script == "train.py" else ["python"]), script]
+    words = [*typed.environment, *(_launcher(launch, notes) if script == "train.py" else ["python"]), script]
     if script in ("train.py", "prepare_data.py"):
         words += ["--recipe", recipe]
     elif script == "check_setup.py" and "card" in launch:
@@ -130,7 +116,7 @@ def translate(text: str) -> tuple[str, list[str]]:
     elif script in ("eval_hellaswag.py", "generate.py"):
         values.setdefault("model", "openai-community/gpt2")
     for key, value in values.items():
-        words += [f"--{key}"] if key in MODES or not value else [f"--{key}", *value.splitlines()]
+        words += [f"--{key}", *(value.splitlines() if key not in MODES else ())]
     return shlex.join(words), list(notes.values())
 
 
@@ -139,58 +125,56 @@ def translate(text: str) -> tuple[str, list[str]]:
 
 def _parse(text: str) -> Command:
     text = re.sub(r"\\\r?\n", " ", text.strip()).removeprefix("$ ")
+    found, launch, launched, is_open = Command(), book()["launch"], False, False
     if re.match(r"""[{"']|\w+\s*[:=]\s""", text):
-        return Command(flags=[(f"--{name}", value.strip().strip("\"'")) for name, value in SETTING.findall(text)])
+        return Command(flags=_settings(text))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
     try:
-        words = list(lexer)
+        typed = list(lexer)
     except ValueError as error:
         raise BadInput(f"{shown(text)}: {error}: put the whole command between two quotes of one kind") from None
-    for number, word in enumerate(words):
-        if word in (";", "&&") and number + 1 < len(words):  # as behind `cd folder &&`
-            return _parse(shlex.join(words[number + 1 :]))
-        if re.fullmatch(r"[;&|<>]+", word):
-            words = words[:number]
-            break
-    found, launched, launch = Command(), False, book()["launch"]
-    while words and not found.program:
-        word, name = words[0], Path(words[0]).name
-        flag, equals, value = words.pop(0).partition("=")
+    parts = itertools.groupby(typed, lambda word: word in (";", "&&"))  # as behind `cd folder &&`
+    *_, last = [], *(list(part) for ends, part in parts if not ends)
+    words = itertools.takewhile(lambda word: not re.fullmatch(r"[;&|<>]+", word), last)
+    for word in words:
+        flag, equals, value = word.partition("=")
         if word.startswith("-"):
             if launched and _name(flag) not in launch["bare"] and word != "-m":
-                value = value if equals else words.pop(0) if words else ""
+                value = value if equals else next(words, "")
                 found.launch |= {launch["flags"][_name(flag)]: value} if _name(flag) in launch["flags"] else {}
         elif equals:
             found.environment.append(word)
-        elif name in launch["names"]:
+        elif Path(word).name in launch["names"]:
             launched = True
-        elif name == "make":
-            found.program = " ".join([name, *words[:1]])
-            words = words[1:]
-        elif name not in ("uv", "run", "launch", "nohup", "time") and not re.fullmatch(r"python[\d.]*", name):
+        elif not re.fullmatch(r"uv|run|launch|nohup|time|python[\d.]*", Path(word).name):
             found.program = word.removeprefix("./")
-    while words:
-        flag, equals, value = words.pop(0).partition("=")
-        if equals and found.program.startswith("make "):
-            flag = f"--{flag}"
-        if not flag.startswith("-"):
-            found.first = found.first or flag
-            continue
-        while not equals and words and not re.match(r"-+[A-Za-z]", words[0]):
-            value = f"{value}\n{words.pop(0)}".strip()
-        settings = SETTING.findall(value.replace(",", "\n")) if _name(flag) == "config_overrides" else []
-        found.flags += [(f"--{name}", setting.strip()) for name, setting in settings] or [(flag, value)]
+            break
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if re.match("-+[A-Za-z]", word) or equals and found.program == "make":
+            found.flags.append((flag, value))
+            is_open = not equals
+        elif is_open:
+            flag, before = found.flags.pop()
+            found.flags.append((flag, f"{before}\n{word}".strip()))
+        else:
+            found.first = found.first or word
+    for flag, value in found.flags:
+        if _name(flag) == "config_overrides":
+            found.flags.remove((flag, value))
+            found.flags += _settings(value.replace(",", "\n"))
     return found
+
+
+def _settings(text: str) -> list[tuple[str, str]]:
+    return [(f"--{name}", value.strip().strip("\"'")) for name, value in SETTING.findall(text)]
 
 
 def _program_of(typed: Command) -> Mapping[str, Any]:
     """Return the program's row, an empty one where it has none."""
-    names = (typed.program, f"{typed.program} {typed.first}")
-    for row in book()["programs"]:
-        if any(fnmatch.fnmatchcase(f"/{name}", f"*/{row['program']}") for name in names):
-            return row
-    return {}
+    names = [f"/{name}" for name in (typed.program, f"{typed.program} {typed.first}")]
+    return next((row for row in book()["programs"] if fnmatch.filter(names, f"*/{row['program']}")), {})
 
 
 # Its flags.
@@ -204,32 +188,13 @@ def _note(rule: Rule) -> list[str]:
     return [rule["note"]] if "note" in rule else []
 
 
-def _row(trainer: str, flag: str) -> Rule | None:
-    """Return a trainer's rule for a flag, or None; only llm.c's have one dash. A key of a recipe has none."""
-    if flag.startswith("-") and flag.startswith("--") == (trainer == "llm.c"):
-        return None
-    rows = book()["trainers"][trainer]
-    return next((rule for name, rule in rows.items() if fnmatch.fnmatchcase(_name(flag), name)), None)
-
-
-def _rule_of(flag: str, first: str | None = None) -> tuple[str, Rule | None]:
-    """Return whose flag it is, of trainer ``first`` before the others, and its rule; None where it is nobody's."""
-    for trainer in filter(None, (first, *book()["trainers"])):
-        if (rule := _row(trainer, flag)) is not None:
-            return trainer, rule
+def _find(flag: str, trainers: Iterable[str]) -> tuple[str, Rule | None]:
+    """Return the first of the trainers that has a flag, and its rule; None where none has it."""
+    for trainer in trainers:
+        for names, rule in book()["trainers"][trainer].items():
+            if any(fnmatch.fnmatchcase(_name(flag), name) for name in names.split(", ")):
+                return trainer, dict.fromkeys(rule.split(), "{value}") if isinstance(rule, str) else rule
     return "", None
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _number(value: Any) -> Any:
-    """Return the number that a text is, all else as text."""
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(_text(value))
-    return _text(value)
 
 
 def _values(given: Sequence[tuple[str, str]], trainer: str, script: str, notes: dict[str, str]) -> dict[str, str]:
@@ -237,7 +202,7 @@ def _values(given: Sequence[tuple[str, str]], trainer: str, script: str, notes: 
     formulas, plain = {}, {}
     for flag, value in given:
         name = _name(flag)
-        owner, rule = _rule_of(flag, trainer)
+        owner, rule = _find(flag, (trainer, *book()["trainers"]))
         if owner != trainer and (name in FIELDS or name in ("recipe", "size", *MODES) or script != "train.py"):
             rule = {name: "{value}"}
         for key, put in _puts(rule, value).items():
@@ -252,13 +217,13 @@ def _puts(rule: Rule | None, value: str) -> dict[str, str]:
     """Return our keys and values for one flag; ``none``: the reason why there is nothing."""
     if rule is None:
         return {"none": "not known here; left out"}
-    cases = {_text(case): put for case, put in rule.get("when", {}).items()}
-    chosen = cases.get((value or "true").lower(), cases.get("*"))
-    if cases and chosen is None:
+    cases, value = rule.get("when", {"*": {}}), value or "true"
+    chosen = cases.get(value.lower(), cases.get("*"))
+    if chosen is None:
         return {"none": "; ".join([f"must be {rules.either(list(cases))}", *_note(rule)])}
-    found = {key: _text(put) for key, put in (rule | (chosen or {})).items() if key not in ("when", "note")}
+    found = {key: put for key, put in (rule | chosen).items() if key not in ("when", "note")}
     folder = os.path.dirname(value)  # noqa: PTH120
-    return {key: put.replace("{value}", value or "true").replace("{folder}", folder) for key, put in found.items()}
+    return {key: put.replace("{value}", value).replace("{folder}", folder) for key, put in found.items()}
 
 
 def _recipe_of(values: dict[str, str], program: Mapping[str, Any]) -> str:
@@ -274,72 +239,71 @@ def _recipe_of(values: dict[str, str], program: Mapping[str, Any]) -> str:
 
 
 def _computed(
-    values: Mapping[str, str], numbers: Mapping[str, Any], notes: dict[str, str], base: Mapping[str, Any]
+    values: Mapping[str, str], numbers: Mapping[str, str], notes: dict[str, str], base: dict[str, Any]
 ) -> dict[str, str]:
     """Return the values as text, formulas computed, without those that the recipe ``base`` has, too.
 
     A formula whose numbers are not all given, there, as values or in ``numbers``, becomes a note.
     """
     stated = {key.removeprefix("launch."): value for key, value in values.items() if not value.startswith("= ")}
-    given = {name: _number(value) for name, value in (dict(base) | {"processes": 1} | stated | dict(numbers)).items()}
-    found = {}
+    known, found = {**base, "processes": "1", **stated, **numbers}, {}
     for key, value in values.items():
         if value.startswith("= "):
             try:
-                given[key] = result = _evaluate(value.split()[1:], given)
+                result = _evaluate(value.split()[1:], known)
             except KeyError as error:
                 notes[key] = f"{key} {value}: {error.args[0]} is not given; the recipe's value stays"
                 continue
-            value = f"{result:.6g}" if result % 1 else str(int(result))
+            value = known[key] = f"{result:.6g}" if result % 1 else str(int(result))
         found[key] = value
+    here = {name: field.default for name, field in FIELDS.items()} | base
+    return {key: value for key, value in found.items() if key not in here or _number(value) != _number(here[key])}
 
-    def same(key: str) -> bool:
-        if key == "size":
-            return SIZES.get(found[key]) == tuple(base.get(name) for name in ("n_layer", "n_head", "n_embd"))
-        its = base.get(key, FIELDS[key].default) if key in FIELDS else None
-        return _number(found[key]) == _number(its[0] if isinstance(its, list) and len(its) == 1 else its)
 
-    return {key: value for key, value in found.items() if not same(key)}
+def _number(value: Any) -> Any:
+    """Return the number that a value is, all else as a flag's text."""
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    text = "\n".join(value) if isinstance(value, list) else text
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _evaluate(words: Sequence[str], names: Mapping[str, Any]) -> float:
     """Return the value of ``a * b / 100``, from left to right; raises KeyError with a name that is not a number."""
-    numbers, result = {name: value for name, value in names.items() if isinstance(value, (int, float))}, 1
+    result = 1
     for sign, word in zip(["*", *words[1::2]], words[::2], strict=False):
-        result = OPERATORS[sign](result, _number(word) if word[0].isdigit() else numbers[word])
+        number = _number(word if word[0].isdigit() else names[word])
+        if isinstance(number, str):
+            raise KeyError(word)
+        result = OPERATORS[sign](result, number)
     return result
 
 
 # Ours.
 
 
-def _launcher(launch: Mapping[str, str], program: Mapping[str, Any], notes: dict[str, str]) -> list[str]:
+def _launcher(launch: Mapping[str, str], notes: dict[str, str]) -> list[str]:
     """Return the words before train.py."""
     counts = [launch.get(key, "1") for key in ("processes", "num_machines")]
     processes, machines = (int(count) if count.isdecimal() else 1 for count in counts)
-    asked = launch.get("card", program.get("card", "auto"))
-    card = cards.find(asked)
-    if card is None and asked != "auto":
+    asked, stem = launch.get("card", "auto"), launch.get("yaml")
+    if stem is None and cards.find(asked):
+        stem = cards.preset(asked, processes)
+    elif asked != "auto":
         notes["card"] = f"{asked}: not a known card; of its kind are known: {', '.join(cards.of_its_kind(asked))}"
-    elif card and "card" not in launch:
-        notes["card"] = f"the command names no card; {asked} is that of its authors: give your own card's YAML"
-    stem = launch.get("yaml") or (cards.preset(asked, processes) if card else "")
-    file = launch.get("config_file") or (f"accelerate_configs/{stem}.yaml" if stem else "")
     chosen = {key: launch[key] for key in ("mixed_precision", "dynamo_backend") if key in launch}
-    if not file and {"fp16", "no"} & set(chosen.values()):  # plain python train.py chooses all else by itself
-        file = "accelerate_configs/conservative.yaml"
+    if not stem and "config_file" not in launch and {"fp16", "no"} & set(chosen.values()):
+        stem = "conservative"  # plain python train.py chooses all else by itself
         if "mixed_precision" not in chosen:
-            notes["precision"] = (
-                f"{file} has fp16: for a card from Ampere on, write --mixed_precision bf16 before train.py"
-            )
-    if not file and processes * machines == 1:
-        return ["python"]
-    names = {key: name if not file else key for key, name in book()["launch"]["torchrun"].items()}
+            notes["precision"] = "conservative.yaml has fp16: for a card from Ampere on, add --mixed_precision bf16"
+    file = launch.get("config_file") or (f"accelerate_configs/{stem}.yaml" if stem else "")
+    names = {key: key if file else name for key, name in book()["launch"]["torchrun"].items()}
     where = [word for key, name in names.items() if key in launch for word in (f"--{name}", launch[key])]
     if not file:
-        notes["card"] = "no card is named; with its YAML the command begins: accelerate launch --config_file "
-        notes["card"] += f"accelerate_configs/CARD.yaml --multi_gpu --num_processes {processes * machines} train.py"
-        return ["torchrun", *(where or ["--standalone"]), "--nproc_per_node", str(processes)]
+        several = ["torchrun", *(where or ["--standalone"]), "--nproc_per_node", str(processes)]
+        return several if processes * machines > 1 else ["python"]
     words = ["accelerate", "launch", "--config_file", file]
     if processes * machines > 1:
         words += [*["--multi_gpu"] * ("_x" not in file), "--num_processes", str(processes * machines)]

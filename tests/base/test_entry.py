@@ -1,6 +1,5 @@
 """A script ends at an environment in which it could not run with one line, at once, and at Ctrl-C without a traceback."""
 
-import errno
 import functools
 import os
 import signal
@@ -25,22 +24,21 @@ VARIABLES = {
 }
 
 
-@pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_that_a_library_would_end_at_is_one_line_with_its_value_its_rule_and_the_remedy(name):
-    bad, good = VARIABLES[name]
-    for value in bad:
-        with pytest.raises(BadInput) as caught:
+def test_a_variable_that_a_library_would_end_at_is_one_line_with_its_value_its_rule_and_the_remedy():
+    for name, (bad, good) in VARIABLES.items():
+        for value in bad:
+            with pytest.raises(BadInput, match=f"^{name} = {value}: must be .*; correct it, or unset it$") as caught:
+                entry.refuse_environment({name: value})
+            assert caught.value.alone and caught.value.status == 2
+        for value in good:
             entry.refuse_environment({name: value})
-        (line,) = caught.value.lines
-        assert line.startswith(f"{name} = {value}: must be ") and line.endswith("; correct it, or unset it")
-        assert caught.value.alone and caught.value.status == 2
-    for value in good:
-        entry.refuse_environment({name: value})
 
 
 def test_every_word_that_is_taken_is_one_of_accelerates():
-    assert set(entry.VARIABLES["ACCELERATE_DYNAMO_BACKEND"]) <= {str(each).lower() for each in DynamoBackend}
-    assert set(entry.VARIABLES["ACCELERATE_MIXED_PRECISION"]) == {str(each).lower() for each in PrecisionType}
+    assert set(entry.VARIABLES["ACCELERATE_DYNAMO_BACKEND"].split("|")) <= {str(each).lower() for each in DynamoBackend}
+    assert set(entry.VARIABLES["ACCELERATE_MIXED_PRECISION"].split("|")) == {
+        str(each).lower() for each in PrecisionType
+    }
 
 
 # What takes seconds to import, of which each script imports one first.
@@ -72,9 +70,8 @@ def test_a_script_refuses_such_a_variable_before_what_takes_seconds(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("error: HF_ENDPOINT = abc: must be ")
 
 
-@pytest.mark.parametrize("script, words", [("train.py", []), ("generate.py", ["--model", "x"])])
-def test_ctrl_c_during_the_imports_of_a_script_ends_it_without_a_word(tmp_path, script, words):
-    done = started(tmp_path, script, *words, slow=INTERRUPTED)
+def test_ctrl_c_during_the_imports_of_a_script_ends_it_without_a_word(tmp_path):
+    done = started(tmp_path, "train.py", slow=INTERRUPTED)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -87,25 +84,13 @@ def test_a_script_started_outside_the_environment_names_the_remedy(script):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("environment", "count"), [({}, "3000"), ({"OMP_WAIT_POLICY": "active"}, "None")])
-def test_a_thread_that_waits_frees_its_core_soon_unless_the_user_has_said_how_threads_wait(
-    tmp_path, environment, count
-):
+def test_a_thread_that_waits_frees_its_core_soon_unless_the_user_has_said_how_threads_wait(tmp_path):
     slow = "import os; raise SystemExit(str(os.environ.get('GOMP_SPINCOUNT')))"
-    assert started(tmp_path, "train.py", slow=slow, **environment).stderr == f"{count}\n"
+    for environment, count in (({}, "3000"), ({"OMP_WAIT_POLICY": "active"}, "None")):
+        assert started(tmp_path, "train.py", slow=slow, **environment).stderr == f"{count}\n"
 
 
-def test_memory_that_runs_out_is_a_line_during_the_imports_too(tmp_path, capsys):
-    def fail(error):
-        raise error
-
-    for error in (
-        MemoryError(),
-        OSError(errno.ENOMEM, "Cannot allocate memory"),
-        RuntimeError("can't start new thread"),
-    ):
-        assert entry.exit_on_bad_input(fail)(error) == 1
-        assert capsys.readouterr().err.startswith("error: memory ran out: ")
+def test_memory_that_runs_out_is_a_line_during_the_imports_too(tmp_path):
     done = started(tmp_path, "train.py", slow="raise ImportError('libtorch_cpu.so: failed to map segment from shared')")
     assert done.returncode == 1 and done.stderr.startswith("error: memory ran out: ") and done.stderr.count("\n") == 1
 
@@ -120,14 +105,14 @@ def test_a_closed_standard_stream_is_nobodys_and_bad_input_still_2(tmp_path):
     assert subprocess.run(command, cwd=ROOT).returncode == 43
 
 
-@pytest.mark.parametrize("size", [1, 100_000])  # shown at the end, or while main runs
-def test_output_that_nobody_reads_any_more_ends_a_script_without_a_traceback(size):
-    start = f"from pretrain.base.entry import exit_on_bad_input as wrap; exit(wrap(lambda: print('x' * {size}))())"
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (1, b"")
+def test_output_that_nobody_reads_any_more_ends_a_script_without_a_traceback():
+    for size in (1, 100_000):
+        start = f"from pretrain.base.entry import exit_on_bad_input as wrap; exit(wrap(lambda: print('x' * {size}))())"
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.slow

@@ -21,17 +21,6 @@ def raising(error):
     return main
 
 
-def test_bad_input_prints_each_line_and_exits_2(capsys, monkeypatch):
-    """Or with a status of its own; stopped training exits 1."""
-    monkeypatch.delenv("RANK", raising=False)
-    for error, status, err in (
-        (BadInput(line for line in ("one", "two")), 2, "error: one\nerror: two\n"),
-        (BadInput("busy", 75), 75, "error: busy\n"),
-        (TrainingStopped("diverged"), 1, "error: diverged\n"),
-    ):
-        assert raising(error)() == status and capsys.readouterr() == ("", err)
-
-
 def filled():
     with open("/dev/full", "w") as file:
         file.write("x")
@@ -41,7 +30,7 @@ def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     cases = {  # 1 where it may pass, 2 where the user has chosen the place
-        1: [filled, OSError(errno.EIO, "x", "disk/a"), OSError(errno.EMFILE, "x", "a")],
+        1: [filled, *(OSError(number, "x", "a") for number in (errno.EIO, errno.EMFILE, errno.EFBIG))],
         2: [lambda: open(tmp_path / "file" / "a"), lambda: os.listdir(tmp_path / "loop"), lambda: open(tmp_path)],
     }
     cases[2] += [lambda: open(tmp_path / ("a" * 300)), PermissionError(errno.EACCES, "x", b"runs/x")]
@@ -50,6 +39,12 @@ def test_what_the_machine_refuses_is_one_line_with_the_name_of_the_place_and_no_
             assert raising(fault)() == status
             line = capsys.readouterr().err
             assert line.startswith("error: ") and line.count("\n") == 1 and line.count(": ") >= 2, line
+    for error in (
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ):
+        assert raising(error)() == 1 and capsys.readouterr().err.startswith("error: memory ran out: ")
     assert raising(OSError(errno.EROFS, "x", "http://me:canary@host/a"))() == 2
     assert capsys.readouterr().err.startswith("error: http://redacted@host/a: Read-only file system: use another place")
 
@@ -79,21 +74,16 @@ def test_a_traceback_shows_no_secret_of_a_url():
     assert "http://redacted@127.0.0.1/a.csv?redacted" in done.stderr and "canary" not in done.stderr
 
 
-def test_exit_status_of_main_is_passed_on_with_its_arguments():
-    assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42
-    assert exit_on_bad_input(lambda: None)() == 0
-
-
-def test_what_all_processes_know_the_first_one_says_and_what_one_alone_knows_that_one(monkeypatch, capsys):
-    everyone, alone = BadInput("one"), TrainingStopped("out of memory", alone=True)
+def test_bad_input_prints_each_line_and_exits_2(monkeypatch, capsys):
+    """Or with a status of its own. What all processes know, the first one says; what one alone knows, that one."""
     for rank, error, status, err in (
-        ("0", everyone, 2, "error: one\n"),
-        ("1", everyone, 2, ""),
+        ("0", BadInput(line for line in ("one", "two")), 2, "error: one\nerror: two\n"),
+        ("0", BadInput("busy", 75), 75, "error: busy\n"),
+        ("1", BadInput("one"), 2, ""),
+        ("0", TrainingStopped("diverged"), 1, "error: diverged\n"),
         ("1", TrainingStopped("diverged"), 1, ""),
-        ("1", alone, 1, "error: out of memory\n"),
-        ("1", MemoryError(), 1, "error: memory ran out: end other programs"),
+        ("1", TrainingStopped("out of memory", alone=True), 1, "error: out of memory\n"),
     ):
         monkeypatch.setenv("RANK", rank)
-        assert raising(error)() == status
-        said = capsys.readouterr().err
-        assert said.startswith(err) and bool(said) == bool(err)
+        assert raising(error)() == status and capsys.readouterr() == ("", err)
+    assert exit_on_bad_input(lambda n, *, more: n + more)(40, more=2) == 42

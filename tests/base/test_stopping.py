@@ -36,10 +36,7 @@ def test_a_signal_is_noted_and_gives_the_shells_exit_code(handlers, monkeypatch,
     for restarts, status in (("3", 0), ("0", code)):  # a launcher would restart what has failed
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
         assert stop.exit_code == status
-
-
-def test_a_terminal_that_closes_stops_no_run_that_nohup_started(handlers):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does: a terminal that closes stops no run
     stop = StopRequest()
     os.kill(os.getpid(), signal.SIGHUP)
     assert not stop.agreed()
@@ -106,22 +103,16 @@ def test_death_of_a_shell_is_none():
     assert json.loads(orphan(act, launched=False)) == [False, 1]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_a_lost_process_is_said_by_whoever_notices_with_how_to_go_on_and_other_errors_pass():
+    for words in (
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
         "[unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete",
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5) ran for 600000 milliseconds before timing out",
-    ],
-)
-def test_a_lost_process_is_said_by_whoever_notices_and_how_to_go_on(words):
-    with pytest.raises(TrainingStopped) as caught, raise_on_lost_peer():
-        raise RuntimeError(words)
-    said = str(caught.value)
-    assert "died, was killed (memory?) or hangs" in said and "--max_restarts 3" in said and caught.value.alone
-
-
-def test_other_errors_pass_as_they_are():
+    ):
+        with pytest.raises(TrainingStopped) as caught, raise_on_lost_peer():
+            raise RuntimeError(words)
+        said = str(caught.value)
+        assert "died, was killed (memory?) or hangs" in said and "--max_restarts 3" in said and caught.value.alone
     for error in (RuntimeError("shape mismatch"), ValueError("timed out"), TrainingStopped("Timed out waiting")):
         with pytest.raises(type(error)) as caught, raise_on_lost_peer():
             raise error

@@ -37,10 +37,7 @@ def test_the_tokens_take_padding_rows_and_the_model_keeps_its_size(tmp_path):
     before, rows = {name: value.clone() for name, value in model.state_dict().items()}, len(tokenizer)
     chat.add_chat(model, tokenizer)
     export.write(model, tmp_path / "chat", tokenizer)
-    loaded, named = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / "chat"),
-        AutoTokenizer.from_pretrained(tmp_path / "chat"),
-    )
+    loaded, named = (kind.from_pretrained(tmp_path / "chat") for kind in (AutoModelForCausalLM, AutoTokenizer))
     new = [named.convert_tokens_to_ids(token) for token in (chat.BEGIN, chat.END, chat.PAD)]
     assert sorted(new) == [rows, rows + 1, rows + 2] and loaded.config.vocab_size == 64
     after = loaded.state_dict()
@@ -67,18 +64,15 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
     assert tokenizer.decode(learnt) == "hello<|im_end|>" * 2
 
 
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
+def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can():
+    for shape, words in (
         ({"vocab_size": 31}, "3 rows .* 2 of 31 are free; .* --vocab_size 64, or .* tokenizer of at most 28"),
         ({"characters": "0123456789+=\n"}, r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"),
-    ],
-)
-def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can(shape, words):
-    with pytest.raises(BadInput, match=words):
-        chat.add_chat(*pair(**shape))
-    with pytest.raises(BadInput, match="has a chat template already"):
-        chat.add_chat(*chatty())
+    ):
+        with pytest.raises(BadInput, match=words):
+            chat.add_chat(*pair(**shape))
+        with pytest.raises(BadInput, match="has a chat template, or tokens of a chat, already"):
+            chat.add_chat(*chatty())
 
 
 @pytest.fixture
@@ -88,27 +82,21 @@ def heard(monkeypatch):
     def converse(both, messages):
         asked, (model, tokenizer) = [], both
         ids = tokenizer("yes")["input_ids"]
-        monkeypatch.setattr(
-            chat.sampling,
-            "sample",
-            lambda model, prompt, _, how, *__: asked.append((prompt, how.max_new_tokens)) or ids,
-        )
+        answer = lambda model, prompt, _, how, *__: asked.append((prompt, how.max_new_tokens)) or ids  # noqa: E731
+        monkeypatch.setattr(chat.sampling, "sample", answer)
         chat.converse(model, tokenizer, messages, GREEDY)
         return [(tokenizer.decode(prompt), len(prompt), new) for prompt, new in asked]
 
     return converse
 
 
-def test_a_conversation_remembers_until_the_context_is_full_and_then_forgets_the_oldest(heard):
+def test_a_conversation_remembers_until_the_context_is_full_and_an_empty_message_begins_a_new_one(heard):
     (_, *_), (second, *_), (third, *_) = asked = heard(chatty(sequence_length=80), ["one", "two", "x" * 12])
     assert second.count("<|im_start|>") == 4 and "one" in second and "two" in second
     assert "one" not in third and "x" * 12 in third
     assert all(length + new <= 80 and new == 20 for _, length, new in asked)
-
-
-def test_an_empty_message_begins_a_new_chat(heard):
-    first, second = heard(chatty(sequence_length=200), ["one", "", "two"])  # room for both turns
-    assert "one" in first[0] and "one" not in second[0]
+    _, second = heard(chatty(sequence_length=200), ["one", "", "two"])  # room for both turns
+    assert "one" not in second[0]
 
 
 def test_a_message_that_does_not_fit_or_cannot_be_written_is_answered_with_a_reason_and_the_chat_goes_on(heard, caplog):

@@ -27,43 +27,38 @@ def rows(path, *values):
 
 
 def test_prompts_are_a_column_of_rows_texts_or_chats_in_files_as_they_are_now(tmp_path):
-    texts = rows(tmp_path / "a1.jsonl", {"prompt": "a", "more": 1}, {"prompt": "b", "more": 2})
+    texts = rows(tmp_path / "p1.jsonl", {"prompt": "a", "more": 1}, {"prompt": "b", "more": 2})
     assert problems.read("prompts", texts) == ["a", "b"]
-    rows(tmp_path / "a1.jsonl", {"prompt": "changed"})
-    rows(tmp_path / "a2.jsonl", {"prompt": "c"})
-    assert problems.read("prompts", str(tmp_path / "a*.jsonl")) == ["changed", "c"]
-    assert problems.read("prompts", rows(tmp_path / "b.jsonl", {"prompt": CHAT})) == [CHAT]
+    rows(tmp_path / "p1.jsonl", {"prompt": "changed"})
+    rows(tmp_path / "p2.jsonl", {"prompt": "c"})
+    assert problems.read("prompts", str(tmp_path / "p*.jsonl")) == ["changed", "c"]
+    assert problems.read("prompts", rows(tmp_path / "p[1].jsonl", {"prompt": CHAT})) == [CHAT]  # which is a glob, too
+    with pytest.raises(BadInput, match="must be files of rows that are here"):
+        problems.read("prompts", "https://host/p.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "words"),
-    [
+def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(tmp_path):
+    for name, values, words in (
         ("a.txt", [{"prompt": "a"}], "must be files of rows that are here, of one kind: .parquet, .jsonl"),
-        ("a.jsonl", [{"text": "a"}], "has no column prompt, only text; rename one"),
+        ("a.jsonl", [{"text": "a"}], "each row's prompt must be a text, .*; the columns are text"),
         ("a.jsonl", [{"prompt": "a"}, {"prompt": ""}], "each row's prompt must be a text"),
         ("a.jsonl", [{"prompt": [{"role": "user"}]}], "a list of messages with role and content"),
-        ("a.jsonl", [{"prompt": "a"}, {"text": "b"}], "each row's prompt must be a text"),
-        ("a.jsonl", ["no row"], "cannot be read|no column prompt"),
-    ],
-)
-def test_rows_that_hold_no_prompts_are_refused_by_file_and_rule(name, values, words, tmp_path):
-    with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
-        problems.read("held_out", rows(tmp_path / name, *values))
+        ("a.jsonl", ["no row"], "cannot be read|the columns are"),
+    ):
+        with pytest.raises(BadInput, match=rf"held_out = .*{name}: .*{words}"):
+            problems.read("held_out", rows(tmp_path / name, *values))
 
 
-@pytest.mark.parametrize(
-    ("prompts", "longest", "words"),
-    [
+def test_prompts_that_the_model_cannot_take_are_refused_with_what_it_can(pair):
+    for prompts, longest, words in (
         (["abc", "Ö"], 5, "no id for 'Ö'"),
         (["abc", "a" * 27], 6, r"max_completion_length = 6: .* 27 tokens .* context of 32; use at most 5"),
         (["a", CHAT], 5, "some are texts and some are messages"),
         ([CHAT], 5, r"no chat template; .* export_model.py RUN --chat"),
-    ],
-)
-def test_prompts_that_the_model_cannot_take_are_refused_with_what_it_can(pair, prompts, longest, words):
-    problems.check(*pair, ["abc", "a" * 27], 5)
-    with pytest.raises(BadInput, match=words):
-        problems.check(*pair, prompts, longest)
+    ):
+        problems.check(*pair, ["abc", "a" * 27], 5)
+        with pytest.raises(BadInput, match=words):
+            problems.check(*pair, prompts, longest)
 
 
 def test_a_stop_is_one_token(pair):
@@ -107,10 +102,3 @@ def test_chats_are_completed_through_the_template(pair):
     reward = rewards.CheckedReward("mine", lambda *words: seen.append(words) or 0, None)
     problems.score(model, tokenizer, [[{"role": "user", "content": "ab"}]], reward, 4)
     assert [prompt for prompt, _ in seen] == ["ab"]
-
-
-def test_a_name_that_exists_is_that_file_and_a_url_is_refused(tmp_path):
-    names = [rows(tmp_path / name, {"prompt": name}) for name in ("p[1].jsonl", "p1.jsonl")]
-    assert [problems.read("prompts", name) for name in names] == [["p[1].jsonl"], ["p1.jsonl"]]
-    with pytest.raises(BadInput, match="must be files of rows that are here"):
-        problems.read("prompts", "https://host/p.jsonl")

@@ -34,33 +34,18 @@ SCRATCH = "python run_clm.py --model_type gpt2 --tokenizer_name gpt2 --train_fil
 A, C = "accelerate launch --config_file accelerate_configs/", "python train.py"
 GPT2 = {"tokens_per_step": 524288, "learning_rate": 6e-4, "warmup_steps": 715, "eval_steps": 250}
 GPT2 |= {"sequence_length": 1024}
-GPT2_ID = "openai-community/gpt2"
-OPENWEBTEXT = {"dataset_name": "Skylion007/openwebtext", "data_files": None, "validation_tokens": 4434897}
 SHAKESPEARE = {"dataset_name": None, "dataset_config_name": None, "validation_fraction": 0.1}
-OWT = GPT2 | {"max_steps": 17234, "dataset_name": "Skylion007/openwebtext"}
-NANOGPT = OWT | {"max_steps": 600000, "warmup_steps": 2000, "eval_steps": 1000}
-NANOGPT |= {"logging_steps": 10, "min_lr_ratio": 0.1}
+NANOGPT = GPT2 | {"max_steps": 600000, "warmup_steps": 2000, "eval_steps": 1000, "min_lr_ratio": 0.1}
+NANOGPT |= {"logging_steps": 10, "dataset_name": "Skylion007/openwebtext"}
 # A command; what ours begins with; values of our keys; a plan: processes, a card's micro-batch, micro-batches a step.
 COMMANDS = [
     # What the sources print.
     ("python train_optimized.py --gpu auto --steps 100", C, GPT2 | {"max_steps": 100, "warmup_steps": 25}, (1, 64, 8)),
-    (
-        "torchrun --standalone --nproc_per_node=2 train_optimized.py --gpu rtx_a6000",
-        f"{A}a6000_x2.yaml --num_processes 2 train.py",
-        GPT2,
-        (2, 64, 4),
-    ),
-    ("python fineweb.py", "python prepare_data.py", {"dataset_name": "HuggingFaceFW/fineweb-edu"}, (1, 64, 8)),
-    (
-        "python train_on_common_crawl.py --data your.txt",
-        C,
-        {"data_files": ["your.txt"], "learning_rate": 3e-3},
-        (1, 16, 1),
-    ),
+    ("torchrun --nproc_per_node=2 train_optimized.py --gpu rtx_a6000", f"{A}a6000_x2.yaml", GPT2, (2, 64, 4)),
     ("python optimization_setup.py", "python check_setup.py", {}, (1, 64, 8)),
     (
         LLM_C,
-        f"{A}a100_x8.yaml --num_processes 8 train.py",
+        "torchrun --standalone --nproc_per_node 8 train.py",
         GPT2
         | {"warmup_steps": 700, "min_lr_ratio": 0.0, "weight_decay": 0.1, "save_steps": 5000, "sample_steps": 20000}
         | {"data_dir": "dev/data/fineweb10B", "output_dir": "log124M", "tasks": ["hellaswag"], "task_steps": 250}
@@ -69,7 +54,7 @@ COMMANDS = [
         (8, 64, 1),
     ),
     ("uv run python prepare.py", "python prepare_data.py", {"validation_tokens": 4434897}, (1, 64, 8)),
-    ("make ddp-train NGPUS=8", "torchrun --standalone --nproc_per_node 8 train.py", OWT, (8, 64, 1)),
+    ("make ddp-train NGPUS=8", "torchrun --standalone --nproc_per_node 8 train.py", GPT2, (8, 64, 1)),
     (
         BLOCK,
         f"{A}conservative.yaml --mixed_precision fp16 train.py",
@@ -106,14 +91,7 @@ COMMANDS = [
         | {"lr_scheduler_type": "constant", "eval_steps": 5},
         (1, 1, 32),
     ),
-    ("python train.py config/eval_gpt2_xl.py", C, OPENWEBTEXT | {"init_from": "openai-community/gpt2-xl"}, (1, 1, 32)),
     ("python train.py --dataset=shakespeare_char", C, SHAKESPEARE | {"tokenizer": "characters"}, (1, 16, 1)),
-    (
-        "python train.py config/train_shakespeare_char.py --dataset=openwebtext --decay_lr=False",
-        C,
-        OPENWEBTEXT | {"tokenizer": GPT2_ID, "n_embd": 384, "lr_scheduler_type": "constant", "warmup_steps": 0},
-        (1, 64, 1),
-    ),
     # run_clm.py.
     (
         CLM,
@@ -122,12 +100,6 @@ COMMANDS = [
         | {"tokens_per_step": 8 * 1024, "learning_rate": 5e-5, "lr_scheduler_type": "linear", "min_lr_ratio": 0.0}
         | {"weight_decay": 0.0, "adam_beta2": 0.999, "warmup_steps": 0, "save_steps": 500},
         (1, 8, 1),
-    ),
-    (
-        f"torchrun --nproc_per_node 4 {SCRATCH.removeprefix('python ')} --block_size 512 --fp16 --torch_compile False",
-        f"{A}conservative.yaml --multi_gpu --num_processes 4 --mixed_precision fp16 --dynamo_backend no train.py",
-        {"tokens_per_step": 8 * 512 * 4, "sequence_length": 512, "warmup_steps": 0},
-        (4, 8, 1),
     ),
     (
         f"{SCRATCH} --config_overrides n_embd=1024,n_layer=24,n_head=16,n_positions=512 --optim adamw_bnb_8bit "
@@ -145,18 +117,7 @@ COMMANDS = [
         {"learning_rate": 1e-3},
         (1, 64, 8),
     ),
-    (
-        "cd llm.c && mpirun -np 4 \\\n ./train_gpt2cu -e d12 -b 32 -z 3",
-        f"{A}zero3_x8.yaml",
-        {"tokens_per_step": 2**17},
-        (4, 32, 1),
-    ),
-    (
-        "python pretrain.py --lr 1e-3 --enable_compile false --gpu a100-sxm4-40gb",
-        f"{A}a100_40gb.yaml --dynamo_backend no",
-        {},
-        (1, 64, 8),
-    ),
+    ("cd llm.c && mpirun -np 4 \\\n ./train_gpt2cu -b 32 -z 3", f"{A}zero3_x8.yaml", {"warmup_steps": 0}, (4, 32, 1)),
 ]
 
 
@@ -175,8 +136,6 @@ def test_a_foreign_command_is_one_of_ours_with_the_same_numbers(theirs, begin, w
 
 
 def test_each_word_without_a_counterpart_has_a_line_with_the_reason():
-    _, notes = translate.translate(LLM_C)
-    assert "the command names no card; a100 is that of its authors: give your own card's YAML" in notes
     _, notes = translate.translate(BLOCK)
     assert [note.partition(":")[0] for note in notes] == [
         "--dataloader_num_workers 2",
@@ -190,10 +149,10 @@ def test_each_word_without_a_counterpart_has_a_line_with_the_reason():
     assert "rtx_4070: not a known card; of its kind are known: rtx4090, rtx4080, rtx4060, rtx4060ti" in notes
 
 
-@pytest.mark.parametrize("text", ["foo", "ls -l", "", "python x.py", "'"])
-def test_what_is_not_a_trainers_command_is_refused(text):
-    with pytest.raises(BadInput):
-        translate.translate(text)
+def test_what_is_not_a_trainers_command_is_refused():
+    for text in ("foo", "ls -l", "", "python x.py", "'"):
+        with pytest.raises(BadInput):
+            translate.translate(text)
 
 
 def test_the_mode_prints_the_command_what_the_parser_refuses_of_it_and_reads_standard_input(capsys, monkeypatch):
@@ -212,11 +171,12 @@ def test_every_rule_leads_to_keys_of_ours_and_no_other_scripts_flag_is_one():
     trainers = translate.book()["trainers"]
     of_scripts = "size eval_only model prompt num_samples max_new_tokens temperature top_k"
     ours = {*keys.FIELDS, *of_scripts.split()}
-    for rules in trainers.values():
-        for rule in rules.values():
+    for trainer, rows in trainers.items():
+        for name in ", ".join(rows).split(", "):
+            _, rule = translate._find(f"--{name}", [trainer])
             targets = [*rule.keys() - {"none", "when", "note"}, *itertools.chain(*rule.get("when", {}).values())]
             assert not [name for name in targets if not name.startswith("launch.") and name not in ours], rule
-    assert not trainers["other scripts"].keys() & keys.FIELDS.keys()
+            assert trainer != "other scripts" or name not in keys.FIELDS
     for row in translate.book()["programs"]:
         assert (ROOT / row.get("script", "train.py")).is_file() and row["trainer"] in trainers
         for recipe in (row.get("recipe", "quickstart"), *row.get("fits", {}).values()):

@@ -31,12 +31,8 @@ def prepare_data_recipe(words):
     return reading.load_recipe(Path(flags.pop("recipe", reading.RECIPE)), flags)
 
 
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "AGENTS.md",
-    ROOT / ".github/CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", ".github/CONTRIBUTING.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 # What a script asks of its flags; a recipe, a model or a file need not be there.
 PARSERS = {
     "check_setup.py": check_setup.parse,
@@ -48,14 +44,8 @@ PARSERS = {
     "prepare_data.py": prepare_data_recipe,
     "train.py": reading.parse_training,
 }
-STANDS_FOR = {
-    "$SLURM_ARRAY_TASK_ID": "0",
-    "$seed": "1",
-    "muon-$seed": "muon",
-    "adamw-$seed": "adamw",
-    "R": "recipes/quickstart.yaml",
-    "MODEL": "runs/quickstart",
-}
+STANDS_FOR = {"$SLURM_ARRAY_TASK_ID": "0", "$seed": "1", "muon-$seed": "muon", "adamw-$seed": "adamw"}
+STANDS_FOR |= {"R": "recipes/quickstart.yaml", "MODEL": "runs/quickstart"}
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
@@ -105,16 +95,8 @@ def test_readmes_commands_run_where_they_need_no_network_and_no_card(workplace, 
         pictures = {"PICTURES": "1"} if script == "compare_runs.py" else {}
         done = run(script, *words, *shlex.split(more.get(script, "")), **pictures)
         ran.append((script, done.stdout + done.stderr))
-    assert [script for script, _ in ran] == [
-        "train.py",
-        "export_model.py",
-        "check_setup.py",
-        "generate.py",
-        "train.py",
-        "eval_hellaswag.py",
-        "compare_runs.py",
-        "export_model.py",
-    ]
+    wanted = "train export_model check_setup generate train eval_hellaswag compare_runs export_model"
+    assert [script for script, _ in ran] == [f"{name}.py" for name in wanted.split()]
     printed = "".join(text for _, text in ran)
     assert "1 x a6000" in printed and "runs/own_text/model/" in printed
     assert "acc_token_norm" in printed and Path("exports/gpt2/model.safetensors").is_file()
@@ -166,10 +148,8 @@ def test_the_notebook_runs_from_a_clone(tmp_path, monkeypatch):
 
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
     (tmp_path / "clone" / "text.txt").write_text(TEXT)
-    flags = (
-        "--dataset_name null --data_files text.txt --validation_fraction 0.1 --tokenizer_vocab_size 300 --max_steps 20"
-    )
-    monkeypatch.setenv("FLAGS", f"{flags} --eval_steps 10 --save_steps 10 --sample_steps 0")
+    flags = "--dataset_name null --data_files text.txt --validation_fraction 0.1 --tokenizer_vocab_size 300"
+    monkeypatch.setenv("FLAGS", f"{flags} --max_steps 20 --eval_steps 10 --save_steps 10 --sample_steps 0")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     notebook = nbformat.read(ROOT / "notebooks/quickstart.ipynb", as_version=4)
     where = {"metadata": {"path": str(tmp_path / "clone" / "notebooks")}}
@@ -189,11 +169,8 @@ def test_the_notebooks_commands_are_understood(monkeypatch):
 
 
 def test_the_lines_that_tail_metrics_for_a_monitor_print_each_row_once_it_is_whole(tmp_path):
-    (code,) = (
-        block
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
-        if "train{{run" in block
-    )
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "train{{run" in block)
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1, "train/loss": 2.5}\n{"step": 2, "tr')
     command = f"tail -n +1 -F {log} | {shlex.quote(sys.executable)} -c {shlex.quote(code)} r"

@@ -39,14 +39,6 @@ def test_zero1_is_ddp_and_its_head_gives_the_flag_that_shards():
     assert "zero1_x8.yaml" in head and "--shard_optimizer true" in head
 
 
-def test_two_machines_get_their_rank_and_address_by_flags():
-    flags = ("--machine_rank", "1", "--main_process_ip", "node1", "--main_process_port", "20001")
-    args, environment = launched("multi_node_2x8", *flags, "--rdzv_backend", "c10d", "--max_restarts", "3")
-    assert (args.nnodes, args.nproc_per_node, args.num_processes) == ("2", "8", 16) and args.multi_gpu
-    assert args.rdzv_endpoint == "node1:20001" and args.node_rank == 1 and args.max_restarts == 3
-    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-
-
 @pytest.mark.parametrize(
     "name, sharded, compiled",
     [("zero1_x8", MOMENTS, True), ("zero2_x8", SHARED, False), ("zero3_x8", SHARED | {"half copies"}, False)],

@@ -100,23 +100,6 @@ def test_a_dry_run_prints_the_commands_for_these_cards_and_runs_none(machine, tm
         assert done.stdout.splitlines() == [CHECK, TRAIN.format(preset, more)]
 
 
-def test_more_cards_than_the_yaml_are_given_to_accelerate():
-    from accelerate.commands.launch import _validate_launch_command
-
-    path = str(ROOT / "accelerate_configs/h200.yaml")
-    words = ["--config_file", path, "--multi_gpu", "--num_processes", "8", "train.py"]
-    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
-    assert args.multi_gpu and args.num_processes == 8 and args.mixed_precision == "bf16"
-    assert args.dynamo_backend == "INDUCTOR"
-
-
-def test_the_check_comes_first_and_training_pushes_by_itself(machine):
-    done, ran = machine(HUB_MODEL_ID="you/gpt2", HF_TOKEN="hf_secret", flags=["--save_steps", "500"])
-    assert done.returncode == 0
-    assert ran == [CHECK, TRAIN.format("a6000", "") + PUSH.format("you/gpt2") + " --save_steps 500"]
-    assert "hf_secret" not in done.stdout + done.stderr
-
-
 def test_another_recipe_has_its_own_check_data_run_folder_lock_and_repository(machine, tmp_path):
     recipe = "recipes/gpt2_350m.yaml"
     wanted = [line.replace("recipes/gpt2_124m.yaml", recipe) for line in (CHECK, TRAIN.format("a6000", ""))]
@@ -150,34 +133,31 @@ def test_a_recipe_or_a_name_that_a_command_would_not_hear_of_or_take_for_a_flag_
 
 
 def test_a_failing_check_stops_before_training_whose_status_is_the_scripts_and_which_may_be_started_again(machine):
-    hub, train = {"HUB_MODEL_ID": "you/gpt2", "HF_TOKEN": "x"}, TRAIN.format("a6000", "") + PUSH.format("you/gpt2")
+    hub, train = (
+        {"HUB_MODEL_ID": "you/gpt2", "HF_TOKEN": "hf_secret"},
+        TRAIN.format("a6000", "") + PUSH.format("you/gpt2"),
+    )
     for status, more, wanted in (
         (1, {"python_status": "1"}, [CHECK]),
-        (143, {"accelerate_status": "143"}, [CHECK, train]),
-        (0, {}, [CHECK, train]),
+        (143, {"accelerate_status": "143"}, [CHECK, f"{train} --save_steps 500"]),
+        (0, {}, [CHECK, f"{train} --save_steps 500"]),
     ):
-        done, ran = machine(**hub, **more)
-        assert done.returncode == status and ran == wanted
+        done, ran = machine(**hub, **more, flags=["--save_steps", "500"])
+        assert done.returncode == status and ran == wanted and "hf_secret" not in done.stdout + done.stderr
 
 
-def test_what_would_waste_the_hours_is_refused_first(machine):
-    done, ran = machine(count=0)
-    assert done.returncode == 1 and not ran and "no card" in done.stderr
-    for hub in ({"HUB_MODEL_ID": "you/gpt2"}, {"PUSH": "1"}):
-        done, ran = machine(**hub)
-        assert done.returncode == 1 and not ran and "HF_TOKEN" in done.stderr
-
-
-def test_only_one_run_at_a_time(machine, tmp_path):
+def test_what_would_waste_the_hours_is_refused_first_and_the_price_of_the_others_is_shown(machine, tmp_path):
     (tmp_path / "runs").mkdir()
     with open(tmp_path / "runs/gpt2_124m.lock", "w") as lock:
         subprocess.run(["flock", "-n", str(lock.fileno())], pass_fds=[lock.fileno()], check=True)
-        done, ran = machine()
-    assert done.returncode == 1 and not ran and "another run" in done.stderr
-    assert machine()[0].returncode == 0
-
-
-def test_the_price_is_hours_times_the_price_of_an_hour(machine):
+        refused = [("another run", machine())]
+    refused += [
+        ("no card", machine(count=0)),
+        ("HF_TOKEN", machine(HUB_MODEL_ID="me/x")),
+        ("HF_TOKEN", machine(PUSH="1")),
+    ]
+    for words, (done, ran) in refused:
+        assert done.returncode == 1 and not ran and words in done.stderr
     assert re.search(r"this call: 0\.0\d h x 2\.5 = 0\.0", machine(PRICE_PER_MACHINE_HOUR="2.5")[0].stdout)
 
 
@@ -272,6 +252,8 @@ def test_slurms_variables_reach_the_trainer_on_its_node(cluster, tmp_path):
 
 
 def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again_if_wanted(cluster):
+    asked = set(re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE))
+    assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"} <= asked
     for requeue, last in (("1", ["stopped", "scontrol requeue 4711"]), ("0", ["ready", "stopped"])):
         process, log = cluster(wait="1", REQUEUE=requeue)
         deadline = time.monotonic() + 20
@@ -280,11 +262,6 @@ def test_slurm_near_the_time_limit_stops_the_trainer_and_queues_the_job_again_if
         process.send_signal(signal.SIGUSR1)
         assert process.wait(20) == 0
         assert log.read_text().splitlines()[-2:] == last
-
-
-def test_slurm_asks_for_two_nodes_of_eight_and_may_be_requeued():
-    asked = re.findall(r"^#SBATCH --(\S+)", SLURM.read_text(), re.MULTILINE)
-    assert {"nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "requeue", "signal=B:USR1@300"} <= set(asked)
 
 
 # A job of Hugging Face, and a spot machine: read by the programs that would start them, and not run on a cloud.
@@ -320,7 +297,7 @@ def read_by_hf(words):
 WHERE = {"GIT_URL": "https://forge.example/ursa-minor", "HUB_MODEL_ID": "me/gpt2"}
 
 
-def test_hf_reads_the_job_with_its_limit_and_the_token_by_its_name_only(tmp_path):
+def test_hf_reads_the_job_with_its_limit_and_shows_no_secret_and_its_status_is_kept(tmp_path):
     done, words = submit(tmp_path, "--save_steps", "500", "--run_name", "a b", **WHERE)
     job = read_by_hf(words)
     assert done.returncode == 0 and not job["dry_run"] and job["attempts"] == 3
@@ -330,6 +307,9 @@ def test_hf_reads_the_job_with_its_limit_and_the_token_by_its_name_only(tmp_path
     flags = ("--save_steps", "500", "--run_name", "a b")
     assert job["command"][:2] == ("bash", "-c") and job["command"][3:] == ("job", *flags)
     assert read_by_hf(submit(tmp_path, **WHERE, DRY_RUN="1", TIMEOUT="2h")[1])["dry_run"]
+    done, words = submit(tmp_path, "--data_files", SIGNED, **WHERE, hf_status="3")
+    assert done.returncode == 3 and words[-1] == SIGNED
+    assert done.stdout.endswith(f"--data_files {SHOWN}\n") and not re.search("PW|SECRET", done.stdout + done.stderr)
 
 
 def test_the_job_makes_the_environment_and_goes_on_from_the_hub(tmp_path):
@@ -362,12 +342,6 @@ def test_a_value_that_git_would_run_that_shows_a_password_or_is_a_flag_is_refuse
         assert f"GIT_URL={address}" in submit(tmp_path, **WHERE | {"GIT_URL": address})[1]
 
 
-def test_what_hf_prints_of_a_job_is_shown_without_secrets_and_its_status_is_kept(tmp_path):
-    done, words = submit(tmp_path, "--data_files", SIGNED, **WHERE, hf_status="3")
-    assert done.returncode == 3 and words[-1] == SIGNED
-    assert done.stdout.endswith(f"--data_files {SHOWN}\n") and not re.search("PW|SECRET", done.stdout + done.stderr)
-
-
 @pytest.fixture
 def spot(tmp_path):
     """Start what skypilot.yaml runs on a machine, among pretended programs; return its commands' words."""
@@ -384,11 +358,8 @@ def spot(tmp_path):
     return run
 
 
-def test_a_spot_machine_checks_trains_and_goes_on_from_the_hub(spot):
+def test_a_spot_machine_checks_and_trains_from_the_hub_and_two_are_launched_as_the_yaml_for_two_says(spot, monkeypatch):
     assert spot(SKYPILOT_NUM_NODES="1") == STARTS.split()
-
-
-def test_two_spot_machines_are_launched_as_the_yaml_for_two_says(spot, monkeypatch):
     given = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
     _, _, *words = spot(**given)
     args = launch_command_parser().parse_args(words)
