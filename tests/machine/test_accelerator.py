@@ -81,7 +81,12 @@ def test_the_compile_mode_is_the_one_asked_for_else_the_yamls(made, launched, co
         (A6000, {"ACCELERATE_MIXED_PRECISION": "fp8"}, "default", "says why); write mixed_precision: bf16"),
         (P4000, YAML, "default", "too old for its compiler"),
         (dataclasses.replace(A6000, compiler=False), YAML, "default", "pip install triton"),
-        (A6000, LAUNCHED | {"LOCAL_WORLD_SIZE": "4"}, "default", "sees 2 cards; write num_processes: 2"),
+        (
+            A6000,
+            LAUNCHED | {"LOCAL_WORLD_SIZE": "4"},
+            "default",
+            "sees 2 cards on this machine; write num_processes: 2",
+        ),
         (A6000, {"ACCELERATE_USE_DEEPSPEED": "true"}, "default", "zero1_x8.yaml"),
         (A6000, SHARDED | {"FSDP_VERSION": "1"}, "default", "fsdp_version: 2"),
         (CPU, SHARDED, "default", "needs NVIDIA cards"),

@@ -191,7 +191,7 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         ("--estimate --card rtx4090_x2", "--card rtx4090_x2: not a known card; use one of rtx4090, "),
         ("--estimate --card zzz", "use one of t4, v100"),
         ("--estimte", "--estimte: no such flag; did you mean --estimate?"),
-        ("--card t4 --count 0", "--count 0: must be 1 or more"),
+        ("--card t4 --count 0", "--count 0: must be more than 0"),
         ("--card t4 --price_per_card_hour nan", "--price_per_card_hour nan: must be more than 0"),
         ("--all_cards --card t4", "--card and --all_cards: give one of them"),
         ("--card t4 --count 3", "which 3 processes cannot share equally"),
@@ -200,7 +200,7 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         ("--size d11", "must be d12, d24"),
         ("--plan --card t4", "--plan: goes with --hours H, or with --budget MONEY"),
         ("--card t4 --hours 1", "--plan: goes with --hours H"),
-        ("--plan --card t4 --budget 100", "--budget: give --price_per_card_hour P"),
+        ("--plan --card t4 --budget 100", "--budget: give --price_per_card_hour"),
         ("--plan --card t4 --hours inf", "--hours inf: must be more than 0"),
         ("--plan --card t4 --hours 1 --tokens 1e9", "--plan: finds size and tokens"),
     ):
