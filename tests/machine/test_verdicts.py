@@ -1,12 +1,10 @@
 """Verdicts on simulated facts: every combination that is known to be bad has its error and its remedy."""
 
-import subprocess
-
 import pytest
 from conftest import ROOT
 
 from pretrain.base import cards
-from pretrain.machine import doctor, verdicts
+from pretrain.machine import verdicts
 
 # What the wheels hold (torch.cuda.get_arch_list()), as far as these tests need it.
 CU126 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()  # noqa: SIM905
@@ -47,14 +45,6 @@ def test_a_version_that_fails_between_two_that_work_is_an_error_and_left_out_of_
         (check,) = verdicts.packages({name: ranges[name]}, {name: version})[-1:]
         assert not ranges[name].contains(version) and check.level == "error" and fault in check.text
         assert "pip install" in check.remedy and f"!={version}" in check.remedy
-
-
-def test_the_drivers_list_is_read_and_noise_is_not(monkeypatch):
-    text = "NVIDIA GeForce RTX 4090, 550.54.14\nNVIDIA GB10, 580.95\n\nfailed, and says why\n"
-    done = subprocess.CompletedProcess([], 0, text)
-    monkeypatch.setattr(subprocess, "run", lambda *args, **how: done)
-    cards = {card["name"]: card["driver"] for card in doctor.nvidia_smi()}
-    assert cards == {"NVIDIA GeForce RTX 4090": "550.54.14", "NVIDIA GB10": "580.95"}
 
 
 def build(version="2.13.0", cuda="13.0", *, usable=0, first=(8, 9), driver="580.95.05", hidden=False):
