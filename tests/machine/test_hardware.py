@@ -33,22 +33,16 @@ def test_the_least_capable_of_a_machines_cards_decides_or_processes_would_comput
     assert hardware.this_device().kind == "cpu"
 
 
-def test_gauges_read_memory_use_and_watts_nvml_once_a_second_and_do_without_it(monkeypatch):
-    card, asked = torch.device("cuda:0"), []
+def test_gauges_ask_nvml_once_a_second_and_do_without_it(monkeypatch):
+    card, answers = torch.device("cuda:0"), iter([97, 98])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=1000))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 830)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: asked.append(device) or 97)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(answers))
     monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 287_500)
-    for now in (10.0, 10.1, 10.9, 11.0, 11.5):
+    for now, busy in ((10.0, 0.97), (10.9, 0.97), (11.0, 0.98), (11.5, 0.98)):
         monkeypatch.setattr(hardware.time, "monotonic", lambda now=now: now)
-        assert hardware.gauges(card) == {"gpu/memory": 0.83, "gpu/utilization": 0.97, "gpu/watts": 287.5}
-    assert len(asked) == 2
-
-    def missing(device):
-        raise ModuleNotFoundError("nvidia-ml-py")
-
-    monkeypatch.setattr(torch.cuda, "utilization", missing)
-    monkeypatch.setattr(hardware.time, "monotonic", lambda: 13.0)
+        assert hardware.gauges(card) == {"gpu/memory": 0.83, "gpu/utilization": busy, "gpu/watts": 287.5}
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: 13.0)  # of which nothing is known: an error
     assert hardware.gauges(card) == {"gpu/memory": 0.83} and hardware.gauges(torch.device("cpu")) == {}
 
 
