@@ -117,9 +117,6 @@ def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
     return recipe
 
 
-# ---- what the machine is
-
-
 def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     found = []
@@ -188,9 +185,6 @@ def asks_hub(recipe: keys.Recipe) -> bool:
     )
 
 
-# ---- what a run will take
-
-
 def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print what the recipe takes on one card, on several, or on each that we know."""
     if asked.tokens:
@@ -237,7 +231,8 @@ def show_plan(asked: argparse.Namespace) -> int:
 def wanted_card(asked: argparse.Namespace) -> tuple[tuple[cards.Card, ...], int]:
     """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
     found = doctor.nvidia_smi() if not asked.card else []
-    card = cards.find(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
+    name = asked.card or (found[0]["name"] if found else "")
+    card = cards.find(name) if name else None
     if card is None:
         here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
         known = ", ".join(card.name for card in cards.CARDS)

@@ -78,7 +78,8 @@ def fit_micro_batch(
         # Whole gradients that wait are room: after a failure FSDP2 would add real ones to the next (torch 2.13).
         wait = accelerator.is_fsdp2 and several and not plan.exchange_each
         room_bytes = 0 if moments_exist else parts["moments"]
-        with equal_memory(least_free, device) if accelerator.is_fsdp2 else contextlib.nullcontext():
+        alike = accelerator.is_fsdp2 and device.type == "cuda"
+        with equal_memory(least_free, device) if alike else contextlib.nullcontext():
             failed = runs_out_of_memory(
                 functools.partial(forward_and_backward, size),
                 training_module,
@@ -105,9 +106,6 @@ def equal_memory(free_bytes: int, device: torch.device) -> Iterator[None]:
     FSDP2's forward pass is an exchange: the failure of one process alone would leave the others waiting in it. Its shards
     are padded to equal sizes.
     """
-    if device.type != "cuda":
-        yield
-        return
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(free_bytes / total, device)
     try:

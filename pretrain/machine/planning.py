@@ -104,13 +104,16 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
     table = [["  size", "parameters", "tokens/s", "tokens", "a parameter", "updates", "expected loss"]]
     for path, found in plans.items():
-        if found is None:
-            table.append([f"  {Path(path).stem}", *[""] * 5, "does not fit"])
-            continue
-        cells = [f"{'*' if path == best else ' '} {Path(path).stem}", f"{found['parameters'] / 1e6:.0f} M"]
-        cells += [rounded(found["tokens_per_second"]), forecast.in_short(found["tokens"])]
-        cells += [rounded(found["tokens_per_parameter"]), f"{found['updates']:,}"]
-        table.append([*cells, f"{loss:.2f}" if (loss := found["expected_loss"]) else "n/a"])
+        cells = [""] * 5 + ["does not fit"]
+        if found:
+            cells = [f"{found['parameters'] / 1e6:.0f} M", rounded(found["tokens_per_second"])]
+            cells += [
+                forecast.in_short(found["tokens"]),
+                rounded(found["tokens_per_parameter"]),
+                f"{found['updates']:,}",
+            ]
+            cells += [f"{found['expected_loss']:.2f}" if found["expected_loss"] else "n/a"]
+        table.append([f"{'*' if path == best else ' '} {Path(path).stem}", *cells])
     epochs = "" if row["epochs"] is None else f", {row['epochs']:.2f} epochs"
     lines += [
         "",
