@@ -143,7 +143,7 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
             process.wait()
         words.seek(0)
         lines = words.read().decode(errors="replace").strip().splitlines()
-    if answers := [line for line in lines if line.startswith("{")]:
+    if answers := [line for line in lines if line.startswith('{"')]:
         return json.loads(answers[0])
     how_it_ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
     last = f": {lines[-1][:200]}" if lines else ""

@@ -35,7 +35,7 @@ def main() -> None:
         found = TRIALS[name](**json.loads(arguments))
     except BaseException as error:
         found = {"problem": f"{type(error).__name__}: {first_line(error)}"[:300]}
-    os.write(1, f"{json.dumps(found)}\n".encode())
+    os.write(1, f"\n{json.dumps(found)}\n".encode())  # whatever a library has printed before
     os._exit("problem" in found)  # a library may hang at exit
 
 
