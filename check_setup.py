@@ -26,11 +26,20 @@ from pretrain.data import shards, sources
 from pretrain.machine import doctor, forecast, planning, supply
 from pretrain.machine.verdicts import ERROR, OK, TRYING, WARNING, Check
 from pretrain.recipe import keys, reading
+from pretrain.recipe.rules import counted
 
 NETWORK_SECONDS = 5
 CARD_CORES = 8  # that are rented with a card
 RECIPE = "recipes/gpt2_124m.yaml"
-NUMBERS: dict[str, tuple[type, str]] = {  # flags that take a number above 0
+FLAGS: dict[str, tuple[type, str]] = {  # what each takes (bool: nothing; a number: above 0) and does
+    "recipe": (str, f"default: {RECIPE}; of --plan: the best of {len(planning.SIZES)}"),
+    "quick": (bool, "without compiler, all-reduce and the disk's speed"),
+    "json": (bool, "one JSON object on standard output, not lines"),
+    "estimate": (bool, "what the recipe will take, not what the machine is"),
+    "card": (str, "estimate for this card (a6000, rtx4090, ...)"),
+    "all_cards": (bool, "estimate for every card we know: a table"),
+    "size": (str, "estimate the recipe with another shape (gpt2-xl, gpt3-175b, ...)"),
+    "plan": (bool, "the size and tokens for --hours, or for --budget"),
     "count": (int, "estimate for this many cards"),
     "hours": (float, "to plan for, evaluations and checkpoints within them"),
     "budget": (float, "to plan for, in the currency of the price"),
@@ -42,18 +51,11 @@ NUMBERS: dict[str, tuple[type, str]] = {  # flags that take a number above 0
     "price_per_machine_hour": (float, "of all its cards"),
     "reader_tokens_per_second": (float, "instead of measuring: prepare_data.py --dry_run prints it"),
 }
-EITHER = (
-    ("card", "all_cards"),
-    ("tokens", "max_steps"),
-    ("hours", "budget"),
-    ("price_per_card_hour", "price_per_machine_hour"),
-)
-SWITCHES = {
-    "json": "one JSON object on standard output, not lines",
-    "quick": "without compiler, all-reduce and the disk's speed",
-    "estimate": "what the recipe will take, not what the machine is",
-    "all_cards": "estimate for every card we know: a table",
-    "plan": "the size and tokens for --hours, or for --budget",
+EITHER = {
+    "card": "all_cards",
+    "tokens": "max_steps",
+    "hours": "budget",
+    "price_per_card_hour": "price_per_machine_hour",
 }
 
 
@@ -65,9 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if asked.plan:
             return show_plan(asked)
-        shape = {}
-        if asked.size:
-            shape = reading.shape_of_size(asked.size, sizes=keys.SIZES | keys.GPT3_SIZES) | {"run_name": asked.size}
+        sizes = keys.SIZES | keys.GPT3_SIZES
+        shape = reading.shape_of_size(asked.size, sizes=sizes) | {"run_name": asked.size} if asked.size else {}
         recipe = load(asked.recipe, shape)
         return show_estimates(recipe, asked) if asked.estimate else show_checks(recipe, asked)
     except KeyboardInterrupt:
@@ -77,25 +78,17 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags; raises BadInput for any that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--recipe", metavar="FILE", help=f"default: {RECIPE}; of --plan: the best of {len(planning.SIZES)}"
-    )
-    for name, what in SWITCHES.items():
-        parser.add_argument(f"--{name}", action="store_true", help=what)
-    parser.add_argument(
-        "--size", metavar="NAME", help="estimate the recipe with another shape (gpt2-xl, gpt3-175b, ...)"
-    )
-    parser.add_argument("--card", metavar="NAME", help="estimate for this card (a6000, rtx4090, ...)")
-    for name, (kind, what) in NUMBERS.items():
-        parser.add_argument(f"--{name}", type=kind, metavar="N", help=what)
+    for name, (kind, what) in FLAGS.items():
+        takes = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "NAME" if kind is str else "N"}
+        parser.add_argument(f"--{name}", help=what, **takes)
     asked = reading.parse_flags(parser, argv)
-    given = {name: number for name in NUMBERS if (number := getattr(asked, name)) is not None}
-    faults = [
-        f"--{name} {number}: must be {'1 or more' if NUMBERS[name][0] is int else 'more than 0'}"
-        for name, number in given.items()
-        if not 0 < number < math.inf
+    given = {
+        name: number for name, number in vars(asked).items() if FLAGS[name][0] in (int, float) and number is not None
+    }
+    faults = [f"--{name} {number}: must be more than 0" for name, number in given.items() if not 0 < number < math.inf]
+    faults += [
+        f"--{a} and --{b}: give one of them" for a, b in EITHER.items() if getattr(asked, a) and getattr(asked, b)
     ]
-    faults += [f"--{a} and --{b}: give one of them" for a, b in EITHER if getattr(asked, a) and getattr(asked, b)]
     near = ", ".join(cards.of_its_kind(asked.card or ""))
     found = asked.size or asked.tokens or asked.max_steps
     table = [
@@ -103,8 +96,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         (asked.plan and (found or asked.all_cards), "--plan: finds size and tokens, for one kind of card"),
         (asked.plan != bool(asked.hours or asked.budget), "--plan: goes with --hours H, or with --budget MONEY"),
         (
-            asked.budget and not (asked.price_per_card_hour or asked.price_per_machine_hour),
-            "--budget: give --price_per_card_hour P, or --price_per_machine_hour P, too",
+            asked.budget and not price_of(asked, 1),
+            "--budget: give --price_per_card_hour or --price_per_machine_hour, too",
         ),
     ]
     if faults := faults + [message for wrong, message in table if wrong]:
@@ -124,29 +117,21 @@ def load(path: str, flags: Mapping[str, str] | None = None) -> keys.Recipe:
     return recipe
 
 
-# ---- what the machine is
-
-
 def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     found = []
     for check in chain(doctor.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)):
-        trying, line = check.level == TRYING, foreign.clean(str(check))
-        if sys.stderr.isatty():  # what is waited for is shown for as long as it is
-            print(f"\033[K{line if trying else ''}", end="\r", file=sys.stderr, flush=True)
-        elif trying:
-            print(line, file=sys.stderr, flush=True)
-        if trying:
-            continue
-        found.append(check)
-        if not asked.json:
-            print(line, flush=True)
-    counts = {level: sum(check.level == level for check in found) for level in (ERROR, WARNING)}
+        trying = check.level == TRYING  # what is waited for is no result
+        if not trying:
+            found.append(check)
+        if trying or not asked.json:
+            print(foreign.clean(str(check)), file=sys.stderr if trying else sys.stdout, flush=True)
+    levels = [check.level for check in found]
     if asked.json:
         print(json.dumps({"checks": [dataclasses.asdict(check) for check in found]}, indent=1))
     else:
-        print(", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items()))
-    return 1 if counts["error"] else 0
+        print(", ".join(counted(levels.count(level), level, f"{level}s") for level in (ERROR, WARNING)))
+    return int(ERROR in levels)
 
 
 def examine_network(recipe: keys.Recipe) -> Iterator[Check]:
@@ -200,22 +185,19 @@ def asks_hub(recipe: keys.Recipe) -> bool:
     )
 
 
-# ---- what a run will take
-
-
 def show_estimates(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print what the recipe takes on one card, on several, or on each that we know."""
     if asked.tokens:
         asked.max_steps = math.ceil(asked.tokens / recipe.batch.tokens_per_step)
     if asked.max_steps:
         recipe = keys.replace(recipe, max_steps=asked.max_steps)
-    which, count = (cards.CARDS, asked.count or 1) if asked.all_cards else wanted_card(asked)
-    while True:
+    which, first = (cards.CARDS, asked.count or 1) if asked.all_cards else wanted_card(asked)
+    searched = asked.size and not (asked.count or asked.all_cards)  # the fewest that hold the model
+    for count in (first << power for power in range(13 if searched else 1)):
         given, price = supply_of(recipe, asked, count), price_of(asked, count)
         rows = [forecast.estimate_run(recipe, card, count, price, given) for card in which]
-        if rows[0]["fits"] or not asked.size or asked.count or asked.all_cards or count >= 4096:
+        if rows[0]["fits"]:
             break
-        count *= 2  # the fewest that hold the model
     if asked.json:
         print(json.dumps(rows if asked.all_cards else rows[0], indent=1))
     elif asked.all_cards:
@@ -249,7 +231,8 @@ def show_plan(asked: argparse.Namespace) -> int:
 def wanted_card(asked: argparse.Namespace) -> tuple[tuple[cards.Card, ...], int]:
     """Return the card that was asked for, or this machine's, and how many. Raises BadInput where there is none."""
     found = doctor.nvidia_smi() if not asked.card else []
-    card = cards.find(asked.card) if asked.card else cards.find(found[0]["name"]) if found else None
+    name = asked.card or (found[0]["name"] if found else "")
+    card = cards.find(name) if name else None
     if card is None:
         here = f"{found[0]['name']} is not in our table" if found else "this machine has no NVIDIA card"
         known = ", ".join(card.name for card in cards.CARDS)

@@ -51,7 +51,8 @@ def make_accelerator(
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and device.kind == "cpu":  # otherwise Accelerate starts each process alone
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    _rendezvous(device, machine.ddp_timeout)
+    timeout = timedelta(seconds=machine.ddp_timeout)
+    _rendezvous(device, timeout)
     accelerator = Accelerator(
         mixed_precision=wanted,
         dynamo_plugin=TorchDynamoPlugin(  # None: what the launcher has written into the environment
@@ -60,7 +61,7 @@ def make_accelerator(
         ),
         kwargs_handlers=[
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            InitProcessGroupKwargs(timeout=timedelta(seconds=machine.ddp_timeout)),
+            InitProcessGroupKwargs(timeout=timeout),
         ],
     )
     if accelerator.num_processes != processes:
@@ -80,7 +81,7 @@ def make_accelerator(
     return accelerator
 
 
-def _rendezvous(device: Device, timeout: float) -> None:
+def _rendezvous(device: Device, timeout: timedelta) -> None:
     """Connect the processes of a launch that starts lost ones anew, under a name of this start's own.
 
     The launchers' store outlives the processes: it still holds the addresses of the dead ones, and the new ones would
@@ -88,14 +89,10 @@ def _rendezvous(device: Device, timeout: float) -> None:
     """
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
-        dist.init_process_group(
-            "nccl" if device.kind == "cuda" else "gloo",
-            store=dist.PrefixStore(rendezvous_name(store, rank, world_size, timeout), store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout),
-        )
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        store = dist.PrefixStore(rendezvous_name(store, rank, world_size, timeout.total_seconds()), store)
+        here = {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
+        dist.init_process_group("nccl" if device.kind == "cuda" else "gloo", **here)
 
 
 def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: float) -> str:
@@ -117,10 +114,8 @@ def rendezvous_name(store: dist.Store, rank: int, world_size: int, timeout: floa
     missing = set(range(1, world_size))
     while missing:
         if time.monotonic() > until:
-            raise TrainingStopped(
-                f"{counted(len(missing), 'process', 'processes')} did not come within {timeout:g} s (--ddp_timeout)",
-                alone=True,
-            )
+            late = counted(len(missing), "process", "processes")
+            raise TrainingStopped(f"{late} did not come within {timeout:g} s (--ddp_timeout)", alone=True)
         for other in missing:
             if store.check([f"ask/{other}"]):
                 store.set(f"answer/{store.get(f'ask/{other}').decode()}", mine)
@@ -156,35 +151,30 @@ def refuse_impossible(
     # fmt: off
     table = [
         (wanted == "fp8",
-         "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16 in the "
-         "accelerate YAML"),
+         "mixed_precision: fp8 is not supported here (docs/knobs.md says why); write mixed_precision: bf16"),
         (not card and (wanted == "fp16" or wanted == "bf16" and device.kind == "cpu" and not cpu),  # asked for: slow
          f"mixed_precision: {wanted}: the accelerate YAML is for a GPU, and PyTorch sees none (does nvidia-smi? is torch a "
          f"CPU build? run check_setup.py). Without a GPU: make train, or --config_file accelerate_configs/cpu.yaml"),
         (wanted == "bf16" and card and device.precision != "bf16",
          f"mixed_precision: bf16: {device.name} has no bf16; write mixed_precision: fp16 in the accelerate YAML"),
         (compiler == "inductor" and card and not device.compiles,
-         f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take '
-         f"accelerate_configs/conservative.yaml"),
+         f'dynamo_backend: INDUCTOR: {device.name} {why}; write dynamo_backend: "NO", or take conservative.yaml'),
         (compile_mode != "default" and (compiler != "inductor" or compile_mode == "reduce-overhead" and not card),
          f"compile_mode = {compile_mode}: has no effect with dynamo_backend: {compiler.upper()} on {device.name}; it needs "
-         f"INDUCTOR, and reduce-overhead, which is made of CUDA graphs, an NVIDIA card. Use --compile_mode default"),
+         f"INDUCTOR, and reduce-overhead, by CUDA graphs, an NVIDIA card. Use --compile_mode default"),
         (card and processes > device.count,
-         f"num_processes: {processes} processes on this machine, and PyTorch sees "
-         f"{counted(device.count, 'card', 'cards')}; write num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"),
+         f"num_processes: {processes}, and PyTorch sees {counted(device.count, 'card', 'cards')} on this machine; write "
+         f"num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"),
         (environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1",
-         "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the accelerate YAML, or unset "
-         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
+         "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the YAML and the environment"),
         (deepspeed,
-         "distributed_type: DEEPSPEED is not used here; take accelerate_configs/zero1_x8.yaml, zero2_x8.yaml or "
-         "zero3_x8.yaml, which need no further package"),
+         "distributed_type: DEEPSPEED is not used here; take zero1_x8.yaml, zero2_x8.yaml or zero3_x8.yaml instead"),
         # Without cards Accelerate would start processes that know nothing of each other.
         (fsdp and (not card or environment.get("FSDP_VERSION", "1") != "2" or wanted == "fp16"),
-         "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards, fsdp_version: 2 and mixed_precision: bf16 (its "
-         "fp16 scaler is not supported here); correct the accelerate YAML, or take accelerate_configs/cpu.yaml"),
+         "distributed_type: FSDP (ACCELERATE_USE_FSDP) needs NVIDIA cards, fsdp_version: 2 and mixed_precision: bf16 (an "
+         "fp16 scaler is not supported); correct the accelerate YAML, or take accelerate_configs/cpu.yaml"),
         (fsdp and broken is not None,
-         f"distributed_type: FSDP: with accelerate {accelerate.__version__}, {broken}; pip install -r requirements.txt, or "
-         f"take a YAML without FSDP"),
+         f"distributed_type: FSDP: with accelerate {accelerate.__version__}, {broken}; pip install -r requirements.txt"),
         (tf32 is True and not device.has_tf32,
          f"tf32 = true: {device.name} has no TF32 (Ampere and later have); use --tf32 auto"),
     ]
@@ -233,7 +223,6 @@ def refuse_cuda_graphs(gradient_accumulation_steps: int, accelerator: Accelerato
     """
     mode, count = accelerator.state.dynamo_plugin.mode, gradient_accumulation_steps
     if accelerator.device.type == "cuda" and mode in ("reduce-overhead", "max-autotune") and count > 1:
-        raise BadInput(
-            f"compile_mode = {mode}: its CUDA graphs would overwrite the gradients of {count} micro-batches a step; use "
-            f"--compile_mode max-autotune-no-cudagraphs, or a --tokens_per_step that fits in one"
-        )
+        remedy = "use --compile_mode max-autotune-no-cudagraphs, or a --tokens_per_step that fits in one"
+        fault = f"its CUDA graphs would overwrite the gradients of {count} micro-batches a step"
+        raise BadInput(f"compile_mode = {mode}: {fault}; {remedy}")

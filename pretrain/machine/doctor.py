@@ -101,18 +101,19 @@ def examine_trials(recipe: keys.Recipe, mine: list[verdicts.Pair], preset: str, 
     name = "fp32" if not mine else "bf16" if mine[0] >= (8, 0) else "fp16"
     step = {"device": "cuda" if mine else "cpu", "precision": name if mine else "no"}
     backend, count, megabytes = ("nccl", len(mine), 256) if len(mine) > 1 else ("gloo", 2, 64)
-    launch = f"-m torch.distributed.run --standalone --nproc_per_node {count}".split()
     ring, folder = {"backend": backend, "megabytes": megabytes}, str(_standing(recipe.saving.run_dir))
-    # The name of its line, its launcher, the trial, its arguments, its time limit, and whether training needs it here.
-    table: list[tuple[str, list[str], str, dict, int, bool]] = [
-        (name, [], "training_step", step, 120, True),
-        ("compile", [], "training_step", step | {"compiled": True}, 300, forecast.compiles(preset)),
-        ("all-reduce", launch, "all_reduce", ring, 120, backend == "nccl"),
-        ("disk speed", [], "write", {"folder": folder}, 120, True),
+    # The name of its line, the trial, its arguments, its time limit, and whether training needs it here.
+    table: list[tuple[str, str, dict, int, bool]] = [
+        (name, "training_step", step, 120, True),
+        ("compile", "training_step", step | {"compiled": True}, 300, forecast.compiles(preset)),
+        ("all-reduce", "all_reduce", ring, 120, backend == "nccl"),
+        ("disk speed", "write", {"folder": folder}, 120, True),
     ]
-    for name, launch, trial, given, seconds, needed in table[: 1 if quick else None]:
+    for name, trial, given, seconds, needed in table[: 1 if quick else None]:
         yield Check(name, TRYING, f"is tried: at most {seconds} s")
-        found = attempt([sys.executable, *launch, "-m", "pretrain.machine.probes", trial, json.dumps(given)], seconds)
+        several = f"-m torch.distributed.run --standalone --nproc_per_node {count}" if trial == "all_reduce" else ""
+        command = [sys.executable, *several.split(), "-m", "pretrain.machine.probes", trial, json.dumps(given)]
+        found = attempt(command, seconds)
         if "problem" in found:
             yield verdicts.failed(name, found["problem"], needed)
             if name == table[0][0]:  # nothing trains
@@ -122,28 +123,28 @@ def examine_trials(recipe: keys.Recipe, mine: list[verdicts.Pair], preset: str, 
 
 
 def attempt(command: list[str], seconds: float) -> dict[str, Any]:
-    """Run a command that writes a JSON object to a file, its last argument; return that, or {"problem": why not, a line}.
+    """Run a command that prints a JSON object in a line; return the first, or {"problem": why not, a line}.
 
     After ``seconds`` it is killed, and in any case what it has started.
     """
-    with tempfile.TemporaryDirectory(prefix="trial-", ignore_cleanup_errors=True) as folder:
-        # A fresh cache: what is tried is the compiler, not what it left behind.
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-        answer, words = Path(folder, "answer"), Path(folder, "words")
-        with words.open("wb") as out:
-            how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "cwd": ROOT}
-            process = subprocess.Popen([*command, str(answer)], **how, env=environment, start_new_session=True)
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return {"problem": f"no answer in {seconds:.0f} s"}
-            finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # all its processes have ended
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        with contextlib.suppress(OSError, ValueError):  # it has not begun its answer, or was killed within
-            return json.loads(answer.read_bytes())
-        lines = words.read_text(errors="replace").strip().splitlines()
+    # A fresh cache: what is tried is the compiler, not what it left behind.
+    caches, words = tempfile.TemporaryDirectory(ignore_cleanup_errors=True), tempfile.TemporaryFile()
+    with caches as cache, words:
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": words, "stderr": words, "cwd": ROOT}
+        how |= {"env": os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}, "start_new_session": True}
+        process = subprocess.Popen(command, **how)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return {"problem": f"no answer in {seconds:.0f} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # all its processes have ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        words.seek(0)
+        lines = words.read().decode(errors="replace").strip().splitlines()
+    if answers := [line for line in lines if line.startswith('{"')]:
+        return json.loads(answers[0])
     how_it_ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
     last = f": {lines[-1][:200]}" if lines else ""
     return {"problem": f"its process ended without a result, {how_it_ended}{last}"}
@@ -151,11 +152,7 @@ def attempt(command: list[str], seconds: float) -> dict[str, Any]:
 
 def nvidia_smi() -> list[dict[str, str]]:
     """Return the ``name`` and ``driver`` of the machine's NVIDIA cards; an empty list without a driver."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [
-        {"name": name, "driver": driver} for name, driver in re.findall(r"(.+), ([\d.]+)$", done.stdout, re.MULTILINE)
-    ]
+    query, out = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        out = subprocess.check_output(query, stderr=subprocess.DEVNULL, text=True, timeout=SMI_SECONDS)
+    return [found.groupdict() for found in re.finditer(r"(?P<name>.+), (?P<driver>[\d.]+)$", out, re.MULTILINE)]

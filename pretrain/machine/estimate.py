@@ -109,10 +109,9 @@ def largest_micro_batch(shape: Shape, free_bytes: float, *, most_tokens: int = M
         most_tokens: of a micro-batch; more is not faster.
         how: the arguments of ``memory``.
     """
-    for size in range(max(1, most_tokens // shape.sequence_length), 0, -1):
-        if sum(memory(shape, micro_batch=size, **how).values()) <= HEADROOM * free_bytes:
-            return size
-    return 0
+    sizes = range(max(1, most_tokens // shape.sequence_length), 0, -1)
+    fitting = (n for n in sizes if sum(memory(shape, micro_batch=n, **how).values()) <= HEADROOM * free_bytes)
+    return next(fitting, 0)
 
 
 def computed_flops(shape: Shape) -> int:

@@ -78,7 +78,8 @@ def fit_micro_batch(
         # Whole gradients that wait are room: after a failure FSDP2 would add real ones to the next (torch 2.13).
         wait = accelerator.is_fsdp2 and several and not plan.exchange_each
         room_bytes = 0 if moments_exist else parts["moments"]
-        with equal_memory(least_free, device) if accelerator.is_fsdp2 else contextlib.nullcontext():
+        alike = accelerator.is_fsdp2 and device.type == "cuda"
+        with equal_memory(least_free, device) if alike else contextlib.nullcontext():
             failed = runs_out_of_memory(
                 functools.partial(forward_and_backward, size),
                 training_module,
@@ -105,9 +106,6 @@ def equal_memory(free_bytes: int, device: torch.device) -> Iterator[None]:
     FSDP2's forward pass is an exchange: the failure of one process alone would leave the others waiting in it. Its shards
     are padded to equal sizes.
     """
-    if device.type != "cuda":
-        yield
-        return
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(free_bytes / total, device)
     try:
@@ -125,10 +123,10 @@ def propose_micro_batch(recipe: keys.Recipe, free_bytes: float, accelerator: Acc
 
 def _how(recipe: keys.Recipe, accelerator: Accelerator) -> dict[str, Any]:
     """Return how the memory model is to count this run: the arguments of ``estimate.memory`` but for the sizes."""
-    sharded = {"moments"} if recipe.optimizer.shard_optimizer else set()
+    sharded = ["moments"] if recipe.optimizer.shard_optimizer else []
     if accelerator.is_fsdp2:
-        sharded = {"weights", "gradients", "moments"}
-        sharded |= {"half copies"} if accelerator.state.fsdp_plugin.reshard_after_forward else set()
+        sharded = ["weights", "gradients", "moments"]
+        sharded += ["half copies"] if accelerator.state.fsdp_plugin.reshard_after_forward else []
     ddp = accelerator.num_processes > 1 and not accelerator.is_fsdp2
     return {
         "half": accelerator.mixed_precision != "no",
@@ -144,11 +142,10 @@ def out_of_memory(recipe: keys.Recipe, size: int, device: torch.device) -> str:
     asked, length = recipe.batch.per_device_train_batch_size, recipe.model.sequence_length
     remedies = [f"--per_device_train_batch_size {size // 2} or auto"] if size > 1 else []
     remedies += [] if recipe.model.gradient_checkpointing == "full" else ["--gradient_checkpointing full"]
-    remedies.append("on several cards zero3_x8.yaml")
+    use = ", or ".join([*remedies, "on several cards zero3_x8.yaml"])
     return (
         f"per_device_train_batch_size = {asked}: {hardware.device_name(device)} runs out of memory at a micro-batch of "
-        f"{size} x {length} tokens. Use {', or '.join(remedies)}; what is learned stays the same. Else begin another run "
-        f"with a smaller model or --sequence_length"
+        f"{size} x {length} tokens. Use {use}; what is learned stays the same. Else train a smaller model or length"
     )
 
 
@@ -196,11 +193,12 @@ def runs_out_of_memory(
     except (RuntimeError, TorchDynamoException, InductorError) as error:
         failed = is_out_of_memory(error)  # the exception, whose frames hold tensors, is gone after this block
         if not failed and isinstance(error, (TorchDynamoException, InductorError)):
-            cause = getattr(error, "inner_exception", None) or error
-            reason = first_line(cause)[:200]
+            reason = first_line(getattr(error, "inner_exception", None) or error)[:200]
+            remedy = (
+                'without the compiler: dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no'
+            )
             raise BadInput(
-                f"torch.compile fails on this machine: {reason}. check_setup.py has more; without the "
-                f'compiler: dynamo_backend: "NO" in the accelerate YAML, or ACCELERATE_DYNAMO_BACKEND=no'
+                f"torch.compile fails on this machine: {reason}. check_setup.py has more; {remedy}"
             ) from None
         if not failed:
             raise

@@ -14,6 +14,7 @@ from pretrain.recipe import keys
 from pretrain.recipe.plan import make_plan
 from pretrain.recipe.rules import counted
 
+FIGURES = {"hours": "hours", "waiting": "waiting_hours", "kWh": "kilowatt_hours", "cost": "cost"}  # of a table
 SHARED = ("weights", "gradients", "moments", "half copies")
 SOURCES = (
     "Memory, speed, time and energy are estimated (docs/cards.md says how well); parameters and FLOPs are counted."
@@ -29,19 +30,17 @@ def estimate_run(
         price_per_hour: of all the cards, in any currency.
         supply: of the recipe's data; ``waiting_hours`` is what the cards wait for it, which costs as much as training.
     """
-    shape = estimate.shape_of(recipe.model)
-    shards = estimate.IN_BUCKETS if count > 1 else {}
-    shards = shards | ({"moments": count} if recipe.optimizer.shard_optimizer else {})
-    plain: dict[str, Any] = {"half": True, "compiled": compiles(card.name), "shards": shards}
-    plain["optimizer"] = recipe.optimizer.optimizer
-    ways = [plain | {"checkpointing": each} for each in (recipe.model.gradient_checkpointing, "full")]
+    shape, shards = estimate.shape_of(recipe.model), dict(estimate.IN_BUCKETS if count > 1 else {})
+    if recipe.optimizer.shard_optimizer:
+        shards["moments"] = count
+    plain = {"half": True, "compiled": compiles(card.name), "shards": shards, "optimizer": recipe.optimizer.optimizer}
+    ways: list[dict[str, Any]] = [plain | {"checkpointing": recipe.model.gradient_checkpointing}]
+    ways.append(plain | {"checkpointing": "full"})
     if count > 1:  # the model itself is sharded, as zero3_x8.yaml does, which is not compiled
         ways.append(ways[-1] | {"compiled": False, "shards": dict.fromkeys(SHARED, count)})
     memory = 0.98 * card.memory_gib * 2**30  # the driver takes the rest
     sizes = ((estimate.largest_micro_batch(shape, memory, **how), how) for how in ways)
     size, how = next((found for found in sizes if found[0]), (0, ways[-1]))
-    if isinstance(asked := recipe.batch.per_device_train_batch_size, int):
-        size = min(size, asked)
     tokens = recipe.batch.tokens_per_step * recipe.schedule.max_steps
     row = {
         "card": card.name,
@@ -55,6 +54,8 @@ def estimate_run(
     }
     if not size:
         return row
+    asked = recipe.batch.per_device_train_batch_size
+    size = size if asked == "auto" else min(size, asked)
     plan = make_plan(keys.replace(recipe, per_device_train_batch_size=size), count)
     size = plan.per_device_train_batch_size
     # full: the forward pass, a third of the work, is done once more. mlp: so little that it does not show.
@@ -108,25 +109,21 @@ def expectation(card: cards.Card) -> str:
 def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
     """Return an estimate as lines to read."""
     flops = row["flops_per_token"]
-    said = {
-        "products": products(card),
-        "parameters": f"{row['parameters']:,}",
-        "FLOPs": f"{flops / 1e6:,.0f} M a token, {flops * row['tokens']:.2e} for {in_short(row['tokens'])} tokens",
-        "memory": "does not fit, not even one sequence with gradient checkpointing",
-    }
+    said = {"products": products(card), "parameters": f"{row['parameters']:,}"}
+    said["FLOPs"] = f"{flops / 1e6:,.0f} M a token, {flops * row['tokens']:.2e} for {in_short(row['tokens'])} tokens"
+    said["memory"] = "does not fit, not even one sequence with gradient checkpointing"
     if row["fits"]:
         parts, chosen = row["memory_bytes"], row["gradient_checkpointing"]
         listed = ", ".join(f"{name} {part / 2**30:.1f}" for name, part in parts.items() if part)
         said["memory"] = f"{sum(parts.values()) / 2**30:.1f} GiB a card: {listed}"
+        how = [card.precision, "compiled" if row["compiled"] else "not compiled"]
+        how += [f"{chosen} gradient checkpointing"] if chosen != "none" else []
         said["micro-batch"] = (
             f"{row['per_device_train_batch_size']} sequences of {recipe.model.sequence_length:,} tokens, "
-            f"{row['gradient_accumulation_steps']} a step and card; {card.precision}, "
-            f"{'compiled' if row['compiled'] else 'not compiled'}"
-            f"{f', {chosen} gradient checkpointing' if chosen != 'none' else ''}"
+            f"{row['gradient_accumulation_steps']} a step and card; {', '.join(how)}"
         )
         if row["shared_out"]:
-            sharded = "only with the model sharded (zero3_x8.yaml) and --gradient_checkpointing full"
-            said["fits"] = f"{sharded}; gathering shared weights is not counted"
+            said["fits"] = "sharded (zero3_x8.yaml) with --gradient_checkpointing full only; gathering is not counted"
         elif chosen != recipe.model.gradient_checkpointing:
             said["fits"] = "with --gradient_checkpointing full only, which is a third more work"
         said["speed"] = f"{rounded(row['tokens_per_second'])} tokens/s, {row['mfu']:.0%} MFU"
@@ -139,21 +136,16 @@ def describe(recipe: keys.Recipe, card: cards.Card, row: dict) -> str:
         if "cost" in row:
             paid = rounded(row["hours"] + row["waiting_hours"])
             said["cost"] = f"{rounded(row['cost'])} for {paid} h, at {row['price_per_hour']:g} an hour for the machine"
-    title = (
-        f"{recipe.saving.name} on {row['count']} x {card.name} ({card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, "
-        f"{card.gigabytes_per_second:g} GB/s, {card.watts} W: {card.source})"
-    )
+    sheet = f"{card.memory_gib:g} GiB, {card.teraflops:g} TFLOP/s, {card.gigabytes_per_second:g} GB/s, {card.watts} W"
+    title = f"{recipe.saving.name} on {row['count']} x {card.name} ({sheet}: {card.source})"
     return "\n".join([title, "", *(f"{name:13}{text}" for name, text in said.items()), "", SOURCES])
 
 
 def reader(row: Mapping[str, Any]) -> str:
     """Return whether the data keep up with an estimated run, and the remedy where they do not."""
-    if not row["waiting_hours"]:
-        return f"{data(row)}: no waiting"
-    return (
-        f"{data(row)}: the cards wait {rounded(row['waiting_hours'])} h. Run prepare_data.py before they are rented, or "
-        f"give more cores, several jobs (--num_jobs) or ready tokens (docs/data.md)"
-    )
+    remedy = "Run prepare_data.py before they are rented, or give more cores or several jobs (--num_jobs; docs/data.md)"
+    waiting = f"the cards wait {rounded(row['waiting_hours'])} h. {remedy}" if row["waiting_hours"] else "no waiting"
+    return f"{data(row)}: {waiting}"
 
 
 def data(row: Mapping[str, Any]) -> str:
@@ -164,11 +156,12 @@ def data(row: Mapping[str, Any]) -> str:
 
 def products(card: cards.Card) -> str:
     """Return the rate of matrix products that an estimate takes, and where it is from."""
-    rate = f"{rounded(card.product_teraflops)} TFLOP/s of matrix products"
-    if card.products:
-        return f"{rate}, measured by others ({card.products.source})"
-    share = card.product_teraflops / card.teraflops
-    return f"{rate}: never measured; {share:.0%} of the peak, as measured cards reach"
+    rate, share = (
+        f"{rounded(card.product_teraflops)} TFLOP/s of matrix products",
+        card.product_teraflops / card.teraflops,
+    )
+    guessed = f"never measured; {share:.0%} of the peak, as measured cards reach"
+    return f"{rate}, measured by others ({card.products.source})" if card.products else f"{rate}: {guessed}"
 
 
 def measured(known: cards.Measured | None, tokens: int) -> str:
@@ -189,27 +182,21 @@ def table(recipe: keys.Recipe, rows: list[dict]) -> str:
             mark = " *" if row["gradient_checkpointing"] == "full" else ""
             cells["micro-batch"] = f"{row['per_device_train_batch_size']}{mark}"
             cells |= {"tokens/s": rounded(row["tokens_per_second"]), "MFU": f"{row['mfu']:.0%}"}
-            figures = {"hours": "hours", "waiting_hours": "waiting", "kilowatt_hours": "kWh", "cost": "cost"}
-            cells |= {head: rounded(row[name]) for name, head in figures.items() if name in row}
-            for by in ("others", "us"):
-                if f"measured_by_{by}" in row:
-                    known = row[f"measured_by_{by}"]
-                    cells[f"by {by}"] = f"{known['figure']:,}" if known else "never measured"
+            cells |= {head: rounded(row[name]) for head, name in FIGURES.items() if name in row}
+            known = {by: row[f"measured_by_{by}"] for by in ("others", "us") if f"measured_by_{by}" in row}
+            cells |= {f"by {by}": f"{one['figure']:,}" if one else "never measured" for by, one in known.items()}
         body.append(cells)
-    heads = {head: head for cells in body for head in cells}
-    first, guessed = rows[0], [card.name for card in cards.CARDS if not card.products]
+    heads, first = {head: head for cells in body for head in cells}, rows[0]
+    guessed = ", ".join(card.name for card in cards.CARDS if not card.products)
     lines = [
         f"{recipe.saving.name}: {first['parameters']:,} parameters, {in_short(first['tokens'])} tokens; each on "
-        f"{counted(first['count'], 'card', 'cards')}",
-        "",
+        f"{counted(first['count'], 'card', 'cards')}\n",
         *aligned([[cells.get(head, "") for head in heads] for cells in [heads, *body]]),
-        "",
-        "* with --gradient_checkpointing full; waiting: hours for the data, beside the others",
+        "\n* with --gradient_checkpointing full; waiting: hours for the data, beside the others",
+        *[f"Data: {data(row)}." for row in rows if row["fits"]][:1],
+        "What others measured has its source in pretrain/base/cards.csv; not all with a step as good as that estimated.",
+        f"Matrix products never measured, taken as a share of the peak: {guessed}.",
     ]
-    lines += [f"Data: {data(row)}." for row in rows if row["fits"]][:1]
-    if "by others" in heads:
-        lines.append("By others: sources in pretrain/base/cards.csv; not all with a step as good as that estimated.")
-    lines.append(f"Matrix products never measured, taken as a share of the peak: {', '.join(guessed)}.")
     return "\n".join([*lines, SOURCES])
 
 

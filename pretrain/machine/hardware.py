@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -16,7 +17,6 @@ from pathlib import Path
 import torch
 from torch.utils._triton import has_triton_package
 
-from pretrain.base import cards
 from pretrain.recipe.rules import counted
 
 # Of a micro-batch. Others measured 2% from twice as many on an H100, 4% on an RTX 5090 (one GPT-2 124M script on 20
@@ -47,22 +47,17 @@ class Device:
     @property
     def precision(self) -> str:
         """The best mixed precision: bf16 where the card has it, else fp16 on a card, else no (fp32)."""
-        if self.kind != "cuda":
-            return "no"
-        return "bf16" if self._reaches(AMPERE) else "fp16"
+        return "no" if self.kind != "cuda" else "bf16" if self.has_tf32 else "fp16"
 
     @property
     def compiles(self) -> bool:
         """Whether torch.compile works and is worth its time."""
-        return self.compiler and self._reaches(COMPILED)
+        return self.compiler and (self.capability or (0, 0)) >= COMPILED
 
     @property
     def has_tf32(self) -> bool:
         """Whether fp32 matrix products may run as TF32."""
-        return self._reaches(AMPERE)
-
-    def _reaches(self, capability: tuple[int, int]) -> bool:
-        return self.capability is not None and self.capability >= capability
+        return (self.capability or (0, 0)) >= AMPERE
 
 
 def this_device() -> Device:
@@ -96,21 +91,20 @@ def device_name(device: torch.device) -> str:
 def processor_name() -> str:
     """Return the processor's name as the system gives it."""
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    named = (
+        re.search(r"^model name\s*: (.*)$", info.read_text(errors="replace"), re.MULTILINE) if info.is_file() else None
+    )
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def versions() -> str:
     """Return the versions that decide about kernels: of torch, CUDA, cuDNN and the driver."""
-    driver = cards.kernel_driver() or "not known"
+    driver = "not known"
     with contextlib.suppress(Exception):  # no nvidia-ml-py, or a driver of another age
         import pynvml
 
         pynvml.nvmlInit()
-        driver = pynvml.nvmlSystemGetDriverVersion()  # a container may have no /proc/driver
+        driver = pynvml.nvmlSystemGetDriverVersion()
     cudnn = torch.backends.cudnn.version() or "none"
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver {driver}"
 
@@ -160,9 +154,6 @@ def hint(read: Mapping[str, float], *, micro_batch: int, most: int, tokens: int,
         return f"the device waits for data {waiting:.0%} of the time: is the data on a slow or network disk?"
     if busy < 0.7:
         return f"the card is busy only {busy:.0%} of the time; docs/gpu_tuning.md has the order in which to look"
-    if memory < 0.8 and micro_batch < most and tokens < ENOUGH_TOKENS:
-        return (
-            f"only {memory:.0%} of the card's memory is in use: a larger --per_device_train_batch_size than "
-            f"{micro_batch} would fit, and may be faster"
-        )
-    return None
+    larger = f"a larger --per_device_train_batch_size than {micro_batch} would fit, and may be faster"
+    idle = memory < 0.8 and micro_batch < most and tokens < ENOUGH_TOKENS
+    return f"only {memory:.0%} of the card's memory is in use: {larger}" if idle else None

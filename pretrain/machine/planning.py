@@ -83,7 +83,7 @@ def more_text(data: keys.Data, tokens: float) -> dict[str, Any]:
     if not sample or tokens <= min(1e9 * int(sample[1]), data.limit_tokens or math.inf):
         return {}
     needed = math.ceil(1.01 * tokens / 1e9)
-    size = next((size for size in SAMPLES if size >= needed), SAMPLES[-1])
+    size = min((size for size in SAMPLES if size >= needed), default=SAMPLES[-1])
     return {"dataset_config_name": f"sample-{size}BT", "limit_tokens": 1000000000 * min(needed, size)}
 
 
@@ -98,20 +98,22 @@ def command(row: Mapping, path: str) -> str:
 def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
     """Return plans, by the recipe's path, as lines to read: a table of the sizes, then the best, which is not None."""
     row, rounded = plans[best] or {}, forecast.rounded
-    lines = [
-        f"{row['count']} x {row['card']}, {rounded(row['all_hours'])} h: training {rounded(row['hours'])}, waiting for "
-        f"data {rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
-    ]
+    hours = f"{rounded(row['all_hours'])} h: training {rounded(row['hours'])}, waiting for data"
+    rest = f"{rounded(row['waiting_hours'])}, the rest for evaluations and checkpoints"
+    lines = [f"{row['count']} x {row['card']}, {hours} {rest}"]
     lines += [f"cost {rounded(row['cost'])} at {row['price_per_hour']:g} an hour"] if "cost" in row else []
     table = [["  size", "parameters", "tokens/s", "tokens", "a parameter", "updates", "expected loss"]]
     for path, found in plans.items():
-        if found is None:
-            table.append([f"  {Path(path).stem}", *[""] * 5, "does not fit"])
-            continue
-        cells = [f"{'*' if path == best else ' '} {Path(path).stem}", f"{found['parameters'] / 1e6:.0f} M"]
-        cells += [rounded(found["tokens_per_second"]), forecast.in_short(found["tokens"])]
-        cells += [rounded(found["tokens_per_parameter"]), f"{found['updates']:,}"]
-        table.append([*cells, f"{loss:.2f}" if (loss := found["expected_loss"]) else "n/a"])
+        cells = [""] * 5 + ["does not fit"]
+        if found:
+            cells = [f"{found['parameters'] / 1e6:.0f} M", rounded(found["tokens_per_second"])]
+            cells += [
+                forecast.in_short(found["tokens"]),
+                rounded(found["tokens_per_parameter"]),
+                f"{found['updates']:,}",
+            ]
+            cells += [f"{found['expected_loss']:.2f}" if found["expected_loss"] else "n/a"]
+        table.append([f"{'*' if path == best else ' '} {Path(path).stem}", *cells])
     epochs = "" if row["epochs"] is None else f", {row['epochs']:.2f} epochs"
     lines += [
         "",
@@ -121,8 +123,6 @@ def describe(plans: Mapping[str, Mapping | None], best: str) -> str:
         f"reader    {forecast.reader(row)}",
     ]
     if row["epochs"] and row["epochs"] > MANY_EPOCHS:
-        lines.append(
-            f"note      more than {MANY_EPOCHS} epochs teach little (Muennighoff et al. 2023), and the expected loss "
-            f"counts {MANY_EPOCHS}: give more text, or fewer hours"
-        )
+        why = f"more than {MANY_EPOCHS} epochs teach little (Muennighoff et al. 2023), and the expected loss"
+        lines.append(f"note      {why} counts {MANY_EPOCHS}: give more text, or fewer hours")
     return "\n".join([*lines, "", command(row, best), "", LAW, forecast.SOURCES])

@@ -1,13 +1,11 @@
-"""Real trials of a machine: ``python -m pretrain.machine.probes NAME ARGUMENTS FILE`` writes a JSON object to FILE.
+"""Real trials of a machine: ``python -m pretrain.machine.probes NAME ARGUMENTS`` prints a JSON object.
 
 doctor.attempt runs each in a process of its own, so that a crash or a hang is an answer too. What a trial returns holds
 its line, ``text``, and a ``remedy`` where there is something to warn of.
 """
 
-import contextlib
 import json
 import os
-import resource
 import signal
 import statistics
 import sys
@@ -30,19 +28,14 @@ SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def main() -> None:
-    """Run the trial that the command names; write what it returned, or {"problem": one line}, to the file that it names.
-
-    Of several processes, which a launcher has started, the first to have an answer writes.
-    """
-    name, arguments, answer = sys.argv[1:]
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a line, not a file of gigabytes
+    """Run the trial that the command names; print what it returned, or {"problem": one line}."""
+    name, arguments = sys.argv[1:]
     signal.alarm(600)  # should the parent die
     try:
         found = TRIALS[name](**json.loads(arguments))
     except BaseException as error:
         found = {"problem": f"{type(error).__name__}: {first_line(error)}"[:300]}
-    with contextlib.suppress(FileExistsError), open(answer, "x", encoding="utf-8") as file:
-        json.dump(found, file)
+    os.write(1, f"\n{json.dumps(found)}\n".encode())  # whatever a library has printed before
     os._exit("problem" in found)  # a library may hang at exit
 
 
@@ -56,10 +49,10 @@ def training_step(*, device: str, precision: str, compiled: bool = False) -> dic
     first, *turns = [(next(own), next(plain)) for _ in range(TURNS)]
     seconds, fp32_seconds = (statistics.median(taken) for taken in zip(*turns, strict=True))
     text = f"compiled in {first[0]:.0f} s, then " if compiled else ""
-    text += f"a step of a tiny GPT-2 takes {1000 * seconds:.1f} ms on {device}"
-    if compiled or precision in HALF:
-        text += f", {fp32_seconds / seconds:.2f} times as fast as one in fp32 beside it"
-        text += f" ({1000 * fp32_seconds:.1f} ms; a tiny model gains little)"
+    text += (
+        f"a step of a tiny GPT-2 takes {1000 * seconds:.1f} ms on {device}, {fp32_seconds / seconds:.2f} times as fast "
+    )
+    text += f"as one in plain fp32 beside it ({1000 * fp32_seconds:.1f} ms; a tiny model gains little)"
     return {"text": text, "first_seconds": first[0], "seconds": seconds, "fp32_seconds": fp32_seconds}
 
 
@@ -115,10 +108,9 @@ def all_reduce(*, backend: str, megabytes: int = 64) -> dict[str, Any]:
 def write(*, folder: str, megabytes: int = 256) -> dict[str, Any]:
     """Write and fsync a file of random bytes in ``folder``, and remove it; return ``bytes_per_second``."""
     data = os.urandom(2**20) * megabytes
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-trial-") as file:
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         start = time.perf_counter()
         file.write(data)
-        file.flush()
         os.fsync(file.fileno())
         speed = len(data) / (time.perf_counter() - start)
     found = {"text": f"{speed / 1e6:,.0f} MB/s to write and fsync", "bytes_per_second": speed}

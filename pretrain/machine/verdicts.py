@@ -54,7 +54,7 @@ def packages(ranges: dict[str, SpecifierSet], installed: dict[str, str | None]) 
         if version is None and name in OPTIONAL:
             found.append(Check(name, WARNING, f"not installed: {OPTIONAL[name]}", remedy))
         elif version is None:
-            found.append(Check(name, ERROR, "not installed", "pip install -r requirements.txt (make environment)"))
+            found.append(Check(name, ERROR, "not installed", remedy))
         elif fault := BROKEN.get((name, version)):
             found.append(Check(name, ERROR, f"{version} is installed: {fault}", remedy))
         elif not taken.contains(version, prereleases=True):  # a build's own mark (2.13.0+cpu) makes no difference
@@ -124,11 +124,10 @@ def served(capability: Pair, arch_list: list[str]) -> bool:
 
 def architecture(name: str, capability: Pair, arch_list: list[str], driver: str | None = None) -> Check:
     """Judge whether torch's build holds kernels for a card, naming the wheels that do."""
-    sm = f"sm_{capability[0]}{capability[1]}"
+    text = f"{name} (sm_{capability[0]}{capability[1]}); it has {' '.join(arch_list)}"
     if served(capability, arch_list):
-        return Check("kernels", OK, f"torch has kernels for {sm}")
-    text = f"torch has no kernels for {name} ({sm}); it has {' '.join(arch_list)}"
-    return Check("kernels", ERROR, text, reinstall(capability, driver))
+        return Check("kernels", OK, f"torch has kernels for {text}")
+    return Check("kernels", ERROR, f"torch has no kernels for {text}", reinstall(capability, driver))
 
 
 def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: str, recipe: str) -> Check:
@@ -136,12 +135,12 @@ def disk(free_bytes: int, checkpoint_bytes: float, shard_bytes: float, folder: s
     need = checkpoint_bytes + shard_bytes
     text = f"{free_bytes / 1e9:.1f} GB free at {folder}; {recipe} takes up to {need / 1e9:.1f} GB "
     text += f"(checkpoints {checkpoint_bytes / 1e9:.1f}, token shards {shard_bytes / 1e9:.1f})"
-    if free_bytes >= need:
-        return Check("disk", OK, text)
-    if free_bytes >= checkpoint_bytes:
-        remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
-        return Check("disk", WARNING, text, remedy)
-    return Check("disk", ERROR, text, "free some, or give --output_dir on another disk, or a lower save_total_limit")
+    if free_bytes < checkpoint_bytes:
+        return Check(
+            "disk", ERROR, text, "free some, or give --output_dir on another disk, or a lower save_total_limit"
+        )
+    remedy = "none if the shards are there already; else stream_keep: consumed, limit_tokens, or another disk"
+    return Check("disk", WARNING, text, remedy) if free_bytes < need else Check("disk", OK, text)
 
 
 def failed(name: str, problem: str, needed: bool) -> Check:

@@ -98,9 +98,6 @@ class CudaTensor(Tensor):
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"CudaTensor({self.host})"
-
 
 class _Making(TorchDispatchMode):
     """Brings what has no tensor of the card among its arguments to ``_operate`` too: it may make one."""
@@ -275,12 +272,9 @@ def _operate(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     most = machine.card.most_sequences
     if most is not None and name is aten.embedding and args[1].dim() == 2 and len(args[1]) > most:
         raise _out_of_memory()
-    hosts, named = (
-        _convert(args, CudaTensor, _host),
-        {key: _convert(one, CudaTensor, _host) for key, one in kwargs.items()},
-    )
+    hosts, named = _convert([args, list(kwargs.values())], CudaTensor, _host)
     with machine.random() if torch.Tag.nondeterministic_seeded in func.tags else contextlib.nullcontext():
-        out = func(*hosts, **named)
+        out = func(*hosts, **dict(zip(kwargs, named, strict=True)))
     if name in WATCHED:
         made = next(value for value in (out, *cards) if isinstance(value, Tensor))
         machine.watched[f"{name.__name__} {_named(made.dtype)}", _place()] += 1

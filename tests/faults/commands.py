@@ -4,6 +4,7 @@ The driver itself imports nothing of the product, so that an older tree can be a
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import json
@@ -24,41 +25,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SECONDS = 60.0  # more than any command here takes on two busy cores, and less than a user waits without a word
 STEPS = 12
-RECIPE = f"""
-data_files: [text.txt]
-tokenizer: tok
-validation_fraction: 0.1
-validation_tokens: 60
-shard_tokens: 150
-shuffle_block_tokens: 64
-n_layer: 1
-n_head: 2
-n_embd: 32
-vocab_size: 320
-sequence_length: 16
-resid_pdrop: 0.1
-embd_pdrop: 0.1
-attn_pdrop: 0.1
-tokens_per_step: 64
-max_steps: {STEPS}
-per_device_train_batch_size: 2
-learning_rate: 3.0e-3
-min_lr_ratio: 0.1
-warmup_steps: 3
-lr_scheduler_type: cosine
-weight_decay: 0.1
-adam_beta1: 0.9
-adam_beta2: 0.95
-adam_epsilon: 1.0e-8
-max_grad_norm: 1.0
-seed: 1
-data_seed: 2
-logging_steps: 1
-eval_steps: 6
-eval_tokens: 160
-sample_steps: 0
-save_steps: 3
-"""
+SETTINGS = f"""data_files=[text.txt] tokenizer=tok validation_fraction=0.1 validation_tokens=60 shard_tokens=150
+shuffle_block_tokens=64 n_layer=1 n_head=2 n_embd=32 vocab_size=320 sequence_length=16 resid_pdrop=0.1 embd_pdrop=0.1
+attn_pdrop=0.1 tokens_per_step=64 max_steps={STEPS} per_device_train_batch_size=2 learning_rate=3.0e-3 min_lr_ratio=0.1
+warmup_steps=3 lr_scheduler_type=cosine weight_decay=0.1 adam_beta1=0.9 adam_beta2=0.95 adam_epsilon=1.0e-8
+max_grad_norm=1.0 seed=1 data_seed=2 logging_steps=1 eval_steps=6 eval_tokens=160 sample_steps=0 save_steps=3"""
+RECIPE = "".join(f"{setting.replace('=', ': ')}\n" for setting in SETTINGS.split())
 WORDS = tuple("the cat sat on the mat and the dog ate a red hat while rain fell on old town".split())  # noqa: SIM905
 TRAIN = ("train.py", "--recipe", "tiny.yaml", "--save_total_limit", "0")
 RUN = Path("runs/tiny")
@@ -111,12 +83,11 @@ class Started:
             self.out = Path(file.name)  # beside the folder, whose disk may be full
         self.err = self.out.with_suffix(".err")
         self.err.touch()
-        self._popen = None
         if program:
             with open(self.out, "wb") as out, open(self.err, "wb") as err:
                 how = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, "start_new_session": True}
-                self._popen = subprocess.Popen(command, cwd=cwd, env=environment, **how)
-            self.pids = [self._popen.pid]
+                popen = subprocess.Popen(command, cwd=cwd, env=environment, **how)
+            self.pids, self._codes = [popen.pid], lambda: [popen.poll()]
             return
         several = [{}]
         if ranks > 1:
@@ -126,15 +97,11 @@ class Started:
             shared |= {"TORCHELASTIC_RUN_ID": "faults", "LOCAL_WORLD_SIZE": str(ranks)}
             several = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
         printed = (self.out, self.err)
-        self._forks = [
-            _context().Process(
-                target=_main, args=(command, cwd, {**(environment or {}), **own}, printed, hasty, file_bytes)
-            )
-            for own in several
-        ]
-        for fork in self._forks:
+        given = [(command, cwd, {**(environment or {}), **own}, printed, hasty, file_bytes) for own in several]
+        forks = [_context().Process(target=_main, args=each) for each in given]
+        for fork in forks:
             fork.start()
-        self.pids = [fork.pid for fork in self._forks]
+        self.pids, self._codes = [fork.pid for fork in forks], lambda: [fork.exitcode for fork in forks]
 
     def wait(self, seconds: float = SECONDS) -> Done:
         """Wait for its end, and end it where it takes longer."""
@@ -153,9 +120,6 @@ class Started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
-    def _codes(self) -> list[int | None]:
-        return [self._popen.poll()] if self._popen else [fork.exitcode for fork in self._forks]
-
 
 def run(command: Sequence[str], cwd: Path, seconds: float = SECONDS, **how) -> Done:
     """Run a command to its end."""
@@ -168,14 +132,16 @@ def fault_of(done: Done, *culprits: str) -> str | None:
     Args:
         culprits: one of them has to stand in a line that begins with ``error:``.
     """
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not set(line.strip()) <= set("^~|+- ")]
+    last = lines[-1][:300] if lines else "nothing was printed"
     if done.code is None:
-        return f"no end in {done.seconds:.0f} s; last: {_last(done.stderr)}"
+        return f"no end in {done.seconds:.0f} s; last: {last}"
     if "Traceback (most recent call last)" in done.stderr:
-        return f"traceback: {_last(done.stderr)}"
+        return f"traceback: {last}"
     if done.code not in (1, 2):
-        return f"exit status {done.code}: {_last(done.stderr)}"
+        return f"exit status {done.code}: {last}"
     if not done.errors:
-        return f"exit status {done.code} without a line that begins with error: {_last(done.stderr)}"
+        return f"exit status {done.code} without a line that begins with error: {last}"
     if not any(culprit in line for line in done.errors for culprit in culprits):
         return f"none of {', '.join(culprits)} is named: {done.errors[0][:300]}"
     return None
@@ -188,12 +154,6 @@ def ends(done: Done, folder: Path, wanted: Mapping, *culprits: str, steps: int =
     if "Traceback" in done.stderr:
         return "success, with a traceback"
     return difference(bits_of(folder / RUN, steps), wanted)
-
-
-def ends_after(damage, command: Sequence[str], whole: Path, wanted: Mapping, culprits: Sequence[str], folder: Path):
-    """Be a case: damage a copy of a folder, give a command, and judge how it ends."""
-    damage(copy(whole, folder))
-    return ends(run(command, folder), folder, wanted, *culprits)
 
 
 def prepare(shared: Path) -> Path:
@@ -255,26 +215,20 @@ def alive(pid: int) -> bool:
     return False
 
 
-def _last(stderr: str) -> str:
-    lines = [line for line in stderr.splitlines() if line.strip() and not set(line.strip()) <= set("^~|+- ")]
-    return lines[-1][:300] if lines else "nothing was printed"
-
-
-_CONTEXTS: list = []
-
-
+@functools.cache
 def _context():
-    if not _CONTEXTS:
-        # It asks for the ends of all forks at each start, of those that another thread waits for, too, which then has 255.
-        multiprocessing.process._cleanup = lambda: None
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["warm"])
-        _CONTEXTS.append(context)
-    return _CONTEXTS[0]
+    # It asks for the ends of all forks at each start, of those that another thread waits for, too, which then has 255.
+    multiprocessing.process._cleanup = lambda: None
+    context = multiprocessing.get_context("forkserver")
+    # What each command imports, for seconds; of an older tree what is not there is left out.
+    imported = ["matplotlib.pyplot", "transformers.generation.utils", "transformers.models.gpt2.modeling_gpt2", "train"]
+    context.set_forkserver_preload([*imported, "prepare_data", "pretrain.data.stream", "generate", "eval_hellaswag"])
+    return context
 
 
 def attack_tree(tree: Path) -> None:
     """Take the commands from this checkout; called once, before the first one."""
+    os.environ.update(ALONE)
     paths = [str(tree), str(HERE), str(HERE.parent)]
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"  # of what killed ones held
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # the warmed process reads it

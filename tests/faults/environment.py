@@ -36,21 +36,10 @@ class Row:
     bits: bool = True
 
 
-GARBAGE = {
-    "OMP_NUM_THREADS": ("abc", "-1", "0"),
-    "ACCELERATE_MIXED_PRECISION": ("foo",),
-    "ACCELERATE_DYNAMO_BACKEND": ("foo",),
-    "ACCELERATE_USE_CPU": ("maybe",),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("x",),
-    "HF_ENDPOINT": ("nonsense", "http://me:SECRET@localhost:9"),
-    "HF_HOME": ("/dev/null/x",),
-    "MPLBACKEND": ("garbage",),
-    "KMP_AFFINITY": ("garbage",),
-    "CUDA_VISIBLE_DEVICES": ("garbage",),
-    "COLUMNS": ("-1",),
-    "TZ": ("Nowhere/At_all",),
-    "PYTHONOPTIMIZE": ("1",),
-}
+GARBAGE = """OMP_NUM_THREADS=abc OMP_NUM_THREADS=-1 OMP_NUM_THREADS=0 ACCELERATE_MIXED_PRECISION=foo
+ACCELERATE_DYNAMO_BACKEND=foo ACCELERATE_USE_CPU=maybe ACCELERATE_GRADIENT_ACCUMULATION_STEPS=x HF_ENDPOINT=nonsense
+HF_ENDPOINT=http://me:SECRET@localhost:9 HF_HOME=/dev/null/x MPLBACKEND=garbage KMP_AFFINITY=garbage
+CUDA_VISIBLE_DEVICES=garbage COLUMNS=-1 TZ=Nowhere/At_all PYTHONOPTIMIZE=1"""
 PLACES = (
     "my runs",
     'it\'s "quoted"',
@@ -81,16 +70,8 @@ ROWS = (
     Row("full stdout", shell='exec "$@" >/dev/full'),
     Row("Python -O", flags=("-O",)),
     *(Row(f"in {place!r}", place=place) for place in PLACES),
-    *(
-        Row(f"{name}={value}", {name: value}, bits=not name.startswith("OMP"))
-        for name, values in GARBAGE.items()
-        for value in values
-    ),
-    *(
-        Row(f"{which.name} early, {number}", signal=which)
-        for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        for number in range(4)
-    ),
+    *(Row(given, dict([given.split("=", 1)]), bits=not given.startswith("OMP")) for given in GARBAGE.split()),
+    *(Row(f"{which.name} early", signal=which) for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) * 4),
 )
 
 

@@ -1,10 +1,9 @@
-"""A Hub that fails and loses answers, while a run pushes; damaged checkpoints that it is resumed from.
+"""A Hub that fails and loses answers, while a run pushes.
 
 Training never ends for it. What is not on the Hub waits on disk, is stated, and is sent later: then the repository
 holds what a push without a fault has brought there.
 """
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,31 +24,18 @@ FAULTS = {
     "lose": {"kind": "lose", "times": 1},
 }
 PUSHES = (*commands.TRAIN, "--push_to_hub", "true", "--hub_model_id", ID, "--hub_strategy", "all_checkpoints")
-# What became of a file of a checkpoint there, by a number from 0 to 1; None: it is gone.
-DAMAGES: dict[str, Callable[[bytes, float], bytes | None]] = {
-    "bit": lambda data, seed: data[: (place := int(seed * len(data)))] + bytes([data[place] ^ 1]) + data[place + 1 :],
-    "cut": lambda data, seed: data[: int(seed * len(data))],
-    "gone": lambda data, seed: None,
-    "503": lambda data, seed: data,
-    "other size": lambda data, seed: data + b"x",
-}
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Each fault at each request of a push; checkpoints that are damaged on the Hub."""
+    """Each fault at each request of a push."""
     _, wanted = commands.finished(base, shared)
     (reference := shared / "reference").mkdir()
     with HubServer() as server:
         commands.must(_run(commands.copy(base, reference), server, *PUSHES))
-        pushed, tree = _pushed(server), server.files(ID)
+        pushed = _pushed(server)
     for asked in ASKED:
         for name, fault in FAULTS.items():
             yield f"{asked}: {name}", partial(failing, base, wanted, pushed, asked, fault)
-    names = [path for path in tree if path.startswith("checkpoints/")]
-    for number in range(20):
-        name, how = rng.choice(names), list(DAMAGES)[number % len(DAMAGES)]
-        hit = partial(damaged, base, wanted, tree, name, how, rng.random())
-        yield f"resumed from the Hub, {how}: {name}", hit
 
 
 def failing(base: Path, wanted: dict, pushed: tuple, asked: str, fault: dict, folder: Path) -> str | None:
@@ -75,22 +61,6 @@ def failing(base: Path, wanted: dict, pushed: tuple, asked: str, fault: dict, fo
         if _pushed(server) != pushed:
             return f"on the Hub are {sorted(server.tags(ID))}, not what a push without a fault brings"
     return commands.difference(commands.bits_of(folder / commands.RUN), wanted)
-
-
-def damaged(base: Path, wanted: dict, tree: dict, name: str, how: str, seed: float, folder: Path) -> str | None:
-    """Be a case: resume from the Hub where a file of the checkpoint is damaged."""
-    files = {**tree, name: DAMAGES[how](tree[name], seed)}
-    files = {name: data for name, data in files.items() if data is not None}
-    with HubServer() as server:
-        server.make(ID).commit("by a run", files)
-        server.objects |= {hashlib.sha256(data).hexdigest(): data for data in files.values()}
-        if how == "503":
-            server.faults.append(Fault("GET .*/resolve/", status=503, times=2))
-        resumed = (*commands.TRAIN, "--resume_from_checkpoint", f"hub://{ID}")
-        done = _run(commands.copy(base, folder), server, *resumed)
-    # The rows of before the checkpoint come from the Hub's own metrics.jsonl, which is not what is attacked here.
-    bits = {name: value for name, value in wanted.items() if name != "losses"}
-    return commands.ends(done, folder, bits, ID, Path(name).name, "hub://")
 
 
 def _run(folder: Path, server: HubServer, *command: str) -> commands.Done:

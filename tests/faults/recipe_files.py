@@ -1,4 +1,4 @@
-"""Recipes and flags that a slip of the hand, an editor or a stranger has changed: accepted, or refused by name, at once."""
+"""Recipes that a slip of the hand, an editor or a stranger has changed: accepted, or refused by name, at once."""
 
 import random
 import re
@@ -18,47 +18,6 @@ VALUES = r"""null|true|''|-1|0|1e309|-1e400|.nan|.inf|1_000|[]|{}|[[[]]]|{a: 1}|
 VALUES = [value for line in VALUES.splitlines() for value in line.split("|")]
 VALUES += ["é" * 3000, "🦣" * 2000, "- a\n- b", "|\n  text\n", "\t"]
 HEADS = ("<<: {a: 1}", "<<: [1]", "? [a]\n: 1", "? {a: 1}\n: 2", "---", "...", "1: 2", "null: 3", "=: 1", "\ufeff")
-
-MODES = ("profile", "eval_only", "extend_steps", "push_pending", "verify", "help", "version", "recipe", "true", "null")
-MODES += ("1", "-x")
-BAD_NUMBERS = ("-1", "-.5", "-1.5")
-CARDS = ("0", "1", "!!", "", "zzz", "-1", "yaml", "\x1b[2J", "_", "x" * 5000)
-
-
-def flags(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
-    """Names of modes as values, flags twice in each spelling, numbers below 0, cards that nobody has."""
-    for name in MODES:
-        for flag in ((f"--run_name={name}",), ("--run_name", name)):
-            yield f"a run named by {flag}", partial(named, base, flag, name)
-    rows = []
-    for key in rng.sample(re.findall(r"^(\w+):", commands.RECIPE, re.MULTILINE), 12):
-        for other in (f"--{key}", f"--{key.replace('_', '-')}"):
-            for words in ((f"--{key}", "1", other, "1"), (f"--{key}=1", f"{other}=1")):
-                rows.append((words, (key, key.replace("_", "-"))))
-    keys = ("learning_rate", "max_steps", "validation_fraction")
-    rows += [((f"--{key}", number), (key,)) for key in keys for number in BAD_NUMBERS]
-    rows = [(("prepare_data.py", "--recipe", "tiny.yaml", *ENDS, *words), culprits) for words, culprits in rows]
-    rows += [((script, "--gpu", card), ("gpu",)) for card in CARDS for script in ("prepare_data.py", "check_setup.py")]
-    for command, culprits in rows:
-        yield " ".join(command)[:80], partial(refused, base, command, culprits)
-
-
-def named(base: Path, flag: tuple[str, ...], name: str, folder: Path) -> str | None:
-    """Be a case: a run of this name trains, or the name is refused."""
-    steps = ("--max_steps", "1", "--warmup_steps", "0", "--eval_steps", "0")
-    done = commands.run(("train.py", "--recipe", "tiny.yaml", *steps, *flag), commands.copy(base, folder))
-    if done.code != 0:  # a name that begins with - is a flag's, where it is a word of its own
-        may = name.startswith("-") or name in ("null", "true", "1")
-        return commands.fault_of(done, "run_name", name) or (None if may else f"refused: {done.errors[0][:300]}")
-    models = [path.parent.name for path in folder.glob("runs/*/model")]
-    return None if models in ([name], ["tiny"] if name == "null" else [name]) else f"it trains {models}"
-
-
-def refused(base: Path, command: tuple[str, ...], culprits: tuple[str, ...], folder: Path) -> str | None:
-    """Be a case: the command is refused, and no file or card that it could not have meant is named."""
-    done = commands.run(command, commands.copy(base, folder))
-    said = [word for word in ("a6000.yaml", "rtx", "multi_node", "_x8", "\x1b") if word in done.stderr]
-    return commands.fault_of(done, *culprits) or (f"the line has {said[0]!r}: {done.errors[0][:300]}" if said else None)
 
 
 def cases(base: Path, rng: random.Random, shared: Path) -> Iterator[tuple[str, Callable]]:
@@ -88,21 +47,11 @@ def _value(data: bytes, dice: random.Random, flags: list) -> bytes:
 def _lines(data: bytes, dice: random.Random, flags: list) -> bytes:
     lines = data.splitlines(keepends=True)
     for _ in range(dice.randint(1, 4)):
-        place, other = dice.randrange(len(lines)), dice.randrange(len(lines))
-        way = dice.randrange(4)
-        if way == 0 and len(lines) > 1:
-            del lines[place]
-        elif way == 1:
-            lines.insert(other % len(lines), lines[place % len(lines)])
-        elif way == 2:
-            lines[place], lines[other] = lines[other], lines[place]
-        else:
-            lines[place] = b" " * dice.randint(1, 3) + lines[place]
+        line = lines.pop(dice.randrange(len(lines)))  # it goes, comes twice, moves, or is indented
+        again = dice.choice(([], [line, line], [line], [b" " * dice.randint(1, 3) + line]))
+        place = dice.randrange(len(lines) + 1)
+        lines[place:place] = again
     return b"".join(lines)
-
-
-def _head(data: bytes, dice: random.Random, flags: list) -> bytes:
-    return f"{dice.choice(HEADS)}\n".encode() + data
 
 
 def _bits(data: bytes, dice: random.Random, flags: list) -> bytes:
@@ -110,11 +59,6 @@ def _bits(data: bytes, dice: random.Random, flags: list) -> bytes:
     for _ in range(dice.randint(1, 20)):
         found[dice.randrange(len(found))] ^= 1 << dice.randrange(8)
     return bytes(found)
-
-
-def _noise(data: bytes, dice: random.Random, flags: list) -> bytes:
-    place = dice.randrange(len(data))
-    return data[:place] + dice.randbytes(dice.randint(1, 200)) + data[place:]
 
 
 def _names(data: bytes, dice: random.Random, flags: list) -> bytes:
@@ -141,9 +85,9 @@ def _source(data: bytes, dice: random.Random, flags: list) -> bytes:
 WAYS: dict[str, Callable[[bytes, random.Random, list], bytes]] = {
     "a value": _value,
     "lines": _lines,
-    "a head": _head,
+    "a head": lambda data, dice, flags: f"{dice.choice(HEADS)}\n".encode() + data,
     "bits": _bits,
-    "noise": _noise,
+    "noise": lambda data, dice, flags: data[: (place := dice.randrange(len(data)))] + dice.randbytes(99) + data[place:],
     "a key's name": _names,
     "a flag": _flag,
     "a source": _source,

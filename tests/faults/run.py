@@ -33,15 +33,13 @@ import full_disk
 import kills
 import lying_hub
 import recipe_files
-import two_trainers
 
 ROOT = commands.HERE.parents[1]
 SEED = 19  # another one's results have a file of their own
 PART = 4  # without --full every fourth case
 # By name: what yields the cases.
 CAMPAIGNS = {"bits": damage.flips, "cuts": damage.cuts, "kills": kills.cases, "disk": full_disk.cases}
-CAMPAIGNS |= {"recipes": recipe_files.cases, "flags": recipe_files.flags, "hub": lying_hub.cases}
-CAMPAIGNS |= {"trainers": two_trainers.cases, "environment": environment.cases}
+CAMPAIGNS |= {"recipes": recipe_files.cases, "hub": lying_hub.cases, "environment": environment.cases}
 
 
 def main() -> int:
@@ -55,27 +53,28 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="write the results there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    tree, results_folder = asked.tree.resolve(), asked.json and asked.json.resolve()
+    tree, folder = asked.tree.resolve(), asked.json and asked.json.resolve()
     if not (tree / "train.py").is_file():
         parser.error(f"--tree {asked.tree}: holds no train.py")
     commands.attack_tree(tree)
 
-    results, began = {}, time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
-        base = commands.prepare(Path(name))
-        for campaign in asked.only or CAMPAIGNS:
-            results[campaign] = attack(campaign, asked, base, Path(name))
+    scratch, began = Path(tempfile.mkdtemp(prefix="faults-")), time.perf_counter()
+    try:
+        base = commands.prepare(scratch)
+        results = {campaign: attack(campaign, asked, base, scratch) for campaign in asked.only or CAMPAIGNS}
+    finally:
+        if asked.case is None:
+            shutil.rmtree(scratch, ignore_errors=True)
     tried, held = (sum(result[key] for result in results.values()) for key in ("tried", "held"))
     seconds = time.perf_counter() - began
-    print(table(results))
     print(f"{held} of {tried} cases held, in {seconds / 60:.1f} min; seed {asked.seed}; tree {commit(tree)}")
-    if results_folder and asked.case is None:
+    if asked.json and asked.case is None:
         about = {"date": datetime.date.today().isoformat(), "tree": commit(tree), "campaign": commit(ROOT)}
         about |= {"seed": asked.seed, "full": asked.full, "python": platform.python_version()}
         about |= {"cpus": os.cpu_count(), "seconds": round(seconds), "tried": tried, "held": held}
         other = [] if tree == ROOT else [commit(tree)]
         seed = [] if asked.seed == SEED else [f"seed{asked.seed}"]
-        path = results_folder / f"{'-'.join(['faults', *other, about['date'], *seed, *asked.only])}.json"
+        path = folder / f"{'-'.join(['faults', *other, about['date'], *seed, *asked.only])}.json"
         path.write_text(json.dumps(about | {"campaigns": results}, indent=1, ensure_ascii=False) + "\n")
         print(f"written to {path}")
     return 0 if held == tried else 1
@@ -87,7 +86,7 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
     From the base folder, a random generator and a folder for what the cases share a campaign yields (title, hit) of each
     case; hit(folder) returns None, or why it does not hold.
     """
-    began = time.perf_counter()
+    began, faults = time.perf_counter(), []
     shared = scratch / name
     shared.mkdir()
     cases = list(enumerate(CAMPAIGNS[name](base, random.Random(f"{name} {asked.seed}"), shared)))
@@ -95,8 +94,6 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
         cases = cases[asked.case : asked.case + 1]
     elif not asked.full:
         cases = cases[asked.seed % PART :: PART]
-    show = sys.stderr.isatty()
-    faults = []
 
     def one(numbered: tuple[int, tuple]) -> None:
         number, (title, hit) = numbered
@@ -109,15 +106,10 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
         if why:
             faults.append({"case": number, "what": title, "why": why})
             print(f"{name} {number}: {title}: {why}", flush=True)
-        if asked.case is not None:
-            kept = Path(tempfile.mkdtemp(prefix=f"faults-{name}-{number}-"))
-            shutil.copytree(folder, kept, dirs_exist_ok=True, symlinks=True)
-            print(f"{name} {number}: {title}: kept in {kept}")
-            for path in shared.glob(f".{folder.name}-*"):
-                shutil.copy(path, kept)
-        subprocess.run(["rm", "-rf", str(folder), *shared.glob(f".{folder.name}-*")], check=False)
-        if show:
-            print(f"\r{name} {number}", end="", file=sys.stderr)
+        if asked.case is None:
+            subprocess.run(["rm", "-rf", str(folder), *shared.glob(f".{folder.name}-*")], check=False)
+        else:
+            print(f"{name} {number}: {title}: kept in {folder}; what it printed is beside it")
 
     with ThreadPoolExecutor(asked.workers) as pool:
         list(pool.map(one, cases))
@@ -127,20 +119,10 @@ def attack(name: str, asked: argparse.Namespace, base: Path, scratch: Path) -> d
     return {"tried": len(cases), "held": len(cases) - len(faults), "seconds": seconds, "faults": faults}
 
 
-def table(results: dict[str, dict]) -> str:
-    """Return the results as lines to read."""
-    lines = ["", f"{'campaign':10} {'tried':>6} {'held':>6} {'seconds':>8}"]
-    for name, result in results.items():
-        lines.append(f"{name:10} {result['tried']:6} {result['held']:6} {result['seconds']:8.0f}")
-    return "\n".join(lines)
-
-
 def commit(tree: Path) -> str:
     """Return the commit of a checkout, with + where files differ from it."""
-    git = ["git", "-C", str(tree)]
-    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
-    return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    git = ["git", "-C", str(tree), "describe", "--always", "--exclude=*", "--dirty=+"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -52,32 +51,26 @@ def test_a_crash_an_exit_and_rubbish_are_answers(text, ending):
     assert script(text) == {"problem": f"its process ended without a result, {ending}"}
 
 
-def test_a_trial_that_raises_is_an_answer_of_one_line(monkeypatch, tmp_path):
-    for module, name in ((os, "_exit"), (signal, "alarm"), (resource, "setrlimit")):
+def test_a_trial_that_raises_is_an_answer_of_one_line(monkeypatch, capfd):
+    for module, name in ((os, "_exit"), (signal, "alarm")):
         monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["probes", "write", '{"folder": "none"}', str(tmp_path / "answer")])
+    monkeypatch.setattr(sys, "argv", ["probes", "write", '{"folder": "none"}'])
     probes.main()
-    found = json.loads((tmp_path / "answer").read_text())
-    assert found["problem"].startswith("FileNotFoundError: [Errno 2] No such file")
+    assert json.loads(capfd.readouterr().out)["problem"].startswith("FileNotFoundError: [Errno 2] No such file")
 
 
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
 @pytest.mark.slow
-def test_one_process_of_several_that_raises_ends_them_all_with_its_words():
-    assert trial("all_reduce", *LAUNCH, backend="none")["problem"].startswith("AssertionError: Unknown backend")
-
-
-@pytest.mark.slow
-def test_two_processes_sum_over_gloo_and_measure_their_bandwidth():
+def test_two_processes_measure_their_bandwidth_and_one_that_raises_ends_them_all_with_its_words():
     assert trial("all_reduce", *LAUNCH, backend="gloo", megabytes=4)["bytes_per_second"] > 1e6
+    assert trial("all_reduce", *LAUNCH, backend="none")["problem"].startswith("AssertionError: Unknown backend")
 
 
 def test_steps_train_gpt2_in_half_precision_and_in_fp32_in_turn(monkeypatch):
     monkeypatch.setattr(probes, "TURNS", 4)
-    found = probes.training_step(device="cpu", precision="bf16")
-    assert found["seconds"] > 0 and found["fp32_seconds"] > 0
+    assert probes.training_step(device="cpu", precision="bf16")["seconds"] > 0
     taken = {"bf16": [9.0, 1.0, 8.0, 2.0], "no": [9.0, 4.0, 4.0, 40.0]}
     monkeypatch.setattr(probes, "_steps", lambda device, precision, compiled: iter(taken[precision]))
     found = probes.training_step(device="cpu", precision="bf16", compiled=True)
@@ -95,13 +88,10 @@ def test_a_loss_that_is_not_finite_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_compiled_step_is_really_compiled():
+def test_a_compiled_step_is_really_compiled_and_fails_without_a_compiler_by_its_name(monkeypatch):
     found = trial("training_step", device="cpu", precision="no", compiled=True)
     assert found["first_seconds"] > 10 * found["seconds"]
 
-
-@pytest.mark.slow
-def test_without_a_compiler_the_compiled_step_fails_with_the_compilers_name(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-g++")
     problem = trial("training_step", device="cpu", precision="no", compiled=True)["problem"]
     assert "no-such-g++" in problem and "compiler" in problem.lower()

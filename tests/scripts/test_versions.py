@@ -12,13 +12,18 @@ import sys
 from datetime import date
 from importlib.metadata import version as installed
 
+import accelerate
 import pytest
+import torch
 from conftest import ROOT
+from machine_child import sharded
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from small_models import built, ids
 
 from benchmarks.runs import commit, write_json
-from pretrain.machine import doctor, verdicts
+from pretrain.machine import accelerator, doctor, hardware, verdicts
+from pretrain.model.loss import NextTokenLoss
 
 FAULT = "is shared with a parameter already managed by another FSDP group"  # huggingface/accelerate#4171
 WAYS = ("train", "bare")
@@ -26,9 +31,7 @@ WAYS = ("train", "bare")
 
 def pip(*words: str) -> str:
     done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"pip {words[0]}: {(done.stderr.strip().splitlines() or ['failed'])[-1][:200]}")
-    return done.stdout
+    return pytest.skip(f"pip {words[0]}: {done.stderr[-200:]}") if done.returncode else done.stdout
 
 
 def newest_of_each_minor(ends: SpecifierSet) -> list[str]:
@@ -42,7 +45,7 @@ def tried(version: str, folder, way: str) -> dict | str:
     """What a version's two updates print, or the line that ended them."""
     environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'tests'}", "ACCELERATE_USE_CPU": "true"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(ROOT / "tests" / "versions_child.py"), way]
+    command += [__file__, way]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raised = re.search(r"^(?:\[rank\d+\]: ?)?(\w+Error: .+)$", done.stderr, re.MULTILINE)
@@ -72,3 +75,30 @@ def test_each_minor_version_of_accelerate_that_is_taken_shards_the_tied_gpt2_and
     assert len(losses) == 1, "the versions that are taken compute the same, to the bit"
     if Version(installed("torch")) >= Version("2.13"):  # older ones let a tied weight be in two groups
         assert all(FAULT in rows[version]["bare"] for version in left_out)
+
+
+def train_two_updates(way: str) -> None:
+    """``train`` gives Accelerate what train.py gives it, the model in the module of its loss; ``bare`` the model itself."""
+    os.environ["FSDP"] = "true"
+    machine = sharded(accelerator.make_accelerator)(hardware.this_device())
+    model = built()
+    assert model.lm_head.weight is model.transformer.wte.weight
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    machine.state.fsdp_plugin.transformer_cls_names_to_wrap = list(model._no_split_modules)
+    if way == "train":
+        module, optimizer = accelerator.prepare(NextTokenLoss(model), optimizer, machine)
+    else:
+        module, optimizer = machine.prepare(model, optimizer)
+    inputs_BT, targets_BT = ids(2, 16), ids(2, 16).flip(1)
+    for _ in range(2):
+        bare = {"labels": inputs_BT, "shift_labels": targets_BT}
+        loss = module(inputs_BT, targets_BT) if way == "train" else module(inputs_BT, **bare).loss
+        machine.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    if machine.is_main_process:
+        print(json.dumps({"version": accelerate.__version__, "file": accelerate.__file__, "loss": loss.item()}))
+
+
+if __name__ == "__main__":
+    train_two_updates(sys.argv[1])
