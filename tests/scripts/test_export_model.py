@@ -114,7 +114,7 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(place):
 
 def test_a_runs_model_is_measured_on_its_data_and_where_they_are_elsewhere_that_is_said(place):
     shutil.rmtree("data")
-    assert "nothing was measured: the run's data, data/" in export().stdout
+    assert "nothing was measured: data_dir = data/" in export().stdout
     assert "measured on" in export("--text", "text.txt", out="measured").stdout
 
 
