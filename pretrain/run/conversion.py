@@ -84,8 +84,7 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
         after |= measure(loaded, text)
         if not computed or not math.isfinite(after.get("loss", 0.0)):
             raise BadInput(
-                f"--dtype {asked.dtype}: the model's output is not a number any more: {asked.dtype} is too narrow for its "
-                f"sums. Nothing was written; use --dtype bf16"
+                f"--dtype {asked.dtype}: is too narrow: the model's output is not a number any more; use --dtype bf16"
             )
         write_record(temporary, asked, text, before, after)
     measured = f"nothing was measured: {why_not}. Give --text FILE to see the loss before and after"
@@ -112,8 +111,7 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
         changed = [str(error)]
     if changed:
         raise BadInput(
-            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export, and would be lost; move it "
-            f"away, or give another folder"
+            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export; give another folder"
         )
 
 
@@ -148,8 +146,7 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
         name = next((str(path / "tokenizer") for path in data_folders(recipe) if (path / "tokenizer").is_dir()), "")
     if not name:
         raise BadInput(
-            f"{run_dir}: its tokenizer is stored with its data, which is not here; run this where the run was started, or "
-            f"let the run end, which writes model/"
+            f"{run_dir}: its tokenizer is stored with its data, which is not here; let the run end, which writes model/"
         )
     tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
