@@ -1,4 +1,7 @@
-"""A profile of a run too short for one; tests/scripts/test_train.py and tests/card have whole ones."""
+"""A profile of a few updates."""
+
+import gzip
+import json
 
 import torch
 
@@ -6,9 +9,15 @@ from pretrain.run import profile as profiling
 from pretrain.run.clock import Clock
 
 
-def test_a_run_too_short_for_a_profile_logs_so(tmp_path, caplog):
-    profile = profiling.Profile(tmp_path, torch.device("cpu"), Clock(1, None))
-    profile.step()
-    profile.close()
-    (line,) = caplog.messages
-    assert "no profile" in line and "--max_steps" in line
+def test_a_profile_says_where_the_time_went_and_a_run_too_short_for_one_logs_so(tmp_path, caplog):
+    for steps in (1, profiling.SKIPPED + profiling.WARM_UP + profiling.RECORDED):
+        profile = profiling.Profile(tmp_path, torch.device("cpu"), Clock(1, None))
+        for _ in range(steps):
+            torch.eye(64) @ torch.eye(64)
+            profile.step()
+        profile.close()
+    none, some = caplog.messages
+    assert "no profile" in none and "--max_steps" in none and some.startswith("profile of 3 updates")
+    assert "aten::mm" in (tmp_path / "table.txt").read_text()
+    with gzip.open(tmp_path / "trace.json.gz") as file:
+        assert any("aten::" in event.get("name", "") for event in json.load(file)["traceEvents"])
