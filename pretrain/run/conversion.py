@@ -86,7 +86,16 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
             raise BadInput(
                 f"--dtype {asked.dtype}: is too narrow: the model's output is not a number any more; use --dtype bf16"
             )
-        write_record(temporary, asked, text, before, after)
+        packages = ["torch", "transformers"] + [compression.PACKAGE] * (asked.dtype == "int8")
+        record = {
+            **{name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")},
+            "measured_on": text and text.name,
+            "before": before,
+            "after": after,
+            "versions": {name: version(name) for name in packages},
+            "files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())},
+        }
+        files.write_json(temporary / RECORD, record)
     measured = f"nothing was measured: {why_not}. Give --text FILE to see the loss before and after"
     if text:
         measured = f"measured on {text.name}{', half precision computed as fp32, for this is a CPU' if slow else ''}"
@@ -244,28 +253,9 @@ def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
     """Return the loss on a text, in nats per token; nothing where there is no text."""
     if text is None:
         return {}
-    batches = windows.eval_batches(
-        windows.Mapped(text.opened, model.device),
-        text.draws,
-        batch_size=max(1, BATCH_TOKENS // text.opened[0].sequence_length),
-        rank=0,
-        num_processes=1,
-    )
+    mapped, size = windows.Mapped(text.opened, model.device), max(1, BATCH_TOKENS // text.opened[0].sequence_length)
+    batches = windows.eval_batches(mapped, text.draws, batch_size=size, rank=0, num_processes=1)
     return validation.validation_loss(LogitsLoss(model), batches, device=model.device)
-
-
-def write_record(folder: Path, asked: argparse.Namespace, text: Text | None, before: dict, after: dict) -> None:
-    """Write what was done, what it cost, and the SHA-256 of every file of the export."""
-    packages = ["torch", "transformers"] + ([compression.PACKAGE] if asked.dtype == "int8" else [])
-    record = {
-        **{name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")},
-        "measured_on": text and text.name,
-        "before": before,
-        "after": after,
-        "versions": {name: version(name) for name in packages},
-        "files": {path.name: files.sha256(path) for path in sorted(folder.iterdir())},
-    }
-    files.write_json(folder / RECORD, record)
 
 
 def table(asked: argparse.Namespace, before: dict, after: dict) -> str:

@@ -1,7 +1,7 @@
 """Where the time of a few steady steps went: a trace of torch.profiler and a table."""
 
-import functools
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,9 +28,10 @@ class Profile:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_card else [])]
-            write = functools.partial(self._write, folder)
             plan = schedule(wait=SKIPPED, warmup=WARM_UP, active=RECORDED, repeat=1)
-            self._profile = profile(activities=activities, schedule=plan, on_trace_ready=write, acc_events=True)
+            self._profile = profile(
+                activities=activities, schedule=plan, on_trace_ready=partial(self._write, folder), acc_events=True
+            )
             self._profile.start()
 
     def step(self) -> None:
@@ -44,8 +45,7 @@ class Profile:
         if self._profile is not None:
             self._profile.stop()
             if not self._written:
-                least = SKIPPED + WARM_UP + RECORDED
-                log.info(f"no profile: the run ended before {least} updates; give a larger --max_steps")
+                log.info(f"no profile of fewer than {SKIPPED + WARM_UP + RECORDED} updates; give a larger --max_steps")
             self._profile = None
 
     def _write(self, folder: Path, recorded: profile) -> None:

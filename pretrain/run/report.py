@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from pretrain.base import files, foreign
 from pretrain.base.layout import METRICS, lines_and_rows
-from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
 from pretrain.hub import model_card
@@ -32,9 +31,6 @@ from pretrain.run.trackers import Trackers, place_after
 log = logging.getLogger(__name__)
 
 HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
-# What samples.txt begins with; the first where no model was begun from.
-NOISE = "At step 0 the weights are random, and so is the text.\n"
-BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
@@ -68,7 +64,6 @@ class Report:
         sent = self._drop_future(state.step)
         kept = _samples_before(self._samples_path, state.step)
         files.write_text(self._samples_path, kept)
-        self._notes = "" if kept else BYTES if recipe.model.init_from else NOISE + BYTES
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
         past = (row for _, row in lines_and_rows(self.metrics_path) if row is not None)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
@@ -137,8 +132,7 @@ class Report:
             return
         texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
         for prompt, text in texts:
-            _append(self._samples, f"{self._notes}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
-            self._notes = ""
+            _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
         self._trackers.log(step, {"samples": texts})

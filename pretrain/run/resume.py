@@ -36,8 +36,6 @@ def begins_at(saving: keys.Saving) -> Path | None:
 def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
     """Return the checkpoint to resume from, the same on all processes, and a line for each newer one that is damaged."""
     asked, folder = recipe.saving.resume_from_checkpoint, recipe.saving.checkpoints
-    if asked == "none":
-        return None, []
     found: list = [None, [], None]
     if accelerator.is_main_process:
         try:
@@ -95,12 +93,13 @@ def _is_other_length(saved: dict, schedule: keys.Schedule) -> bool:
     """Return whether a checkpoint is of another schedule whose learning rates were these until its step."""
     fields = dataclasses.asdict(schedule)
     then = dataclasses.replace(schedule, **{name: saved["science"].get(name, fields[name]) for name in fields})
-    max_steps, warmup_steps = saved.get("planned") or (then.max_steps, then.warmup_steps)
-    return then != schedule and all(
-        learning_rate(step, then, max_steps=max_steps, warmup_steps=warmup_steps)
-        == learning_rate(step, schedule, max_steps=schedule.max_steps, warmup_steps=schedule.warmup_steps)
-        for step in range(saved["step"])
-    )
+
+    def rates(each: keys.Schedule, max_steps: int, warmup_steps: int) -> list[float]:
+        steps = range(saved["step"])
+        return [learning_rate(step, each, max_steps=max_steps, warmup_steps=warmup_steps) for step in steps]
+
+    before = rates(then, *(saved.get("planned") or (then.max_steps, then.warmup_steps)))
+    return then != schedule and before == rates(schedule, schedule.max_steps, schedule.warmup_steps)
 
 
 def resume(

@@ -42,9 +42,8 @@ def score(
     if path is None and not begun_from:
         raise _no_weights(recipe.saving)
     if path is not None:
-        begun = {
-            name: value for name, value in checkpoint.read_state(path)["science"].items() if name in vars(recipe.model)
-        }
+        then = checkpoint.read_state(path)["science"]
+        begun = {name: then[name] for name in vars(recipe.model) if name in then}
         reading.refuse_changed_science(path, keys.fixed(recipe) | begun, recipe)  # how it was trained changes no score
         checkpoint.load_weights(path, model)
     auto = recipe.batch.per_device_train_batch_size == "auto"

@@ -130,7 +130,7 @@ def test_resume_drops_samples_past_the_checkpoint_and_what_they_begin_with_is_sa
         made.samples(step, [("é ", f"text {step}\n==== step one\n==== step 99 of all\nlast line")], show=False)
     made.close()
     whole = (tmp_path / "samples.txt").read_text(encoding="utf-8")
-    assert whole.startswith(report.NOISE + report.BYTES + "==== step 0")
+    assert whole.startswith("==== step 0")
     again = make(tmp_path, first_step=8)
     kept = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     assert whole.startswith(kept) and kept.count("last line") == 2 and "step 8" not in kept
