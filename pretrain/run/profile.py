@@ -51,7 +51,7 @@ class Profile:
     def _write(self, folder: Path, recorded: profile) -> None:
         recorded.export_chrome_trace(str(folder / "trace.json.gz"))
         which = "self_device_time_total" if self.on_card else "self_cpu_time_total"
-        table = recorded.key_averages().table(sort_by=which, row_limit=50, max_name_column_width=60)
+        table = recorded.key_averages().table(sort_by=which, max_name_column_width=60)
         files.write_text(folder / "table.txt", table)
         self._written = True
         log.info(f"profile of {RECORDED} updates in {folder}/: table.txt, and trace.json.gz for ui.perfetto.dev")

@@ -271,6 +271,15 @@ def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path,
     assert all((parameter == 3).all() for parameter in other[0].parameters())
 
 
+def test_rows_are_on_disk_before_a_checkpoint_has_its_name(tmp_path, monkeypatch):
+    order, fsync, rename = [], files.fsync, Path.rename
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    monkeypatch.setattr(files, "fsync", lambda path: (order.append(path.name), fsync(path)))
+    monkeypatch.setattr(Path, "rename", lambda path, new: (order.append(new.name), rename(path, new)))
+    save(tmp_path / "checkpoints", 1)
+    assert order.index("metrics.jsonl") < order.index("step-00000001") < order.index("checkpoints")
+
+
 def test_failed_save_is_logged_and_leaves_the_others_and_no_litter(tmp_path, monkeypatch, caplog):
     save(tmp_path / "checkpoints", 1)
     monkeypatch.setattr(files, "fsync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left")))

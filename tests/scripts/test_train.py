@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -25,11 +24,9 @@ from runs import TIMES, TINY, final_state, ledger, losses, rows, weights, window
 from safetensors.torch import load_file
 
 from pretrain.data import shards, tokenization
-from pretrain.data.corpus import Corpus
-from pretrain.machine.time_budget import TimeBudget
 from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import reading
-from pretrain.run import checkpoint, resume
+from pretrain.run import checkpoint
 
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 
@@ -66,46 +63,9 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
     drawn = (folder / "samples.txt").read_text()
     again = run("train.py", *TINY, "--run_name", "r", "--sample_temperature", "0")
-    assert (
-        "resumed from runs/r/checkpoints/step-00000012" in again.stderr and "nothing is left to train" in again.stderr
-    )
+    assert "resumed from runs/r/checkpoints/step-00000012" in again.stderr
+    assert "nothing is left to train" in again.stderr
     assert drawn != (folder / "samples.txt").read_text() and list(losses("r")) == steps
-
-
-def test_rows_up_to_a_checkpoint_s_step_are_on_disk_before_it_has_its_name(workplace, monkeypatch):
-    """Also of the checkpoint that keeps a length that ``max_hours`` has planned. Each is written while training waits."""
-    fsync, rename, save, metrics = os.fsync, os.rename, resume.Checkpoints.save, Path("runs/r/metrics.jsonl")
-
-    def note(*words):
-        with open("order", "a") as order:
-            order.write(f"{json.dumps(words)}\n")
-
-    def noted_fsync(descriptor):
-        there = metrics.read_text().splitlines() if metrics.exists() else []
-        fsync(descriptor)
-        if there and os.fstat(descriptor).st_ino == metrics.stat().st_ino:
-            note("fsync", sorted({row["step"] for row in map(json.loads, there) if "train/loss" in row}))
-
-    def noted_rename(old, new):
-        rename(old, new)
-        if re.fullmatch(r"step-\d{8}", Path(new).name):
-            note("rename", checkpoint.step_of(Path(new)))
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "rename", noted_rename)
-    monkeypatch.setattr(
-        resume.Checkpoints, "save", lambda self, *what, **how: (save(self, *what, **how), self.finish())
-    )
-    monkeypatch.setattr(TimeBudget, "plan", lambda self, step, *_: (12, 3) if step == 5 else None)
-    run("train.py", *TINY, *UNSEEN, "--run_name", "r")
-    on_disk, named = [], []
-    for what, steps in map(json.loads, Path("order").read_text().splitlines()):
-        if what == "fsync":
-            on_disk = steps
-        else:
-            named.append(steps)
-            assert on_disk[:steps] == list(range(1, steps + 1)), f"step {steps} has its name before its rows"
-    assert named == [3, 5, 6, 9, 12]
 
 
 def test_without_prompts_samples_continue_beginnings_of_validation_documents(workplace):
@@ -116,36 +76,6 @@ def test_without_prompts_samples_continue_beginnings_of_validation_documents(wor
     run("train.py", "--recipe", "bare.yaml", *given, "--max_steps", "2", "--save_steps", "0", "--run_name", "bare")
     found = re.findall("^==== step 2 · prompt '(.*)' ====$", Path("runs/bare/samples.txt").read_text(), re.M)
     assert found == ["The text", "The text"]
-
-
-BYTES = tokenization.train_bpe(["a"], 257)  # an id a byte
-
-
-def byte_ids(text: str) -> list[int]:
-    return tokenization.Encoder(BYTES)([text])[0].tolist()
-
-
-def beginnings(windows: list[list[int]], validation_files=None) -> list[str]:
-    """What samples begin with, of a validation split that holds these windows."""
-    validation = SimpleNamespace(num_windows=len(windows), read=lambda window, row: np.copyto(row, windows[window]))
-    data = SimpleNamespace(data_files=["t.txt"], validation_files=validation_files)
-    recipe = SimpleNamespace(model=SimpleNamespace(sequence_length=len(windows[0]) - 1), data=data)
-    fake = SimpleNamespace(sources=[SimpleNamespace(validation=validation)], tokenizer=BYTES, _recipe=recipe)
-    fake._first_words = lambda: Corpus._first_words(fake)
-    return Corpus.beginnings(fake)
-
-
-def test_a_beginning_ends_with_its_document_and_is_no_half_of_a_character_or_word():
-    end, face, text = BYTES.eos_token_id, byte_ids("\U0001f600"), byte_ids("ab\ncde\nfg")
-    windows = [
-        [end, *text[:4], end, *text[4:6], end, face[0]],  # the last document goes on in the next window
-        [*face[1:], end, end, *text[6:8], end, text[8], end],
-    ]
-    assert beginnings(windows) == ["ab", "de", "g"]
-    windows = [[end, *byte_ids("ed cat "), face[0], face[0]], [face[0]] * 10]
-    assert beginnings(windows) == ["cat "] and beginnings(windows, ["v.txt"]) == ["ed cat "]  # cut within a word
-    text = "V:55, I\n    3  4  5  6  7\nLa commande qui suit affiche\n"
-    assert beginnings([[end, *byte_ids(text)]]) == ["La commande qui suit"]
 
 
 def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_the_trains(workplace):
