@@ -83,9 +83,7 @@ def gather(
         moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
     else:
         moments = _named_moments(model, optimizer)
-    weights = {
-        name: weights[name] for name, _ in model.named_parameters() if name in weights
-    }  # a tied head is saved once
+    weights = {name: weights[name] for name, _ in model.named_parameters() if name in weights}  # a tied head once
     each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
     return weights, {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
 

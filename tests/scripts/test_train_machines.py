@@ -130,7 +130,7 @@ def test_zero_1_equals_ddp_to_the_bit_and_resumes_to_the_bit(uninterrupted_two):
 
 @pytest.mark.parametrize("reshard", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_fsdp2_learns_what_ddp_learns_and_exports_a_stock_model(uninterrupted_two, reshard):
-    done = run(CHILD, *TINY, "--run_name", "f", processes=2, FSDP=reshard)
+    done = run(CHILD, *TINY, "--sample_steps", "12", "--run_name", "f", processes=2, FSDP=reshard)
     assert "FSDP2" in done.stderr
     two = losses("two")
     assert losses("f") == pytest.approx(two, abs=1e-5) and len(two) == 12
