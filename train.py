@@ -203,7 +203,7 @@ def train(
                 state.bad_in_a_row = 0  # a resumed run skips these batches and has three attempts of its own
                 checkpoints.save(state)
                 checkpoints.finish()
-                raise ends.diverged(recipe, state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
+                raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
                 report.set_length(state.max_steps)
@@ -221,7 +221,7 @@ def train(
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(f"stopped by {stop.signal.name} after {step} steps; the same command resumes from there")
         else:
-            ends.complete(run, recipe, corpus, accelerator, stop)
+            ends.complete(run, recipe, corpus, accelerator)
         checkpoints.finish()
         corpus.delete_consumed(batches.order, checkpoints.oldest_step(state))
     return ends.close(run, accelerator, stop, stopped=stopping)

@@ -157,6 +157,32 @@ def two_runs(whole_run, tmp_path_factory) -> Path:
     return made_once(tmp_path_factory, "two", make, of=whole_run)
 
 
+# Validated on text that is unlike the train's: the loss falls, then rises.
+RISES = (
+    "--recipe",
+    "tiny.yaml",
+    "--data_files",
+    "text.txt",
+    "--validation_files",
+    "held.txt",
+    "--validation_fraction",
+    "0",
+)
+RISES += ("--learning_rate", "2e-2", "--eval_steps", "2", "--save_steps", "3", "--sample_steps", "0")
+RISES += ("--load_best_model_at_end", "true")
+
+
+@pytest.fixture(scope="session")
+def risen(prepared, tmp_path_factory) -> Path:
+    """That folder with runs/whole, whose validation loss has risen again."""
+
+    def make() -> None:
+        Path("held.txt").write_text("".join(sorted(TEXT[:600])))
+        run("train.py", *RISES, "--run_name", "whole")
+
+    return made_once(tmp_path_factory, "risen", make, of=prepared)
+
+
 def own_copy(name: str) -> Callable:
     """Return a fixture: a copy of a shared folder, as one's own to run scripts in."""
 
@@ -172,6 +198,7 @@ def own_copy(name: str) -> Callable:
 workplace = own_copy("prepared")  # tiny.yaml is 8 sequences a step, 4 micro-batches
 uninterrupted = own_copy("whole_run")
 uninterrupted_two = own_copy("two_runs")
+rises = own_copy("risen")
 
 
 @functools.cache
@@ -280,6 +307,8 @@ def import_what_runs_need() -> None:
     with tempfile.TemporaryDirectory() as folder:  # Transformers compiles its table of weights' names at the first one
         tiny = GPT2Config(n_layer=1, n_head=1, n_embd=2, vocab_size=2, n_positions=2, bos_token_id=0, eos_token_id=0)
         GPT2LMHeadModel(tiny).save_pretrained(folder)
+    gc.collect()
+    gc.freeze()  # or each fork's collections go through, and so copy, all that was imported
 
 
 def start_reader(command: list[str], **how) -> "ForkedReader | subprocess.Popen":

@@ -3,7 +3,7 @@
 Environment: MOST = the largest micro-batch that fits (of process MOST_RANK only, where set); OUT_AT = "STEP": memory
 runs out in that step's second micro-batch (on process OUT_RANK); FSDP = "true" or "false", reshard_after_forward: the
 model is sharded as `accelerate launch` with fsdp2_x8.yaml would do it, but over gloo; HANG_AT or DIE_AT = "STEP": process
-1 sleeps (HANG_SECONDS = 600) or is killed there, the first time (a file `struck` tells); RECOVERS = no: FSDP2 as before
+1 sleeps or is killed there, the first time (a file `struck` tells); RECOVERS = no: FSDP2 as before
 torch 2.13; EXCHANGES = file: process 0 writes there how often FSDP2 exchanges gradients, and their bytes by type.
 """
 
@@ -49,7 +49,7 @@ class Struck(windows.TrainOrder):
             if os.environ.get("HANG_AT") == where:
                 Path("struck").touch()
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or the launcher waits 30 s before it kills
-                time.sleep(float(os.environ.get("HANG_SECONDS", 600)))
+                time.sleep(600)
             if os.environ.get("DIE_AT") == where:
                 Path("struck").touch()
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -7,8 +7,7 @@ There is no generator state to save: order and dropout are functions of (seed, s
 """
 
 import contextlib
-import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -29,8 +28,6 @@ from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
 
-log = logging.getLogger(__name__)
-
 
 def write(
     folder: Path,
@@ -49,11 +46,11 @@ def write(
     Raises OSError or SafetensorError where it cannot be written; then nothing is changed.
     """
     path = folder / step_name(state["step"])
-    if not path.exists():
-        path.unlink(missing_ok=True)  # a link that leads nowhere
     with files.making(path, replace=True) as temporary:  # a damaged one, which the run did not resume from, makes way
         for name, named in zip((MODEL, OPTIMIZER), tensors, strict=True):
-            _write_tensors(named, temporary / name)
+            # With what Transformers asks a file for, the weights are also those of a pushed model.
+            whole = {key: tensor.contiguous() for key, tensor in named.items()}
+            save_file(whole, temporary / name, metadata={"format": "pt"})
         files.write_json(temporary / STATE, state)
         rows = {name: files.row_of(temporary / name) for name in (MODEL, OPTIMIZER, STATE)}
         files.write_json(temporary / MANIFEST, {"step": state["step"], "files": rows})
@@ -61,14 +58,12 @@ def write(
             files.fsync(folder.parent / METRICS)  # a power cut leaves no step without the rows before it
     if fault := find_fault(path):
         raise OSError(f"{path}: does not read back as written: {fault}")
-    try:
+    with contextlib.suppress(OSError):
         clear_partial(folder)
         kept = [other for other in list_checkpoints(folder) if other.name <= path.name]
         for old in kept[keep:] if keep else ():
             if step_of(old) not in keep_steps:
                 files.remove(old)
-    except OSError as error:
-        log.error(f"an older checkpoint cannot be removed: {error}. The run continues")
     return path
 
 
@@ -81,48 +76,32 @@ def gather(
         model: the bare Transformers model, not a wrapper of it.
         alone: no other process calls it; possible where no tensor is sharded.
     """
-    sharded, tied = _is_sharded(model), _tied(model)
+    sharded = _is_sharded(model)
     options = StateDictOptions(full_state_dict=sharded and not alone, cpu_offload=sharded)
     weights = get_model_state_dict(model, options=options)
     if sharded:
         moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
     else:
         moments = _named_moments(model, optimizer)
-    weights = {name: tensor for name, tensor in weights.items() if name not in tied}
+    weights = {name: weights[name] for name, _ in model.named_parameters() if name in weights}  # a tied head once
     each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
     return weights, {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
-
-
-def _tied(model: nn.Module) -> dict[str, str]:
-    """Return the further names of parameters that have several (a tied output head), each with the name saved."""
-    first = {parameter: name for name, parameter in model.named_parameters()}
-    names = ((name, first[parameter]) for name, parameter in model.named_parameters(remove_duplicate=False))
-    return {name: saved for name, saved in names if name != saved}
 
 
 def _is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def _is_zero(optimizer: torch.optim.Optimizer) -> bool:
-    return hasattr(optimizer, "consolidate_state_dict")  # ZeroRedundancyOptimizer, whose import is slow
-
-
 def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
     """Return each parameter's moments by its name; of ZeRO's, which are brought together, on the main process."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    if not _is_zero(optimizer):
+    if not hasattr(optimizer, "consolidate_state_dict"):  # it is no ZeroRedundancyOptimizer, whose import is slow
         return {names[parameter]: kinds for parameter, kinds in optimizer.state.items()}
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank():
         return {}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     return {order[index]: kinds for index, kinds in optimizer.state_dict()["state"].items()}
-
-
-def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    # With what Transformers asks a file for, the weights are also those of a pushed model.
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -142,10 +121,7 @@ def find_fault(path: Path) -> str | None:
     name = MANIFEST
     try:
         manifest = files.read_json(path / MANIFEST)
-        rows = {
-            one: {key: manifest["files"][one][key] for key in ("size", "sha256")} for one in (MODEL, OPTIMIZER, STATE)
-        }
-        step = manifest["step"]
+        rows, step = {one: manifest["files"][one] for one in (MODEL, OPTIMIZER, STATE)}, manifest["step"]
         if type(step) is not int or path.name != step_name(step):
             return f"{MANIFEST} is of step {step!r:.40}"
         for name, row in rows.items():
@@ -154,43 +130,21 @@ def find_fault(path: Path) -> str | None:
         if (told := files.read_json(path / STATE)["step"]) != step:
             return f"{STATE} is of step {told!r:.40}, {MANIFEST} of step {step}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{name} {_unreadable(error)}"
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error!s:.60}"
+        return f"{name} cannot be read ({why})"
     return None
 
 
-def _unreadable(error: Exception) -> str:
-    return f"cannot be read ({getattr(error, 'strerror', None) or f'{type(error).__name__}: {error!s:.60}'})"
+def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint in ``folder`` that verifies, and one line for each newer one that does not.
 
+    Args:
+        begin: the checkpoint that the run began at, the path as it was given: only checkpoints that came of it count, and
+            where there is none it is returned itself. It may lie in ``folder``: then the run goes back, and what came
+            after it before is passed over.
 
-def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that verifies, and one line for each newer one that does not.
-
-    Raises BadInput when there are checkpoints and none verifies: a run must not begin again over them.
-    """
-    path, skipped = _newest_sound(list_checkpoints(folder))
-    if path is None and skipped:
-        raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
-    return path, skipped
-
-
-def _newest_sound(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
-    skipped = []
-    for path in paths:
-        fault = find_fault(path)
-        if fault is None:
-            return path, skipped
-        skipped.append(f"{path}: {fault}")
-    return None, skipped
-
-
-def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
-    """Return the newest sound checkpoint in ``folder`` of the run that began at ``begin``, or ``begin`` where none is.
-
-    A run knows where it began by the path as it was given. ``begin`` may lie in ``folder`` itself: then the run goes
-    back, and what came after it before is passed over.
-
-    Returns also a line for each newer one of that run that is damaged. Raises BadInput where ``begin`` is needed and
-    does not verify, or lies elsewhere and ``folder`` holds another run's checkpoints.
+    Raises BadInput when there are checkpoints and none verifies, for a run must not begin again over them; and where
+    ``begin`` is needed and does not verify, or lies elsewhere and ``folder`` holds another run's checkpoints.
     """
 
     def is_mine(path: Path) -> bool:
@@ -200,17 +154,23 @@ def find_from(folder: Path, begin: Path) -> tuple[Path, list[str]]:
             return True  # nobody knows; it is damaged, and will be named
         return isinstance(origin, dict) and origin.get("checkpoint") == str(begin)
 
-    there = list_checkpoints(folder)
-    others = [path for path in there if not is_mine(path)]
-    path, skipped = _newest_sound(path for path in there if path not in others)
-    if path is None:
-        read_state(begin)
-        if others and begin.resolve().parent != folder.resolve():
-            raise BadInput(
-                f"resume_from_checkpoint = {begin}: {others[0]} exists and did not begin from it; give another "
-                f"--run_name, or leave resume_from_checkpoint out to resume from there"
-            )
-    return path or begin, skipped
+    there, skipped = list_checkpoints(folder), []
+    mine = [path for path in there if begin is None or is_mine(path)]
+    for path in mine:
+        fault = find_fault(path)
+        if fault is None:
+            return path, skipped
+        skipped.append(f"{path}: {fault}")
+    if begin is None:
+        if skipped:
+            raise BadInput([*skipped, f"{folder}: no checkpoint verifies. To begin again, give another --run_name"])
+        return None, []
+    read_state(begin)
+    if len(mine) < len(there) and begin.resolve().parent != folder.resolve():
+        raise BadInput(
+            f"resume_from_checkpoint = {begin}: {folder} holds checkpoints of another beginning; give another --run_name"
+        )
+    return begin, skipped
 
 
 def read_state(path: Path) -> dict:
@@ -225,11 +185,10 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
     Raises BadInput where they have not the names, shapes and types of the model's.
     """
-    tied = _tied(model)
-    wanted = {name: tensor for name, tensor in get_model_state_dict(model).items() if name not in tied}
-    weights = _read(path / MODEL, wanted)
-    weights |= {name: weights[saved] for name, saved in tied.items()}
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    weights = _read(path / MODEL, dict(model.named_parameters()))
+    set_model_state_dict(
+        model, weights, options=StateDictOptions(full_state_dict=True, strict=False)
+    )  # for a tied head
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: Callable[..., dict]) -> None:
@@ -269,15 +228,14 @@ def _read(file: Path, wanted: dict[str, torch.Tensor], *, may_be_empty: bool = F
     try:
         found = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise BadInput(f"{file}: {_unreadable(error)}") from None
+        raise BadInput(f"{file}: cannot be read ({error})") from None
     for name in sorted(found.keys() | wanted.keys()) if found or not may_be_empty else ():
         there, ours = (
             f"{tuple(each[name].shape)} {each[name].dtype}" if name in each else "not there" for each in (found, wanted)
         )
         if there != ours:
             raise BadInput(
-                f"{file}: {name} is {there}, and in this run {ours}: it was edited, or is of another model; move "
-                f"{file.parent} away to resume from the checkpoint before it"
+                f"{file}: {name} is {there}, and in this run {ours}; move {file.parent} away to resume from the one before"
             )
     return found
 

@@ -19,7 +19,7 @@ class Clock:
         self._before = elapsed
         self._since: float | None = time.perf_counter()
         self._window_tokens, self._window_start = 0, elapsed
-        self.updates, self._window_updates = 0, 0
+        self._window_updates = 0
 
     @property
     def elapsed(self) -> float:
@@ -39,7 +39,6 @@ class Clock:
         """Add an update and the tokens trained on in it."""
         self._window_tokens += tokens
         self._window_updates += 1
-        self.updates += 1
 
     def read(self) -> dict[str, float]:
         """Return the speed since the last read.

@@ -44,11 +44,6 @@ class Text(NamedTuple):
     opened: list[windows.Windows]
     draws: np.ndarray
 
-    @property
-    def tokens(self) -> int:
-        """How many are predicted."""
-        return len(self.draws) * self.opened[0].sequence_length
-
 
 def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: Change | None = None) -> str:
     """Export as export_model.py's flags ask, read back, measure; return the table.
@@ -78,29 +73,32 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
     stock = export.as_stock(model, tokenizer, dtype=DTYPES[asked.dtype], trim_vocab=asked.trim_vocab)
     if asked.dtype == "int8":
         stock = compression.quantize(stock)
-    try:
-        with files.making(out, replace=True) as temporary:
-            export.save(stock, temporary, tokenizer)
-            if asked.gguf:
-                llama_cpp.write(stock, tokenizer, temporary, out.name, asked.gguf)
-            loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
-            after = describe(loaded)
-            computed = computes(loaded)
-            if slow := loaded.device.type == "cpu" and loaded.dtype != torch.float32:
-                compression.widen(loaded)
-            after |= measure(loaded, text)
-            if not computed or not math.isfinite(after.get("loss", 0.0)):
-                raise BadInput(
-                    f"--dtype {asked.dtype}: the model's output is not a number any more: {asked.dtype} is too narrow "
-                    f"for its sums. Nothing was written; use --dtype bf16"
-                )
-            write_record(temporary, asked, text, before, after)
-    except OSError as error:
-        raise BadInput(f"--out {asked.out}: cannot be written: {error}") from None
+    with files.making(out, replace=True) as temporary:
+        export.save(stock, temporary, tokenizer)
+        if asked.gguf:
+            llama_cpp.write(stock, tokenizer, temporary, out.name, asked.gguf)
+        loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
+        after, computed = describe(loaded), computes(loaded)
+        if slow := loaded.device.type == "cpu" and loaded.dtype != torch.float32:
+            compression.widen(loaded)
+        after |= measure(loaded, text)
+        if not computed or not math.isfinite(after.get("loss", 0.0)):
+            raise BadInput(
+                f"--dtype {asked.dtype}: is too narrow: the model's output is not a number any more; use --dtype bf16"
+            )
+        packages = ["torch", "transformers"] + [compression.PACKAGE] * (asked.dtype == "int8")
+        record = {
+            **{name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")},
+            "measured_on": text and text.name,
+            "before": before,
+            "after": after,
+            "versions": {name: version(name) for name in packages},
+            "files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())},
+        }
+        files.write_json(temporary / RECORD, record)
     measured = f"nothing was measured: {why_not}. Give --text FILE to see the loss before and after"
     if text:
-        measured = f"measured on {text.tokens:,} tokens of {text.name}"
-        measured += ", half precision computed as fp32, for this is a CPU" if slow else ""
+        measured = f"measured on {text.name}{', half precision computed as fp32, for this is a CPU' if slow else ''}"
     return f"{asked.model} -> {asked.out}\n\n{table(asked, before, after)}\n\n{measured}"
 
 
@@ -110,22 +108,19 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
         raise BadInput(f"--out {asked.out}: {fault}; give another folder")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not (out / RECORD).is_file():
-        raise BadInput(f"--out {asked.out}: exists and is not an export of this script; give another folder")
     if not asked.overwrite:
-        raise BadInput(f"--out {asked.out}: exists; give another folder, or --overwrite to replace this export")
+        raise BadInput(f"--out {asked.out}: exists; give another folder, or --overwrite to replace an export of before")
     if out == Path(asked.model).resolve():
         raise BadInput(f"--out {asked.out}: is the model that is to be exported; give another folder")
     try:
         written = files.read_json(out / RECORD)["files"]
-        there = [path for path in sorted(out.iterdir()) if path.name != RECORD]
-        changed = [p.name for p in there if p.is_symlink() or files.sha256(p) != written.get(p.name)]
+        there = {path.name: files.sha256(path) for path in sorted(out.iterdir()) if path.name != RECORD}
+        changed = [name for name, digest in there.items() if digest != written.get(name)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # a folder, say, or no record of ours
         changed = [str(error)]
     if changed:
         raise BadInput(
-            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export, and would be lost; move it "
-            f"away, or give another folder"
+            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export; give another folder"
         )
 
 
@@ -134,12 +129,8 @@ def open_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     run_dir = run_of(name)
     if run_dir and not (run_dir / "model").is_dir():
         return open_checkpoint(run_dir)
-    try:
-        found = find(name)
-        tokenizer = tokenization.load(found, of_model=True)
-        model = pretrained.load(found)
-    except BadInput as error:
-        raise BadInput(line.removeprefix("--model ") for line in error.lines) from None
+    found = find(name, "")
+    tokenizer, model = tokenization.load(found, of_model=True), pretrained.load(found)
     if getattr(model.config, "quantization_config", None):
         raise BadInput(f"{name}: is quantized already; export the model that it was made from")
     return model, tokenizer
@@ -159,54 +150,54 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     if path is None:
         raise BadInput(f"{run_dir}: has neither model/ nor a checkpoint yet")
     recipe = reading.load_recipe(run_dir / "recipe.yaml")
-    own = [folder / "tokenizer" for folder, _ in data_folders(recipe) if (folder / "tokenizer").is_dir()]
-    if not own and recipe.data.tokenizer in keys.TRAINED_TOKENIZERS:
+    name = recipe.data.tokenizer
+    if name in keys.TRAINED_TOKENIZERS:
+        name = next((str(path / "tokenizer") for path in data_folders(recipe) if (path / "tokenizer").is_dir()), "")
+    if not name:
         raise BadInput(
-            f"{run_dir}: its tokenizer is stored with its data, which is not here; run this where the run was started, or "
-            f"let the run end, which writes model/"
+            f"{run_dir}: its tokenizer is stored with its data, which is not here; let the run end, which writes model/"
         )
-    tokenizer = tokenization.load(str(own[0]) if own else recipe.data.tokenizer)
+    tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)
     log.info(f"from {path}")
     return model.eval(), tokenizer
 
 
-def data_folders(recipe: keys.Recipe) -> list[tuple[Path, float]]:
-    """Return the folders of a recipe's shards, and their weights; none where its text is not here to name them."""
+def data_folders(recipe: keys.Recipe) -> list[Path]:
+    """Return the folders of a recipe's shards. Raises BadInput where its text is not here to name them."""
     asked = keys.sources(recipe.data)
-    try:
-        folders = [Path(str(one.data_dir)) if keys.is_here(one) else sources.find_source(one).folder for one in asked]
-    except BadInput:
-        return []
-    return list(zip(folders, keys.weights(recipe.data), strict=True))
+    return [Path(str(one.data_dir)) if keys.is_here(one) else sources.find_source(one).folder for one in asked]
 
 
 def find_text(
     asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[Text | None, str]:
     """Return the text to measure on, or the reason why there is none: --text, else the run's validation split."""
-    window = min(likelihood.context_length(model.config) or LONGEST, LONGEST)
-    vocab_size = model.config.vocab_size
+    window, run_dir = min(likelihood.context_length(model.config) or LONGEST, LONGEST), run_of(asked.model)
     if asked.text:
         ids = read_text(asked.text, tokenizer, asked.eval_tokens)
         window = min(window, len(ids) - 1)
-        opened = windows.Windows(window, vocab_size)
-        opened.append(Path(asked.text[0]), len(ids), ids, 0)
-        name, found, weights = " ".join(asked.text), [opened], [1.0]
-    elif run_dir := run_of(asked.model):
+        name, weights, splits = " ".join(asked.text), [1.0], [[(Path(asked.text[0]), len(ids), ids, 0)]]
+    elif run_dir:
         try:
-            folders = data_folders(reading.load_recipe(run_dir / "recipe.yaml"))
-            found = [validation_split(folder, tokenizer, window, vocab_size) for folder, _ in folders]
+            recipe = reading.load_recipe(run_dir / "recipe.yaml")
+            folders, weights = data_folders(recipe), list(keys.weights(recipe.data))
+            splits = [validation_shards(folder) for folder in folders]
         except BadInput as error:
             return None, error.lines[0]
-        if not found:
-            return None, "the run's text is not here"
-        name, weights = ", ".join(f"{folder}, validation" for folder, _ in folders), [weight for _, weight in folders]
+        name = ", ".join(f"{folder}, validation" for folder in folders)
     else:
         return None, f"{asked.model} is not a run folder, whose validation split would serve"
+    opened = [windows.Windows(window, model.config.vocab_size) for _ in splits]
+    for each, shards_of_split in zip(opened, splits, strict=True):
+        for shard in shards_of_split:
+            each.append(*shard)
     most = max(1, asked.eval_tokens // window) if asked.eval_tokens else 0
-    return Text(name, found, windows.eval_draws([o.num_windows for o in found], weights, max_windows=most)), ""
+    draws = windows.eval_draws([each.num_windows for each in opened], weights, max_windows=most)
+    if not len(draws):
+        return None, f"{name} has no window of {window + 1} tokens"
+    return Text(f"{len(draws) * window:,} tokens of {name}", opened, draws), ""
 
 
 def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -> np.ndarray:
@@ -221,20 +212,11 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -
     return np.concatenate(parts)
 
 
-def validation_split(folder: Path, tokenizer: PreTrainedTokenizerFast, window: int, vocab_size: int) -> windows.Windows:
-    """Return the validation windows of a folder of shards. Raises BadInput where it is not there, or not the model's."""
-    if not folder.is_dir():
-        raise BadInput(f"the run's data, {folder}, is not here")
-    manifest = shards.describe_folder(folder)
-    if manifest["tokenizer"] and manifest["tokenizer"]["fingerprint"] != tokenization.fingerprint(tokenizer):
-        raise BadInput(f"{folder} was made with another tokenizer than the model's")
-    opened, rows = windows.Windows(window, vocab_size), manifest["splits"].get("validation", [])
+def validation_shards(folder: Path) -> list[tuple[Path, int, np.ndarray, int]]:
+    """Return a folder's validation shards as ``Windows.append`` takes them. Raises BadInput where they are not whole."""
+    rows = shards.describe_folder(folder)["splits"].get("validation", [])
     shards.refuse_changed(folder, rows)
-    for row in rows:
-        opened.append(folder / row["file"], row["tokens"], *shards.open_ids(folder / row["file"], row["tokens"]))
-    if not opened.num_windows:
-        raise BadInput(f"{folder} has no validation text of {window + 1} tokens")
-    return opened
+    return [(path := folder / row["file"], row["tokens"], *shards.open_ids(path, row["tokens"])) for row in rows]
 
 
 class LogitsLoss(nn.Module):
@@ -271,28 +253,9 @@ def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
     """Return the loss on a text, in nats per token; nothing where there is no text."""
     if text is None:
         return {}
-    batches = windows.eval_batches(
-        windows.Mapped(text.opened, model.device),
-        text.draws,
-        batch_size=max(1, BATCH_TOKENS // text.opened[0].sequence_length),
-        rank=0,
-        num_processes=1,
-    )
+    mapped, size = windows.Mapped(text.opened, model.device), max(1, BATCH_TOKENS // text.opened[0].sequence_length)
+    batches = windows.eval_batches(mapped, text.draws, batch_size=size, rank=0, num_processes=1)
     return validation.validation_loss(LogitsLoss(model), batches, device=model.device)
-
-
-def write_record(folder: Path, asked: argparse.Namespace, text: Text | None, before: dict, after: dict) -> None:
-    """Write what was done, what it cost, and the SHA-256 of every file of the export."""
-    packages = ["torch", "transformers"] + ([compression.PACKAGE] if asked.dtype == "int8" else [])
-    record = {
-        **{name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")},
-        "measured_on": text and f"{text.tokens} tokens of {text.name}",
-        "before": before,
-        "after": after,
-        "versions": {name: version(name) for name in packages},
-        "files": {path.name: files.sha256(path) for path in sorted(folder.iterdir())},
-    }
-    files.write_json(folder / RECORD, record)
 
 
 def table(asked: argparse.Namespace, before: dict, after: dict) -> str:

@@ -16,10 +16,9 @@ from pretrain.base.errors import TrainingStopped
 from pretrain.base.stopping import StopRequest
 from pretrain.data.corpus import Corpus
 from pretrain.evaluation.baselines import baselines
+from pretrain.model import export
 from pretrain.recipe import keys
-from pretrain.recipe.rules import counted
 from pretrain.run import folder
-from pretrain.run.checkpoint import list_checkpoints
 from pretrain.run.opening import Run
 from pretrain.run.publisher import push_seconds
 from pretrain.run.report import Report, duration
@@ -28,10 +27,10 @@ from pretrain.run.state import RunState
 log = logging.getLogger(__name__)
 
 
-def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Accelerator, stop: StopRequest) -> None:
+def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Accelerator) -> None:
     """Evaluate the test split, write ``model/``, and log what the run folder holds.
 
-    Raises TrainingStopped, on every process, where ``model/`` cannot be written.
+    Raises OSError where ``model/`` cannot be written; the same command writes it later.
     """
     run_dir, is_main = recipe.saving.run_dir, accelerator.is_main_process
     with run.clock.paused():
@@ -40,13 +39,13 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
             loss = run.evaluator.loss("test", run.plan.per_device_train_batch_size)
             run.report.loss(run.state.step, "test", loss)
         with run.whole_model() as whole:
-            fault = folder.write_model(whole, run_dir, corpus.tokenizer) if is_main else None
-        if any(stop.any_of(fault is not None)):
-            raise TrainingStopped(fault or "model/ could not be written")
+            if is_main:
+                export.write(whole, run_dir / folder.MODEL_FOLDER, corpus.tokenizer)
         if is_main and recipe.evaluation.eval_steps:
             run.report.baselines(run.state.step, baselines(corpus, recipe.evaluation.eval_tokens))
     if recipe.saving.load_best_model_at_end and step == run.state.best_step:
-        log.info(f"model/ has the weights of step {step}: {best_of(run.state)}")
+        best = f"validation loss {run.state.best_loss:.4f}, the lowest of {run.state.evaluations} evaluations"
+        log.info(f"model/ has the weights of step {step}: {best}")
     run.report.draw()
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
     for line in folder.describe(run_dir):
@@ -55,14 +54,9 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
 
 def early(state: RunState, report: Report) -> None:
     """End the run at this step as if it had been planned so long: the validation loss has stopped falling."""
-    log.info(f"step {state.step}: the run ends here, {state.since_best} evaluations after its best: {best_of(state)}")
+    log.info(f"step {state.step}: the run ends here, {state.since_best} evaluations after its best")
     state.set_length(state.step, state.warmup_steps)
     report.set_length(state.max_steps)
-
-
-def best_of(state: RunState) -> str:
-    """Describe the lowest validation loss of a state."""
-    return f"validation loss {state.best_loss:.4f}, the lowest of {counted(state.evaluations, 'evaluation', 'evaluations')}"
 
 
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:
@@ -77,11 +71,10 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
     return stop.exit_code if stopped else 0
 
 
-def diverged(recipe: keys.Recipe, step: int, reason: str, in_a_row: int) -> TrainingStopped:
-    """Return the error of a run whose updates are skipped: the reason, the checkpoint that is kept, and the remedy."""
-    newest = next(iter(list_checkpoints(recipe.saving.checkpoints)), "none")
+def diverged(step: int, reason: str, in_a_row: int) -> TrainingStopped:
+    """Return the error of a run whose updates are skipped: the reason, what is kept, and the remedy."""
     return TrainingStopped(
-        f"{in_a_row} updates in a row were skipped, the last at step {step}: {reason}. The weights are those "
-        f"of the last good update, in {newest}. Check the data, or begin again with a lower learning_rate and another "
+        f"{in_a_row} updates in a row were skipped, the last at step {step}: {reason}. The newest checkpoint has the "
+        f"weights of the last good update. Check the data, or begin again with a lower learning_rate and another "
         f"--run_name; the same command resumes after these batches"
     )

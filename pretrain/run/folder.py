@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accelerate import Accelerator
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pretrain.base import console, files
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import LOG, PARTIAL, STEP, clear_partial
-from pretrain.model import export
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
 from pretrain.run.publisher import PENDING
@@ -37,7 +35,7 @@ def refuse_foreign_run(recipe: keys.Recipe) -> None:
         if fault := files.unusable(place):
             raise BadInput(f"output_dir = {run_dir}: {fault}; give another --run_name or --output_dir, or correct that")
     if begin := begins_at(recipe.saving):
-        checkpoint.find_from(recipe.saving.checkpoints, begin)
+        checkpoint.find_newest(recipe.saving.checkpoints, begin)
     if not old.is_file():
         found = run_dir.iterdir() if run_dir.is_dir() else ()
         if any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in found):
@@ -73,32 +71,14 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
     with files.locked(run_dir / LOCK, busy):
         clear_partial(run_dir)
         clear_partial(recipe.saving.checkpoints)
-        if not holds_results(recipe.saving) and not _is_of(run_dir / "recipe.yaml", recipe):
+        path, text = run_dir / "recipe.yaml", keys.as_yaml(recipe)
+        if not holds_results(recipe.saving) and path.is_file() and path.read_bytes() != text.encode():
             for name in (IDS, "tensorboard"):  # new curves: those are another run's
                 files.remove(run_dir / name)
-        files.write_text(run_dir / "recipe.yaml", keys.as_yaml(recipe))
+        files.write_text(path, text)
         console.keep_in(run_dir / LOG)
         accelerator.wait_for_everyone()
         yield
-
-
-def _is_of(path: Path, recipe: keys.Recipe) -> bool:
-    """Return whether a run folder's recipe.yaml has the science and the data of a recipe."""
-    try:
-        then, now = keys.public(reading.load_recipe(path)), keys.public(recipe)
-    except BadInput:
-        return False
-    return all(then[name] == now[name] for name, field in keys.FIELDS.items() if field.metadata["kind"] != "run")
-
-
-def write_model(model: PreTrainedModel, run_dir: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Write a finished run's ``model/``; return why it cannot be, a full disk for example, in a line."""
-    try:
-        export.write(model, run_dir / MODEL_FOLDER, tokenizer)
-    except OSError as error:
-        done = f"all steps are done, and the same command writes {MODEL_FOLDER}/ once that is corrected"
-        return f"{error.filename}: {error.strerror}: {done}"
-    return None
 
 
 def describe(run_dir: Path) -> Iterator[str]:

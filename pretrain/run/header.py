@@ -31,7 +31,7 @@ def header(
     """Yield what is trained, on what, in which steps and where."""
     flops, tokens = facts.flops_per_token, recipe.schedule.max_steps * recipe.batch.tokens_per_step
     yield f"run      {recipe.saving.name} in {recipe.saving.output_dir}"
-    yield _model(recipe.model, facts, recipe.data)
+    yield _model(recipe.model, facts)
     yield from corpus.describe(corpus.order(plan))
     yield (
         f"step     {recipe.batch.tokens_per_step:,} tokens = {counted(plan.num_processes, 'process', 'processes')} x "
@@ -57,18 +57,15 @@ def header(
         cut += f"; {test.left_out} with a longer ending are left out" if test.left_out else ""
         where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
         yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
-    sums = f"{flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} FLOP in all"
-    yield f"compute  {sums}; expected time follows the first steps"
+    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} in all; expected time follows the first steps"
 
 
-def _model(model: keys.Model, facts: Facts, data: keys.Data) -> str:
-    own = data.tokenizer == "bpe" and not model.init_from
-    few = ", as many as the text gives" if own and facts.tokenizer_size < data.tokenizer_vocab_size else ""
+def _model(model: keys.Model, facts: Facts) -> str:
     shared = model.num_key_value_heads or model.n_head
     return (
         f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: {model.n_layer} "
         f"layers, {model.n_head} heads{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
-        f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used{few})"
+        f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
         f"{f'; from {model.init_from}' if model.init_from else ''}"
     )
 

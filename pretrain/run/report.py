@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from pretrain.base import files, foreign
 from pretrain.base.layout import METRICS, lines_and_rows
-from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
 from pretrain.hub import model_card
@@ -32,9 +31,6 @@ from pretrain.run.trackers import Trackers, place_after
 log = logging.getLogger(__name__)
 
 HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
-# What samples.txt begins with; the first where no model was begun from.
-NOISE = "At step 0 the weights are random, and so is the text.\n"
-BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
@@ -54,6 +50,12 @@ class Report:
         self._first_step, self._max_steps = state.step, state.max_steps
         self._measured: tuple[int, float] | None = None  # step and seconds that the expected time is counted from
         self._hinted = self._expected = self._undrawn = False
+        # tqdm needs a line to draw on
+        drawn = is_main and sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines
+        self._bar = tqdm(
+            total=state.max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True, disable=not drawn
+        )
+        self._line_at = -1e9
         if not is_main:
             return
         run_dir = recipe.saving.run_dir
@@ -62,33 +64,23 @@ class Report:
         sent = self._drop_future(state.step)
         kept = _samples_before(self._samples_path, state.step)
         files.write_text(self._samples_path, kept)
-        self._notes = "" if kept else BYTES if recipe.model.init_from else NOISE + BYTES
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
         past = (row for _, row in lines_and_rows(self.metrics_path) if row is not None)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
         state.trackers = self._trackers.ids
         self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
-        self._loss = 0.0  # of the last validation
         named = recipe.tracking.reference_curve
         self._reference = references.load(named) if named else None
-        self._line_at, self._bar = -1e9, None
-        if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines:  # tqdm needs a line to draw on
-            self._bar = tqdm(total=self._max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True)
 
     def _drop_future(self, first_step: int) -> int:
         # A row at a time: of a million they would be gigabytes. Returns the place of the last row that there was.
-        odd, number, sent = [], 0, -1
+        sent = -1
         with files.replacing(self.metrics_path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            for number, (line, row) in enumerate(lines_and_rows(self.metrics_path), 1):
-                if row is None:
-                    odd.append(number)
-                    continue
-                sent = place_after(sent, row["step"])
-                if _is_past(row, first_step):
+            for line, row in lines_and_rows(self.metrics_path):
+                sent = sent if row is None else place_after(sent, row["step"])
+                if row is not None and _is_past(row, first_step):
                     file.write(line.rstrip("\n") + "\n")
                     self._rows.add(row)
-        if odd := [at for at in odd if at < number]:  # the last one may be torn, which is not news
-            log.info(f"note     {self.metrics_path}: line {odd[0]} is not a row; {len(odd)} such lines are left out")
         return sent
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -106,9 +98,7 @@ class Report:
     def loss(self, step: int, split: str, result: dict[str, float] | None) -> None:
         """Report the loss of a split; None: a request to stop has ended the evaluation."""
         if result is not None:
-            prefix = "eval" if split == "validation" else split
-            self._loss = result["loss"] if split == "validation" else self._loss
-            self._evaluated(step, prefix, result, describe_loss(split, result))
+            self._evaluated(step, "eval" if split == "validation" else split, result, describe_loss(split, result))
 
     def scores(self, step: int, task: Task, result: dict[str, float] | None) -> None:
         """Report a task's scores; None: a request to stop has ended the evaluation."""
@@ -123,11 +113,6 @@ class Report:
             if "gzip" in found:
                 words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
             log.info(words)
-            if self._loss > found["bigram"]:
-                log.info(
-                    "this run has not learned more than a bigram model: try more --max_steps, with another --run_name; "
-                    "where its validation loss has risen, more text, or fewer --max_steps"
-                )
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
@@ -139,7 +124,7 @@ class Report:
         self.log(state.step, row)
         if self._is_main:
             self._show(state.step, row)
-            self._hint(gauges, state.data_wait_seconds)
+            self._hint(state, gauges)
 
     def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
         """Append samples, each a prompt and what follows it, to samples.txt; ``show`` them on the terminal too."""
@@ -147,8 +132,7 @@ class Report:
             return
         texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
         for prompt, text in texts:
-            _append(self._samples, f"{self._notes}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
-            self._notes = ""
+            _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
         self._trackers.log(step, {"samples": texts})
@@ -158,9 +142,7 @@ class Report:
         if self._is_main and time.monotonic() - self._drawn >= at_least:
             published, name = model_card.published(keys.public(self._recipe)), self._recipe.saving.name
             try:
-                rows, reference = self._rows.rows, self._reference
-                curves.draw_curves(rows, self._picture, name, published=published, reference=reference)
-                self._undrawn = False
+                curves.draw_curves(self._rows.rows, self._picture, name, published=published, reference=self._reference)
             except (OSError, ImportError) as error:  # a full disk; no matplotlib
                 if not self._undrawn:
                     why = getattr(error, "strerror", None) or error
@@ -171,15 +153,12 @@ class Report:
     def set_length(self, max_steps: int) -> None:
         """Count towards another length of the run."""
         self._max_steps, self._measured, self._expected = max_steps, None, False
-        if self._is_main and self._bar is not None:
-            self._bar.total = max_steps
+        self._bar.total = max_steps
 
     def close(self) -> None:
         """Close the bar, the file and the trackers."""
+        self._bar.close()
         if self._is_main:
-            if self._bar is not None:
-                self._bar.leave = self._bar.n >= self._bar.total  # of a stopped run the last line says so
-                self._bar.close()
             for file in (self._metrics, self._samples):
                 if lost := file.close():
                     log.error(lost)
@@ -206,20 +185,19 @@ class Report:
         shown += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
         shown += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
         words = "  ".join(filter(None, [*shown, left]))
-        if self._bar is not None:
-            self._bar.set_description_str(words, refresh=False)
-            self._bar.update(step - self._bar.n)
-        elif time.monotonic() - self._line_at >= LINE_SECONDS or step >= self._max_steps:
+        self._bar.set_description_str(words, refresh=False)
+        self._bar.update(step - self._bar.n)
+        if self._bar.disable and (time.monotonic() - self._line_at >= LINE_SECONDS or step >= self._max_steps):
             self._line_at, width = time.monotonic(), len(str(self._max_steps))
             log.info(f"step {step:{width}d}/{self._max_steps}  {words}")
 
-    def _hint(self, gauges: dict[str, float], waited_seconds: float) -> None:
+    def _hint(self, state: RunState, gauges: dict[str, float]) -> None:
         """Log what would use the card better, once."""
-        if self._hinted or self._clock.updates < HINT_AFTER:
+        if self._hinted or state.step - self._first_step < HINT_AFTER:
             return
         size = self._plan.per_device_train_batch_size
         most, tokens = size * self._plan.gradient_accumulation_steps, size * self._recipe.model.sequence_length
-        waiting = waited_seconds / max(self._clock.elapsed, 1e-9)
+        waiting = state.data_wait_seconds / max(self._clock.elapsed, 1e-9)
         if text := hardware.hint(gauges, micro_batch=size, most=most, tokens=tokens, waiting=waiting):
             self._hinted = True
             log.info(f"hint: {text}")
@@ -231,15 +209,12 @@ def _append(file: files.Log, text: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read them: 12 s, 3 min 20 s, 5 h 04 min, 2 d 03 h."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    if seconds < 2 * 86400:
-        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
-    return f"{seconds // 86400} d {seconds % 86400 // 3600:02d} h"
+    """Return seconds as people read them: 12 s, 3 min 20 s, 5 h 04 min."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
 def due(step: int, interval: int, last: bool = False, at_start: bool = True) -> bool:

@@ -22,7 +22,7 @@ from pretrain.optim.optimizers import OPTIMIZERS
 from pretrain.optim.schedule import decay_begins, learning_rate
 from pretrain.recipe import keys, reading
 from pretrain.run import checkpoint
-from pretrain.run.state import RunState, odd_values
+from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,10 @@ def begins_at(saving: keys.Saving) -> Path | None:
 def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path | None, list[str]]:
     """Return the checkpoint to resume from, the same on all processes, and a line for each newer one that is damaged."""
     asked, folder = recipe.saving.resume_from_checkpoint, recipe.saving.checkpoints
-    if asked == "none":
-        return None, []
     found: list = [None, [], None]
     if accelerator.is_main_process:
         try:
-            begin = begins_at(recipe.saving)
-            found[:2] = checkpoint.find_from(folder, begin) if begin else checkpoint.find_newest(folder)
+            found[:2] = checkpoint.find_newest(folder, begins_at(recipe.saving))
             if found[0] is None and fetch.is_address(asked):  # later starts of the same command resume from this folder
                 minutes = client.DEADLINE_SECONDS // 60
                 log.info(f"hub      fetching {asked}; a Hub that does not answer is asked again for {minutes} minutes")
@@ -60,17 +57,6 @@ def find_checkpoint(recipe: keys.Recipe, accelerator: Accelerator) -> tuple[Path
     return found[0], found[1]
 
 
-def read_state(path: Path) -> dict:
-    """Return the state of a run's checkpoint, without tensors. Raises BadInput where it is not one of ours."""
-    saved = checkpoint.read_state(path)
-    if odd := odd_values(saved):
-        raise BadInput(
-            f"{path}: its state.json lacks {', '.join(odd)}, or has another type there than train.py writes: it was "
-            f"edited, or is another program's; move {path} away to resume from the checkpoint before it"
-        )
-    return saved
-
-
 def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     """Return the recipe of a run that trains a finished one on, ``steps`` longer, from before its decay phase.
 
@@ -79,21 +65,17 @@ def extended(recipe: keys.Recipe, steps: int) -> keys.Recipe:
     saving, schedule = recipe.saving, recipe.schedule
     if steps < 1:
         raise BadInput(f"--extend_steps {steps}: must be at least 1")
-    if schedule.lr_scheduler_type in ("cosine", "linear"):
-        raise BadInput(
-            f"--extend_steps: with lr_scheduler_type = {schedule.lr_scheduler_type} every learning rate depends on the "
-            f"length, so a longer run is another one from its first step; train with --lr_scheduler_type wsd"
-        )
+    asked = schedule.max_steps, schedule.warmup_steps
     for path in checkpoint.list_checkpoints(saving.checkpoints):
         if checkpoint.find_fault(path) is None:
-            length, warmup_steps = read_state(path).get("planned") or (schedule.max_steps, schedule.warmup_steps)
+            length, warmup_steps = checkpoint.read_state(path).get("planned") or asked
             line = decay_begins(schedule, max_steps=length, warmup_steps=warmup_steps)
             if line is not None and checkpoint.step_of(path) <= line:
                 break
     else:
         raise BadInput(
-            f"--extend_steps: {saving.checkpoints} holds no sound checkpoint from before the decay phase of max_steps = "
-            f"{schedule.max_steps}; train {saving.run_dir} to there first"
+            f"--extend_steps: {saving.checkpoints} holds no sound checkpoint from before a decay phase; a run with "
+            f"--lr_scheduler_type wsd leaves one (here lr_scheduler_type = {schedule.lr_scheduler_type})"
         )
     suffix = f"-{length + steps}"
     return keys.replace(
@@ -111,12 +93,13 @@ def _is_other_length(saved: dict, schedule: keys.Schedule) -> bool:
     """Return whether a checkpoint is of another schedule whose learning rates were these until its step."""
     fields = dataclasses.asdict(schedule)
     then = dataclasses.replace(schedule, **{name: saved["science"].get(name, fields[name]) for name in fields})
-    max_steps, warmup_steps = saved.get("planned") or (then.max_steps, then.warmup_steps)
-    return then != schedule and all(
-        learning_rate(step, then, max_steps=max_steps, warmup_steps=warmup_steps)
-        == learning_rate(step, schedule, max_steps=schedule.max_steps, warmup_steps=schedule.warmup_steps)
-        for step in range(saved["step"])
-    )
+
+    def rates(each: keys.Schedule, max_steps: int, warmup_steps: int) -> list[float]:
+        steps = range(saved["step"])
+        return [learning_rate(step, each, max_steps=max_steps, warmup_steps=warmup_steps) for step in steps]
+
+    before = rates(then, *(saved.get("planned") or (then.max_steps, then.warmup_steps)))
+    return then != schedule and before == rates(schedule, schedule.max_steps, schedule.warmup_steps)
 
 
 def resume(
@@ -131,11 +114,10 @@ def resume(
     notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
     if path is None:
         return RunState.begin(recipe.schedule), notes
-    saved = read_state(path)
-    then = saved["science"]
+    saved = checkpoint.read_state(path)
     if other_length := _is_other_length(saved, recipe.schedule):
-        then |= dataclasses.asdict(recipe.schedule)
-    reading.refuse_changed_science(path, then, recipe)  # a path may lead to another run
+        saved["science"] |= dataclasses.asdict(recipe.schedule)
+    reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
     corpus.refuse_other(path, saved["data"])
     checkpoint.load(path, model, optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
     if accelerator.scaler is not None and saved["scaler"]:
@@ -149,8 +131,6 @@ def resume(
     notes.append(f"resumed from {path}")
     if state.step >= state.max_steps:
         notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
-    if saved["threads"] != torch.get_num_threads():
-        notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {torch.get_num_threads()}")
     return state, notes
 
 
@@ -179,9 +159,7 @@ class Checkpoints:
         self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
         self._model, self._optimizer, self._on_disk = model, optimizer, saved
         self._folder, self._first_step = recipe.saving.checkpoints, first_step
-        self._saved = (
-            first_step  # the last step that this process saved or resumed from; others' are of a run that went back
-        )
+        self._saved = first_step  # this process's last checkpoint; later ones are of a run that went back
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: tuple[int, Future] | None = None
         self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying

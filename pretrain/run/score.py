@@ -18,7 +18,7 @@ from pretrain.machine.sharding import WholeModel
 from pretrain.recipe import keys, reading
 from pretrain.recipe.plan import make_plan
 from pretrain.run import checkpoint
-from pretrain.run.resume import begins_at, find_checkpoint, read_state
+from pretrain.run.resume import begins_at, find_checkpoint
 
 
 def refuse_without_weights(recipe: keys.Recipe) -> None:
@@ -26,7 +26,11 @@ def refuse_without_weights(recipe: keys.Recipe) -> None:
     saving = recipe.saving
     here = recipe.model.init_from or begins_at(saving) or checkpoint.list_checkpoints(saving.checkpoints)
     if not here and not fetch.is_address(saving.resume_from_checkpoint):
-        raise BadInput(f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL")
+        raise _no_weights(saving)
+
+
+def _no_weights(saving: keys.Saving) -> BadInput:
+    return BadInput(f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL")
 
 
 def score(
@@ -36,11 +40,10 @@ def score(
     begun_from = recipe.model.init_from
     path = None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
     if path is None and not begun_from:
-        raise BadInput(
-            f"eval_only: {recipe.saving.run_dir} holds no sound checkpoint; train first, or give --init_from MODEL"
-        )
+        raise _no_weights(recipe.saving)
     if path is not None:
-        begun = {name: value for name, value in read_state(path)["science"].items() if name in vars(recipe.model)}
+        then = checkpoint.read_state(path)["science"]
+        begun = {name: then[name] for name in vars(recipe.model) if name in then}
         reading.refuse_changed_science(path, keys.fixed(recipe) | begun, recipe)  # how it was trained changes no score
         checkpoint.load_weights(path, model)
     auto = recipe.batch.per_device_train_batch_size == "auto"

@@ -3,14 +3,10 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any
 
 from pretrain.optim.update import Update
 from pretrain.recipe import keys
-
-# What state.json has beside the fields of RunState, and what each checkpoint of a run has.
-BESIDE = {"threads": int, "science": dict, "scaler": dict | None, "planned": list | None, "data": list}
-STATED = ("step", "science", "data", "scaler", "threads")
 
 
 @dataclass
@@ -99,10 +95,3 @@ class RunState:
         self.skipped_updates += not update.applied
         self.bad_in_a_row = 0 if update.applied else self.bad_in_a_row + (not update.overflow)
         self.elapsed_seconds, self.data_wait_seconds = elapsed_seconds, data_wait_seconds
-
-
-def odd_values(saved: dict[str, Any]) -> list[str]:
-    """Return the names of what a ``state.json`` lacks, or has of another type than it was written with."""
-    kinds = get_type_hints(RunState) | BESIDE
-    there = {*saved, *STATED}
-    return [name for name, kind in kinds.items() if name in there and not isinstance(saved.get(name, ...), kind)]

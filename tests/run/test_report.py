@@ -51,13 +51,15 @@ def update(made, step, elapsed, *, waited=0.0):
 
 
 def test_resume_drops_rows_past_the_checkpoint_and_evaluations_that_come_again(tmp_path):
-    made = make(tmp_path)
+    """And lines that are no rows; a kill has torn the last one."""
+    made, path = make(tmp_path), tmp_path / "metrics.jsonl"
     for step in range(1, 6):
         made.log(step - 1, {"eval/loss": 3.0})
         made.log(step, {"train/loss": 2.0})
     made.close()
+    path.write_bytes(b'3\n[]\n{"step": "1"}\n\x00\n' + path.read_bytes() + b'{"step": 3, "train/lo\xc3')
     make(tmp_path, first_step=3).close()
-    rows = read_metrics(tmp_path / "metrics.jsonl")
+    rows = [json.loads(line) for line in path.open()]
     assert [r["step"] for r in rows if "train/loss" in r] == [1, 2, 3]
     assert [r["step"] for r in rows if "eval/loss" in r] == [0, 1, 2]
 
@@ -112,18 +114,6 @@ def test_a_full_disk_stops_no_report_and_loses_no_row(tmp_path, capsys, monkeypa
         assert said.count(f"{name}: ") == (2 if name == "metrics.jsonl" else 1) and "Traceback" not in said, said
 
 
-def test_lines_of_metrics_that_are_no_rows_are_left_out_and_the_first_is_named(tmp_path, capsys):
-    path = tmp_path / "metrics.jsonl"
-    odd = ["[]", "3", "null", "{}", '{"step": "1"}', '{"step": null}', '{"step": 1.5}', "[" * 100_000, "{", "\x00"]
-    lines = ['{"step": 1, "train/loss": 2}', *odd, '{"step": 2, "train/loss": 2}', '{"step": 3, "train/lo']
-    path.write_bytes("\n".join(lines).encode() + b"\xc3")  # a kill has torn the last one
-    made = make(tmp_path, first_step=2)
-    made.log(3, {})
-    made.close()
-    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3] == [json.loads(x)["step"] for x in path.open()]
-    assert f"{path}: line 2 is not a row; {len(odd)} such lines are left out" in capsys.readouterr().err
-
-
 def test_a_sample_steers_no_terminal_from_the_screen_the_log_or_samples_txt(tmp_path, capsys):
     made = make(tmp_path)
     console.keep_in(tmp_path / "run.log")
@@ -140,7 +130,7 @@ def test_resume_drops_samples_past_the_checkpoint_and_what_they_begin_with_is_sa
         made.samples(step, [("é ", f"text {step}\n==== step one\n==== step 99 of all\nlast line")], show=False)
     made.close()
     whole = (tmp_path / "samples.txt").read_text(encoding="utf-8")
-    assert whole.startswith(report.NOISE + report.BYTES + "==== step 0")
+    assert whole.startswith("==== step 0")
     again = make(tmp_path, first_step=8)
     kept = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     assert whole.startswith(kept) and kept.count("last line") == 2 and "step 8" not in kept
@@ -155,26 +145,15 @@ def test_due_every_interval_and_at_the_last_and_never_for_0():
 
 def test_one_hint_is_logged_and_no_second(tmp_path, capsys):
     made = make(tmp_path)
-    for step in range(1, HINT_AFTER):
-        update(made, step, float(step), waited=step / 2)
+    update(made, HINT_AFTER - 1, 49.0, waited=24.5)
     assert "hint: " not in capsys.readouterr().err
     for step in (HINT_AFTER, HINT_AFTER + 1):
         update(made, step, float(step), waited=step / 2)
     assert capsys.readouterr().err.count("hint: the device waits for data 50% of the time") == 1
 
 
-def test_a_run_that_lost_to_a_bigram_model_is_told_so(tmp_path, capsys):
-    made = make(tmp_path)
-    made.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
-    made.baselines(4, {"bigram": 1.45, "bigram_bits_per_byte": 0.48})
-    said = capsys.readouterr().err
-    assert "step 4: validation loss 1.5000 nats per token, 0.500 bits per byte" in said
-    assert "has not learned more than a bigram model: try more --max_steps" in said
-
-
 def test_duration_reads_as_people_write_it():
     written = {12.4: "12 s", 59.6: "1 min 00 s", 200: "3 min 20 s", 3599.7: "1 h 00 min", 5 * 3600 + 240: "5 h 04 min"}
-    written[2 * 86400 + 3 * 3600] = "2 d 03 h"
     assert {seconds: duration(seconds) for seconds in written} == written
 
 
@@ -200,8 +179,7 @@ def drawn_on_a_terminal(run_dir, monkeypatch, lines: int) -> list[str]:
         made = make(run_dir)
         for step in (1, 9):
             update(made, step, float(step))
-        if made._bar:
-            made._bar.refresh()
+        made._bar.refresh()
         made.close()
         print("end", file=terminal, flush=True)
         drawn = ""
@@ -212,9 +190,7 @@ def drawn_on_a_terminal(run_dir, monkeypatch, lines: int) -> list[str]:
 
 
 def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lines_a_line(tmp_path, monkeypatch):
-    drawn = drawn_on_a_terminal(tmp_path, monkeypatch, 24)
-    assert drawn[drawn.index("end") - 1] == ""  # of a run that was stopped no bar stays
-    last = [line for line in drawn if line.startswith("step 9/10 ")][-1]
+    last = [line for line in drawn_on_a_terminal(tmp_path, monkeypatch, 24) if line.startswith("step 9/10 ")][-1]
     assert re.search(r"^step 9/10 .{20,} loss 2\.000  [\d,]+ tok/s  left \d+ s$", last) and len(last) <= 80, last
     lines = drawn_on_a_terminal(tmp_path, monkeypatch, 0)
     assert lines[0].startswith("step  1/10  loss") and not [line for line in lines if line.startswith("step 9/10 ")]

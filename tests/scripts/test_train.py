@@ -1,7 +1,6 @@
 """End to end: what a run promises, through the real script, on a small character model with dropout."""
 
 import contextlib
-import gzip
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -20,21 +18,16 @@ import pytest
 import torch
 from accelerate.commands import launch
 from commands import alive
-from conftest import RECIPE, ROOT, WITNESS, WORDS, fork, made_once, own_copy, run
+from conftest import RECIPE, RISES, ROOT, WITNESS, WORDS, fork, made_once, own_copy, run
 from pushes import wait_until
-from runs import TIMES, TINY, final_state, ledger, losses, rows, sign, weights, windows_of_steps
+from runs import TIMES, TINY, final_state, ledger, losses, rows, weights, windows_of_steps
 from safetensors.torch import load_file
 
-from pretrain.base import files
-from pretrain.base.errors import BadInput
 from pretrain.data import shards, tokenization
-from pretrain.data.corpus import Corpus
-from pretrain.machine.time_budget import TimeBudget
 from pretrain.model.loss import NextTokenLoss
 from pretrain.recipe import reading
-from pretrain.run import checkpoint, resume
+from pretrain.run import checkpoint
 
-DROPOUT = ("--attn_pdrop", "0.2", "--resid_pdrop", "0.2", "--embd_pdrop", "0.2")
 UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 
 
@@ -65,53 +58,14 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     (baseline,) = (row for row in rows("r") if "baseline/bigram" in row)
     assert baseline["step"] == 12 and 0 < baseline["baseline/bigram"] < 5 and 0 < baseline["baseline/gzip"] < 8
     assert f"a bigram model {baseline['baseline/bigram']:.4f} nats per token, " in done.stderr
-    (last,) = (row["eval/loss"] for row in rows("r") if row["step"] == 12 and "eval/loss" in row)
-    assert ("has not learned more than a bigram model" in done.stderr) == (last > baseline["baseline/bigram"])
     assert "runs/r/curves.png" in done.stderr
     assert reading.load_recipe(folder / "recipe.yaml").saving.run_name == "r"
     assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
-    drawn = [(folder / "samples.txt").read_text()]
-    for key, value in {"temperature": "0", "top_k": "1"}.items():  # a finished run has nothing left to do, and says so
-        again = run("train.py", *TINY, "--run_name", "r", f"--sample_{key}", value)
-        assert "resumed from runs/r/checkpoints/step-00000012" in again.stderr
-        drawn.append((folder / "samples.txt").read_text())
-    assert drawn[0] != drawn[1] == drawn[2] and [row["step"] for row in rows("r") if "train/loss" in row] == steps
-
-
-def test_rows_up_to_a_checkpoint_s_step_are_on_disk_before_it_has_its_name(workplace, monkeypatch):
-    """Also of the checkpoint that keeps a length that ``max_hours`` has planned. Each is written while training waits."""
-    fsync, rename, save, metrics = os.fsync, os.rename, resume.Checkpoints.save, Path("runs/r/metrics.jsonl")
-
-    def note(*words):
-        with open("order", "a") as order:
-            order.write(f"{json.dumps(words)}\n")
-
-    def noted_fsync(descriptor):
-        there = metrics.read_text().splitlines() if metrics.exists() else []
-        fsync(descriptor)
-        if there and os.fstat(descriptor).st_ino == metrics.stat().st_ino:
-            note("fsync", sorted({row["step"] for row in map(json.loads, there) if "train/loss" in row}))
-
-    def noted_rename(old, new):
-        rename(old, new)
-        if re.fullmatch(r"step-\d{8}", Path(new).name):
-            note("rename", checkpoint.step_of(Path(new)))
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "rename", noted_rename)
-    monkeypatch.setattr(
-        resume.Checkpoints, "save", lambda self, *what, **how: (save(self, *what, **how), self.finish())
-    )
-    monkeypatch.setattr(TimeBudget, "plan", lambda self, step, *_: (12, 3) if step == 5 else None)
-    run("train.py", *TINY, *UNSEEN, "--run_name", "r")
-    on_disk, named = [], []
-    for what, steps in map(json.loads, Path("order").read_text().splitlines()):
-        if what == "fsync":
-            on_disk = steps
-        else:
-            named.append(steps)
-            assert on_disk[:steps] == list(range(1, steps + 1)), f"step {steps} has its name before its rows"
-    assert named == [3, 5, 6, 9, 12]
+    drawn = (folder / "samples.txt").read_text()
+    again = run("train.py", *TINY, "--run_name", "r", "--sample_temperature", "0")
+    assert "resumed from runs/r/checkpoints/step-00000012" in again.stderr
+    assert "nothing is left to train" in again.stderr
+    assert drawn != (folder / "samples.txt").read_text() and list(losses("r")) == steps
 
 
 def test_without_prompts_samples_continue_beginnings_of_validation_documents(workplace):
@@ -124,43 +78,12 @@ def test_without_prompts_samples_continue_beginnings_of_validation_documents(wor
     assert found == ["The text", "The text"]
 
 
-BYTES = tokenization.train_bpe(["a"], 257)  # an id a byte
-
-
-def byte_ids(text: str) -> list[int]:
-    return tokenization.Encoder(BYTES)([text])[0].tolist()
-
-
-def beginnings(windows: list[list[int]], validation_files=None) -> list[str]:
-    """What samples begin with, of a validation split that holds these windows."""
-    validation = SimpleNamespace(num_windows=len(windows), read=lambda window, row: np.copyto(row, windows[window]))
-    data = SimpleNamespace(data_files=["t.txt"], validation_files=validation_files)
-    recipe = SimpleNamespace(model=SimpleNamespace(sequence_length=len(windows[0]) - 1), data=data)
-    fake = SimpleNamespace(sources=[SimpleNamespace(validation=validation)], tokenizer=BYTES, _recipe=recipe)
-    fake._first_words = lambda: Corpus._first_words(fake)
-    return Corpus.beginnings(fake)
-
-
-def test_a_beginning_ends_with_its_document_and_is_no_half_of_a_character_or_word():
-    end, face, text = BYTES.eos_token_id, byte_ids("\U0001f600"), byte_ids("ab\ncde\nfg")
-    windows = [
-        [end, *text[:4], end, *text[4:6], end, face[0]],  # the last document goes on in the next window
-        [*face[1:], end, end, *text[6:8], end, text[8], end],
-    ]
-    assert beginnings(windows) == ["ab", "de", "g"]
-    windows = [[end, *byte_ids("ed cat "), face[0], face[0]], [face[0]] * 10]
-    assert beginnings(windows) == ["cat "] and beginnings(windows, ["v.txt"]) == ["ed cat "]  # cut within a word
-    text = "V:55, I\n    3  4  5  6  7\nLa commande qui suit affiche\n"
-    assert beginnings([[end, *byte_ids(text)]]) == ["La commande qui suit"]
-
-
 def test_the_header_warns_of_many_epochs_and_of_validation_text_that_is_unlike_the_trains(workplace):
     Path("held.txt").write_text("中文 " * 400)
     Path("short.txt").write_text(Path("text.txt").read_text()[:600])
     files = ("--data_files", "short.txt", "--validation_files", "held.txt", "--tokenizer", "bpe")
     room = ("--tokenizer_vocab_size", "280", "--vocab_size", "320")
-    short = (*UNSEEN, "--max_steps", "40", "--save_steps", "0")
-    done = run("train.py", *TINY, *short, *files, *room, "--run_name", "many").stderr
+    done = run("train.py", *TINY, *UNSEEN, "--save_steps", "0", *files, *room, "--run_name", "many").stderr
     assert "note     more than 4 epochs: " in done and "dropout" in done
     assert re.search(r"note     validation has \d\.\d\d bytes per token, train .*--validation_files FILE", done)
 
@@ -191,9 +114,9 @@ def test_a_finished_wsd_run_trained_on_equals_one_that_was_as_long_from_the_star
     kept = checkpoint.list_checkpoints(Path("runs/r/checkpoints"))
     assert [checkpoint.step_of(path) for path in kept] == [12, 8, 7]  # two, and that before the line
     run("train.py", *wsd, "--max_steps", "20", "--run_name", "whole")
-    run("train.py", "--recipe", "runs/r/recipe.yaml", "--extend_steps", "5")
-    again = run("train.py", "--recipe", "runs/r/recipe.yaml", "--extend_steps=5")
-    assert "resumed from runs/r-17/checkpoints/step-00000017" in again.stderr and "nothing is left" in again.stderr
+    said = run("train.py", *wsd, "--run_name", "r", "--max_steps", "17", expect=2).stderr
+    assert "--extend_steps 5" in said and said.count("error: ") == 1
+    run("train.py", *shlex.split(said.partition("python train.py ")[2]))
     done = run("train.py", "--recipe", "runs/r-17/recipe.yaml", "--extend_steps", "3")  # its own line is undone in turn
     assert "resumed from runs/r-17/checkpoints/step-00000011" in done.stderr
     longer, whole = final_state("r-20", 20), final_state("whole", 20)
@@ -206,40 +129,20 @@ def test_another_length_is_refused_where_a_learning_rate_so_far_would_be_another
     begin = ("--resume_from_checkpoint", "runs/whole/checkpoints/step-00000009", "--run_name", "longer")
     done = run("train.py", *TINY, *UNSEEN, *begin, "--max_steps", "20", expect=2)
     assert "max_steps = 12, asked for 20: fixed for a run" in done.stderr
-
-
-def test_more_steps_of_a_finished_run_are_answered_with_the_command_that_trains_them(uninterrupted):
     longer = (*TINY, "--run_name", "whole", "--max_steps", "16")
     assert "--init_from runs/whole --run_name whole-2" in run("train.py", *longer, expect=2).stderr
-    flags = (*TINY, *UNSEEN, "--lr_scheduler_type", "wsd", "--run_name", "r")
-    run("train.py", *flags)
-    said = run("train.py", *flags, "--max_steps", "16", expect=2).stderr
-    assert "--extend_steps 4" in said and said.count("error: ") == 1
-    run("train.py", *shlex.split(said.partition("python train.py ")[2]))
-    assert max(losses("r-16")) == 16
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
         (("--extend_steps", "0"), "--extend_steps 0: must be at least 1"),
-        (("--extend_steps", "5"), "every learning rate depends on the length"),
-        (("--extend_steps", "5", "--lr_scheduler_type", "wsd"), "runs/r/checkpoints holds no sound checkpoint"),
+        (("--extend_steps", "5"), "runs/r/checkpoints holds no sound checkpoint from before a decay phase"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_before_anything_is_made(workplace, flags, message):
     assert message in run("train.py", *TINY, "--run_name", "r", *flags, expect=2).stderr
     assert not Path("runs").exists()
-
-
-def test_profile_says_where_the_time_went_in_a_run_of_that_name_too_whose_reader_is_given_it(workplace):
-    short = (*UNSEEN, "--save_steps", "0", "--max_steps", "14", "--validation_fraction", "0.2")
-    small = ("--n_layer", "1", "--per_device_train_batch_size", "8")
-    done = run("train.py", *TINY, *short, *small, "--profile", "--run_name", "profile")
-    table = Path("runs/profile/profile/table.txt").read_text()
-    assert "matrix products" in table and "aten::" in table and "profile of 3 updates" in done.stderr
-    with gzip.open("runs/profile/profile/trace.json.gz") as file:
-        assert any("aten::" in event.get("name", "") for event in json.load(file)["traceEvents"])
 
 
 def test_killed_inside_each_stage_of_a_save_or_between_saves_or_stopped_and_resumed_equals_uninterrupted(uninterrupted):
@@ -259,25 +162,13 @@ def test_killed_inside_each_stage_of_a_save_or_between_saves_or_stopped_and_resu
     assert Path("runs/k/samples.txt").read_text() == Path("runs/whole/samples.txt").read_text()
 
 
-# Validated on text that is unlike the train's: the loss falls, then rises.
-HELD = ("--data_files", "text.txt", "--validation_files", "held.txt", "--validation_fraction", "0")
-RISES = (*TINY, *HELD, "--learning_rate", "2e-2", "--eval_steps", "2", "--save_steps", "3", "--sample_steps", "0")
-RISES += ("--load_best_model_at_end", "true")
-
-
 def best_of(run_name: str) -> tuple[int, dict[int, float]]:
     """The step of the lowest validation loss, and the loss by step."""
     found = losses(run_name, "eval/loss")
     return min(found, key=found.__getitem__), found
 
 
-@pytest.fixture
-def rises(workplace):
-    Path("held.txt").write_text("".join(sorted(Path("text.txt").read_text()[:600])))
-
-
 def test_model_has_the_weights_of_the_lowest_validation_loss_whose_checkpoint_is_kept_after_kills_too(rises):
-    run(WITNESS, *RISES, "--run_name", "whole", LEDGER="whole.ledger")
     (best, found), kept = best_of("whole"), Path("runs/whole/checkpoints")
     assert 0 < best < 9 and [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(kept)] == [12, 9, best]
     assert weights(Path("runs/whole/model")) == weights(kept / f"step-{best:08d}") != weights(kept / "step-00000012")
@@ -293,8 +184,7 @@ def test_model_has_the_weights_of_the_lowest_validation_loss_whose_checkpoint_is
 
 
 def test_a_run_that_begins_elsewhere_or_lost_its_best_checkpoint_looks_for_the_best_anew(rises):
-    run("train.py", *RISES, "--run_name", "r")
-    begin = ("--resume_from_checkpoint", "runs/r/checkpoints/step-00000009")
+    begin = ("--resume_from_checkpoint", "runs/whole/checkpoints/step-00000009")
     run("train.py", *RISES, *begin, "--run_name", "other")
     best, found = best_of("other")
     assert list(found) == [10, 12]
@@ -302,16 +192,16 @@ def test_a_run_that_begins_elsewhere_or_lost_its_best_checkpoint_looks_for_the_b
     state = json.loads(Path("runs/other/checkpoints/step-00000012/state.json").read_text())
     assert state["evaluations"] == 2 and state["best_step"] == best
 
-    lost, newest = (Path(f"runs/r/checkpoints/step-{step:08d}") for step in (best_of("r")[0], 12))
+    lost, newest = (Path(f"runs/whole/checkpoints/step-{step:08d}") for step in (best_of("whole")[0], 12))
     (lost / "model.safetensors").write_bytes(b"")
-    said = run("train.py", *RISES, "--run_name", "r").stderr
+    said = run("train.py", *RISES, "--run_name", "whole").stderr
     assert "of the lowest validation loss: model.safetensors has 0 bytes" in said
     assert "The last weights are kept" in said and "the lowest of" not in said
-    assert weights(Path("runs/r/model")) == weights(newest)
+    assert weights(Path("runs/whole/model")) == weights(newest)
     for path in (lost, newest):
         shutil.rmtree(path)
-    said = run("train.py", *RISES, "--run_name", "r").stderr
-    assert "resumed from runs/r/checkpoints/step-00000009" in said and "the lowest of 2 evaluations" in said
+    said = run("train.py", *RISES, "--run_name", "whole").stderr
+    assert "resumed from runs/whole/checkpoints/step-00000009" in said and "the lowest of 2 evaluations" in said
 
 
 def test_early_stopping_ends_a_run_as_a_planned_end_does(rises):
@@ -367,22 +257,19 @@ def test_a_launcher_that_is_stopped_before_training_begins_leaves_no_process(wor
     assert "stopped by" not in Path(err).read_text() and not Path("runs").exists()
 
 
-def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(workplace):
+def test_one_process_equals_two_processes_with_dropout_too_and_resumes_across_them(uninterrupted_two):
     """Of one process's 4 micro-batches of a step each of two processes takes 2, and draws the same masks for them."""
-    plain = (*TINY, *DROPOUT, "--sample_steps", "0")
-    run(WITNESS, *plain, "--run_name", "one", LEDGER="one.ledger")
-    run(WITNESS, *plain, "--run_name", "two", processes=2, LEDGER="two.ledger")
     # 1 -> 2 -> 1: the stop reaches one process of two and is agreed on.
-    mixed, stop = (WITNESS, *plain, "--run_name", "mixed"), {"LEDGER": "mixed.ledger", "STOP_BY": "SIGTERM"}
+    mixed, stop = (WITNESS, *TINY, *UNSEEN, "--run_name", "mixed"), {"LEDGER": "mixed.ledger", "STOP_BY": "SIGTERM"}
     run(*mixed, expect=143, **stop, STOP_AT="3:1")
     run(*mixed, processes=2, expect=None, **stop, STOP_AT="8:0")
     assert checkpoint.list_checkpoints(Path("runs/mixed/checkpoints"))[0].name == "step-00000008"
     run(*mixed, LEDGER="mixed.ledger")
-    one, two, mixed = (windows_of_steps(f"{name}.ledger") for name in ("one", "two", "mixed"))
-    assert one == two == mixed
+    one, two, mixed = (windows_of_steps(f"{name}.ledger") for name in ("whole", "two", "mixed"))
+    assert len(one) == 12 and one == two == mixed
     for name in ("two", "mixed"):
-        assert losses(name, "train/lr") == losses("one", "train/lr")
-        assert losses(name) == pytest.approx(losses("one"), abs=1e-5)
+        assert losses(name, "train/lr") == losses("whole", "train/lr")
+        assert losses(name) == pytest.approx(losses("whole"), abs=1e-5)
 
 
 def test_three_bad_updates_in_a_row_stop_the_run_and_never_reach_the_weights(workplace, monkeypatch):
@@ -417,8 +304,8 @@ def test_bad_update_on_one_process_is_skipped_by_both(workplace, monkeypatch):
         return loss * float("inf") if bad else loss
 
     monkeypatch.setattr(NextTokenLoss, "forward", poisoned)
-    run("train.py", *TINY, "--run_name", "p", processes=2)
-    assert [row["skipped_updates"] for row in rows("p") if "skipped_updates" in row] == [0, 0] + [1] * 10
+    run("train.py", *TINY, *UNSEEN, "--run_name", "p", "--max_steps", "4", processes=2)
+    assert [row["skipped_updates"] for row in rows("p")] == [0, 0, 1, 1]
 
 
 def test_eval_only_scores_the_newest_checkpoint_and_writes_nothing(uninterrupted):
@@ -471,22 +358,6 @@ def test_bad_input_is_one_error_with_a_remedy_and_writes_nothing(workplace, flag
     assert words in said and "Traceback" not in said and not Path("runs").exists()
 
 
-def test_a_state_whose_values_are_of_other_types_is_refused_by_file_and_field_though_every_hash_agrees(uninterrupted):
-    path = Path("runs/whole/checkpoints/step-00000012")
-    state = files.read_json(path / "state.json")
-    odd = dict.fromkeys(set(state) - {"step", "dropout_by", "tokens", "versions"}, "text")  # nothing reads the last
-    for name, value in (odd | {"dropout_by": 1, "science": None, "data": {}}).items():
-        files.write_json(path / "state.json", state | {name: value})
-        sign(path)
-        with pytest.raises(BadInput) as refused:
-            resume.read_state(path)
-        assert f"{path}: its state.json lacks {name}, or has another type there" in str(refused.value), value
-    files.write_json(path / "state.json", {"step": 12})  # another program's
-    sign(path)
-    with pytest.raises(BadInput, match=f"{path}: its state.json lacks threads, science, scaler, data, or"):
-        resume.read_state(path)
-
-
 def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kill(uninterrupted):
     """Also when the checkpoint that it began at is gone; another run's folder is refused."""
     begin = "runs/whole/checkpoints/step-00000009"
@@ -498,7 +369,7 @@ def test_a_run_begun_at_a_checkpoint_goes_on_from_its_own_newest_one_after_a_kil
     assert "resumed from runs/k/checkpoints/step-00000011" in done.stderr
     assert final_state("k")["model.safetensors"] == final_state("whole")["model.safetensors"]
     done = run("train.py", *flags, "runs/whole/checkpoints/step-00000012", expect=2)
-    assert "runs/k/checkpoints/step-00000012 exists and did not begin from it" in done.stderr
+    assert "runs/k/checkpoints holds checkpoints of another beginning" in done.stderr
     scored = run("train.py", *flags, "runs/k/checkpoints/step-00000011", "--eval_only", "--run_name", "whole")
     assert '"model": "runs/k/checkpoints/step-00000011"' in scored.stdout
 
@@ -534,19 +405,20 @@ def files_of_at_most(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
-def test_a_model_that_cannot_be_written_is_said_in_a_line_and_the_same_command_writes_it(workplace):
-    flags = (*TINY, *UNSEEN, "--run_name", "f", "--save_steps", "4")
-    run(WITNESS, *flags, expect=-9, LEDGER="k.ledger", KILL_AT="save:rename:2")
-    before = os.listdir("runs/f/checkpoints")
+def test_a_model_that_cannot_be_written_is_said_in_a_line_and_the_same_command_writes_it(uninterrupted):
+    for path in ("runs/whole/checkpoints/step-00000012", "runs/whole/model"):
+        shutil.rmtree(path)
+    flags = (*TINY, "--run_name", "whole")
     with files_of_at_most(60_000):
         done = run("train.py", *flags, expect=1)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: runs/f/model")]
-    said = "error: runs/f/model: File too large: all steps are done, and the same command writes model/"
-    assert line.startswith(said)
+    assert (
+        "\nerror: runs/whole/model: File too large: raise the limit (ulimit -f); the same command resumes\n"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr and "no checkpoint at step 12" in done.stderr
-    assert os.listdir("runs/f/checkpoints") == before and len(before) == 2
+    assert os.listdir("runs/whole/checkpoints") == ["step-00000009"]
     run("train.py", *flags)
-    assert Path("runs/f/model/model.safetensors").stat().st_size > 60_000
+    assert Path("runs/whole/model/model.safetensors").stat().st_size > 60_000
 
 
 def test_data_that_the_disk_has_no_room_for_stops_the_reader_and_the_run_in_a_line(workplace):
@@ -611,9 +483,8 @@ def test_the_ledger_is_one_whatever_reads_it_and_kills_of_trainer_and_reader_cha
     run(WITNESS, *flags, "--run_name", "one", LEDGER="one.ledger")
     whole, made = windows_read("one.ledger"), {path: path.read_bytes() for path in Path("data").rglob("*.bin")}
     assert len(whole) == 12 * 8
-    run(WITNESS, *flags, "--run_name", "two", processes=2, LEDGER="two.ledger")
     run(WITNESS, *flags, "--run_name", "batch", "--per_device_train_batch_size", "4", LEDGER="batch.ledger")
-    assert windows_read("two.ledger") == windows_read("batch.ledger") == whole
+    assert windows_read("batch.ledger") == whole
 
     # Each source has been read twice over: none missing, none doubled.
     folders = {window.split(":")[0]: None for window in whole}

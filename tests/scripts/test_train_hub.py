@@ -1,6 +1,5 @@
 """train.py and the Hub, end to end: the real client against a server on this machine."""
 
-import contextlib
 import json
 import os
 import re
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, fork, run
+from conftest import RISES, ROOT, WITNESS, fork, run
 from hub_server import Fault, HubServer
 from pushes import wait_until
 from runs import final_state, ledger, weights
@@ -26,7 +25,6 @@ from pretrain.run import checkpoint, publisher
 STEPS = ("--eval_steps", "6", "--sample_steps", "0", "--save_steps", "3", "--logging_steps", "1")
 PUSHED = ("--recipe", "tiny.yaml", *STEPS, "--push_to_hub", "true")
 CANARY = "hf_" + "canary" * 6
-WITNESS = str(ROOT / "tests" / "ledger_child.py")
 NOTICE = 30  # seconds that a cloud gives a spot machine at least
 
 
@@ -74,8 +72,8 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
         tree = server.files("me/named", "step-00000006")
         last = server.files("me/named")
         assert not server.repositories["me/named"].private
-        train(server, *PUSHED, "--run_name", "e", "--hub_strategy", "end")
-        assert list(server.tags("me/e")) == ["step-00000012"]
+        train(server, *PUSHED, "--run_name", "e", "--hub_strategy", "end", "--max_steps", "4")
+        assert list(server.tags("me/e")) == ["step-00000004"]
     assert {"config.json", "generation_config.json", "model.safetensors", "README.md", "recipe.yaml"} <= tree.keys()
     assert {"tokenizer.json", "tokenizer_config.json", "metrics.jsonl"} <= tree.keys() and "curves.png" in last
     assert not any("env" in name or "checkpoint" in name for name in tree)
@@ -92,18 +90,14 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
     assert b"model-index" in last["README.md"] and b"me/named" in last["README.md"]
 
 
-def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(workplace):
-    Path("held.txt").write_text("".join(sorted(Path("text.txt").read_text()[:600])))  # whose loss falls, then rises
-    given = ("--recipe", "tiny.yaml", *STEPS, "--eval_steps", "2", "--run_name", "p", "--learning_rate", "2e-2")
-    given += ("--validation_files", "held.txt", "--validation_fraction", "0", "--load_best_model_at_end", "true")
-    run("train.py", *given)
-    before = weights(Path("runs/p/model"))
+def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(rises):
+    before = weights(Path("runs/whole/model"))
     with HubServer() as server:
-        train(server, *given, "--push_to_hub", "true", "--license", "mit", "--language", "hi")
-        files = server.files("me/p")
-        assert len(server.titles("me/p")) == 1 and list(server.tags("me/p")) == ["step-00000012"]
-    assert files["model.safetensors"] == Path("runs/p/model/model.safetensors").read_bytes()
-    assert weights(Path("runs/p/model")) == before
+        train(server, *RISES, "--run_name", "whole", "--push_to_hub", "true", "--license", "mit", "--language", "hi")
+        files = server.files("me/whole")
+        assert len(server.titles("me/whole")) == 1 and list(server.tags("me/whole")) == ["step-00000012"]
+    assert files["model.safetensors"] == Path("runs/whole/model/model.safetensors").read_bytes()
+    assert weights(Path("runs/whole/model")) == before
     card, losses = files["README.md"].decode(), [json.loads(line) for line in files["metrics.jsonl"].splitlines()]
     found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
     best = min(found, key=found.__getitem__)
@@ -163,7 +157,7 @@ class Machines:
 
     def __init__(self, server: HubServer, workplace: Path, monkeypatch):
         self.server, self.workplace, self.monkeypatch, self.count = server, workplace, monkeypatch, 0
-        self.flags = [*script_flags("me/p", workplace / "tiny.yaml"), *STEPS]
+        self.flags = script_flags("me/p", workplace / "tiny.yaml")
 
     def next(self) -> dict[str, str]:
         """Leave the machine for a fresh one; return its environment."""
@@ -181,22 +175,13 @@ class Machines:
         return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(prepared, tmp_path_factory):
-    """How a run ends that nothing interrupted, and what it reads."""
-    folder = tmp_path_factory.mktemp("whole")
-    shutil.copytree(prepared, folder, dirs_exist_ok=True)
-    with contextlib.chdir(folder):
-        run(WITNESS, "--recipe", "tiny.yaml", *STEPS, "--run_name", "whole", LEDGER="ledger")
-        return final_state("whole"), ledger(Path("ledger"))
-
-
 @pytest.fixture
-def fresh_machines(uninterrupted, workplace, monkeypatch):
+def fresh_machines(uninterrupted, monkeypatch):
     """Machines whose run has to end as the one that nothing interrupted."""
+    whole = final_state("whole"), ledger(Path("whole.ledger"))
     with HubServer() as server:
-        yield Machines(server, workplace, monkeypatch)
-    assert (final_state("tiny"), ledger(workplace / "p.ledger")) == uninterrupted  # of the last machine
+        yield Machines(server, uninterrupted, monkeypatch)
+    assert (final_state("tiny"), ledger(uninterrupted / "p.ledger")) == whole  # of the last machine
 
 
 def test_one_command_begins_and_goes_on_to_the_bit_on_each_fresh_machine_after_notice(fresh_machines):

@@ -51,8 +51,6 @@ def test_a_run_that_begins_from_a_model_begins_at_its_loss_learns_on_and_resumes
     run(WITNESS, "--recipe", recipe, "--run_name", "k", expect=-9, LEDGER="l", KILL_AT="step:6")
     done = run("train.py", "--recipe", recipe, "--run_name", "k")
     assert "resumed from runs/k/checkpoints/step-00000003" in done.stderr and final_state("k") == final_state("more")
-    run("train.py", "--recipe", recipe, "--init_from", "runs/more/model", "--run_name", "once_more")  # our own export
-    assert losses("once_more", "eval/loss")[0] == pytest.approx(found[12], abs=1e-5)
 
 
 def test_another_tokenizer_or_shape_than_the_models_is_refused_before_anything_is_written(learned):
@@ -96,11 +94,6 @@ def test_a_llama_type_run_learns_resumes_to_the_bit_exports_what_transformers_lo
     model, info = AutoModelForCausalLM.from_pretrained("runs/llama/model", output_loading_info=True)
     assert type(model) is LlamaForCausalLM and not info["missing_keys"] and not info["unexpected_keys"]
     assert model.config.num_key_value_heads == 1 and model.lm_head.weight is model.model.embed_tokens.weight
-    done = run("generate.py", "--model", "runs/llama", "--prompt", "the ", "--max_new_tokens", "5")
-    assert done.stdout.startswith("the ")
-    done = run("export_model.py", "runs/llama", "--out", "half", "--dtype", "bf16", "--trim_vocab")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained("half")
-    assert AutoModelForCausalLM.from_pretrained("half").config.vocab_size == len(tokenizer)
     recipe = shapeless("more.yaml", init_from="runs/llama", resid_pdrop=0.0, embd_pdrop=0.0)  # by its config alone
     run("train.py", "--recipe", recipe, "--run_name", "more")
     more = losses("more", "eval/loss")
@@ -144,11 +137,6 @@ def test_eight_bit_moments_learn_nearly_the_same_and_take_less(workplace):
     moments = (Path(f"runs/{name}/checkpoints/step-00000004/optimizer.safetensors") for name in ("plain", "eight"))
     plain, eight = (path.stat().st_size for path in moments)
     assert eight < 0.4 * plain
-
-
-def test_eight_bit_moments_that_cannot_be_are_refused_before_anything_is_written(workplace):
-    done = run(MACHINE, *SHORT, "--optimizer", "adamw_8bit", processes=2, expect=2, FSDP="true")
-    assert "a YAML without FSDP, or --optimizer adamw" in done.stderr and not Path("runs").exists()
 
 
 def test_cuda_graphs_are_refused_where_gradients_wait_to_be_added():
