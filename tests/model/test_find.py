@@ -40,6 +40,7 @@ def test_a_run_stands_for_its_model_and_what_holds_none_is_refused_a_misspelt_ru
     "script, words",
     [
         ("generate", ["--model", "runs/deutch"]),
+        ("eval_hellaswag", ["--model", "runs/deutch"]),
         ("eval_tasks", ["--model", "runs/deutch", "--tasks", "piqa"]),
         ("export_model", ["runs/deutch", "--out", "exports/deutch"]),
     ],
