@@ -42,8 +42,7 @@ def read_items(
             except BadInput as fault:
                 if evaluation.files_of(name):
                     raise
-                for line in fault.lines:
-                    log.warning(f"left out: {line}")
+                log.warning(f"left out: {fault}")
     everywhere = gather_object([{task.name: rows.commit for task, rows in found.items()}])
     return {
         task: rows for task, rows in found.items() if all(one.get(task.name, 0) == rows.commit for one in everywhere)

@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 METRICS = Path(__file__).parents[2] / "metrics"
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 FEW = 100  # items, below which a score is nearly chance
-COLUMNS = 79  # of a bar that no terminal shows
 
 
 def run(asked: argparse.Namespace, tasks: Sequence[str]) -> list[tuple[Task, dict[str, Any]]]:
@@ -88,9 +87,9 @@ def run(asked: argparse.Namespace, tasks: Sequence[str]) -> list[tuple[Task, dic
 
 def _answers(test: Encoded, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator) -> list[Answer]:
     """Return a model's answers, with a bar on the main process; a log file gets a line of it now and then."""
-    how: dict[str, Any] = {"unit": "text", "disable": not accelerator.is_main_process, "desc": test.task.name}
-    how |= {"mininterval": 0.2, "dynamic_ncols": True} if sys.stderr.isatty() else {"mininterval": 30, "ncols": COLUMNS}
-    with tqdm(total=len(test.questions) // accelerator.num_processes, **how) as bar, accelerator.autocast():
+    how = {"disable": not accelerator.is_main_process, "mininterval": 0.2 if sys.stderr.isatty() else 30}
+    mine = len(test.questions) // accelerator.num_processes
+    with tqdm(desc=test.task.name, unit="text", total=mine, dynamic_ncols=True, **how) as bar, accelerator.autocast():
         found = likelihood.log_likelihoods(
             model,
             test.questions,

@@ -172,16 +172,12 @@ def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name
     assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl: line 2: ") and words in str(caught.value)
 
 
-def test_items_of_several_parts_are_taken_in_turn_so_that_the_first_ones_are_of_all(laid_out):
+def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_with_the_command(laid_out, tmp_path):
     first = items.read(items.records()["blimp"], limit=10)
-    assert len({item.where.rpartition("/")[0] for item in first}) == 10
-
-
-def test_a_data_set_that_lacks_a_part_is_refused_with_the_command_that_fetches_it(laid_out, tmp_path):
+    assert len({item.where.rpartition("/")[0] for item in first}) == 10, "the first ones are of all"
     next((tmp_path / "datasets/nyu-mll/blimp").glob("*/*.parquet")).unlink()
-    with pytest.raises(
-        BadInput, match=r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
-    ):
+    wanted = r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
+    with pytest.raises(BadInput, match=wanted):
         items.read(items.records()["blimp"])
 
 
