@@ -193,33 +193,24 @@ def test_half_precision_is_near_full_precision_and_still_shares(gpt2):
 # What stands around it
 
 
-@contextmanager
-def memory_for(model, room):
-    """A model that is short of memory for more than ``room()`` sequences; yield how many each call had."""
-    tried = []
+def test_batches_are_halved_until_they_fit_the_memory_the_longest_first_also_on_the_way(gpt2):
+    asked, seen, tried, room = questions(40), [], [], [40]
+    wanted = score(gpt2, asked, batch_size=1)
 
     def refuse(module, args):
         tried.append(len(args[0]))
-        if tried[-1] > room():
+        if tried[-1] > (5 if seen else room[0]):
             raise torch.OutOfMemoryError(f"no room for {tried[-1]}")
 
-    hook = model.get_input_embeddings().register_forward_pre_hook(refuse)
-    try:
-        yield tried
-    finally:
-        hook.remove()
-
-
-def test_batches_are_halved_until_they_fit_the_memory_the_longest_first_also_on_the_way(gpt2):
-    asked, seen = questions(40), []
-    wanted = score(gpt2, asked, batch_size=1)
-    with memory_for(gpt2, lambda: 5 if seen else 40) as tried:
-        got = score(gpt2, asked, batch_size=32, progress=lambda batch: seen.append(batch))
+    gpt2.get_input_embeddings().register_forward_pre_hook(refuse)
+    got = score(gpt2, asked, batch_size=32, progress=seen.append)
     assert [size for size in tried if size > 5] == [20, 20, 10, 7] and tried[-5:] == [4] * 5
     assert np.abs(got - wanted).max() < 1e-5
     lengths = [longest(asked)[i] for batch in seen for i in batch]
-    assert lengths == sorted(lengths, reverse=True)
-    with memory_for(gpt2, lambda: 0), pytest.raises(torch.OutOfMemoryError):
+    assert len(lengths) == 40 and lengths == sorted(lengths, reverse=True)
+    seen.clear()
+    room[0] = 0
+    with pytest.raises(torch.OutOfMemoryError):
         score(gpt2, asked)
 
 
