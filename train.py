@@ -154,7 +154,7 @@ def train(
                         ends.early(state, report)
                         last = True
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
-                    for task in evaluator.tasks:
+                    for task in evaluator.tests:
                         report.scores(step, task, evaluator.score(task))
                 if due(step, evaluation.sample_steps, last, evaluation.eval_on_start):
                     report.samples(step, evaluator.samples(), show=last)

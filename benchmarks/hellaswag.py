@@ -15,7 +15,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import argparse
-import dataclasses
 import json
 import logging
 import statistics
@@ -36,7 +35,6 @@ from pretrain.machine import hardware
 from pretrain.model import pretrained
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TWO, THREE = ("acc", "acc_norm"), tuple(hellaswag.TASK.scores)
 WAYS = ("two", "three", "harness:1", "harness:8")
 
 
@@ -50,10 +48,10 @@ def make_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def ours(asked, model, tokenizer, scores: tuple[str, ...], batch_size: int | None) -> np.ndarray:
-    """Encode and score as eval_hellaswag.py does; return the log-likelihoods under the harness's text."""
-    rules = {score: hellaswag.TASK.scores[score] for score in scores}
-    test = Encoded(dataclasses.replace(hellaswag.TASK, scores=rules), asked, tokenizer)
+def ours(asked, model, tokenizer, texts: int, batch_size: int | None) -> np.ndarray:
+    """Encode and score as eval_hellaswag.py does, one or both texts; return the log-likelihoods under the harness's."""
+    some = items.Items(item._replace(questions=item.questions[:texts]) for item in asked)
+    test = Encoded(hellaswag.TASK, some, tokenizer)
     length = likelihood.context_length(model.config)
     found = likelihood.log_likelihoods(model, test.questions, context_length=length, batch_size=batch_size)
     return np.stack(test.sums(found))
@@ -94,8 +92,8 @@ def measure(way: str, asked: argparse.Namespace) -> dict:
 
         work = lambda some: harness(some, model, tokenizer, batch_size)  # noqa: E731
     else:
-        scores = TWO if kind == "two" else THREE
-        work = lambda some: ours(some, model, tokenizer, scores, batch_size)  # noqa: E731
+        texts = 1 if kind == "two" else 2  # the third score is of another text
+        work = lambda some: ours(some, model, tokenizer, texts, batch_size)  # noqa: E731
     with torch.no_grad():
         work(found[:2])  # what is made at first use
         before = forget_peak(device)

@@ -39,24 +39,17 @@ def arc(seed: int) -> list[dict]:
         labels = list("ABCDE" if number % 3 else "12345")[:size]
         choices = {"text": [_text(draw, 1, 9) for _ in labels], "label": labels}
         question = _text(draw, *_lengths(number)) if number != 3 else ""
-        rows.append(
-            {"id": f"MADE_{number}", "question": question, "choices": choices, "answerKey": draw.choice(labels)}
-        )
+        rows.append({"id": str(number), "question": question, "choices": choices, "answerKey": draw.choice(labels)})
     return rows
 
 
 def piqa(seed: int) -> list[dict]:
     """Two solutions of which one may be very long, or begin in white space."""
-    draw = random.Random(seed)
-    return [
-        {
-            "goal": _text(draw, *_lengths(number)),
-            "sol1": " " * (number % 11 == 0) + _text(draw, 1, 25),
-            "sol2": _text(draw, 1, 25),
-            "label": draw.randint(0, 1),
-        }
-        for number in range(ROWS)
-    ]
+    draw, rows = random.Random(seed), []
+    for number in range(ROWS):
+        goal, sol1 = _text(draw, *_lengths(number)), " " * (number % 11 == 0) + _text(draw, 1, 25)
+        rows.append({"goal": goal, "sol1": sol1, "sol2": _text(draw, 1, 25), "label": draw.randint(0, 1)})
+    return rows
 
 
 def winogrande(seed: int) -> list[dict]:
@@ -82,13 +75,10 @@ def lambada(seed: int) -> list[dict]:
 
 def blimp(part: int) -> list[dict]:
     """A pair of whole sentences; the columns that the data set has beside them."""
-    draw, rows = random.Random(part), []
-    for number in (part,):
-        good = _text(draw, 2, 30 if number == 7 else 10) + "."
-        bad = " ".join(reversed(good.split(" "))) if number % 2 else good.replace(" ", " not ", 1)
-        about = {"field": "syntax", "linguistics_term": "made", "UID": "made", "simple_LM_method": True}
-        rows.append({"sentence_good": good, "sentence_bad": bad, **about, "pair_id": number})
-    return rows
+    good = _text(random.Random(part), 2, 30 if part == 7 else 10) + "."
+    bad = " ".join(reversed(good.split(" "))) if part % 2 else good.replace(" ", " not ", 1)
+    about = {"field": "syntax", "linguistics_term": "made", "UID": "made", "simple_LM_method": True}
+    return [{"sentence_good": good, "sentence_bad": bad, **about, "pair_id": part}]
 
 
 def multiblimp(seed: int) -> list[dict]:
@@ -135,14 +125,10 @@ CONFIGS = {  # of DATASETS' files: configuration and split
 }
 
 
-def lay_out(
-    folder: Path, parts: Sequence[str] = PARTS, more: Mapping[str, dict[str, list[dict]]] | None = None
-) -> None:
+def lay_out(folder: Path, parts: Sequence[str] = PARTS, more: Mapping[str, dict] | None = None) -> None:
     """Write every data set under ``folder/datasets/OWNER/NAME``, with a README whose head names the configurations.
 
-    Args:
-        parts: BLiMP's, by their names.
-        more: other rows than the made ones, as DATASETS has them.
+    ``parts``: BLiMP's, by their names; ``more``: other rows than the made ones, as DATASETS has them.
     """
     pairs = {f"{part}/train-00000-of-00001.parquet": blimp(number) for number, part in enumerate(parts)}
     for name, files in (DATASETS | {"nyu-mll/blimp": pairs} | dict(more or {})).items():

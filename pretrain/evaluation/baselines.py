@@ -21,14 +21,12 @@ def baselines(corpus: Corpus, eval_tokens: int) -> dict[str, float]:
     Args:
         eval_tokens: about so many tokens of the validation split, the same as validation takes; 0: all.
     """
-    (source, *others), held_out = corpus.sources, []
+    source, *others = corpus.sources
     if others or not corpus.whole or source.train.num_tokens > MOST_TOKENS:
         return {}
-    for inputs_BT, targets_BT in corpus.eval_batches(
-        "validation", max_tokens=eval_tokens, batch_size=BATCH, device=torch.device("cpu"), rank=0, num_processes=1
-    ):
-        held_out.append(np.stack([inputs_BT.numpy().ravel(), targets_BT.numpy().ravel()]))
-    pairs_2N = np.concatenate(held_out, axis=1)
+    where = {"device": torch.device("cpu"), "rank": 0, "num_processes": 1}
+    held_out = corpus.eval_batches("validation", max_tokens=eval_tokens, batch_size=BATCH, **where)
+    pairs_2N = np.concatenate([torch.stack(batch).flatten(1).numpy() for batch in held_out], axis=1)
     train = np.concatenate([ids for ids, _ in source.train.read_all()])
     found = {"bigram": bigram_loss(train, pairs_2N, source.train.vocab_size)}
     if text := decode(corpus.tokenizer, pairs_2N[1].tolist()).encode():

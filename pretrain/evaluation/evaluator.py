@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -41,8 +42,7 @@ def read_items(
             except BadInput as fault:
                 if evaluation.files_of(name):
                     raise
-                for line in fault.lines:
-                    log.warning(f"left out: {line}")
+                log.warning(f"left out: {fault}")
     everywhere = gather_object([{task.name: rows.commit for task, rows in found.items()}])
     return {
         task: rows for task, rows in found.items() if all(one.get(task.name, 0) == rows.commit for one in everywhere)
@@ -66,83 +66,72 @@ def refuse_prompts(evaluation: keys.Evaluation, tokenizer: PreTrainedTokenizerFa
             raise BadInput(f"sample_prompts = {prompt!r}: {error}; {remedy}") from None
 
 
+@dataclass(frozen=True)
 class Evaluator:
     """Evaluates the model as it is when it is asked.
 
-    Args:
+    Attributes:
         tests: the tasks that are scored.
         model: whole on each process for as long as it is used.
         stopped: whether this process was asked to stop: an evaluation ends early then, on every process.
     """
 
-    def __init__(
-        self,
-        recipe: keys.Recipe,
-        corpus: Corpus,
-        tests: Mapping[Task, Encoded],
-        model: WholeModel,
-        accelerator: Accelerator,
-        stopped: Callable[[], bool] = lambda: False,
-    ):
-        self._recipe, self._corpus, self._tests, self._model = recipe, corpus, tests, model
-        self._accelerator, self._stopped = accelerator, stopped
+    recipe: keys.Recipe
+    corpus: Corpus
+    tests: Mapping[Task, Encoded]
+    model: WholeModel
+    accelerator: Accelerator
+    stopped: Callable[[], bool] = lambda: False
 
     def loss(self, split: str, batch_size: int) -> dict[str, float] | None:
         """Return ``loss`` (nats per token) and ``bits_per_byte`` of a split, or None when stopped."""
-        accelerator, corpus = self._accelerator, self._corpus
+        accelerator, corpus = self.accelerator, self.corpus
         batches = corpus.eval_batches(
             split,
-            max_tokens=self._recipe.evaluation.eval_tokens,
+            max_tokens=self.recipe.evaluation.eval_tokens,
             batch_size=batch_size,
             device=accelerator.device,
             rank=accelerator.process_index,
             num_processes=accelerator.num_processes,
         )
-        with self._model() as model, autocast(accelerator):
+        with self.model() as model, autocast(accelerator):
             return validation.validation_loss(
-                loss_module(model, self._recipe.loss, corpus.tokenizer.eos_token_id),
+                loss_module(model, self.recipe.loss, corpus.tokenizer.eos_token_id),
                 batches,
                 device=accelerator.device,
                 bytes_per_token=corpus.bytes_per_token,
                 accelerator=accelerator,
-                stop=self._stopped,
+                stop=self.stopped,
             )
 
     def score(self, task: Task) -> dict[str, float] | None:
         """Return a task's scores, their errors and ``items``, or None when stopped."""
-        accelerator, test = self._accelerator, self._tests[task]
-        with self._model() as model, autocast(accelerator):
+        accelerator, test = self.accelerator, self.tests[task]
+        with self.model() as model, autocast(accelerator):
             found = likelihood.log_likelihoods(
                 model,
                 test.questions,
-                context_length=self._recipe.model.sequence_length,
+                context_length=self.recipe.model.sequence_length,
                 accelerator=accelerator,
-                stop=self._stopped,
+                stop=self.stopped,
             )
         return None if found is None else test.result(found)
 
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks that are scored."""
-        return list(self._tests)
-
     def samples(self) -> list[tuple[str, str]]:
         """Return a text for each prompt, with it; the main process's (the others return none)."""
-        evaluation, tokenizer = self._recipe.evaluation, self._corpus.tokenizer
-        found = []
-        with self._model() as model:
-            is_main = self._accelerator.is_main_process
-            prompts = (evaluation.sample_prompts or self._corpus.beginnings()) if is_main else ()
-            for number, prompt in enumerate(prompts):
-                ids = encode_prompt(tokenizer, prompt)
+        evaluation, tokenizer, found = self.recipe.evaluation, self.corpus.tokenizer, []
+        with self.model() as model:
+            if not self.accelerator.is_main_process:
+                return []
+            for number, prompt in enumerate(evaluation.sample_prompts or self.corpus.beginnings()):
                 how = sampling.Sampling(
                     max_new_tokens=evaluation.sample_tokens,
                     temperature=evaluation.sample_temperature,
                     top_k=evaluation.sample_top_k,
                     top_p=evaluation.sample_top_p,
-                    seed=self._recipe.model.seed + number,
+                    seed=self.recipe.model.seed + number,
                 )
-                new = sampling.sample(model, ids, tokenizer, how)
+                new = sampling.sample(model, encode_prompt(tokenizer, prompt), tokenizer, how)
                 found.append((prompt, decode(tokenizer, new)))
         return found
 

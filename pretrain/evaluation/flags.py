@@ -33,12 +33,12 @@ def faults_of(asked: argparse.Namespace, tasks: list[str]) -> list[str]:
         faults.append(f"--limit {asked.limit}: must be 0 (all) or more")
     if asked.batch_size != "auto" and not (asked.batch_size.isdecimal() and int(asked.batch_size)):
         faults.append(f"--batch_size {asked.batch_size}: must be auto, or 1 or more")
-    if asked.output and (Path(asked.output).is_dir() or not Path(asked.output).absolute().parent.is_dir()):
-        faults.append(f"--output {asked.output}: must be a file in a folder that exists")
-    if asked.output and Path(asked.output).resolve() in {
-        Path(name).resolve() for files in named.values() for name in files
-    }:
-        faults.append(f"--output {asked.output}: is a file of items, which it would replace")
+    if asked.output:
+        output = Path(asked.output).resolve()
+        if output.is_dir() or not output.parent.is_dir():
+            faults.append(f"--output {asked.output}: must be a file in a folder that exists")
+        if output in {Path(name).resolve() for files in named.values() for name in files}:
+            faults.append(f"--output {asked.output}: is a file of items, which it would replace")
     asked.task_files = named
     if not faults:
         asked.batch_size = None if asked.batch_size == "auto" else int(asked.batch_size)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.utils import disable_progress_bars
@@ -100,12 +100,11 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
     )
 
 
-def _questions(task: Task, row: bytes | dict) -> tuple[Question, ...]:
-    if isinstance(row, bytes):
-        try:
-            row = files.parse_json(row)
-        except ValueError as error:
-            raise ValueError(f"is not a JSON object ({error})") from None
+def _questions(task: Task, row: Any) -> tuple[Question, ...]:
+    try:
+        row = files.parse_json(row) if isinstance(row, bytes) else row
+    except ValueError as error:
+        raise ValueError(f"is not a JSON object ({error})") from None
     if not isinstance(row, dict):
         raise ValueError("is not a JSON object")
     if missing := [name for name in task.fields if row.get(name) is None]:
@@ -116,24 +115,20 @@ def _questions(task: Task, row: bytes | dict) -> tuple[Question, ...]:
         raise ValueError(f"is not an item of {task.label}: {str(row)[:100]}") from None
 
 
-def _rows(path: Path) -> Iterator[tuple[str, bytes | dict]]:
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield each row and where it stands; one of JSON lines as it is written."""
+    rows: list
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
 
-            for number, row in enumerate(pq.read_table(path).to_pylist(), 1):
-                yield f"{path}: row {number}", row
+            rows = pq.read_table(path).to_pylist()
         elif path.suffix == ".tsv":
             with open(path, encoding="utf-8", newline="") as text:
-                for number, row in enumerate(csv.DictReader(text, delimiter="\t"), 1):
-                    yield f"{path}: row {number}", row
+                rows = list(csv.DictReader(text, delimiter="\t"))
         else:
-            with open(path, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield f"{path}: line {number}", line
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, csv.Error) as error:  # pyarrow's: this is not a Parquet file
-        raise BadInput(f"{path}: cannot be read: {first_line(error)}") from None
+            rows = [line.strip() for line in path.read_bytes().split(b"\n")]
+    except (OSError, ValueError, csv.Error) as error:  # pyarrow's: this is not a Parquet file
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or first_line(error)}") from None
+    what = "row" if path.suffix in (".parquet", ".tsv") else "line"
+    yield from ((f"{path}: {what} {number}", row) for number, row in enumerate(rows, 1) if row)

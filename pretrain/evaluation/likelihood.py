@@ -80,35 +80,36 @@ def log_likelihoods(
     was_training = model.training
     # Of each question the place of its first ending among all endings.
     begins = np.cumsum([0, *(len(endings) for _, endings in questions)])
+    found = np.zeros((2, begins[-1]))  # log-likelihoods, and how many tokens are not the likeliest
+    # Of other families each ending is computed by itself: windows may slide, positions be counted, states be carried.
+    shared = model.config.model_type in ARCHITECTURES
+    size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
     rank, num_processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    # Alike in length, the longest first, which needs the most memory.
+    order = sorted(range(len(questions)), key=lambda i: (-_length(questions[i]), i))
+    todo, stopped = np.array(order[rank::num_processes]), False
     model.eval()
     try:
-        # Of other families each ending is computed by itself: windows may slide, positions be counted, states be carried.
-        shared = model.config.model_type in ARCHITECTURES
-        size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
-        while True:
+        while len(todo) and not (stopped := stop()):
+            batch = np.array_split(todo, -(-len(todo) // size))[0]
+            places = np.concatenate([np.arange(begins[i], begins[i + 1]) for i in batch])
             try:
-                sums, missed, stopped = np.zeros(begins[-1]), np.zeros(begins[-1]), False
-                for batch in _batches(questions, size, rank, num_processes):
-                    if stopped := stop():
-                        break
-                    places = np.concatenate([np.arange(begins[i], begins[i + 1]) for i in batch])
-                    sums[places], missed[places] = _score(model, [questions[i] for i in batch], context_length, shared)
-                    progress(batch)
-                break
+                found[:, places] = _score(model, [questions[i] for i in batch], context_length, shared)
             except RuntimeError as error:
                 if size == 1 or not is_out_of_memory(error):
                     raise
-                size //= 2  # the longest batch comes first: little is done again
+                size //= 2
                 torch.cuda.empty_cache()
+                continue
+            todo = todo[len(batch) :]
+            progress(batch)
     finally:
         model.train(was_training)
-    found = torch.tensor([*sums, *missed, stopped], dtype=torch.float64, device=model.device)
-    found = (accelerator.reduce(found, "sum") if accelerator else found).cpu().numpy()
-    if found[-1]:
+    sums = torch.tensor([*found.ravel(), stopped], dtype=torch.float64, device=model.device)
+    sums = (accelerator.reduce(sums, "sum") if accelerator else sums).cpu().numpy()
+    if sums[-1]:
         return None
-    sums, missed = found[:-1].reshape(2, -1)
-    parts = zip(np.split(sums, begins[1:-1]), np.split(missed, begins[1:-1]), strict=True)
+    parts = np.split(sums[:-1].reshape(2, -1), begins[1:-1], axis=1)
     return [Answer(nats, len(nats) == 1 and not wrong[0]) for nats, wrong in parts]
 
 
@@ -116,22 +117,6 @@ def _length(question: Question) -> int:
     """Return the tokens that a model reads of the longest ending: its last one is only predicted."""
     context, endings = question
     return len(context) + max(map(len, endings)) - 1
-
-
-def _row_length(question: Question) -> int:
-    """Return the tokens of a row that holds the context and all endings."""
-    context, endings = question
-    return len(context) + sum(len(ids) - 1 for ids in endings)
-
-
-def _batches(questions: Sequence[Question], size: int, rank: int, num_processes: int) -> list[np.ndarray]:
-    """Return this process's batches: alike in length, the longest first.
-
-    Which questions are a process's own does not depend on ``size``: each may halve its own.
-    """
-    order = np.array(sorted(range(len(questions)), key=lambda i: (-_length(questions[i]), i)))
-    number = -(-len(order) // (num_processes * size))
-    return [part for part in np.array_split(order[rank::num_processes], number) if len(part)]
 
 
 def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, shared: bool) -> np.ndarray:
@@ -146,10 +131,16 @@ def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, sha
             kept = [context if limit is None else context[-(limit - len(ids) + 1) :] for ids in endings]
             rows += [(context, [ids]) for context, ids in zip(kept, endings, strict=True)]
     inputs, places, targets, owners = _pack(rows)
-    inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-    if "branch" in inputs:
-        inputs["attention_mask"] = _branch_mask(model, inputs.pop("branch"))
-    logits_RV = _logits(model, inputs, places.to(model.device), shared)
+    inputs, places = {name: tensor.to(model.device) for name, tensor in inputs.items()}, places.to(model.device)
+    if "branch" in inputs:  # each token sees the past of the context and of its own ending, (B, 1, T, T)
+        branch_BT = inputs.pop("branch")
+        seen_BTT = (branch_BT[:, None, :] == 0) | (branch_BT[:, None, :] == branch_BT[:, :, None])
+        inputs["attention_mask"] = seen_BTT.tril()[:, None]
+    if shared:
+        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+        logits_RV = model.get_output_embeddings()(hidden.flatten(0, 1)[places])
+    else:
+        logits_RV = model(**inputs, use_cache=False).logits.flatten(0, 1)[places]
     parts = zip(logits_RV.split(LOSS_ROWS), targets.to(model.device).split(LOSS_ROWS), strict=True)
     alone = any(len(endings) == 1 for _, endings in batch)  # the likeliest token costs a pass over the logits
     found = []
@@ -166,7 +157,7 @@ def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tens
     context, then the endings' numbers); the places of the flattened (B * T) that predict, (R,); their targets, (R,);
     which ending, counted over all rows, each belongs to, (R,).
     """
-    length = max(map(_row_length, rows))
+    length = max(len(context) + sum(len(ids) - 1 for ids in endings) for context, endings in rows)
     ids_BT, positions_BT, branch_BT = (np.zeros((len(rows), length), dtype=np.int64) for _ in range(3))
     places, targets, owners = [], [], []
     for row, (context, endings) in enumerate(rows):
@@ -185,26 +176,3 @@ def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tens
     if any(len(endings) > 1 for _, endings in rows):
         inputs |= {"position_ids": torch.from_numpy(positions_BT), "branch": torch.from_numpy(branch_BT)}
     return inputs, torch.tensor(places), torch.tensor(targets), np.array(owners)
-
-
-def _branch_mask(model: PreTrainedModel, branch_BT: torch.Tensor) -> torch.Tensor:
-    """Return which tokens (last axis) each token sees: the past of the context and of its own ending, (B, 1, T, T)."""
-    seen_BTT = (branch_BT[:, None, :] == 0) | (branch_BT[:, None, :] == branch_BT[:, :, None])
-    seen_B1TT = seen_BTT.tril()[:, None]
-    if model.config._attn_implementation != "eager":
-        return seen_B1TT
-    lowest = torch.finfo(model.dtype).min
-    return torch.zeros_like(seen_B1TT, dtype=model.dtype).masked_fill(~seen_B1TT, lowest)  # an additive mask
-
-
-def _logits(model: PreTrainedModel, inputs: dict, places: torch.Tensor, shared: bool) -> torch.Tensor:
-    """Return the logits at these places of the flattened (B * T): (R, V)."""
-    head = model.get_output_embeddings() if shared else None
-    if head is None:
-        return model(**inputs, use_cache=False).logits.flatten(0, 1)[places]
-    # The model itself continues from the head's output, so what it does to logits (a scale, a cap) is done.
-    hook = head.register_forward_pre_hook(lambda module, hidden: (hidden[0].flatten(0, 1)[places],))
-    try:
-        return model(**inputs, use_cache=False).logits
-    finally:
-        hook.remove()

@@ -1,9 +1,12 @@
 """A task: questions of a data set that a model is scored on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pretrain.recipe.rules import either
+
+Row = Mapping[str, Any]  # of a data set
 RULES = {
     "acc": "the likeliest ending",
     "acc_norm": "the likeliest ending per character",
@@ -28,6 +31,14 @@ class Question(NamedTuple):
     gold: int
     delimiter: str = " "
     apart: bool = False
+
+
+def gold(name: str, value: object, answers: Sequence) -> int:
+    """Return which of ``answers`` a row has as its field ``name``; raises ValueError for any other value."""
+    if value not in answers:
+        remedy = "a test split without answers cannot be scored: take the validation split"
+        raise ValueError(f"{name} = {value!r}: must be {either(answers)}; {remedy}")
+    return answers.index(value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,7 +69,7 @@ class Task:
     dataset: tuple[str, str]
     files: tuple[str, int]
     fields: tuple[str, ...]
-    questions: Callable[[Mapping[str, Any]], tuple[Question, ...]]
+    questions: Callable[[Row], tuple[Question, ...]]
     revision: str | None = None
     config: str | None = None
     published: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)

@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 METRICS = Path(__file__).parents[2] / "metrics"
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 FEW = 100  # items, below which a score is nearly chance
-COLUMNS = 79  # of a bar that no terminal shows
 
 
 def run(asked: argparse.Namespace, tasks: Sequence[str]) -> list[tuple[Task, dict[str, Any]]]:
@@ -53,47 +52,44 @@ def run(asked: argparse.Namespace, tasks: Sequence[str]) -> list[tuple[Task, dic
     model = pretrained.load(name).to(accelerator.device)
     length = likelihood.context_length(model.config)
     tests = [Encoded(records[task], rows, tokenizer, length) for task, rows in zip(tasks, found, strict=True)]
-    catch_interrupts()
-    try:
-        answered = [_answers(test, model, asked.batch_size, accelerator) for test in tests]
-    except KeyboardInterrupt:
-        raise BadInput("stopped before all items were scored; nothing was written", 130) from None
-    if not accelerator.is_main_process:
-        return []
     precision = accelerator.mixed_precision
     precision = PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision
     lines, rows = [], []
-    for test, (answers, seconds) in zip(tests, answered, strict=True):
-        task = test.task
-        line = {
-            "model": asked.model,
-            "dataset": ", ".join(asked.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]),
-            "items": len(test.items),
-            "cut": test.longer_than(length),
-            "left_out": test.left_out,
-            "precision": precision,
-            **by_metrics(test, answers),
-            "seconds": round(seconds, 2),
-        }
-        log.info(table(task, line, f"{precision} on {hardware.device_name(accelerator.device)}"))
-        lines.append((task, line))
-        its = {"task": task.name} if "tasks" in asked else {}  # of several tasks
-        rows += [json.dumps(its | row) + "\n" for row in test.rows(answers)]
-    if asked.output:
+    catch_interrupts()
+    try:
+        for test in tests:
+            start, task = time.perf_counter(), test.task
+            answers = _answers(test, model, asked.batch_size, accelerator)
+            seconds = round(time.perf_counter() - start, 2)
+            if not accelerator.is_main_process:
+                continue
+            line = {
+                "model": asked.model,
+                "dataset": ", ".join(asked.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]),
+                "items": len(test.items),
+                "cut": test.longer_than(length),
+                "left_out": test.left_out,
+                "precision": precision,
+                **by_metrics(test, answers),
+                "seconds": seconds,
+            }
+            log.info(table(task, line, f"{precision} on {hardware.device_name(accelerator.device)}"))
+            lines.append((task, line))
+            its = {"task": task.name} if "tasks" in asked else {}  # of several tasks
+            rows += [json.dumps(its | row) + "\n" for row in test.rows(answers)]
+    except KeyboardInterrupt:
+        raise BadInput("stopped before all items were scored; nothing was written", 130) from None
+    if asked.output and accelerator.is_main_process:
         files.write_text(Path(asked.output), "".join(rows))
         log.info(f"each item's sums and predictions: {asked.output}")
     return lines
 
 
-def _answers(
-    test: Encoded, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator
-) -> tuple[list[Answer], float]:
-    """Return a model's answers and the seconds that they took, with a bar on the main process."""
-    mine, start = len(test.questions) // accelerator.num_processes, time.perf_counter()
-    how: dict[str, Any] = {"unit": "text", "disable": not accelerator.is_main_process, "desc": test.task.name}
-    # A log file gets a line now and then.
-    how |= {"mininterval": 0.2, "dynamic_ncols": True} if sys.stderr.isatty() else {"mininterval": 30, "ncols": COLUMNS}
-    with tqdm(total=mine, **how) as bar, accelerator.autocast():
+def _answers(test: Encoded, model: PreTrainedModel, batch_size: int | None, accelerator: Accelerator) -> list[Answer]:
+    """Return a model's answers, with a bar on the main process; a log file gets a line of it now and then."""
+    how = {"disable": not accelerator.is_main_process, "mininterval": 0.2 if sys.stderr.isatty() else 30}
+    mine = len(test.questions) // accelerator.num_processes
+    with tqdm(desc=test.task.name, unit="text", total=mine, dynamic_ncols=True, **how) as bar, accelerator.autocast():
         found = likelihood.log_likelihoods(
             model,
             test.questions,
@@ -103,7 +99,7 @@ def _answers(
             progress=lambda batch: bar.update(len(batch)),
         )
     assert found is not None  # nothing stops it
-    return found, time.perf_counter() - start
+    return found
 
 
 def by_metrics(test: Encoded, answers: Sequence[Answer]) -> dict[str, float]:
@@ -140,9 +136,10 @@ def _compute(name: str, **values: list) -> dict[str, float]:
 
 def table(task: Task, line: Mapping[str, Any], where: str) -> str:
     """Return a task's scores beside those of other models on all its items, a row a model, and the rule of each score."""
-    known = {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in task.published.items()}
-    chance = {"chance": [f"{100 * task.chance:.2f}" for _ in task.scores]} if task.chance else {}
-    body = {"": list(task.scores), line["model"][-40:]: task.with_errors(line), **known, **chance}
+    body = {"": list(task.scores), line["model"][-40:]: task.with_errors(line)}
+    body |= {name: [f"{value:.2f}" if value else "-" for value in row] for name, row in task.published.items()}
+    if task.chance:
+        body["chance"] = [f"{100 * task.chance:.2f}"] * len(task.scores)
     width = max(map(len, body))
     cut = f", {line['cut']:,} texts cut from the left to fit the context" if line["cut"] else ""
     cut += f", {line['left_out']:,} with a longer ending left out" if line["left_out"] else ""

@@ -30,28 +30,22 @@ def validation_loss(
     """
     was_training = loss_module.training
     loss_module.eval()
-    # Sums stay on the device: the host waits for it once, at the end.
-    nats = torch.zeros((), dtype=torch.float64, device=device)
-    text_bytes = torch.zeros((), dtype=torch.int64, device=device)
+    # Nats, tokens, bytes, whether to stop: on the device, for which the host waits once, at the end.
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
     bytes_of_id = None if bytes_per_token is None else torch.as_tensor(bytes_per_token, device=device)
-    tokens, stopped = 0, False
     try:
         for inputs_BT, targets_BT in batches:
-            if stopped := stop():
+            if stop():
+                sums[3] = 1
                 break
             targets_BT = targets_BT.to(device)
-            nats += loss_module(inputs_BT.to(device), targets_BT).double() * targets_BT.numel()
-            tokens += targets_BT.numel()
+            sums[0] += loss_module(inputs_BT.to(device), targets_BT).double() * targets_BT.numel()
+            sums[1] += targets_BT.numel()
             if bytes_of_id is not None:
-                text_bytes += bytes_of_id[targets_BT].sum()
+                sums[2] += bytes_of_id[targets_BT].sum()
     finally:
         loss_module.train(was_training)
-    counted, stops = nats.new_tensor(tokens), nats.new_tensor(stopped)
-    both = torch.stack([nats, counted, text_bytes.double(), stops])
-    sums = (accelerator.reduce(both, "sum") if accelerator else both).tolist()
-    if sums[3]:
+    nats, tokens, text_bytes, stopped = (accelerator.reduce(sums, "sum") if accelerator else sums).tolist()
+    if stopped:
         return None
-    result = {"loss": sums[0] / sums[1]}
-    if sums[2]:
-        result["bits_per_byte"] = sums[0] / math.log(2) / sums[2]
-    return result
+    return {"loss": nats / tokens} | ({"bits_per_byte": nats / math.log(2) / text_bytes} if text_bytes else {})

@@ -25,18 +25,18 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
     if model.init_from is not None:
         made = pretrained.load_to_train(model.init_from, model)
     else:
-        more = {
-            "bos_token_id": eos_token_id,
-            "eos_token_id": eos_token_id,
-            "initializer_range": model.initializer_range,
-        }
+        more = {"initializer_range": model.initializer_range} | dict.fromkeys(
+            ("bos_token_id", "eos_token_id"), eos_token_id
+        )
         config = AutoConfig.for_model(record.name, **record.config(model), **record.training_config(model), **more)
         made = AutoModelForCausalLM.from_config(config, attn_implementation=CAUSAL)
     # Compiled by torch 2.11, a checkpointed block keeps what these functions save: twice a step's memory.
     if model.gradient_checkpointing != "full" or torch.__version__ >= (2, 13):
         record.prepare(made)
     if model.gradient_checkpointing == "mlp":
-        _recompute_activations(made, record.mlp)
+        for name, module in made.named_modules():
+            if name.endswith(".mlp"):
+                module.forward = functools.partial(_recomputed_mlp, module, record.mlp)
     elif model.gradient_checkpointing == "full":
         enable = getattr(made, "activation_checkpointing_enable", None)
         enable = enable or made.gradient_checkpointing_enable  # its name until Transformers 5.17 or so
@@ -44,14 +44,9 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
     return made
 
 
-def _recompute_activations(model: PreTrainedModel, names: Mlp) -> None:
-    """Have each MLP keep its products' results only, and compute what stands between them again (llm.c's -r 1)."""
-    for name, module in model.named_modules():
-        if name.endswith(".mlp"):
-            module.forward = functools.partial(_recomputed_mlp, module, names)
-
-
 def _recomputed_mlp(mlp: nn.Module, names: Mlp, hidden: torch.Tensor) -> torch.Tensor:
+    """Return an MLP's result; it keeps its products' only, and computes what stands between again (llm.c's -r 1)."""
+
     def down_proj(inner: torch.Tensor, *gated: torch.Tensor) -> torch.Tensor:
         activated = getattr(mlp, names.activation)(inner)
         for other in gated:

@@ -1,7 +1,7 @@
 """Models that others have trained: to train on (init_from), and to use."""
 
-import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,10 +45,8 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
         raise BadInput(f"init_from = {name}: its weights do not match its config.json: it also has {_few(beside)}")
     embedding, head = made.get_input_embeddings(), made.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
-        raise BadInput(
-            f"init_from = {name}: its config.json ties the head to the embedding, and its weights have two that "
-            f'differ; write "tie_word_embeddings": false there'
-        )
+        remedy = 'which differ in its weights; write "tie_word_embeddings": false there'
+        raise BadInput(f"init_from = {name}: its config.json ties the head to the embedding, {remedy}")
     if model.vocab_size > rows:
         made.resize_token_embeddings(model.vocab_size, mean_resizing=False)
         with torch.no_grad():
@@ -63,9 +61,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
-    found = find(name, "init_from = ")
-    with _loading(f"init_from = {name}"):
-        config = AutoConfig.from_pretrained(found, trust_remote_code=False)
+    config = _loaded(f"init_from = {name}", AutoConfig, find(name, "init_from = "))
     record = ARCHITECTURES.get(config.model_type)
     if record is None:
         raise BadInput(f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}")
@@ -98,18 +94,13 @@ def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]
 
     Raises BadInput where tensors are missing, which Transformers would fill with noise, or hold numbers that are none.
     """
-    with _loading(what):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            name, trust_remote_code=False, output_loading_info=True, **how
-        )
+    model, info = _loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **how)
     if info["missing_keys"]:
         lacks = _few(info["missing_keys"])
         raise BadInput(f"{what}: its weights do not match its config.json: it lacks {lacks}; give the whole model")
     for key, tensor in model.named_parameters():
         if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.isfinite().all():
-            raise BadInput(
-                f"{what}: {key} holds values that are not finite numbers; give a model that has not diverged"
-            )
+            raise BadInput(f"{what}: {key} holds values that are not finite; give a model that has not diverged")
     return model, sorted(info["unexpected_keys"])
 
 
@@ -118,11 +109,13 @@ def _few(names: Collection[str]) -> str:
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
-@contextlib.contextmanager
-def _loading(what: str) -> Iterator[None]:
-    """Raise BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds."""
+def _loaded(what: str, kind: Any, name: str, **how) -> Any:
+    """Return what ``kind`` makes of a model's files.
+
+    Raises BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds.
+    """
     try:
-        yield
+        return kind.from_pretrained(name, trust_remote_code=False, **how)
     except Exception as error:
         raise BadInput(f"{what}: cannot be loaded: {first_line(error)}") from None
 

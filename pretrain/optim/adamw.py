@@ -1,4 +1,4 @@
-"""AdamW's groups, and AdamW with Nesterov's momentum and cautious updates, which torch's has not.
+"""AdamW's groups, and its step with Nesterov's momentum and cautious updates, which torch's has not.
 
 Sources: T. Dozat, Incorporating Nesterov momentum into Adam, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ (NAdam,
 with one momentum for all updates, and decoupled decay); K. Liang et al., https://arxiv.org/abs/2411.16085 (cautious;
@@ -44,27 +44,6 @@ def kind(name: str, parameter: nn.Parameter, record: Architecture) -> str:
     return "positions" if record.positions is not None and record.positions in name else "embeddings"
 
 
-class NAdamW(torch.optim.AdamW):
-    """AdamW whose groups state ``nesterov`` and ``cautious``; its state is AdamW's.
-
-    Args:
-        groups: as ``groups`` returns them.
-        nesterov: the step is that of the momentum after one more update with the same gradient.
-        cautious: a weight whose step goes against its gradient waits.
-    """
-
-    def __init__(self, groups: list[dict], *, nesterov: bool, cautious: bool, **adamw):
-        own = {"nesterov": nesterov, "cautious": cautious}
-        super().__init__([own | group for group in groups], fused=False, **adamw)  # counts updates on the host
-
-    @torch.no_grad()
-    def step(self, closure=None) -> None:
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            for batch in batches(group["params"]):
-                update(batch, group, self.state)
-
-
 def batches(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters that have gradients, at most ``MOST_ELEMENTS`` at a time, or one that is larger."""
     batch: list[nn.Parameter] = []
@@ -83,16 +62,17 @@ def update(parameters: list[nn.Parameter], group: dict, state: dict) -> None:
     """Update parameters of one group in place. Each process updates its own shard: no element needs another.
 
     Args:
-        group: with AdamW's settings, ``nesterov`` and ``cautious``.
+        group: with AdamW's settings, ``nesterov`` (the step is that of the momentum after one more update with the same
+            gradient) and ``cautious`` (a weight whose step goes against its gradient waits).
         state: of each parameter, AdamW's, with the count of updates on the host; made here at the first.
     """
     for parameter in parameters:
-        if "step" not in state[parameter]:
-            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            state[parameter].update(step=torch.tensor(0.0), **moments)
-        state[parameter]["step"] = state[parameter][
-            "step"
-        ].cpu()  # a checkpoint's lies on the device: one wait, not each
+        own = state[parameter]
+        if "step" not in own:
+            own |= {"step": torch.tensor(0.0)} | {
+                name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")
+            }
+        own["step"] = own["step"].cpu()  # a checkpoint's lies on the device: one wait, not each
     weights = [_local(p) for p in parameters]
     gradients = [_local(p.grad) for p in parameters]
     first, second = ([_local(state[p][name]) for p in parameters] for name in ("exp_avg", "exp_avg_sq"))

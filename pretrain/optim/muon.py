@@ -7,6 +7,7 @@ benchmarks/results/muon-ablation-cpu-2026-11-22.json.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,8 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float, ratios: 
     others: list[tuple[str, nn.Parameter]] = []
     for name, parameter in model.named_parameters():
         if adamw.kind(name, parameter, record) == "matrices":
-            hidden.setdefault((parts(name, record), *parameter.shape), []).append(parameter)
+            parts = next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
+            hidden.setdefault((parts, *parameter.shape), []).append(parameter)
         else:
             others.append((name, parameter))
     found = [
@@ -35,26 +37,20 @@ def groups(model: nn.Module, record: Architecture, weight_decay: float, ratios: 
     return [*found, *adamw.groups(others, record, weight_decay, ratios)]
 
 
-def parts(name: str, record: Architecture) -> int:
-    """Return how many maps a matrix holds, which are made orthogonal each."""
-    return next((count for ending, count in record.fused.items() if name.endswith(ending)), 1)
-
-
 def step_scale(rows: int, columns: int) -> float:
     """Return the factor that gives an orthogonal matrix the size of AdamW's steps, 0.2 root mean square."""
     return 0.2 * math.sqrt(max(rows, columns))
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW (fused) that updates the groups with ``parts`` by Muon instead.
+    """AdamW (fused) that updates the groups with ``parts`` by Muon instead; without such groups all is AdamW's.
 
     One optimizer for both, so that there is one state to save and one step to take or skip.
 
     Args:
         groups: those with ``parts`` hold matrices of one shape: how many maps lie side by side in their columns, and
             ``scale``, the factor that the learning rate gets.
-        nesterov: of AdamW's part; Muon's own momentum always is Nesterov's.
-        cautious: a weight whose step goes against its gradient waits, in both parts.
+        nesterov, cautious: as ``adamw.update`` has them; Muon's own momentum always is Nesterov's.
     """
 
     def __init__(
@@ -71,16 +67,12 @@ class Muon(torch.optim.AdamW):
     def step(self, closure=None) -> None:
         """Update every parameter that has a gradient; those that AdamW's own kernel does not update are used up (None)."""
         for group in self.param_groups:
-            if group["parts"]:
-                own = self._update
-            elif group["nesterov"] or group["cautious"]:
-                own = adamw.update
-            else:
-                continue
-            for batch in adamw.batches(group["params"]):
-                own(batch, group, self.state)
-                for parameter in batch:
-                    parameter.grad = None
+            if group["parts"] or group["nesterov"] or group["cautious"]:
+                update = self._update if group["parts"] else adamw.update
+                for batch in adamw.batches(group["params"]):
+                    update(batch, group, self.state)
+                    for parameter in batch:
+                        parameter.grad = None
         super().step(closure)  # passes over parameters without a gradient
 
     @staticmethod
@@ -138,22 +130,14 @@ class TrainerMuon:
     arguments, and calls it with its model and the given ones. Query, key and value of a GPT-2 are made orthogonal each.
     """
 
-    def __call__(
-        self,
-        model: nn.Module,
-        *,
-        lr: float,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-    ) -> Muon:
-        """Return the optimizer of a model's weights. Raises ValueError for a model that is neither GPT-2 nor Llama."""
+    def __call__(self, model: nn.Module, *, lr: float, weight_decay: float = 0.1, **settings) -> Muon:
+        """Return the optimizer of a model's weights. Raises ValueError for a model that is neither GPT-2 nor Llama.
+
+        Args:
+            settings: momentum (default: 0.95), and AdamW's betas (0.9, 0.95) and eps (1e-8).
+        """
         kind = model.config.model_type
         if kind not in ARCHITECTURES:
-            raise ValueError(
-                f"model_type = {kind}: Muon knows which matrices are hidden for {', '.join(ARCHITECTURES)}"
-            )
-        return Muon(
-            groups(model, ARCHITECTURES[kind], weight_decay, {}), lr=lr, momentum=momentum, betas=betas, eps=eps
-        )
+            raise ValueError(f"model_type = {kind}: Muon knows the hidden matrices of {', '.join(ARCHITECTURES)}")
+        more: dict[str, Any] = {"momentum": 0.95, "betas": (0.9, 0.95), "eps": 1e-8} | settings
+        return Muon(groups(model, ARCHITECTURES[kind], weight_decay, {}), lr=lr, **more)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pretrain.base.errors import BadInput
+from pretrain.base.errors import BadInput, first_line
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe import keys
 
@@ -80,9 +80,8 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
     try:
         kind, arguments = record.make(settings)
     except ImportError:
-        raise BadInput(
-            f"optimizer = {name} needs {package}: pip install {record.package}, or --optimizer adamw"
-        ) from None
+        install = f"pip install {record.package}, or --optimizer adamw"
+        raise BadInput(f"optimizer = {name} needs {package}: {install}") from None
     if sharded and not keys.OPTIMIZERS[name]:
         raise BadInput(
             f"optimizer = {name}: updates no moments or weights in shards; use --shard_optimizer false and a YAML without "
@@ -98,8 +97,8 @@ def check(settings: keys.Optimizer, device: "torch.device", *, sharded: bool) ->
     try:
         kind([trial], **arguments).step()
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise BadInput(f"optimizer = {name}: {package} does not run on {device}: {reason}; --optimizer adamw") from None
+        why = f"{package} does not run on {device}: {first_line(error)}"
+        raise BadInput(f"optimizer = {name}: {why}; --optimizer adamw") from None
 
 
 def _groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dict]:
@@ -115,16 +114,10 @@ def _adam(settings: keys.Optimizer) -> dict[str, Any]:
 
 def _adamw(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
     if settings.adam_nesterov or settings.cautious:
-        from pretrain.optim.adamw import NAdamW
-
-        return NAdamW, _adam(settings) | _steps(settings)
+        return _muon(settings)  # whose groups that are not Muon's take these steps
     from torch.optim import AdamW
 
     return AdamW, _adam(settings) | {"fused": True}
-
-
-def _steps(settings: keys.Optimizer) -> dict[str, bool]:
-    return {"nesterov": settings.adam_nesterov, "cautious": settings.cautious}
 
 
 def _adamw_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str, "torch.Tensor"]:
@@ -153,7 +146,8 @@ def _adamw_8bit_keeps(_group: dict[str, Any], like: "torch.Tensor") -> dict[str,
 def _muon(settings: keys.Optimizer) -> tuple[type, dict[str, Any]]:
     from pretrain.optim.muon import Muon
 
-    return Muon, _adam(settings) | _steps(settings) | {"momentum": settings.muon_momentum}
+    steps = {"nesterov": settings.adam_nesterov, "cautious": settings.cautious}
+    return Muon, _adam(settings) | steps | {"momentum": settings.muon_momentum}
 
 
 def _muon_groups(model: "PreTrainedModel", settings: keys.Optimizer) -> list[dict]:

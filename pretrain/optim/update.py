@@ -53,10 +53,9 @@ def update(
     mean_loss, grad_norm = reduce_mean(torch.stack([loss.float(), norm.float()])).tolist()
     applied = math.isfinite(mean_loss) and math.isfinite(grad_norm)
     overflow = False
-    if scaler is None:
-        if applied:
-            optimizer.step()
-    else:
+    if applied and scaler is None:
+        optimizer.step()
+    if scaler is not None:
         before = 0.0 if applied else scaler.get_scale()  # read from the device only where an overflow is possible
         if applied:
             scaler.step(optimizer)

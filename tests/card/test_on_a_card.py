@@ -209,7 +209,7 @@ def test_eval_hellaswag_halves_its_batch_and_scores_what_a_cpu_scores(whole):
     )
     assert {name: there[name] for name in found if name != "seconds"} == {n: found[n] for n in found if n != "seconds"}
     half = run_on(A6000, "eval_hellaswag", *flags, ACCELERATE_MIXED_PRECISION="bf16")
-    assert "bfloat16 likelihood._logits" in half.card["products"] and json.loads(half.stdout)["precision"] == "bf16"
+    assert "bfloat16 likelihood._score" in half.card["products"] and json.loads(half.stdout)["precision"] == "bf16"
     assert "scoring.run" in str(json.loads(Path("card.json").read_text())["waits"])
 
 

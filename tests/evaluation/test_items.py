@@ -143,40 +143,41 @@ def test_every_name_of_the_recipe_has_a_record_and_no_other():
         assert all(len(values) == len(task.scores) for values in task.published.values())
 
 
-ARC = {"question": "Q", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "B"}
-PIQA = {"goal": "G", "sol1": "a", "sol2": "b", "label": -1}
-WINOGRANDE = {"sentence": "_", "option1": "a", "option2": "b", "answer": ""}
+ROWS = {
+    "arc_easy": {"question": "Q", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "A"},
+    "piqa": {"goal": "G", "sol1": "a", "sol2": "b", "label": 0},
+    "winogrande": {"sentence": "_", "option1": "a", "option2": "b", "answer": "1"},
+    "hellaswag": task_rows.hellaswag(1)[0],
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "words"),
+    ("name", "change", "words"),
     [
-        ("arc_easy", ARC, "answerKey = 'B': must be one of A"),
-        ("arc_easy", ARC | {"choices": "AB"}, "is not an item of ARC-Easy"),
-        ("piqa", PIQA, "label = -1: must be 0 or 1; the test split has"),
-        ("winogrande", WINOGRANDE | {"sentence": "none"}, "sentence has no blank, _"),
-        ("winogrande", WINOGRANDE, "answer = '': must be 1 or 2"),
+        ("arc_easy", {"answerKey": "B"}, "answerKey = 'B': must be A"),
+        ("arc_easy", {"choices": "AB"}, "is not an item of ARC-Easy"),
+        ("piqa", {"label": -1}, "label = -1: must be 0 or 1; a test split without answers cannot be scored"),
+        ("winogrande", {"sentence": "none"}, "sentence has no blank, _"),
         ("lambada_openai", {"text": "ends in space "}, "text ends in white space"),
         ("blimp", {"sentence_good": "a"}, "has no sentence_bad; an item of BLiMP has sentence_good, sentence_bad"),
+        ("hellaswag", {"label": ""}, "label = '': must be 0, 1, 2 or 3; a test split"),
+        ("hellaswag", {"endings": "abcd"}, "endings must be a list of 4 texts"),
+        ("hellaswag", {"endings": ["a", "b", 3, "d"]}, "is not an item of HellaSwag: "),
     ],
 )
-def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name, row, words):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+def test_a_row_that_is_no_item_is_refused_with_file_line_and_rule(tmp_path, name, change, words):
+    (tmp_path / "rows.jsonl").write_text("\n" + json.dumps(ROWS.get(name, {}) | change) + "\n")
     with pytest.raises(BadInput) as caught:
         items.read(items.records()[name], [str(tmp_path / "rows.jsonl")])
-    assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl: line 1: ") and words in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl: line 2: ") and words in str(caught.value)
 
 
-def test_items_of_several_parts_are_taken_in_turn_so_that_the_first_ones_are_of_all(laid_out):
+def test_items_of_several_parts_are_taken_in_turn_and_a_lacking_part_is_refused_with_the_command(laid_out, tmp_path):
     first = items.read(items.records()["blimp"], limit=10)
-    assert len({item.where.rpartition("/")[0] for item in first}) == 10
-
-
-def test_a_data_set_that_lacks_a_part_is_refused_with_the_command_that_fetches_it(laid_out, tmp_path):
+    assert len({item.where.rpartition("/")[0] for item in first}) == 10, "the first ones are of all"
     next((tmp_path / "datasets/nyu-mll/blimp").glob("*/*.parquet")).unlink()
-    with pytest.raises(
-        BadInput, match=r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
-    ):
+    wanted = r"blimp \(nyu-mll/blimp of the Hub\) cannot .* hf download nyu-mll/blimp --include"
+    with pytest.raises(BadInput, match=wanted):
         items.read(items.records()["blimp"])
 
 

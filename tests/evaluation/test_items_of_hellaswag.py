@@ -1,6 +1,5 @@
 """HellaSwag's items are read, cleaned, encoded and scored as lm-evaluation-harness and build-nanogpt do it."""
 
-import dataclasses
 import json
 from functools import partial
 
@@ -37,30 +36,8 @@ def write(path, *rows):
     return path
 
 
-def items_of(folder, *rows):
-    return read([write(folder / "items.jsonl", *rows)])
-
-
-def encoded(folder, tokenizer, *rows, scores=tuple(hellaswag.TASK.scores), context_length=None):
-    task = dataclasses.replace(hellaswag.TASK, scores={name: hellaswag.TASK.scores[name] for name in scores})
-    return Encoded(task, items_of(folder, *rows), tokenizer, context_length)
-
-
-@pytest.fixture(scope="module")
-def bpe():
-    texts = [" ".join([*ROW["endings"], ROW["ctx"], "the man bakes a Baking: word WORD "])] * 5
-    return tokenization.train_bpe(texts, 320)
-
-
-@pytest.fixture(scope="module")
-def beginning(bpe):
-    """A tokenizer that puts a token before each text, as Llama's does."""
-    made = tokenization.train_bpe([" ".join(ROW["endings"])], 300)
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", made.eos_token_id)]
-    )
-    assert made("a")["input_ids"][0] == made.eos_token_id
-    return made
+def encoded(folder, tokenizer, *rows, context_length=None):
+    return Encoded(hellaswag.TASK, read([write(folder / "items.jsonl", *rows)]), tokenizer, context_length)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +57,7 @@ def test_text_is_cleaned_by_the_harness_rules(tmp_path):
         "ctx": "as It stands [step]  ",
         "endings": ["  [step] it ", "a [title] b", "[x]", "Two  spaces [y] here."],
     }
-    (item,) = items_of(tmp_path, row)
+    (item,) = read([write(tmp_path / "items.jsonl", row)])
     cleaned, raw = item.questions
     assert cleaned.context == "Food: How to bake. Mix it. Now stir. The pan. heat"
     assert cleaned.endings == (" it", "a. b", "", "Two spaces here.")
@@ -90,13 +67,18 @@ def test_text_is_cleaned_by_the_harness_rules(tmp_path):
 # Tokens
 
 
-@pytest.mark.parametrize("name", ["bpe", "beginning"])
-def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, name, request):
-    tokenizer = request.getfixturevalue(name)
+@pytest.mark.parametrize("begins", [False, True])
+def test_raw_questions_have_the_ids_of_context_and_ending_apart(tmp_path, begins):
+    """Also for a tokenizer that puts a token before each text, as Llama's does."""
+    tokenizer = tokenization.train_bpe([json.dumps(ROW)], 300)
+    if begins:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.eos_token_id)]
+        )
     rows = [ROW | {"ctx": context, "endings": NASTY[1:]} for context in NASTY]
-    test = encoded(tmp_path, tokenizer, *rows, scores=["acc_token_norm"])
-    for row, (context, endings) in zip(rows, test.questions, strict=True):
-        assert context == tokenizer.encode(row["ctx"])
+    test = encoded(tmp_path, tokenizer, *rows)
+    for row, (context, endings) in zip(rows, test.questions[len(rows) :], strict=True):
+        assert context == tokenizer.encode(row["ctx"]) and (context[0] == tokenizer.eos_token_id) is begins
         assert endings == [tokenizer.encode(f" {text}", add_special_tokens=False) for text in row["endings"]]
 
 
@@ -110,14 +92,15 @@ def test_an_ending_that_becomes_no_token_is_refused_with_its_line(tmp_path):
     swallow = [normalizers.Replace("zzz", ""), normalizers.Strip()]
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(swallow)
     with pytest.raises(BadInput, match="items.jsonl: line 2: this tokenizer makes no token of"):
-        encoded(tmp_path, tokenizer, ROW, ROW | {"endings": ["a", "b", "c", "zzz"]}, scores=["acc_token_norm"])
+        encoded(tmp_path, tokenizer, ROW, ROW | {"endings": ["a", "b", "c", "zzz"]})
 
 
 def test_questions_longer_than_the_context_are_counted(tmp_path, characters):
-    rows = [ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (10, 11, 12)]
-    test = encoded(tmp_path, characters, *rows, scores=["acc_token_norm"])
-    assert max(tokens.max() for tokens in test.tokens[0]) == 4
-    assert [test.longer_than(limit) for limit in (None, 15, 14, 13, 12, 4)] == [0, 0, 1, 2, 3, 3]
+    """The cleaned ones begin with the label: 21 tokens and an ending; of the raw ones ctx and the ending count."""
+    rows = [ROW | {"ctx": "b" * length, "endings": [" er", "a", "b", "c"]} for length in (40, 41, 42)]
+    test = encoded(tmp_path, characters, *rows)
+    assert max(tokens.max() for tokens in test.tokens[1]) == 4
+    assert [test.longer_than(limit) for limit in (None, 45, 44, 43, 42, 4)] == [0, 0, 1, 2, 3, 6]
 
 
 def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted(tmp_path, characters):
@@ -135,63 +118,35 @@ def test_an_item_whose_ending_is_longer_than_the_context_is_left_out_and_counted
 LIKELIHOODS = [
     [-4.0, -6.0, -10.0, -1.9],  # per character: -2, -1.5, -1.25, -1.9
     [-8.0, -8.0, -32.0, -9.0],  # the same value twice; per character -4, -2, -4, -9
+    [-0.5, -700.0, -800.0, -900.0],  # the likeliest is cleaned to nothing
     [-3.0, -9.0, -10.8, -1.9],  # raw, of 3, 9, 9 and 2 tokens: -1, -1, -1.2, -0.95
     [-6.0, -9.0, -9.0, -4.0],  # -2, -1, -1, -2
+    [-6.0, -9.0, -9.0, -4.0],
 ]
 
 
 def test_predictions_are_the_likeliest_ending_and_per_character_and_per_token_of_equals_the_first(tmp_path, characters):
     """Of 2, 4, 8 and 1 characters once they are cleaned; raw, a character is a token, and a space more."""
     endings = ["aa", "a [b] éé", "aaaaaaaa", "a"]
-    test = encoded(tmp_path, characters, *(ROW | {"endings": endings, "label": label} for label in (2, 3)))
+    rows = [ROW | {"endings": endings}, ROW | {"endings": endings}, ROW | {"endings": ["[a]", *endings[1:]]}]
+    test = encoded(tmp_path, characters, *rows)
     assert test.characters[0].tolist() == [2, 4, 8, 1] and test.tokens[1][0].tolist() == [3, 9, 9, 2]
     predictions = test.predictions([Answer(np.array(row), False) for row in LIKELIHOODS])
-    wanted = {"acc": [3, 0], "acc_norm": [2, 1], "acc_token_norm": [3, 1]}
+    wanted = {"acc": [3, 0, 0], "acc_norm": [2, 1, 2], "acc_token_norm": [3, 1, 1]}
     assert {name: chosen.tolist() for name, chosen in predictions.items()} == wanted
-
-
-def test_an_ending_cleaned_to_nothing_is_never_the_likeliest_per_character(tmp_path, bpe):
-    test = encoded(tmp_path, bpe, ROW | {"endings": ["[a]", "b", "c [d]", "e"]}, scores=["acc", "acc_norm"])
-    chosen = test.predictions([Answer(np.array([-0.5, -700, -800.0, -900]), False)])
-    assert chosen["acc"].tolist() == [0] and chosen["acc_norm"].tolist() == [2]
 
 
 # Files
 
 
-def refused(path, *more, limit=0):
-    with pytest.raises(BadInput) as caught:
-        read([path, *more], limit)
-    return caught.value.lines
-
-
-@pytest.mark.parametrize(
-    "row, words",
-    [
-        ("{", "is not a JSON object (Expecting property name"),
-        ({"ctx": None}, "has no activity_label, ctx_a, ctx_b, ctx, endings, label; an item of HellaSwag has activity"),
-        (ROW | {"label": ""}, "label = '': must be 0, 1, 2 or 3; the test split has none: take the validation split"),
-        (ROW | {"endings": "abcd"}, "endings must be a list of 4 texts"),
-        (ROW | {"endings": ["a", "b", 3, "d"]}, "is not an item of HellaSwag: "),
-    ],
-)
-def test_an_item_that_is_none_is_refused_with_file_and_line(tmp_path, row, words):
-    path = write(tmp_path / "items.jsonl", ROW, "", row, ROW)
-    (line,) = refused(path)
-    assert line.startswith(f"{path}: line 3: ") and words in line
-
-
-def test_the_first_three_faults_are_listed_and_how_many_more(tmp_path):
-    path = write(tmp_path / "items.jsonl", ROW, *["{"] * 13)
-    *lines, last = refused(path)
-    assert [line.split(": is")[0] for line in lines] == [f"{path}: line {n}" for n in range(2, 5)]
-    assert last == "and 10 more such items"
-
-
-def test_limit_reads_only_the_first_items_and_no_later_line(tmp_path):
-    path = write(tmp_path / "items.jsonl", ROW, ROW | {"label": 1}, "{", ROW)
+def test_limit_reads_only_the_first_items_and_without_it_the_first_three_faults_are_listed(tmp_path):
+    path = write(tmp_path / "items.jsonl", ROW, ROW | {"label": 1}, *["{"] * 13, ROW)
     assert [item.questions[0].gold for item in read([path, "no_such_file"], limit=2)] == [2, 1]
-    assert len(refused(path, limit=3)) == 1
+    with pytest.raises(BadInput) as caught:
+        read([path])
+    *lines, last = caught.value.lines
+    assert [line.split(" (")[0] for line in lines] == [f"{path}: line {n}: is not a JSON object" for n in range(3, 6)]
+    assert last == "and 10 more such items"
 
 
 def test_parquet_gives_the_items_of_json_lines_and_files_are_joined(tmp_path):

@@ -7,18 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
 from pretrain.evaluation import likelihood
 from pretrain.model.build import build
@@ -26,33 +15,30 @@ from pretrain.recipe import keys
 
 VOCAB, IDS = 64, 60  # rows of the embedding, of which the last are padding
 CONTEXT = 24
-WINDOW = 4
-NO_END = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-GPT2 = NO_END | {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB, "n_positions": CONTEXT}
+NO_END = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "vocab_size": VOCAB}
 LLAMA = NO_END | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-LLAMA |= {"num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT}
+LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
 OURS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": VOCAB, "sequence_length": CONTEXT}
-OURS |= {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5, "seed": 1}
+OURS |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5) | {"seed": 1}
 SHARING = {
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, attn_implementation="sdpa")),
-    "gpt2_eager": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, attn_implementation="eager")),
-    "ours": lambda: build(keys.Model(**OURS), eos_token_id=0),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),
+    "gpt2": NO_END | {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": CONTEXT},
+    "llama": LLAMA,
+    "ours": OURS,
 }
 ALONE = {  # windows that slide, positions without an end, a state
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**LLAMA, sliding_window=WINDOW)),
-    "bloom": lambda: BloomForCausalLM(BloomConfig(**NO_END, hidden_size=32, n_layer=2, n_head=2, vocab_size=VOCAB)),
-    "mamba": lambda: MambaForCausalLM(
-        MambaConfig(**NO_END, hidden_size=32, state_size=4, num_hidden_layers=2, vocab_size=VOCAB)
-    ),
+    "mistral": LLAMA | {"sliding_window": 4},
+    "bloom": NO_END | {"hidden_size": 32, "n_layer": 2, "n_head": 2},
+    "mamba": NO_END | {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
 }
-MODELS = SHARING | ALONE
 
 
 def made(name):
     """A tiny model with weights so large that every token of a context matters."""
     torch.manual_seed(1)
-    model = MODELS[name]()
+    if name == "ours":
+        model = build(keys.Model(**OURS), eos_token_id=0)
+    else:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **(SHARING | ALONE)[name]))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -95,25 +81,13 @@ def score(model, asked, reduce_sum=lambda part: part, limit=CONTEXT, rank=0, num
     return np.stack(sums) if sums and len({len(endings) for endings in sums}) == 1 else sums
 
 
-def over_processes(model, asked, number, **more):
-    """What several processes give to the sum, one after the other, and the batches that each of them scored."""
-    parts, batches = [], [[] for _ in range(number)]
-    for rank, mine in enumerate(batches):
-        noted = {"progress": lambda batch, mine=mine: mine.append(batch.tolist())} | more
-        score(model, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=number, **noted)
-    return parts, batches
-
-
 @contextmanager
 def recorded(model):
     """Note for each call of a model the shape of its ids and the rows that its head computes."""
     shapes, rows = [], []
 
-    def note(module, args, named):
-        shapes.append(tuple(named["input_ids"].shape))
-
     hooks = [
-        model.register_forward_pre_hook(note, with_kwargs=True),
+        model.get_input_embeddings().register_forward_pre_hook(lambda m, args: shapes.append(tuple(args[0].shape))),
         model.get_output_embeddings().register_forward_hook(lambda m, args, out: rows.append(out.numel() // VOCAB)),
     ]
     try:
@@ -130,7 +104,7 @@ def longest(asked):
 # What an ending is worth
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SHARING | ALONE)
 def test_log_likelihoods_are_those_of_one_ending_at_a_time(name):
     model, asked = made(name), questions(9)
     asked += questions(2, (1, 1), (1, 1)) + questions(2, (1, 1), (2, 8)) + questions(2, (2, 12), (1, 1))
@@ -144,11 +118,18 @@ def test_log_likelihoods_are_those_of_one_ending_at_a_time(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral"])
-def test_questions_of_any_numbers_of_endings_in_one_batch_equal_each_scored_alone(name):
-    """Also one ending, one that is too long for the context, and on several processes; a question's own are given back."""
-    model, asked = made(name), questions(7, endings=(5, 1, 2)) + questions(2, (20, 40), endings=(2, 1))
+@pytest.mark.parametrize("processes, count", [(2, 9), (3, 2)])
+def test_questions_of_any_numbers_of_endings_are_worth_what_each_is_alone_on_any_number_of_processes(
+    name, processes, count
+):
+    """Also one ending, one that is too long for the context, and a process that has no question."""
+    model, asked = made(name), (questions(2, (20, 40), endings=(2, 1)) + questions(7, endings=(5, 1, 2)))[:count]
     wanted = [reference(model, [question]).ravel() for question in asked]
-    parts, _ = over_processes(model, asked, 2)
+    parts, batches = [], []
+    for rank in range(processes):
+        noted = {"progress": batches.append, "rank": rank, "num_processes": processes, "batch_size": 3}
+        score(model, asked, lambda part: parts.append(part) or part, **noted)
+    assert sorted(i for batch in batches for i in batch) == list(range(count))
     for got in (score(model, asked, batch_size=9), score(model, asked, lambda _: sum(parts))):
         assert [len(each) for each in got] == [len(each) for _, each in asked]
         assert np.abs(np.concatenate(list(got)) - np.concatenate(wanted)).max() < 1e-4
@@ -164,14 +145,13 @@ def test_what_is_longer_than_the_context_loses_tokens_from_the_left_as_in_the_ha
 
 
 @pytest.mark.parametrize("over", [-1, 0, 1])
-@pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_the_last_token_of_an_ending_needs_no_place_in_the_context(name, over):
-    model, asked = made(name), questions(3, (CONTEXT - 6 + over,) * 2, (7, 7))
+def test_the_last_token_of_an_ending_needs_no_place_in_the_context(gpt2, over):
+    asked = questions(3, (CONTEXT - 6 + over,) * 2, (7, 7))
     assert {length - CONTEXT for length in longest(asked)} == {over}
-    with recorded(model) as (shapes, _):
-        got = score(model, asked, batch_size=3)
-    assert shapes[-1][0] == (3 if name == "gpt2" and over <= 0 else 12), "what fits is shared"
-    assert np.abs(got - reference(model, asked)).max() < 1e-4
+    with recorded(gpt2) as (shapes, _):
+        got = score(gpt2, asked, batch_size=3)
+    assert shapes[-1][0] == (3 if over <= 0 else 12), "what fits is shared"
+    assert np.abs(got - reference(gpt2, asked)).max() < 1e-4
 
 
 def test_context_length_is_the_configurations_and_a_model_without_a_limit_reads_all():
@@ -185,7 +165,7 @@ def test_context_length_is_the_configurations_and_a_model_without_a_limit_reads_
 # Sharing a context
 
 
-@pytest.mark.parametrize("name", SHARING | ALONE)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
 def test_a_context_is_computed_once_and_logits_only_where_an_ending_is_predicted(name):
     """Where a model can: another computes each ending by itself."""
     model, asked = made(name), questions(8)
@@ -198,70 +178,40 @@ def test_a_context_is_computed_once_and_logits_only_where_an_ending_is_predicted
         assert sorted(shapes[-8:]) == sorted((4, length) for length in longest(asked))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_half_precision_is_near_full_precision_and_still_shares(name):
-    model, asked = made(name), questions(8)
-    wanted = score(model, asked)
-    with recorded(model) as (mixed_shapes, _), torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = score(model, asked, batch_size=8)
-    with recorded(model.to(torch.bfloat16)) as (half_shapes, _):
-        half = score(model, asked, batch_size=8)
+def test_half_precision_is_near_full_precision_and_still_shares(gpt2):
+    asked = questions(8)
+    wanted = score(gpt2, asked)
+    with recorded(gpt2) as (mixed_shapes, _), torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = score(gpt2, asked, batch_size=8)
+    with recorded(gpt2.to(torch.bfloat16)) as (half_shapes, _):
+        half = score(gpt2, asked, batch_size=8)
     assert mixed_shapes[-1][0] == half_shapes[-1][0] == 8
     for got in (mixed, half):
         assert 0 < np.abs(got - wanted).max() < 0.2
 
 
-# Batches and processes
-
-
-@pytest.mark.parametrize("number, count, size", [(3, 13, 3), (3, 2, None)])
-def test_processes_share_the_questions_and_join_the_sum_also_without_one(gpt2, number, count, size):
-    asked = questions(count)
-    parts, batches = over_processes(gpt2, asked, number, batch_size=size)
-    assert len(parts) == number and np.abs(score(gpt2, asked, lambda _: sum(parts)) - score(gpt2, asked)).max() < 1e-5
-    assert sorted(question for mine in batches for batch in mine for question in batch) == list(range(count))
-
-
-@contextmanager
-def memory_for(model, room):
-    """A model that is short of memory for more than ``room()`` sequences; yield how many each call had."""
-    tried = []
-
-    def refuse(module, args, named):
-        tried.append(len(named["input_ids"]))
-        if tried[-1] > room():
-            raise torch.OutOfMemoryError(f"no room for {tried[-1]}")
-
-    hook = model.register_forward_pre_hook(refuse, with_kwargs=True)
-    try:
-        yield tried
-    finally:
-        hook.remove()
+# What stands around it
 
 
 def test_batches_are_halved_until_they_fit_the_memory_the_longest_first_also_on_the_way(gpt2):
-    asked, seen = questions(40), []
+    asked, seen, tried, room = questions(40), [], [], [40]
     wanted = score(gpt2, asked, batch_size=1)
-    with memory_for(gpt2, lambda: 5 if seen else 40) as tried:
-        got = score(gpt2, asked, batch_size=32, progress=lambda batch: seen.append(batch))
-    assert [size for size in tried if size > 5] == [20, 20, 14, 8] and tried[-10:] == [4] * 10
+
+    def refuse(module, args):
+        tried.append(len(args[0]))
+        if tried[-1] > (5 if seen else room[0]):
+            raise torch.OutOfMemoryError(f"no room for {tried[-1]}")
+
+    gpt2.get_input_embeddings().register_forward_pre_hook(refuse)
+    got = score(gpt2, asked, batch_size=32, progress=seen.append)
+    assert [size for size in tried if size > 5] == [20, 20, 10, 7] and tried[-5:] == [4] * 5
     assert np.abs(got - wanted).max() < 1e-5
-    lengths = [longest(asked)[i] for batch in seen[-10:] for i in batch]
-    assert lengths == sorted(lengths, reverse=True)
-    with memory_for(gpt2, lambda: 0), pytest.raises(torch.OutOfMemoryError):
+    lengths = [longest(asked)[i] for batch in seen for i in batch]
+    assert len(lengths) == 40 and lengths == sorted(lengths, reverse=True)
+    seen.clear()
+    room[0] = 0
+    with pytest.raises(torch.OutOfMemoryError):
         score(gpt2, asked)
-
-
-def test_a_process_that_alone_is_short_of_memory_scores_its_own_questions(gpt2):
-    asked, parts = questions(64), []
-    for rank, room in enumerate((32, 5)):
-        with memory_for(gpt2, lambda room=room: room):
-            score(gpt2, asked, lambda part: parts.append(part) or part, rank=rank, num_processes=2, batch_size=32)
-    got = (parts[0] + parts[1])[: 64 * 4].reshape(64, 4).numpy()
-    assert np.abs(got - score(gpt2, asked)).max() < 1e-5
-
-
-# What stands around it
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -1,9 +1,10 @@
 """Samples: never padding, beyond the context, seeded, and without a trace on the run."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
-from transformers.generation.streamers import BaseStreamer
 
 from pretrain.data import tokenization
 from pretrain.evaluation.sampling import Sampling, Streamer, sample
@@ -20,28 +21,23 @@ class Tokenizer:
         return USED
 
 
-class Ids(BaseStreamer):
-    def __init__(self):
-        self.ids, self.ended = [], 0
-
-    def put(self, value):
-        self.ids += value.flatten().tolist()
-
-    def end(self):
-        self.ended += 1
-
-
 @pytest.fixture
 def model():
     torch.manual_seed(3)
-    config = GPT2Config(
-        n_layer=1, n_head=2, n_embd=16, vocab_size=ROWS, n_positions=CONTEXT, bos_token_id=END, eos_token_id=END
-    )
-    made = GPT2LMHeadModel(config).train()
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": ROWS, "n_positions": CONTEXT}
+    made = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=END, eos_token_id=END)).train()
     for weight in made.parameters():  # far from uniform, so that what the model reads decides what it says
         weight.data.mul_(20.0 if weight.dim() > 1 else 1.0)
     favor(made, {END: -1e4})
     return made
+
+
+@pytest.fixture
+def streamer():
+    seen = SimpleNamespace(ids=[], ended=0)
+    seen.put = lambda value: seen.ids.extend(value.flatten().tolist())
+    seen.end = lambda: setattr(seen, "ended", seen.ended + 1)
+    return seen
 
 
 def favor(model, logits):
@@ -76,11 +72,12 @@ def test_neither_padding_nor_a_mark_that_ends_no_text_is_sampled_however_likely(
     assert len(ids) == 40 and max(ids) < USED and MARK not in ids
 
 
-def test_any_prompt_is_continued_far_beyond_the_context_and_a_streamer_gets_the_new_ids_and_one_end(model):
-    for length in (1, CONTEXT - 1, CONTEXT, 5 * CONTEXT):
-        streamer = Ids()
-        ids = go(model, prompt=[i % USED for i in range(length)], n=3 * CONTEXT, streamer=streamer)
-        assert len(ids) == 3 * CONTEXT and streamer.ids == ids and streamer.ended == 1
+@pytest.mark.parametrize("length", [1, CONTEXT - 1, CONTEXT, 5 * CONTEXT])
+def test_any_prompt_is_continued_far_beyond_the_context_and_a_streamer_gets_the_new_ids_and_one_end(
+    model, length, streamer
+):
+    ids = go(model, prompt=[i % USED for i in range(length)], n=3 * CONTEXT, streamer=streamer)
+    assert len(ids) == 3 * CONTEXT and streamer.ids == ids and streamer.ended == 1
 
 
 def test_within_the_context_greedy_ids_are_the_models_own(model):
@@ -96,23 +93,22 @@ def test_a_long_prompt_is_read_from_its_end(model):
     assert go(model, prompt=[7] * 30 + tail) == go(model, prompt=tail)
 
 
-def test_dropout_is_off_and_global_random_state_and_mode_are_left_as_they_were(model):
-    for training in (True, False):
-        model.train(training)
-        before = torch.get_rng_state()
-        assert go(model, temperature=0.0, n=20) == go(model, temperature=0.0, n=20, seed=99)
-        assert torch.equal(torch.get_rng_state(), before) and model.training is training
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_global_random_state_and_mode_are_left_as_they_were(model, training):
+    model.train(training)
+    before = torch.get_rng_state()
+    assert go(model, temperature=0.0) == go(model, temperature=0.0, seed=99)
+    assert torch.equal(torch.get_rng_state(), before) and model.training is training
 
 
 def test_a_seed_gives_the_sample_again_and_top_k_and_top_p_restrict_the_choice(model):
-    greedy = go(model, temperature=0.0, n=20)
-    assert go(model, n=20) == go(model, n=20) != go(model, n=20, seed=6)
-    assert go(model, n=20, top_k=1) == greedy and go(model, n=20, top_p=1e-6) == greedy != go(model, n=20)
+    greedy, drawn = go(model, temperature=0.0, n=20), go(model, n=20)
+    assert go(model, n=20) == drawn not in (greedy, go(model, n=20, seed=6))
+    assert go(model, n=20, top_k=1) == go(model, n=20, top_p=1e-6) == greedy
 
 
-def test_end_of_text_ends_the_sample_and_is_not_in_it(model):
+def test_end_of_text_ends_the_sample_and_is_not_in_it(model, streamer):
     favor(model, {END: 1e5})
-    streamer = Ids()
     assert go(model, n=20, streamer=streamer) == [] and streamer.ended == 1
 
 

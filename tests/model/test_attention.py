@@ -5,8 +5,9 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import KINDS, gradients_of, randomize, stock_of
+from small_models import KINDS, gradients, gradients_of, randomize, stock_of
 from small_models import built as built_small
+from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.attention.flex_attention import BlockMask
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -64,20 +65,12 @@ def on_a_card(monkeypatch):
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None, raising=False)
 
 
-def compiled(module: torch.nn.Module) -> tuple[torch.nn.Module, list[torch.fx.GraphModule]]:
+def compiled(module: torch.nn.Module, compute=lambda graph, _: graph.forward) -> tuple[torch.nn.Module, list]:
     """The module as one graph, run as torch runs its operations, and the list that the graph will be in."""
     graphs = []
-
-    def backend(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-
     torch._dynamo.reset()
+    backend = lambda graph, inputs: graphs.append(graph) or compute(graph, inputs)  # noqa: E731
     return torch.compile(module, backend=backend, fullgraph=True), graphs
-
-
-def calls(graph: torch.fx.GraphModule, name: str) -> int:
-    return sum(node.op == "call_function" and node.target.__name__ == name for node in graph.graph.nodes)
 
 
 def test_the_cards_kernel_equals_the_mask(model, batch, on_a_card):
@@ -96,8 +89,8 @@ def test_the_cards_kernel_equals_the_mask_in_one_graph_without_it(model, batch, 
     other = [part.flip(0, 1) for part in batch]  # documents elsewhere: the same graph
     assert module(*other).item() == pytest.approx(masked(model)(*other).item(), abs=1e-5)
     (graph,) = graphs
-    assert calls(graph, "flex_attention") == 2  # one a layer
-    assert calls(graph, "scaled_dot_product_attention") == 0
+    names = [node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"]
+    assert names.count("flex_attention") == 2 and "scaled_dot_product_attention" not in names  # one a layer
 
 
 @pytest.mark.parametrize("takes_no_flex", [{"attn_pdrop": 0.2}, {"n_head": 8}])
@@ -135,20 +128,18 @@ def test_key_heads_in_groups_reach_a_fast_kernel(dtype, monkeypatch):
     assert how["enable_gqa"] == groups and how["is_causal"]
 
 
-def attention_masks(graph: torch.fx.GraphModule) -> list:
+@pytest.mark.parametrize(("kind", "how"), [("gpt2", {"compute": aot_eager}), ("llama", {})])
+def test_compiled_model_is_one_graph_without_a_mask_and_has_the_gradients_of_one_that_recomputes_nothing(kind, how):
+    model = built(**KINDS[kind], n_layer=1, gradient_checkpointing="mlp")
+    made = []
+    found = gradients(model, wrap=lambda module: made.extend(compiled(module, **how)) or made[0])
+    (graph,) = made[1]
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
-    calls = [n for part in parts for n in part.graph.nodes if n.target is F.scaled_dot_product_attention]
-    assert len(calls) == 1, "one attention call a layer"
-    return [n.kwargs.get("attn_mask", n.args[3] if len(n.args) > 3 else None) for n in calls]
-
-
-@pytest.mark.parametrize(("kind", "gradient_checkpointing"), [("gpt2", "none"), ("llama", "mlp")])
-def test_compiled_model_is_one_graph_and_hands_attention_no_mask(kind, gradient_checkpointing, batch):
-    model = built(**KINDS[kind], n_layer=1, gradient_checkpointing=gradient_checkpointing)
-    module, graphs = compiled(NextTokenLoss(model).train())
-    module(*batch)
-    (graph,) = graphs
-    assert attention_masks(graph) == [None]
-    for node in graph.graph.nodes:
+    nodes = [node for part in parts for node in part.graph.nodes]
+    (layer,) = [node for node in nodes if node.target is F.scaled_dot_product_attention]
+    assert layer.kwargs.get("attn_mask", layer.args[3] if len(layer.args) > 3 else None) is None
+    for node in nodes:
+        assert "_Normalized" not in str(node.target) and "autograd_function" not in str(node), "norms outside autocast"
         value = node.meta.get("example_value")
         assert not (isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() == 4), node
+    assert_close(found, gradients(built(**KINDS[kind], n_layer=1)), rtol=1e-5, atol=1e-6)

@@ -1,6 +1,5 @@
 """The loss is the mean over every target, however many logits there are at once."""
 
-import contextlib
 import functools
 import itertools
 
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2LMHeadModel
 
 from pretrain.model import attention
-from pretrain.model.loss import NextTokenLoss, loss_module
+from pretrain.model.loss import NextTokenLoss, _ChunkedLoss, loss_module
 from pretrain.recipe import keys
 
 
@@ -35,23 +34,6 @@ def test_loss_is_the_mean_over_every_target_and_equal_in_evaluation(model):
         assert module(inputs, targets).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def gradients(
-    model, rows: int, scale: float = 1.0, dtype=None, wrap=lambda module: module, **terms: float
-) -> dict[str, torch.Tensor]:
-    """Two micro-batches' gradients, as accumulation adds them up."""
-    model.zero_grad()
-    module = NextTokenLoss(model, **terms)
-    module.rows = rows
-    compute = wrap(module)
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        inputs, targets = torch.randint(0, 64, (2, 3, 16))
-        with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
-            loss = compute(inputs, targets)
-        (loss * scale).backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
 TERMS = [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 0.1, "z_loss": 1e-2}]
 
 
@@ -67,25 +49,35 @@ def test_a_cpu_makes_few_logits_at_once_where_they_fit_its_cache_and_else_many(m
 @pytest.mark.parametrize("dtype, terms", [(torch.bfloat16, TERMS[0]), (torch.float16, TERMS[-1])])
 def test_loss_in_parts_is_no_less_exact_in_half_precision(model, dtype, terms):
     """Both differ from fp32 by rounding; the parts' sums are in fp32, the whole's in half precision."""
-    exact, whole, parts = (
-        gradients(model, rows, 2.0**10, half, **terms) for rows, half in ((1000, None), (1000, dtype), (7, dtype))
-    )
+    found = []
+    for rows, half in ((1000, None), (1000, dtype), (7, dtype)):
+        module = NextTokenLoss(model, **terms)
+        module.rows = rows
+        with torch.autocast("cpu", half, enabled=half is not None):
+            loss = module(ids(3, 16), ids(3, 16).flip(1))
+        found.append(gradients_of(loss * 2.0**10, model))
     for name in ("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight"):
-        error = {kind: (g[name] - exact[name]).norm() / exact[name].norm() for kind, g in (("w", whole), ("p", parts))}
-        assert error["p"] < 1.2 * error["w"] + 1e-4 and error["w"] < 0.05, name
+        exact, *others = (each[name] for each in found)
+        whole, parts = ((other - exact).norm() / exact.norm() for other in others)
+        assert parts < 1.2 * whole + 1e-4 and whole < 0.05, name
 
 
-def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_first(terms=TERMS[-1]):
+def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_first():
     """Each part's logits depend on the part before, so its own can be freed; Inductor hoists what is independent."""
-    graphs, model = [], built(n_layer=1)
+    graphs, targets, draw = [], ids(48), torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(rows, 32, generator=draw, requires_grad=True) for rows in (48, 64))
 
     def keep(graph, example_inputs):
         graphs.append(graph.graph)
         return make_boxed_func(graph.forward)
 
+    def loss(hidden, head):
+        return _ChunkedLoss.apply(hidden, head, targets, 16, 0.1, 1e-2)
+
     torch._dynamo.reset()
-    compiler = functools.partial(torch.compile, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
-    compiled = gradients(model, 16, wrap=compiler, **terms)
+    compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
+    expected = torch.autograd.grad(loss(hidden, head), (hidden, head))
+    assert_close(torch.autograd.grad(compiled(hidden, head), (hidden, head)), expected, rtol=1e-4, atol=1e-6)
     logits = [node for node in graphs[0].nodes if node.target == torch.ops.aten.mm.default]
     logits = [node for node in logits if node.meta["val"].shape == (16, 64)]
     assert len(logits) == 3
@@ -97,7 +89,6 @@ def test_a_compiler_gets_one_graph_that_cannot_compute_all_parts_of_the_logits_f
 
     for earlier, later in itertools.pairwise(logits):
         assert earlier in before(later)
-    assert_close(compiled, gradients(model, 1000, **terms), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1000, 7], ids=["whole", "parts"])

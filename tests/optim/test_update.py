@@ -11,16 +11,12 @@ from pretrain.optim import update
 INF, NAN = math.inf, math.nan
 
 
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-
-
 class Case:
     """A model after one good update, and its next gradients."""
 
     def __init__(self, scaler=None):
-        self.module, self.scaler = model(), scaler
+        torch.manual_seed(0)
+        self.module, self.scaler = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)), scaler
         self.parameters = list(self.module.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=0.1, fused=True)
         self.gradients()
@@ -31,14 +27,8 @@ class Case:
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
     def update(self, loss=1.0, max_grad_norm=1.0, reduce_mean=lambda tensor: tensor):
-        return update.update(
-            self.optimizer,
-            self.parameters,
-            torch.tensor(loss),
-            max_grad_norm=max_grad_norm,
-            scaler=self.scaler,
-            reduce_mean=reduce_mean,
-        )
+        how = {"max_grad_norm": max_grad_norm, "scaler": self.scaler, "reduce_mean": reduce_mean}
+        return update.update(self.optimizer, self.parameters, torch.tensor(loss), **how)
 
     def bits(self):
         moments = [torch.as_tensor(v) for s in self.optimizer.state.values() for v in s.values()]
@@ -63,48 +53,34 @@ def test_a_good_update_changes_the_weights_and_clears_the_gradients(fp16):
     assert all(p.grad is None for p in case.parameters)
 
 
-@pytest.mark.parametrize("loss, gradient", [(NAN, None), (1.0, -INF)])
+@pytest.mark.parametrize("fault", ["loss", "gradient", "another process"])
 @pytest.mark.parametrize("fp16", [False, True])
-def test_a_bad_loss_or_gradient_changes_neither_weights_nor_moments(loss, gradient, fp16):
+def test_a_bad_loss_or_gradient_changes_neither_weights_nor_moments(fault, fp16):
     case = Case(scaler() if fp16 else None)
     before = case.bits()
     case.gradients()
-    if gradient is not None:
-        case.parameters[0].grad[1, 2] = gradient
-    got = case.update(loss=loss)
+    if fault == "gradient":
+        case.parameters[0].grad[1, 2] = -INF
+    elsewhere = torch.tensor([NAN if fault == "another process" else 0.0, 0.0])
+    got = case.update(loss=NAN if fault == "loss" else 1.0, reduce_mean=lambda tensor: tensor + elsewhere)
     assert not got.applied and case.unchanged(before)
     assert all(p.grad is None for p in case.parameters)
-    assert got.overflow is (fp16 and gradient is not None)
+    assert got.overflow is (fp16 and fault == "gradient") and got.overflow != ("not finite" in got.reason)
     case.gradients()
     assert case.update().applied
 
 
-def test_a_bad_loss_on_another_process_skips_the_update_here():
-    case = Case()
+@pytest.mark.parametrize("scale", [2.0**16, 1.0])
+def test_fp16_overflow_skips_the_update_and_halves_the_scale_and_is_the_models_fault_at_the_smallest(scale):
+    case = Case(scaler(scale))
     before = case.bits()
-    case.gradients()
-    got = case.update(reduce_mean=lambda tensor: torch.stack([torch.tensor(NAN), tensor[1]]))
-    assert not got.applied and case.unchanged(before) and "not finite" in got.reason
-
-
-def test_fp16_overflow_skips_the_update_and_halves_the_scale():
-    case = Case(scaler(2.0**16))
-    before = case.bits()
-    case.gradients(factor=1e38)  # finite as fp32, infinite once scaled
+    case.gradients(factor=1e38 if scale > 1 else INF)  # finite as fp32, infinite once scaled
     got = case.update()
-    assert not got.applied and got.overflow and case.unchanged(before)
-    assert case.scaler.get_scale() == 2.0**15 and "scale" in got.reason
+    assert not got.applied and got.overflow is (scale > 1) and case.unchanged(before)
+    assert case.scaler.get_scale() == scale / 2 and ("scale" if scale > 1 else "not finite") in got.reason
     case.gradients()
-    assert case.update().applied and case.scaler.get_scale() == 2.0**15
+    assert case.update().applied and case.scaler.get_scale() == scale / 2
     assert case.first.grad_norm == pytest.approx(Case().first.grad_norm, rel=1e-5)  # measured unscaled
-
-
-def test_overflow_at_the_smallest_scale_is_the_models_fault():
-    case = Case(scaler(1.0))
-    case.gradients()
-    case.parameters[0].grad.fill_(INF)
-    got = case.update()
-    assert not got.applied and not got.overflow and "not finite" in got.reason
 
 
 def test_gradients_are_clipped_to_the_norm_and_the_norm_is_that_before():
@@ -113,7 +89,6 @@ def test_gradients_are_clipped_to_the_norm_and_the_norm_is_that_before():
     for limit, norm in [(1.0, 1.0), (0, 5.0), (100.0, 5.0)]:
         weight.data.zero_()
         weight.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-        got = update.update(
-            optimizer, [weight], torch.tensor(1.0), max_grad_norm=limit, scaler=None, reduce_mean=lambda t: t
-        )
+        how = {"max_grad_norm": limit, "scaler": None, "reduce_mean": lambda tensor: tensor}
+        got = update.update(optimizer, [weight], torch.tensor(1.0), **how)
         assert got.grad_norm == 5.0 and weight.detach().norm().item() == pytest.approx(norm, rel=1e-4)

@@ -85,16 +85,6 @@ def place(made, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def refused(*flags: str) -> str:
-    done = run("eval_hellaswag.py", *flags, expect=2)
-    assert not done.stdout and "Traceback" not in done.stderr
-    return done.stderr
-
-
-def rows_of(run_name: str) -> list[dict]:
-    return read_metrics(Path("runs") / run_name / "metrics.jsonl")
-
-
 def test_a_run_is_scored_beside_gpt2_and_ends_with_one_json_line(place):
     done = run("eval_hellaswag.py", *LOCAL, "--output", "out.jsonl")
     (line,) = map(json.loads, done.stdout.splitlines())
@@ -124,19 +114,19 @@ def test_a_wrong_flag_is_said_before_anything_is_scored(tmp_path, monkeypatch):
             eval_hellaswag.parse([*LOCAL, *flags])
 
 
-def test_items_whose_endings_the_context_does_not_hold_are_left_out_and_refused_where_all_are(place):
+def test_a_run_says_which_items_its_context_does_not_hold_and_is_refused_where_it_holds_none(place):
     long = items(3)
     long[1]["endings"][2] = "on the mat of the dog, a red hat; on the hat of the cat, an old town!"
     write_items(Path("items.jsonl"), long)
     done = run(*TRAIN, *SCORED, "--run_name", "short", "--max_steps", "2", "--warmup_steps", "1")
     assert re.search(r"score    2 HellaSwag items .*; 1 with a longer ending are left out", done.stderr)
     write_items(Path("items.jsonl"), long[1:2])
-    assert "than the model's context, 16; the longest has" in refused(*LOCAL)
     done = run(*TRAIN, *SCORED, "--run_name", "none", expect=2)
-    assert "(in training: --sequence_length" in done.stderr and not Path("runs/none").exists()
+    assert "than the model's context, 16; the longest has" in done.stderr and not Path("runs/none").exists()
 
 
-def test_scoring_changes_no_bit_of_the_training_and_does_not_count_as_its_time(place, monkeypatch):
+def test_scores_in_training_change_no_bit_of_it_take_none_of_its_time_and_are_the_scripts(place, monkeypatch):
+    """Whatever the number of processes; ``--eval_only`` scores the newest checkpoint, or any folder, too."""
     quiet = ("--eval_steps", "0", "--sample_steps", "0")
     run(*TRAIN, *quiet, "--run_name", "without")
     now, scored = [0.0], Evaluator.score
@@ -150,22 +140,19 @@ def test_scoring_changes_no_bit_of_the_training_and_does_not_count_as_its_time(p
     run(*TRAIN, *quiet, *SCORED, "--run_name", "with")
     weights = [load_file(f"runs/{name}/model/model.safetensors") for name in ("with", "without")]
     assert all((weights[0][key] == weights[1][key]).all() for key in weights[1])
-    updates = [[row for row in rows_of(name) if "train/loss" in row] for name in ("with", "without")]
-    losses = [[row["train/loss"] for row in rows] for rows in updates]
+    rows = [read_metrics(Path(f"runs/{name}/metrics.jsonl")) for name in ("with", "without")]
+    updates = [[row for row in its if "train/loss" in row] for its in rows]
+    losses = [[row["train/loss"] for row in its] for its in updates]
     assert losses[0] == losses[1] and len(losses[0]) == 12
-    assert [row["step"] for row in rows_of("with") if "hellaswag/acc" in row] == [0, 4, 8, 12]
     assert all(row["elapsed_seconds"] == 0 for row in updates[0])
-
-
-def test_the_score_in_training_is_that_of_the_script_for_any_number_of_processes(place):
-    run(*TRAIN, *SCORED, "--run_name", "one")
-    last = [row for row in rows_of("one") if "hellaswag/acc" in row][-1]
-    done = run("eval_hellaswag.py", "--model", "runs/one", "--data_files", "items.jsonl", processes=2)
+    in_training = [row for row in rows[0] if "hellaswag/acc" in row]
+    assert [row["step"] for row in in_training] == [0, 4, 8, 12]
+    done = run("eval_hellaswag.py", "--model", "runs/with", "--data_files", "items.jsonl", processes=2)
     script = json.loads(done.stdout)
-    assert [last[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
-    flags = ("--eval_only", *FILES)
-    for start in ((), ("--init_from", "runs/one/model")):  # the newest checkpoint, or any folder: a baseline's column
-        line = json.loads(run(*TRAIN, *flags, *start, "--run_name", "one", processes=1 + bool(start)).stdout)
+    assert [in_training[-1][f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
+    for start in ((), ("--init_from", "runs/with/model")):
+        flags = ("--eval_only", *FILES, *start, "--run_name", "with")
+        line = json.loads(run(*TRAIN, *flags, processes=1 + bool(start)).stdout)
         assert [line[f"hellaswag/{name}"] for name in SCORES] == [script[name] for name in SCORES]
         assert line["eval/loss"] > 0
 
@@ -193,7 +180,8 @@ def test_the_hubs_items_come_by_their_commit_and_scores_go_into_a_models_card(pl
         for name in TASK.scores:
             assert re.search(rf"type: {name}\n +value: {round(100 * line[name], 2)}\b", text), text
         assert "hf_secret" not in text + done.stdout + done.stderr
-    assert "--push_to_hub me/none: cannot be found" in refused("--model", "runs/r", "--push_to_hub", "me/none")
+    done = run("eval_hellaswag.py", "--model", "runs/r", "--push_to_hub", "me/none", expect=2)
+    assert "--push_to_hub me/none: cannot be found" in done.stderr
 
 
 def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypatch, capsys, caplog):

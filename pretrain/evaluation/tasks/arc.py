@@ -3,19 +3,15 @@
 arXiv:1803.05457; license of the data: CC BY-SA 4.0.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from pretrain.evaluation.record import RULES, Question, Task
+from pretrain.evaluation.record import RULES, Question, Row, Task, gold
 
 
-def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
+def questions(row: Row) -> tuple[Question, ...]:
     """Return the question with its answers; the right one is named by its label, a letter or a number."""
-    labels, texts = row["choices"]["label"], row["choices"]["text"]
-    if row["answerKey"] not in labels:
-        raise ValueError(f"answerKey = {row['answerKey']!r}: must be one of {', '.join(map(str, labels))}")
-    return (Question(f"Question: {row['question']}\nAnswer:", tuple(texts), labels.index(row["answerKey"])),)
+    right = gold("answerKey", row["answerKey"], row["choices"]["label"])
+    return (Question(f"Question: {row['question']}\nAnswer:", tuple(row["choices"]["text"]), right),)
 
 
 EASY = Task(

@@ -4,22 +4,20 @@ Each sentence is scored whole, from the beginning of a text: no other task moves
 arXiv:1912.00582 and arXiv:2504.02768; licenses of the data: CC BY 4.0 and CC BY-SA 4.0.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from pretrain.evaluation.record import RULES, Question, Task
+from pretrain.evaluation.record import RULES, Question, Row, Task
 from pretrain.recipe import keys
 
 PARTS = 67  # of 1,000 pairs each, so that the mean over items is the mean over parts
 
 
-def pair(row: Mapping[str, Any]) -> tuple[Question, ...]:
+def pair(row: Row) -> tuple[Question, ...]:
     """Return BLiMP's pair; lm-evaluation-harness puts a space before each sentence."""
     return (Question("", (row["sentence_good"], row["sentence_bad"]), 0),)
 
 
-def pair_of_language(row: Mapping[str, Any]) -> tuple[Question, ...]:
+def pair_of_language(row: Row) -> tuple[Question, ...]:
     """Return MultiBLiMP's pair, with nothing before it."""
     return (Question("", (row["sen"], row["wrong_sen"]), 0, delimiter=""),)
 

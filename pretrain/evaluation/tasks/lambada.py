@@ -3,13 +3,10 @@
 arXiv:1606.06031; license of the data: MIT.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from pretrain.evaluation.record import LAST_WORD, Question, Task
+from pretrain.evaluation.record import LAST_WORD, Question, Row, Task
 
 
-def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
+def questions(row: Row) -> tuple[Question, ...]:
     """Return the passage without its last word, and that word."""
     before, _, word = row["text"].rpartition(" ")
     if not word.strip():

@@ -3,19 +3,13 @@
 arXiv:1911.11641; license of the data: not stated.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from pretrain.evaluation.record import RULES, Question, Task
+from pretrain.evaluation.record import RULES, Question, Row, Task, gold
 
 
-def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
+def questions(row: Row) -> tuple[Question, ...]:
     """Return the goal with its two solutions."""
-    if row["label"] not in (0, 1):
-        raise ValueError(
-            f"label = {row['label']!r}: must be 0 or 1; the test split has none: take the validation split"
-        )
-    return (Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), row["label"]),)
+    right = gold("label", row["label"], (0, 1))
+    return (Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), right),)
 
 
 TASKS = (

@@ -4,23 +4,16 @@ The names stand in the context, and what follows the blank is the ending of both
 arXiv:1907.10641; license of the data: CC BY.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from pretrain.evaluation.record import RULES, Question, Task
+from pretrain.evaluation.record import RULES, Question, Row, Task, gold
 
 
-def questions(row: Mapping[str, Any]) -> tuple[Question, ...]:
+def questions(row: Row) -> tuple[Question, ...]:
     """Return what follows the blank, once after each name."""
     before, blank, after = row["sentence"].partition("_")
     if not blank:
         raise ValueError("sentence has no blank, _")
-    if row["answer"] not in ("1", "2"):
-        raise ValueError(
-            f"answer = {row['answer']!r}: must be 1 or 2; the test split has none: take the validation split"
-        )
     contexts = (before + row["option1"], before + row["option2"])
-    return (Question(contexts, (after.strip(),) * 2, int(row["answer"]) - 1),)
+    return (Question(contexts, (after.strip(),) * 2, gold("answer", row["answer"], ("1", "2"))),)
 
 
 TASKS = (
