@@ -33,7 +33,7 @@ def finish(self):
 
 def held(self, rows):
     wait(self, rows)
-    if len(rows) == int(os.environ.get("HOLD_READER", 0)):
+    if len(rows) == int(os.environ.get("HOLD_READER", -1)):
         while not Path("go").exists():
             time.sleep(0.02)
 

@@ -7,6 +7,7 @@ There is no generator state to save: order and dropout are functions of (seed, s
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from torch.distributed.tensor import DTensor
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STEP, clear_partial, step_name
+
+log = logging.getLogger(__name__)
 
 
 def write(
@@ -58,12 +61,14 @@ def write(
             files.fsync(folder.parent / METRICS)  # a power cut leaves no step without the rows before it
     if fault := find_fault(path):
         raise OSError(f"{path}: does not read back as written: {fault}")
-    with contextlib.suppress(OSError):
+    try:
         clear_partial(folder)
         kept = [other for other in list_checkpoints(folder) if other.name <= path.name]
         for old in kept[keep:] if keep else ():
             if step_of(old) not in keep_steps:
                 files.remove(old)
+    except OSError as error:
+        log.error(f"an older checkpoint cannot be removed: {error}. The run continues")
     return path
 
 

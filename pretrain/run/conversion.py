@@ -183,7 +183,7 @@ def find_text(
         try:
             recipe = reading.load_recipe(run_dir / "recipe.yaml")
             folders, weights = data_folders(recipe), list(keys.weights(recipe.data))
-            splits = [validation_shards(folder) for folder in folders]
+            splits = [validation_shards(folder, tokenizer) for folder in folders]
         except BadInput as error:
             return None, error.lines[0]
         name = ", ".join(f"{folder}, validation" for folder in folders)
@@ -212,9 +212,15 @@ def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -
     return np.concatenate(parts)
 
 
-def validation_shards(folder: Path) -> list[tuple[Path, int, np.ndarray, int]]:
-    """Return a folder's validation shards as ``Windows.append`` takes them. Raises BadInput where they are not whole."""
-    rows = shards.describe_folder(folder)["splits"].get("validation", [])
+def validation_shards(folder: Path, tokenizer: PreTrainedTokenizerFast) -> list[tuple[Path, int, np.ndarray, int]]:
+    """Return a folder's validation shards as ``Windows.append`` takes them.
+
+    Raises BadInput where they are not whole, or not of the model's tokenizer.
+    """
+    manifest = shards.describe_folder(folder)
+    if manifest["tokenizer"] and manifest["tokenizer"]["fingerprint"] != tokenization.fingerprint(tokenizer):
+        raise BadInput(f"{folder} was made with another tokenizer than the model's")
+    rows = manifest["splits"].get("validation", [])
     shards.refuse_changed(folder, rows)
     return [(path := folder / row["file"], row["tokens"], *shards.open_ids(path, row["tokens"])) for row in rows]
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from pretrain.base import files, foreign
 from pretrain.base.layout import METRICS, lines_and_rows
+from pretrain.data.tokenization import CUT
 from pretrain.evaluation.evaluator import describe_loss, describe_scores
 from pretrain.evaluation.record import Task
 from pretrain.hub import model_card
@@ -31,6 +32,9 @@ from pretrain.run.trackers import Trackers, place_after
 log = logging.getLogger(__name__)
 
 HEADING = re.compile(r"^==== step (\d+) · prompt .* ====$", re.MULTILINE)
+# What samples.txt begins with; the first where no model was begun from.
+NOISE = "At step 0 the weights are random, and so is the text.\n"
+BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; later samples have fewer.)\n\n"
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
@@ -55,7 +59,7 @@ class Report:
         self._bar = tqdm(
             total=state.max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True, disable=not drawn
         )
-        self._line_at = -1e9
+        self._line_at, self._loss = -1e9, 0.0  # _loss: of the last validation
         if not is_main:
             return
         run_dir = recipe.saving.run_dir
@@ -64,6 +68,7 @@ class Report:
         sent = self._drop_future(state.step)
         kept = _samples_before(self._samples_path, state.step)
         files.write_text(self._samples_path, kept)
+        self._notes = "" if kept else BYTES if recipe.model.init_from else NOISE + BYTES
         self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
         past = (row for _, row in lines_and_rows(self.metrics_path) if row is not None)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
@@ -98,6 +103,7 @@ class Report:
     def loss(self, step: int, split: str, result: dict[str, float] | None) -> None:
         """Report the loss of a split; None: a request to stop has ended the evaluation."""
         if result is not None:
+            self._loss = result["loss"] if split == "validation" else self._loss
             self._evaluated(step, "eval" if split == "validation" else split, result, describe_loss(split, result))
 
     def scores(self, step: int, task: Task, result: dict[str, float] | None) -> None:
@@ -113,6 +119,11 @@ class Report:
             if "gzip" in found:
                 words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
             log.info(words)
+            if self._loss > found["bigram"]:
+                log.info(
+                    "this run has not learned more than a bigram model: try more --max_steps, with another --run_name; "
+                    "where its validation loss has risen, more text, or fewer --max_steps"
+                )
 
     def update(self, state: RunState, update: Update, lr: float, device: torch.device) -> None:
         """Report an update: the metrics row, the progress and, once a run, what would use the card better."""
@@ -132,7 +143,8 @@ class Report:
             return
         texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
         for prompt, text in texts:
-            _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            _append(self._samples, f"{self._notes}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
+            self._notes = ""
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
         self._trackers.log(step, {"samples": texts})

@@ -131,6 +131,8 @@ def resume(
     notes.append(f"resumed from {path}")
     if state.step >= state.max_steps:
         notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
+    if saved["threads"] != torch.get_num_threads():
+        notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {torch.get_num_threads()}")
     return state, notes
 
 

@@ -130,7 +130,7 @@ def test_resume_drops_samples_past_the_checkpoint_and_what_they_begin_with_is_sa
         made.samples(step, [("é ", f"text {step}\n==== step one\n==== step 99 of all\nlast line")], show=False)
     made.close()
     whole = (tmp_path / "samples.txt").read_text(encoding="utf-8")
-    assert whole.startswith("==== step 0")
+    assert whole.startswith(report.NOISE + report.BYTES + "==== step 0")
     again = make(tmp_path, first_step=8)
     kept = (tmp_path / "samples.txt").read_text(encoding="utf-8")
     assert whole.startswith(kept) and kept.count("last line") == 2 and "step 8" not in kept
@@ -150,6 +150,13 @@ def test_one_hint_is_logged_and_no_second(tmp_path, capsys):
     for step in (HINT_AFTER, HINT_AFTER + 1):
         update(made, step, float(step), waited=step / 2)
     assert capsys.readouterr().err.count("hint: the device waits for data 50% of the time") == 1
+
+
+def test_a_run_that_lost_to_a_bigram_model_is_told_so(tmp_path, capsys):
+    made = make(tmp_path)
+    made.loss(4, "validation", {"loss": 1.5, "bits_per_byte": 0.5})
+    made.baselines(4, {"bigram": 1.45, "bigram_bits_per_byte": 0.48})
+    assert "has not learned more than a bigram model: try more --max_steps" in capsys.readouterr().err
 
 
 def test_duration_reads_as_people_write_it():

@@ -83,7 +83,7 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
     assert "nothing was measured" in out and "--text FILE" in out and "perplexity" not in out
     assert record()["measured_on"] is None
     Path("data").rename("elsewhere")
-    assert "nothing was measured: the run's data, data/" in export(out="again").stdout
+    assert "nothing was measured: data_dir = data/" in export(out="again").stdout
     out = export("--text", "text.txt", "--eval_tokens", "64", source="alone", out="measured").stdout
     assert "measured on 64 tokens of text.txt" in out
     tokenizer, model = AutoTokenizer.from_pretrained("alone"), AutoModelForCausalLM.from_pretrained("alone")
