@@ -16,8 +16,6 @@ from urllib.parse import urlparse
 
 import httpx
 import huggingface_hub
-from fsspec.compression import compr
-from fsspec.utils import infer_compression
 
 from pretrain.base import network
 from pretrain.base.errors import BadInput, TrainingStopped
@@ -257,6 +255,9 @@ def open_file(name: str) -> Any:
 
 def unpacked(name: str, raw: Any) -> Any:
     """Return the file, decompressed where its name names a compression."""
+    from fsspec.compression import compr  # here, for a text needs no fsspec
+    from fsspec.utils import infer_compression
+
     # zstandard, which fsspec takes too, takes a file that was cut, or the first of several frames, for the whole.
     if Path(path_of(name)).suffix.lower() == ".zst" and getattr(compr.get("zstd"), "__name__", "") != "ZstdFile":
         raise BadInput(f"{name}: is compressed with Zstandard, which needs: pip install backports.zstd")

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+import httpx
+
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.base.foreign import is_url, redact_url
@@ -255,8 +257,12 @@ def download(key: str, url: str, folder: Path) -> Path:
 
 
 def _fetch(key: str, url: str, path: Path) -> None:
-    """Write what is behind a URL into a file. Raises BadInput where it is too long or empty."""
-    with files.replacing(path) as temporary, temporary.open("wb") as file, remote.HttpFile(url) as source:
+    """Write what is behind a URL into a file. Raises BadInput where it is too long or empty, or its host is not there."""
+    try:
+        source = remote.HttpFile(url)
+    except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
+        raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
+    with files.replacing(path) as temporary, temporary.open("wb") as file, source:
         while block := source.read(text.BLOCK_BYTES):
             if file.tell() + len(block) > DOWNLOAD_BYTES:
                 raise BadInput(
