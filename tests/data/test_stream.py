@@ -20,7 +20,8 @@ import types
 from pathlib import Path
 
 import datasets
-import fsspec.implementations.http  # noqa: F401  (once, before the forks)
+import fsspec.compression
+import fsspec.implementations.http  # once, before the forks
 import httpcore
 import huggingface_hub
 import pyarrow as pa
@@ -433,7 +434,7 @@ def test_a_column_that_holds_no_text_is_refused_with_what_the_columns_hold(tmp_p
 
 
 def test_zstandard_is_refused_without_the_package_that_reads_all_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "compr", {"zstd": lambda file, mode: file})
+    monkeypatch.setitem(fsspec.compression.compr, "zstd", lambda file, mode: file)
     (tmp_path / "a.jsonl.zst").write_bytes(b"")
     with pytest.raises(BadInput, match="a.jsonl.zst: is compressed with .*, which needs: pip install backports.zstd"):
         texts([tmp_path / "a.jsonl.zst"])
