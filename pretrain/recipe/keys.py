@@ -78,8 +78,12 @@ class Data:
     token_column: str | None = data(None, "column with lists of the tokenizer's ids, for data that is tokenized")
     data_files: list[str] | None = data(None, "files: paths, globs, URLs; a text file or a table's row is a document")
     validation_files: list[str] | None = data(None, "files to validate on; without them a part of data_files is")
-    validation_fraction: float = data(0.1, "text: share kept for validation; 0.01 of a gigabyte", (0.0, 0.9))
-    validation_tokens: int = data(10_485_760, "data sets, tables: the first documents, to so many tokens", (1, 2**40))
+    validation_fraction: float = data(
+        0.1, "text, python_stdlib: share kept for validation; 0.01 of a gigabyte", (0.0, 0.9)
+    )
+    validation_tokens: int = data(
+        10_485_760, "data sets, tables: validation is the first documents, to so many tokens", (1, 2**40)
+    )
     data_dir: str | None = data(
         None,
         "folder of token shards: ours, llm.c's .bin, build-nanogpt's .npy, nanoGPT's train.bin and val.bin; "
@@ -96,9 +100,13 @@ class Data:
     )
     limit_tokens: int = data(0, "prepare about this many train tokens and no more; 0 = all", (0, 2**50))
     shard_tokens: int = data(100_000_000, "tokens of a shard; training begins with the first ones", (2, 2**31 - 1))
-    stream_keep: str = run("all", "consumed: delete train shards once read (one epoch)", ("all", "consumed"))
+    stream_keep: str = run(
+        "all", "consumed: delete train shards that no kept checkpoint needs (one epoch)", ("all", "consumed")
+    )
     prepared_data_dir: str = run("data", "where prepared shards are kept")
-    data_device: str = run("auto", "where ids lie; cpu: mapped files; auto: cuda if small", ("auto", "cpu", "cuda"))
+    data_device: str = run(
+        "auto", "where the ids lie: cpu: mapped files; cuda: whole; auto: cuda if small", ("auto", "cpu", "cuda")
+    )
     data_seed: int = required("order of the windows", (0, 2**31 - 1))
     shuffle_block_tokens: int = science(2**26, "windows are shuffled within blocks of so many tokens", (1, 2**40))
 
@@ -107,28 +115,37 @@ class Data:
 class Model:
     """GPT2Config's own names where it has one, else LlamaConfig's. What init_from's model brings along may be left out."""
 
-    architecture: str | None = science("gpt2", "llama: RMSNorm, rotary positions, SwiGLU", tuple(ARCHITECTURES))
+    architecture: str | None = science(
+        "gpt2", "gpt2; or llama: RMSNorm, rotary positions, SwiGLU, grouped queries", tuple(ARCHITECTURES)
+    )
     n_layer: int | None = required("number of blocks; GPT-2 has 12, 24, 36 or 48", (1, 1000))
     n_head: int | None = required("attention heads; n_embd / 64 is usual", (1, 1000))
     num_key_value_heads: int | None = llama("llama: heads of keys and values; fewer: a smaller cache in use", (1, 1000))
     n_embd: int | None = required("width; GPT-2 has 768, 1024, 1280 or 1600", (1, 100_000))
-    intermediate_size: int | None = science(None, "width of the MLP; else gpt2: 4 n_embd, llama: 8/3", (1, 1_000_000))
+    intermediate_size: int | None = science(
+        None, "width within the MLP; gpt2: else 4 n_embd; llama: 8/3 n_embd", (1, 1_000_000)
+    )
     vocab_size: int | None = required("rows of the embedding: the tokenizer's, padded for speed", (2, 10_000_000))
     tie_word_embeddings: bool | None = llama("llama: the head is the embedding, as gpt2's always is")
     rope_theta: float | None = llama("llama: base of the rotary positions; 10000 is good", (1.0, 1e9))
     sequence_length: int = required("context in tokens, as long as the documents need (n_positions)", (2, 1_000_000))
     resid_pdrop: float = required(
-        "dropout after attention, MLP; 0 is good, 0.1 for many epochs", (0.0, 0.99), only=GPT2
+        "dropout after attention and MLP; 0 is good, for many epochs try 0.1", (0.0, 0.99), only=GPT2
     )
     embd_pdrop: float = required("dropout after the embeddings", (0.0, 0.99), only=GPT2)
     attn_pdrop: float = required("dropout of attention weights", (0.0, 0.99))
     init_from: str | None = science(None, "start from this GPT-2 or Llama-type model: a run, a folder or a Hub id")
     initializer_range: float = science(
-        0.02, "first weights' standard deviation; 0.08 for AdamW, 128 wide", (1e-6, 1.0), only=("init_from", (None,))
+        0.02,
+        "standard deviation of the first weights; AdamW on a model 128 wide wants 0.08",
+        (1e-6, 1.0),
+        only=("init_from", (None,)),
     )
     seed: int = required("first weights and dropout", (0, 2**31 - 1))
     gradient_checkpointing: str = run(
-        "none", "saves memory; computed again: mlp: activations; full: all, a third more work", ("none", "mlp", "full")
+        "none",
+        "saves memory: mlp: its activations are computed again; full: blocks, a third more work",
+        ("none", "mlp", "full"),
     )
 
 
@@ -156,7 +173,9 @@ class Optimizer:
     """The optimizer of an update."""
 
     optimizer: str = science(
-        "adamw", "adamw_8bit: moments in 8 bits; muon: fewer tokens, for the blocks' matrices", tuple(OPTIMIZERS)
+        "adamw",
+        "adamw_8bit: moments in 8 bits; muon: Muon for the blocks' matrices, else AdamW; fewer tokens",
+        tuple(OPTIMIZERS),
     )
     weight_decay: float = required("decay of tensors of two or more dimensions; 0.1 is usual", (0.0, 10.0))
     muon_momentum: float = science(0.95, "Muon's momentum", (0.0, 0.9999999), only=("optimizer", ("muon",)))
