@@ -34,8 +34,8 @@ export STOP_RUN := $(value RUN)
 # uv is used where it is installed.
 UV := $(shell command -v uv || ls $(BIN)/uv 2>/dev/null)
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
-# Of the tests: one more than cores, for some tests wait; each takes a gigabyte.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 16))')
+# Of the tests: one a core; each takes a gigabyte.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16))')
 
 .DEFAULT_GOAL := help
 .PHONY: help environment venv locked uv notebook lock uvlock check-setup gpu-status gpu-hot presets card-report train post-train ddp-train stop kill-gpu test test-slow test-post test-faults check format clean
@@ -107,7 +107,7 @@ presets: $(VENV)/.installed ## write accelerate_configs/, the tables of cards (p
 card-report: $(VENV)/.installed ## 5 minutes on your card: tokens/s, MFU, peak of GPT-2 124M, and the row to send us
 	@PYTHON=$(BIN)/python bash benchmarks/first_card.sh report
 
-test: $(VENV)/.installed-dev ## the tests, about 4 minutes on 2 cores
+test: $(VENV)/.installed-dev ## the tests, about 3 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
 test-slow: $(VENV)/.installed-slow ## long tests: kills at random steps, parities, mutants

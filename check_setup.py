@@ -121,11 +121,15 @@ def show_checks(recipe: keys.Recipe, asked: argparse.Namespace) -> int:
     """Print the verdicts as they come, or all as JSON; return 1 where one is an error."""
     found = []
     for check in chain(doctor.examine(recipe, asked.recipe, quick=asked.quick), examine_network(recipe)):
-        trying = check.level == TRYING  # what is waited for is no result
+        trying, line = check.level == TRYING, foreign.clean(str(check))
+        if sys.stderr.isatty():  # what is waited for is shown for as long as it is
+            print(f"\033[K{line if trying else ''}", end="\r", file=sys.stderr, flush=True)
+        elif trying:
+            print(line, file=sys.stderr, flush=True)
         if not trying:
             found.append(check)
-        if trying or not asked.json:
-            print(foreign.clean(str(check)), file=sys.stderr if trying else sys.stdout, flush=True)
+            if not asked.json:
+                print(line, flush=True)
     levels = [check.level for check in found]
     if asked.json:
         print(json.dumps({"checks": [dataclasses.asdict(check) for check in found]}, indent=1))

@@ -31,6 +31,7 @@ import commands  # noqa: E402
 import filelock  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks import runs as benchmark_runs  # noqa: E402
@@ -366,3 +367,11 @@ class ForkedReader:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[Figure]:
+    """The figures that were saved, which are not painted here."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch()))
+    return figures

@@ -36,7 +36,7 @@ def examine(recipe: keys.Recipe, path: str, *, quick: bool) -> Iterator[Check]:
     installed = {name: next((one.version for one in distributions(name=name)), None) for name in ranges}
     yield from verdicts.packages(ranges, installed)
     yield from examine_disk(recipe)
-    yield Check("torch", TRYING, "is imported")
+    yield Check("torch", TRYING, "is being imported")
     try:
         import torch  # noqa: F401
     except Exception as error:  # a missing CUDA library, or a wheel for another processor

@@ -12,12 +12,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from benchmarks import estimate_cards, memory_card
 from pretrain.base import cards
 from pretrain.machine import estimate, forecast
+from pretrain.model import build
 from pretrain.model.loss import CARD_ROWS
-from pretrain.recipe import reading
+from pretrain.recipe import keys, reading
 
 GPT2 = estimate.GPT2_124M
 GROUPED = {"architecture": "llama", "n_head": 12, "num_key_value_heads": 4, "intermediate_size": 2048}
 LLAMA = estimate.Shape(12, 768, 50304, 1024, **GROUPED)
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 UNTIED = {"architecture": "llama", "n_head": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
 MODELS = {"gpt2": GPT2, "llama": LLAMA, "llama_untied": estimate.Shape(2, 128, 1024, 1024, **UNTIED)}
 NO_CARD = {"cpu", "mps", "conservative", "zero1_x8", "zero2_x8", "zero3_x8", "fsdp2_x8", "multi_node_2x8"}
@@ -154,3 +156,35 @@ def test_more_cards_take_less_time_but_not_less_energy():
     recipe = reading.load_recipe(ROOT / "recipes/gpt2_124m.yaml")
     held = [forecast.estimate_run(recipe, cards.find("a6000"), count, 0.0)["memory_bytes"] for count in (1, 8)]
     assert held[1]["gradients"] == 2 * held[0]["gradients"]
+
+
+def held_after_forward(shape: estimate.Shape, checkpointing: str, half: bool) -> int:
+    """Bytes that a forward pass keeps for the backward pass, without the weights and their copies."""
+    asked = keys.Model(**vars(shape), **NO_DROPOUT, seed=1, gradient_checkpointing=checkpointing)
+    model = build.build(asked, eos_token_id=0).train()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    copies = {2 * weight.numel() for name, weight in model.named_parameters() if ".0." in name and weight.ndim > 1}
+    held = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and not (half and storage.nbytes() in copies):
+            held[storage.data_ptr()] = storage
+        return tensor
+
+    keeping = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with keeping, torch.autocast("cpu", torch.bfloat16, enabled=half):
+        model.base_model(torch.zeros(1, shape.sequence_length, dtype=torch.int64))
+    return sum(storage.nbytes() for storage in held.values())
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("checkpointing", ["none", "mlp", "full"])
+@pytest.mark.parametrize("architecture", keys.ARCHITECTURES)
+def test_a_block_keeps_what_the_real_one_does(architecture, checkpointing, half):
+    grouped = {"num_key_value_heads": 2, "intermediate_size": 320} if keys.ARCHITECTURES[architecture] else {}
+    one, two = (estimate.Shape(n, 128, 512, 100, architecture, n_head=4, **grouped) for n in (1, 2))
+    block, again = one.record.saved_activation_bytes(one, half=half, compiled=False, half_stream=False)
+    said = {"none": block, "mlp": block - again, "full": 4 * one.n_embd}[checkpointing]
+    held = held_after_forward(two, checkpointing, half) - held_after_forward(one, checkpointing, half)
+    assert held / one.sequence_length == pytest.approx(said, rel=0.02)

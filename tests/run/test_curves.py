@@ -1,7 +1,5 @@
 """curves.png is drawn from whatever rows a run has."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -28,14 +26,6 @@ def long_run(steps: int) -> list[dict]:
         if step % 250 == 0:
             rows.append({"step": step, "tokens": 1000 * step, "eval/loss": loss})
     return rows
-
-
-@pytest.fixture
-def drawn(monkeypatch) -> list[Figure]:
-    """The figures that were saved, which are not painted here."""
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch()))
-    return figures
 
 
 def names(figure: Figure) -> list[str]:

@@ -13,14 +13,6 @@ import compare_runs
 WORDS = ["$a", "_b", "c", "d", "e", "f", "g", "h"]
 
 
-@pytest.fixture
-def drawn(monkeypatch) -> list[Figure]:
-    """The figures that were saved, which are not painted here."""
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch()))
-    return figures
-
-
 def write_run(folder: Path, losses: list[float], seconds: float = 1.0, **recipe) -> Path:
     """Write a run with a validation every ten updates of 100 tokens."""
     folder.mkdir(parents=True)

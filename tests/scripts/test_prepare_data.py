@@ -454,12 +454,18 @@ def test_a_mixture_is_prepared_source_by_source(workplace, bpe):
 # Looking without writing.
 
 
-def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, monkeypatch):
+@pytest.mark.parametrize(("kind", "tokenizer"), [("parquet", "bpe"), ("txt", "characters")])
+def test_a_dry_run_tells_the_amounts_and_leaves_nothing_behind(workplace, monkeypatch, kind, tokenizer):
     monkeypatch.setattr(prepare, "DRY_RUN_SECONDS", 0.05)
     shutil.rmtree("data")
     rows = texts(2000)  # uniform: any part of it tells of the whole
-    files = (write_table(Path(f"{i}.parquet"), half) for i, half in enumerate((rows[:1200], rows[1200:])))
-    flags = ("--data_files", *files, "--validation_tokens", "300")
+    files = ("--data_files", "0.txt")
+    if kind == "txt":
+        Path("0.txt").write_text(" ".join(rows))
+    else:
+        halves = enumerate((rows[:1200], rows[1200:]))
+        files = ("--data_files", *(write_table(Path(f"{i}.{kind}"), half) for i, half in halves))
+    flags = (*files, "--validation_tokens", "300", "--tokenizer", tokenizer, "--tokenizer_vocab_size", "300")
     before = {*Path().rglob("*")}
     told, limited = called(*flags, "--dry_run"), called(*flags, "--dry_run", "--limit_tokens", "5000")
     assert {*Path().rglob("*")} == before and " 5,000 tokens (estimated)" in limited
