@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         windows.TrainOrder = Struck
     if "FSDP" in os.environ:
         accelerator.Accelerator = sharded(accelerator.Accelerator)
-    if os.environ.get("RECOVERS") == "no":
+    if os.environ.get("RECOVERS") == "no" and hasattr(FSDPModule, "reset_iter_state"):  # torch 2.11 lacks it
         del FSDPModule.reset_iter_state
     count_exchanges(sent := Counter())
     status = train.main(argv)

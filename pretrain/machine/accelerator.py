@@ -164,7 +164,7 @@ def refuse_impossible(
          f"INDUCTOR, and reduce-overhead, by CUDA graphs, an NVIDIA card. Use --compile_mode default"),
         (card and processes > device.count,
          f"num_processes: {processes}, and PyTorch sees {counted(device.count, 'card', 'cards')} on this machine; write "
-         f"num_processes: {device.count}, or look at CUDA_VISIBLE_DEVICES"),
+         f"num_processes: {device.count}, or check CUDA_VISIBLE_DEVICES"),
         (environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1",
          "gradient_accumulation_steps is derived here from tokens_per_step; take it out of the YAML and the environment"),
         (deepspeed,

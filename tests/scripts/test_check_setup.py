@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_real_machine_is_described_as_json_without_a_secret(asked, monkeypatch
     assert found["login"]["text"].startswith("logged in") and "hf_secret" not in out + error
     assert not {"compile", "all-reduce", "disk speed"} & found.keys()
     assert "...      fp32: is tried: at most 120 s\n" in error, "what is waited for"
-    assert f"torch {torch.__version__}" in found["packages"]["text"] and "checkpoints 4.5" in found["disk"]["text"]
+    assert f"torch {version('torch')}" in found["packages"]["text"] and "checkpoints 4.5" in found["disk"]["text"]
 
 
 def test_an_address_that_does_not_answer_is_an_error_where_training_needs_it_and_offline_asks_nothing(
