@@ -47,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
             f"--output_dir runs/{name} --max_length {context}\npython generate.py --model runs/{name} --chat"
         )
     if asked.gguf:
-        print(f"\n{asked.out}: a GGUF file for llama.cpp, and a Modelfile; in Ollama (not run by us):\ncd {asked.out}")
+        path = next(Path(asked.out).glob("*.gguf"))
+        print(f"\n{path}, for llama.cpp: {asked.gguf}, {path.stat().st_size / 1e6:,.2f} MB; its loss is not measured")
+        print(f"with the Modelfile beside it, in Ollama (not run by us):\ncd {asked.out}")
         print(f"ollama create {name.lower()} -f Modelfile\nollama run {name.lower()}")
     return 0
 

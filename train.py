@@ -219,7 +219,7 @@ def train(
             raise TrainingStopped(data_failure)
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
-            log.info(f"stopped by {stop.signal.name} after {step} steps; the same command resumes from there")
+            log.info(f"stopped by {stop.signal.name} after step {step}; the same command resumes from there")
         else:
             ends.complete(run, recipe, corpus, accelerator)
         checkpoints.finish()

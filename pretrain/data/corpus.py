@@ -65,8 +65,8 @@ class OpenedSource:
         if not opened.num_windows and (self.manifest["complete"] or split != "train"):
             length = self._model.sequence_length
             raise BadInput(
-                f"{self.folder}: the {split} split has {opened.num_tokens} tokens, and no shard of it one window of "
-                f"sequence_length + 1 = {length + 1}. Give more text, or a smaller --sequence_length"
+                f"{self.folder}: the {split} split has {opened.num_tokens} tokens, and a window needs sequence_length + 1 "
+                f"= {length + 1} of one shard. Give more text, or a smaller --sequence_length"
             )
 
 

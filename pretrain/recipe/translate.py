@@ -100,6 +100,8 @@ def translate(text: str) -> tuple[str, list[str]]:
     given = {_name(flag) for flag, _ in typed.flags}
     defaults = [(name, value) for name, value in program.get("defaults", {}).items() if name not in given]
     notes: dict[str, str] = {}
+    if typed.first and " " not in program.get("program", ""):
+        notes["first"] = f"{typed.first}: not known here; give its settings as flags"
     values = {f"launch.{key}": value for key, value in typed.launch.items()}
     for flags in (defaults, typed.flags):
         values |= _values(flags, trainer, script, notes)

@@ -146,6 +146,9 @@ def test_each_word_without_a_counterpart_has_a_line_with_the_reason():
     _, notes = translate.translate("python x.py --epochs 3 --lr 1e-3 --mystery 5 --gpu rtx_4070")
     assert any("max_steps = 3 * train_tokens / tokens_per_step: train_tokens is not given" in note for note in notes)
     assert "--mystery 5: not known here; left out" in notes
+    assert translate.translate("train.py config/x.py --lr 1")[1] == [
+        "config/x.py: not known here; give its settings as flags"
+    ]
     assert "rtx_4070: not a known card; of its kind are known: rtx4090, rtx4080, rtx4060, rtx4060ti" in notes
 
 

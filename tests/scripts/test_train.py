@@ -151,7 +151,7 @@ def test_killed_inside_each_stage_of_a_save_or_between_saves_or_stopped_and_resu
         run(WITNESS, *TINY, "--run_name", "k", expect=-9, LEDGER="k.ledger", KILL_AT=kill)
     # A signal abandons the partial step and saves the last whole one.
     done = run(WITNESS, *TINY, "--run_name", "k", expect=130, LEDGER="k.ledger", STOP_AT="11:2", STOP_BY="SIGINT")
-    assert "stopped by SIGINT after 11 steps" in done.stderr and "the same command resumes" in done.stderr
+    assert "stopped by SIGINT after step 11" in done.stderr and "the same command resumes" in done.stderr
     assert checkpoint.list_checkpoints(Path("runs/k/checkpoints"))[0].name == "step-00000011"
     run(WITNESS, *TINY, "--run_name", "k", LEDGER="k.ledger")
     assert final_state("k") == final_state("whole")
@@ -342,7 +342,7 @@ def test_neither_evaluations_nor_where_shards_lie_change_training(uninterrupted)
             "sample_prompts = 'the 中é': the character tokenizer has no id for 'é' '中': they do not stand in the text it "
             "was made from; give other words: --sample_prompts TEXT..., or --sample_steps 0",
         ),
-        (["--data_files", "short.txt"], "no shard of it one window"),
+        (["--data_files", "short.txt"], "and a window needs"),
         (["--vocab_size", "8"], "use --vocab_size 64"),
         (["--eval_only"], "holds no checkpoint; train first, or give --init_from MODEL"),
         (["--data_dir", "nano"], "--tokenizer openai-community/gpt2"),

@@ -208,7 +208,7 @@ def test_a_machine_that_is_taken_within_a_push_loses_what_had_not_arrived_and_no
     server.faults.append(fault)
     environment = fresh_machines.next() | {"STOP_AT": "8:0", "STOP_BY": "SIGTERM"}
     pid, _, said = fork(WITNESS, fresh_machines.flags, environment)
-    wait_until(lambda: fault.times == 0 and "stopped by SIGTERM after 8 steps" in Path(said).read_text())
+    wait_until(lambda: fault.times == 0 and "stopped by SIGTERM after step 8" in Path(said).read_text())
     os.kill(pid, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert f"resumed from runs/tiny/checkpoints/step-{begins:08d}" in fresh_machines.run()
