@@ -375,3 +375,12 @@ def drawn(monkeypatch) -> list[Figure]:
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), Path(path).touch()))
     return figures
+
+
+@pytest.fixture
+def at(monkeypatch) -> types.SimpleNamespace:
+    """The clock stands still at ``now``, which the test moves."""
+    at = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: at.now)
+    monkeypatch.setattr(time, "monotonic", lambda: at.now)
+    return at

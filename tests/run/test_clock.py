@@ -2,39 +2,29 @@
 
 import pytest
 
-from pretrain.run import clock
 from pretrain.run.clock import Clock
 
 
-@pytest.fixture
-def time(monkeypatch):
-    class Time:
-        now = 100.0
-
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: Time.now)
-    return Time
-
-
-def test_paused_time_does_not_count_neither_inside_nor_when_the_evaluation_fails(time):
+def test_paused_time_does_not_count_neither_inside_nor_when_the_evaluation_fails(at):
     made = Clock(flops_per_token=10, peak_flops=1000.0, elapsed=5.0)
-    time.now += 2
+    at.now += 2
     with pytest.raises(ZeroDivisionError), made.paused():
-        time.now += 50
+        at.now += 50
         assert made.elapsed == pytest.approx(7.0)  # what a checkpoint stores
         raise ZeroDivisionError
-    time.now += 3
+    at.now += 3
     assert made.elapsed == pytest.approx(10.0)
 
 
-def test_speed_and_mfu_are_of_the_time_since_the_last_read(time):
+def test_speed_and_mfu_are_of_the_time_since_the_last_read(at):
     made = Clock(flops_per_token=10, peak_flops=1000.0, elapsed=77.0)
     made.count(60)
-    time.now += 2
+    at.now += 2
     assert made.read() == pytest.approx({"tokens_per_second": 30.0, "ms_per_step": 2000.0, "mfu": 0.3})
     with made.paused():
-        time.now += 9
+        at.now += 9
     made.count(5)
     made.count(5)
-    time.now += 1
+    at.now += 1
     assert made.read() == pytest.approx({"tokens_per_second": 10.0, "ms_per_step": 500.0, "mfu": 0.1})
     assert "mfu" not in Clock(flops_per_token=10, peak_flops=None).read()

@@ -6,7 +6,6 @@ import re
 import termios
 from types import SimpleNamespace
 
-import pytest
 import torch
 from conftest import ROOT
 
@@ -21,16 +20,6 @@ from pretrain.run import report
 from pretrain.run.clock import Clock
 from pretrain.run.report import HINT_AFTER, Report, due, duration
 from pretrain.run.state import RunState
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    class Time:
-        now = 100.0
-
-    monkeypatch.setattr(report.time, "perf_counter", lambda: Time.now)
-    monkeypatch.setattr(report.time, "monotonic", lambda: Time.now)
-    return Time
 
 
 def make(run_dir, first_step=0, is_main=True, max_steps=10, **changes):
@@ -164,10 +153,10 @@ def test_duration_reads_as_people_write_it():
     assert {seconds: duration(seconds) for seconds in written} == written
 
 
-def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys, clock):
+def test_redirected_output_has_lines_at_intervals_and_the_last(tmp_path, capsys, at):
     made = make(tmp_path)
     for step, now in [(1, 1), (2, 2), (3, 6.5), (9, 7), (10, 7.5)]:
-        clock.now = 100 + now
+        at.now = 100 + now
         update(made, step, float(now))
     made.close()
     out, err = capsys.readouterr()
