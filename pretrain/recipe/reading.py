@@ -194,8 +194,11 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
     if twice := [flag for flag in dict.fromkeys(given) if given.count(flag) > 1]:
         raise BadInput(f"{', '.join(twice)}: given twice; keep one of them")
-    known, unknown = parser.parse_known_args(words)
     names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
+    # A misspelt flag is named before argparse misses the right one.
+    unknown = [flag for flag in given if flag[2:] not in names and " " not in flag]
+    if not unknown:
+        known, unknown = parser.parse_known_args(words)
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]  # a value may be a secret
     faults = [_unknown(flag, names, "--") for flag in flags]
     if any(map(translate.answer, flags)) and (command := translate.command_of(parser.prog, argv)):

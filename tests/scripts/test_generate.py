@@ -47,6 +47,8 @@ def test_bad_input_is_one_error_with_exit_2(model_dir):
     ):
         with pytest.raises(BadInput, match=re.escape(words)):
             generate.parse(["--model", model_dir, *flags])
+    with pytest.raises(BadInput, match="--modle: no such flag; did you mean --model"):
+        generate.parse(["--modle", model_dir])
     for flags, words in (
         (["--prompt", "xyz"], "no id for 'x' 'y' 'z'"),
         (["--chat"], "runs/r has no chat template; python export_model.py runs/r --chat --out exports/chat"),
