@@ -107,7 +107,8 @@ def test_no_pickle_anywhere():
 
 def test_no_class_of_ours_inherits_from_another_of_ours():
     classes = [node for path in PRODUCT for node in nodes(path, ast.ClassDef)]
-    bases = {dotted(base).rpartition(".")[2] for node in classes for base in node.bases}
+    bases = {dotted(base) for node in classes for base in node.bases}
+    bases = {base.rpartition(".")[2] for base in bases if not base.startswith("torch.")}  # torch.optim.Optimizer
     assert len(classes) > 50 and not bases & {node.name for node in classes}
 
 
