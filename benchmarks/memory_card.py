@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     device = hardware.this_device()
     if device.kind != "cuda":
-        raise BadInput("there is no card here: memory is measured on one")
+        raise BadInput("PyTorch sees no card; run this on a machine that has one")
     if asked.json is None:
         raise BadInput("--json PATH is missing: measuring takes long, and the figures are kept there on the way")
     record = {"machine": device.name, "torch": torch.__version__, "transformers": version("transformers"), "rows": []}

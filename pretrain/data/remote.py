@@ -155,7 +155,7 @@ class HttpFile(RawIOBase):
         """Fill some of the buffer; return how much."""
         at = self._place - self._begin
         if not 0 <= at < len(self._held):
-            if at != len(self._held):  # not where the answer goes on
+            if at != len(self._held):  # the answer continues elsewhere in the file
                 self._blocks = iter(())
             self._held, self._begin, at = next(self._blocks, b""), self._place, 0
             if not self._held and self._place < self.size:

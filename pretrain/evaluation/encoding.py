@@ -131,7 +131,7 @@ def encode(asked: Sequence[record.Question], tokenizer: PreTrainedTokenizerBase)
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Return the ids of each text, without the tokens that a tokenizer puts around every text; of equal texts once made."""
+    """Return the ids of each text, without the tokens that a tokenizer puts around every text."""
     different = list(dict.fromkeys(texts))
     try:
         encoded = tokenizer(

@@ -25,10 +25,8 @@ def build(model: keys.Model, *, eos_token_id: int) -> PreTrainedModel:
     if model.init_from is not None:
         made = pretrained.load_to_train(model.init_from, model)
     else:
-        more = {"initializer_range": model.initializer_range} | dict.fromkeys(
-            ("bos_token_id", "eos_token_id"), eos_token_id
-        )
-        config = AutoConfig.for_model(record.name, **record.config(model), **record.training_config(model), **more)
+        own = {"bos_token_id": eos_token_id, "eos_token_id": eos_token_id, "initializer_range": model.initializer_range}
+        config = AutoConfig.for_model(record.name, **record.config(model), **record.training_config(model), **own)
         made = AutoModelForCausalLM.from_config(config, attn_implementation=CAUSAL)
     # Compiled by torch 2.11, a checkpointed block keeps what these functions save: twice a step's memory.
     if model.gradient_checkpointing != "full" or torch.__version__ >= (2, 13):

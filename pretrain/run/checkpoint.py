@@ -88,7 +88,8 @@ def gather(
         moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
     else:
         moments = _named_moments(model, optimizer)
-    weights = {name: weights[name] for name, _ in model.named_parameters() if name in weights}  # a tied head once
+    # A tied head is saved once.
+    weights = {name: weights[name] for name, _ in model.named_parameters() if name in weights}
     each = ((f"{name}/{kind}", value) for name, kinds in moments.items() for kind, value in kinds.items())
     return weights, {name: torch.as_tensor(value) for name, value in each}  # an optimizer may count its steps in an int
 
@@ -100,7 +101,7 @@ def _is_sharded(model: nn.Module) -> bool:
 def _named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
     """Return each parameter's moments by its name; of ZeRO's, which are brought together, on the main process."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    if not hasattr(optimizer, "consolidate_state_dict"):  # it is no ZeroRedundancyOptimizer, whose import is slow
+    if not hasattr(optimizer, "consolidate_state_dict"):  # not a ZeroRedundancyOptimizer, whose import is slow
         return {names[parameter]: kinds for parameter, kinds in optimizer.state.items()}
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank():
@@ -191,9 +192,8 @@ def load_weights(path: Path, model: nn.Module) -> None:
     Raises BadInput where they have not the names, shapes and types of the model's.
     """
     weights = _read(path / MODEL, dict(model.named_parameters()))
-    set_model_state_dict(
-        model, weights, options=StateDictOptions(full_state_dict=True, strict=False)
-    )  # for a tied head
+    how = StateDictOptions(full_state_dict=True, strict=False)  # a tied head was saved once
+    set_model_state_dict(model, weights, options=how)
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: Callable[..., dict]) -> None:

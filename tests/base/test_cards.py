@@ -59,7 +59,6 @@ def test_a_card_never_measured_in_products_is_taken_at_the_share_that_its_kind_r
         assert share == statistics.median(card.products.figure / card.teraflops for card in kind if card.products)
         guessed = [card for card in kind if not card.products]
         assert guessed and all(card.product_teraflops == share * card.teraflops for card in guessed)
-    # The peak is the named card's with tensor cores only.
     assert cards.peak_flops("NVIDIA RTX A6000", "bf16") == cards.peak_flops("NVIDIA RTX A6000", "fp16") == 154.8e12
     assert cards.peak_flops("NVIDIA RTX A6000", "no") is None and cards.peak_flops("CPU (x)", "bf16") is None
 

@@ -146,6 +146,7 @@ def test_each_word_without_a_counterpart_has_a_line_with_the_reason():
     _, notes = translate.translate("python x.py --epochs 3 --lr 1e-3 --mystery 5 --gpu rtx_4070")
     assert any("max_steps = 3 * train_tokens / tokens_per_step: train_tokens is not given" in note for note in notes)
     assert "--mystery 5: not known here; left out" in notes
+    assert translate.translate("./train_gpt2cu -b 4 -h 0")[0].endswith("--task_steps 0")
     assert translate.translate("train.py config/x.py --lr 1")[1] == [
         "config/x.py: not known here; give its settings as flags"
     ]

@@ -40,7 +40,7 @@ def update(made, step, elapsed, *, waited=0.0):
 
 
 def test_resume_drops_rows_past_the_checkpoint_and_evaluations_that_come_again(tmp_path):
-    """And lines that are no rows; a kill has torn the last one."""
+    """Lines that are not rows are dropped, too; a kill has torn the last one."""
     made, path = make(tmp_path), tmp_path / "metrics.jsonl"
     for step in range(1, 6):
         made.log(step - 1, {"eval/loss": 3.0})

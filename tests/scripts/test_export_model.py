@@ -82,6 +82,9 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
     out = export(source="alone").stdout
     assert "nothing was measured" in out and "--text FILE" in out and "perplexity" not in out
     assert record()["measured_on"] is None
+    (manifest,) = Path("data").glob("*/manifest.json")
+    manifest.write_text(manifest.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
+    assert "was made with another tokenizer than the model's" in export(out="other").stdout
     Path("data").rename("elsewhere")
     assert "nothing was measured: data_dir = data/" in export(out="again").stdout
     out = export("--text", "text.txt", "--eval_tokens", "64", source="alone", out="measured").stdout
