@@ -70,13 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     for index, asked in enumerate(found):
         if keys.is_here(asked) or extras.get("source", index) != index:
             continue
-        try:
-            source = sources.find_source(asked)
-            if target:
-                prepare.make_tokenizer_ahead(source)
-        finally:
-            if target:  # the trainer finds the same fault, says it, and ends this process, too
-                target.wait_for_trainer()
+        source = sources.find_source(asked)
         if source.repository:
             from pretrain.data import fetching  # imports datasets, which text does not need
 

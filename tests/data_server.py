@@ -6,14 +6,12 @@ Files lie under ``folder``: ``/files/NAME`` serves them by URL; a data set ``me/
 """
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
 import threading
 from collections.abc import Callable
 from email.message import Message
-from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -24,10 +22,8 @@ class DataServer(ThreadingHTTPServer):
 
     Kinds: a status ("503"), "429:2" (with Retry-After: 2), "reset" (the connection breaks before an answer), "short"
     (half of the promised bytes), "lie" (half of the bytes, promised as all of them), "empty" (none, promised as all),
-    "other" (its ETag is another file's), "whole" and "half" (all or half of the file, whatever part is asked for),
-    "garbage" (an answer that is not HTTP), "silent" (no answer in time), "drip" (a byte now and then), "ok" (no fault:
-    what it meets is passed to no later one), and what begins with one of "[{< ": it is the answer itself, JSON or
-    (called) HTML.
+    "garbage" (an answer that is not HTTP), "silent" (no answer in time), "ok" (no fault: what it meets is passed to no
+    later one), and what begins with one of "[{< ": it is the answer itself, JSON or (called) HTML.
     """
 
     daemon_threads = True
@@ -35,7 +31,6 @@ class DataServer(ThreadingHTTPServer):
     def __init__(self, folder: Path):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.faults, self.log, self.lock = Path(folder), [], [], threading.Lock()
-        self.marks = ("ETag",)  # by which files are known: ETag, Last-Modified, now (modified at each answer)
         self.allowed: Callable[[str, Message], bool] = lambda path, headers: True  # else 403
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.commit, self.model_commits = "c0ffee" + "0" * 34, 1
@@ -192,32 +187,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(404, b"{}", [("X-Error-Code", "EntryNotFound"), *headers], body)
             return
         data = path.read_bytes()
-        oid = _oid(path)[::-1] if fault == "other" else _oid(path)
-        marks = {"ETag": f'"{oid}"', "Last-Modified": formatdate(int(oid[:7], 16), usegmt=True)}
-        headers = [*((mark, marks[mark]) for mark in self.server.marks if mark in marks), *headers]
-        if "now" in self.server.marks:
-            headers.append(("Last-Modified", self.date_time_string()))
+        headers = [("ETag", f'"{_oid(path)}"'), *headers]
         headers.append(("Accept-Ranges", "bytes"))
         status = 200
-        if fault not in ("whole", "half") and (asked := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
+        if asked := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             begin, end = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
             headers.append(("Content-Range", f"bytes {begin}-{end}/{len(data)}"))
             data, status = data[begin : end + 1], 206
-        if fault in ("lie", "half", "empty"):
+        if fault in ("lie", "empty"):
             data = data[: 0 if fault == "empty" else len(data) // 2]
-        if fault == "drip" and body:
-            self.drip(status, data, headers)
-        else:
-            self.send(status, data, headers, body, half=fault == "short")
-
-    def drip(self, status: int, data: bytes, headers: list):
-        self.send(status, data, headers, body=False)
-        with contextlib.suppress(OSError):  # the client gives up
-            for byte in data:
-                self.wfile.write(bytes([byte]))
-                if self.server.closing.wait(0.02):
-                    return
-        self.close_connection = True
+        self.send(status, data, headers, body, half=fault == "short")
 
     def send(self, status: int, data: bytes, headers: list, body: bool, half: bool = False):
         self.send_response(status)

@@ -1,6 +1,5 @@
 """Documents to a folder of token shards: in one process or in jobs, from where a killed one was, the same bytes always."""
 
-import contextlib
 import logging
 import math
 import os
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 
 BPE_SAMPLE_CHARACTERS = 100_000_000  # the beginning of the train split, on which a bpe is trained
 DRY_RUN_SECONDS = 10
-MADE_AHEAD: dict[Path, PreTrainedTokenizerFast] = {}  # by where they will be kept
 CORE_SECONDS = 1.0  # for which an estimate encodes
 
 
@@ -248,9 +246,8 @@ def finish(folder: Path, manifest: dict) -> None:
         )
     for path in folder.glob(".*.tmp*"):  # of killed processes
         files.remove(path)
-    kept = {name: value for name, value in manifest.items() if name not in ("cursor", "train_begins", "versions")}
-    if pinned := {name: said for name, said in manifest.get("versions", {}).items() if "commit" in said}:
-        kept["versions"] = pinned
+    done = ("cursor", "train_begins") if manifest.get("versions") else ("cursor", "train_begins", "versions")
+    kept = {name: value for name, value in manifest.items() if name not in done}
     files.write_json(folder / shards.MANIFEST, kept | {"complete": True})
 
 
@@ -266,21 +263,16 @@ def merge(folder: Path) -> None:
         found = {name: shards.read_manifest(folder, name) or {"complete": False} for name in names}
         if missing := [name for name, manifest in found.items() if not manifest["complete"]]:
             raise BadInput(f"{folder}: cannot be merged: {', '.join(missing)} not complete; run these jobs first")
-        first, rows, tally, versions = found[names[0]], [], Counter(), {}
+        first, rows, tally = found[names[0]], [], Counter()
         for manifest in found.values():
-            unlike = [
-                name
-                for name in ("identity", "revision", "tokenizer", "files", "train_begins")
-                if manifest[name] != first[name]
-            ]
-            seen = {name: said for name, said in manifest.get("versions", {}).items() if said}
-            unlike += [name for name, said in seen.items() if versions.setdefault(name, said) != said]
+            same = ("identity", "revision", "tokenizer", "files", "train_begins", "versions")
+            unlike = [name for name in same if manifest.get(name) != first.get(name)]
             if unlike:
                 raise BadInput(f"{folder}: {unlike[0]} has changed between the jobs; delete the folder and start again")
             rows += manifest["splits"]["train"]
             tally.update(manifest["counts"]["train"])
         first["splits"]["train"], first["counts"]["train"] = sorted(rows, key=lambda row: row["file"]), dict(tally)
-        finish(folder, first | {"versions": versions})
+        finish(folder, first)
         log.info(f"merged {count} jobs: {sum(row['tokens'] for row in rows):,} train tokens")
     for path in jobs:
         path.with_name(path.stem.replace("manifest", ".lock")).unlink(missing_ok=True)
@@ -309,7 +301,7 @@ def open_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
     """Return the folder's tokenizer: the one that is there, or trained on the train split, or loaded; and kept there."""
     path, config = source.folder / "tokenizer", source.config
     if not path.is_dir():
-        tokenizer = MADE_AHEAD.pop(path, None) or make_tokenizer(source, parts)
+        tokenizer = make_tokenizer(source, parts)
         with files.making(path) as temporary:
             tokenizer.save_pretrained(temporary)
     # Of one that we made, the class is known, and AutoTokenizer would import torch.
@@ -327,14 +319,6 @@ def make_tokenizer(source: FoundSource, parts: dict[str, list[Part]]) -> PreTrai
         return tokenization.load(config.tokenizer)
     every = chain.from_iterable(read(0) for found in parts.values() for _, read in found)
     return tokenization.make_characters(well_formed(text or "") for text, _ in every)
-
-
-def make_tokenizer_ahead(source: FoundSource) -> None:
-    """Make the tokenizer of a text that is here, while train.py still imports: that takes seconds and writes nothing."""
-    path, made_of_text = source.folder / "tokenizer", source.config.tokenizer in keys.TRAINED_TOKENIZERS
-    if source.parts is not None and made_of_text and not path.is_dir():
-        with contextlib.suppress(BadInput):  # which is raised again when it is needed
-            MADE_AHEAD[path] = make_tokenizer(source, source.parts)
 
 
 def first_texts(parts: list[Part]) -> Iterator[str]:
@@ -355,7 +339,7 @@ def expected_text_bytes(source: FoundSource, parts: list[Part]) -> float:
         return 0.0
     from pretrain.data import stream
 
-    return stream.expected_text_bytes([name for name, _ in parts], source.config.text_column)
+    return stream.expected_text_bytes([name for name, _ in parts], source.config)
 
 
 def dry_run(source: FoundSource) -> str:

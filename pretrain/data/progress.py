@@ -32,11 +32,6 @@ class PrefetchTarget:
                 self._changed.notify()
         os._exit(1)  # the trainer is gone; the next one resumes from the manifest
 
-    def wait_for_trainer(self) -> None:
-        """Return when the trainer has found nothing that is wrong: its first line comes then."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._target >= 0)
-
     def wait(self, rows: list[dict]) -> None:
         """With stream_keep = consumed, return when the trainer has come near the last of these shards."""
         windows = [max(0, row["tokens"] - 1) // self.sequence_length for row in rows]

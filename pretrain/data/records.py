@@ -38,16 +38,15 @@ class Reader:
     Attributes:
         name: as ``datasets`` has it; prepared folders are known by it.
         suffixes: how its files' names end.
-        rows: (file, column, start, options) -> what stands in the column, row by row; what is given for those before
-            ``start`` is ignored. A value that is not text is a row without text. ``options``: the data set's, as
-            ``datasets`` states them; None: the format's own. Raises BadInput for a file without the column, Unreadable
-            for a row that cannot be read, TruncatedError where the file ends before its end.
+        rows: (file, column, start) -> what stands in the column, row by row; what is given for those before ``start``
+            is ignored. A value that is not text is a row without text. Raises BadInput for a file without the column,
+            Unreadable for a row that cannot be read, TruncatedError where the file ends before its end.
         in_places: the file is read in places, which a compression hides.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    rows: Callable[..., Iterator[Any]]
+    rows: Callable[[str, Column, int], Iterator[Any]]
     in_places: bool = False
 
 

@@ -1,43 +1,39 @@
-"""Files of tables, here, behind a URL or on the Hub: opened, unpacked, tried again, pinned to what they first were."""
+"""Files of tables and texts: here, on the Hub, or fetched from a URL; opened, unpacked, tried again."""
 
 import contextlib
 import functools
 import gzip
+import hashlib
 import logging
-import math
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from glob import has_magic
-from io import SEEK_SET, BufferedReader, RawIOBase
+from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 import httpx
 import huggingface_hub
+from huggingface_hub.errors import OfflineModeIsEnabled
 
-from pretrain.base import network
+from pretrain.base import files
 from pretrain.base.errors import BadInput, TrainingStopped
 from pretrain.base.foreign import is_redacted, one_line, redact, redact_url
-from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after
-from pretrain.recipe.rules import counted
+from pretrain.base.network import TruncatedError, Unreadable, causes, http_status_and_retry_after, refuse_page
 
 log = logging.getLogger(__name__)
 
 COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 URL = ("https://", "http://", "hf://")
 TRIES = 10  # in a row without a new row; with the waits below about four minutes
-LONGEST_WAIT_SECONDS = 60
-RETRY_SECONDS = 300  # without a byte, however many tries that takes
+LONGEST_WAIT_SECONDS, LONGEST_ASKED_SECONDS = 60, 300  # of our own; where a server asks for one
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
+FINAL = (FileNotFoundError, PermissionError, OfflineModeIsEnabled)
 TIMEOUT_SECONDS = 60
 BLOCK_BYTES = 2**20
-PART_BYTES = 5 * 2**20  # of a file behind a URL: a pause between two parts may last as it likes
-
-# By URL: what its server said of the file when it was first read, and where what was read of it is kept.
-WATCHED: dict[str, tuple[dict[str, str], str]] = {}
-certificates = functools.cache(httpx.create_ssl_context)  # to read them takes as long as many an answer
+DOWNLOADS = "downloads"  # files behind URLs, within prepared_data_dir
+DOWNLOAD_BYTES = 20 * 10**9  # an answer without an end fills no disk; more comes from the Hub, which is streamed
+SUFFIX_BYTES = 200  # of a URL in its copy's name: a name has 255 in all
 
 
 def retry(what: str, call: Callable[..., Any], *args) -> Any:
@@ -52,7 +48,7 @@ def retried(what: str, read: Callable[[int], Iterator[Any]], row: int = -1) -> I
     is final; of a remote one it is when a second reading says the same. ``row``: below 0: there are none to be named.
     """
     local, what = Path(what).is_absolute(), redact(what)
-    failures, since, last = 0, time.monotonic(), (row, "")
+    failures, last = 0, (row, "")
     while True:
         try:
             for value in read(row):
@@ -69,29 +65,24 @@ def retried(what: str, read: Callable[[int], Iterator[Any]], row: int = -1) -> I
         again = local or (row, reason) == last
         if isinstance(error, BadInput):
             raise error from None
-        if isinstance(error, huggingface_hub.errors.OfflineModeIsEnabled):
-            raise BadInput(
-                f"{where}: HF_HUB_OFFLINE is set. Prepare it where there is a network (prepare_data.py ... --prefetch), or "
-                f"give local data: --data_files FILE, --data_dir FOLDER"
-            )
         # Clients say "not found" of a server that is down, too: then there is a status.
-        if status in FINAL_STATUS or (status is None and isinstance(error, (FileNotFoundError, PermissionError))):
-            raise BadInput(f"{where}: {reason}. Check the name, and that you may read it (hf auth login)")
+        if status in FINAL_STATUS or (status is None and isinstance(error, FINAL)):
+            raise BadInput(
+                f"{where}: {reason}. Check the name, and that you may read it (hf auth login); without a network first "
+                f"prepare_data.py ... --prefetch where there is one"
+            )
         if again and isinstance(error, Unreadable):
             raise BadInput(f"{what}: {one_line(error)}")
         if again and status is None and not _may_pass(error, local):
             raise BadInput(f"{where}: cannot be read: {reason}. Repair or replace the file, or leave it out")
-        if row != last[0]:
-            failures, since = 0, time.monotonic()
-        failures, last = failures + 1, (row, reason)
-        left = math.ceil(max(since, network.moved_at) + RETRY_SECONDS - time.monotonic())
-        if failures >= TRIES or left <= 0:
+        failures, last = failures + 1 if row == last[0] else 1, (row, reason)
+        if failures == TRIES:
             remedy = "" if status else "; without a network, first prepare_data.py ... --prefetch where there is one"
             raise TrainingStopped(
-                f"{where}: failed {counted(failures, 'time', 'times')} in a row, last with {reason}. What was read before "
-                f"is kept; the same command resumes from there{remedy}"
+                f"{where}: failed {TRIES} times in a row, last with {reason}. What was read before is kept; the same "
+                f"command resumes from there{remedy}"
             )
-        wait = min(left, max(asked, min(LONGEST_WAIT_SECONDS, 2 ** (failures - 1))))
+        wait = max(min(asked, LONGEST_ASKED_SECONDS), min(LONGEST_WAIT_SECONDS, 2 ** (failures - 1)))
         log.warning(f"{where}: {reason}; try {failures + 1} of {TRIES} in {wait:g} s")
         time.sleep(wait)
 
@@ -107,105 +98,42 @@ def _may_pass(error: BaseException, local: bool) -> bool:
         return not local
     if type(error) is OSError:  # Arrow and bz2 raise it, without a number, about their input
         return error.errno is not None
-    of_client = type(error).__module__.startswith(("http", "aiohttp"))
+    of_client = type(error).__module__.startswith("http")
     return of_client or (isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile))
 
 
-class HttpFile(RawIOBase):
-    """A file behind a URL, in parts where its server gives them, else in one answer.
+def copy_of(url: str, prepared_data_dir: str | Path) -> Path:
+    """Return where the copy of a file behind a URL is kept; its query, which may be a signature, makes no other file."""
+    name = (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
+    digest = hashlib.sha256(redact_url(url).encode()).hexdigest()
+    return Path(prepared_data_dir, DOWNLOADS, f"{digest[:12]}-{name}").absolute()
 
-    Each answer is checked before a byte of it is read: it is of the bytes that were asked for, no page, of the file that
-    was read before, and does not trickle. Raises TruncatedError, Unreadable, TimeoutError, and what httpx raises; BadInput
-    for a URL of which something was left out.
 
-    Attributes:
-        size: in bytes; 0 where the server states none.
+def fetch(url: str, path: Path) -> None:
+    """Write what is behind a URL into a file, if it is not there.
+
+    Raises BadInput for a URL of which something was left out, and a file that is empty or too long; Unreadable for a
+    proxy's page; what httpx raises.
     """
-
-    def __init__(self, url: str, part_bytes: int = 0):
-        if is_redacted(url):
-            raise BadInput(
-                f"{url}: its user, password or query was left out here; give the whole URL: --data_files URL"
-            )
-        # One of its own: the garbage collector may close a forgotten answer while another file holds its client's lock.
-        self._client = httpx.Client(verify=certificates(), follow_redirects=True, timeout=TIMEOUT_SECONDS)
-        self._url, self._part_bytes = url, part_bytes or PART_BYTES
-        self._place = self._begin = self.size = 0
-        self._blocks = self._answer()
-        self._held = next(self._blocks, b"")
-
-    def readable(self) -> bool:
-        """Return True, as ``seekable`` does."""
-        return True
-
-    seekable = readable
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._blocks = iter(())
-        self._client.close()
-        super().close()
-
-    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        """Go to a place in the file; its bytes are asked for when they are read."""
-        self._place = offset + (0, self._place, self.size)[whence]
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill some of the buffer; return how much."""
-        at = self._place - self._begin
-        if not 0 <= at < len(self._held):
-            if at != len(self._held):  # the answer continues elsewhere in the file
-                self._blocks = iter(())
-            self._held, self._begin, at = next(self._blocks, b""), self._place, 0
-            if not self._held and self._place < self.size:
-                self._blocks = self._answer()
-                self._held = next(self._blocks)
-        some = self._held[at : at + len(buffer)]
-        buffer[: len(some)] = some
-        self._place += len(some)
-        return len(some)
-
-    def _answer(self) -> Iterator[bytes]:
-        part = f"bytes={self._place}-{self._place + self._part_bytes - 1}"
-        headers = {"Range": part, "Accept-Encoding": "identity"}  # sizes and ranges are those of the file
-        with self._client.stream("GET", self._url, headers=headers) as answer:
+    if path.is_file():
+        return
+    if is_redacted(url):
+        raise BadInput(f"{url}: its user, password or query was left out here; give the whole URL: --data_files URL")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    headers = {"Accept-Encoding": "identity"}
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
+        with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS) as answer:
             answer.raise_for_status()
-            blocks = network.moving(answer.iter_bytes())
-            begin, size = next(blocks, b""), answer.headers.get("Content-Length", "")
-            if not path_of(self._url).lower().endswith((".html", ".htm")):  # the user asked for a page
-                network.refuse_page(begin, answer.headers, str(answer.url))
-            if got := re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", "")):
-                begin, size = begin + b"".join(blocks), got[2]
-                if (int(got[1]), len(begin)) != (self._place, min(self._part_bytes, int(size) - self._place)):
-                    raise TruncatedError(f"was asked for {part}, answered {len(begin)} from {got[1]} of {size}")
-            elif self._place:
-                raise Unreadable("its server gives no part of a file alone, which this format needs; fetch it yourself")
-            refuse_other(self._url, answer.headers, size)
-            self.size = int(size or 0)
-            yield begin
-            yield from blocks
-
-
-def refuse_other(url: str, headers: Mapping[str, str], size: str) -> None:
-    """Raise Unreadable where an answer is of another file than was first read behind a URL that is watched."""
-    before, kept_in = WATCHED.get(url, ({}, ""))
-    said = {"ETag": headers.get("ETag"), "Last-Modified": headers.get("Last-Modified"), "size": size}
-    # The first mark that both have decides: a better one stands before.
-    mark = next((mark for mark in said if before.get(mark) and said[mark]), None)
-    if mark and before[mark] != said[mark]:
-        raise Unreadable(
-            f"has changed on its server since it was first read: {mark} {said[mark]}, was {before[mark]}. Texts of both "
-            f"would be mixed: put the old file back, or delete {kept_in} to read all of it again"
-        )
-    if not before:
-        before.update({mark: value for mark, value in said.items() if value})
-
-
-def watch(url: str, versions: dict[str, dict[str, str]], kept_in: str) -> None:
-    """Refuse, from now on, another file behind a URL than ``versions`` has of it, which is filled in at first."""
-    WATCHED[url] = (versions.setdefault(shown_name(url), {}), kept_in)
-    retry(url, file_size, url)  # a missing one is known before hours of reading others
+            for block in answer.iter_bytes(BLOCK_BYTES):
+                if not file.tell() and path.suffix.lower() not in (".html", ".htm"):  # the user asked for a page
+                    refuse_page(block, answer.headers, str(answer.url))
+                if file.write(block) and file.tell() > DOWNLOAD_BYTES:
+                    raise BadInput(
+                        f"{url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a file that is fetched; fetch it "
+                        f"yourself, or give a data set of the Hub, which is streamed: --dataset_name, hf://"
+                    )
+        if not file.tell():
+            raise BadInput(f"{url}: is empty")
 
 
 def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
@@ -216,8 +144,7 @@ def hub_files(pattern: str, versions: dict[str, dict[str, str]]) -> list[str]:
         ask = functools.partial(huggingface_hub.HfApi().repo_info, timeout=TIMEOUT_SECONDS)
         versions[root] = {"commit": ask(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha}
     path = f"{place.root.partition('@')[0]}@{versions[root]['commit']}/{place.path_in_repo}"
-    found = sorted(filesystem.glob(path)) if has_magic(path) else [filesystem.info(path)["name"]]
-    if not found:
+    if not (found := sorted(filesystem.glob(path))):
         raise FileNotFoundError(pattern)
     return [f"hf://{name}" for name in found]
 
@@ -238,18 +165,12 @@ def is_http(name: str) -> bool:
 
 
 def file_size(name: str) -> int:
-    """Return a file's size in bytes; 0 where a server states none."""
-    if is_http(name):
-        return HttpFile(name, 1).size
-    if name.startswith("hf://"):
-        return int(huggingface_hub.HfFileSystem().size(name) or 0)
-    return Path(name).stat().st_size
+    """Return a file's size in bytes."""
+    return huggingface_hub.HfFileSystem().size(name) if name.startswith("hf://") else Path(name).stat().st_size
 
 
 def open_file(name: str) -> Any:
     """Open a file without decompressing it."""
-    if is_http(name):
-        return BufferedReader(HttpFile(name), BLOCK_BYTES)
     return huggingface_hub.HfFileSystem().open(name) if name.startswith("hf://") else Path(name).open("rb")
 
 
@@ -270,6 +191,5 @@ def whole(name: str) -> Iterator[Any]:
     """Open a file, decompressed. Raises TruncatedError at its end where bytes are left: an error can look like an end."""
     with open_file(name) as raw:
         yield BufferedReader(unpacked(name, raw), BLOCK_BYTES)
-        size = file_size(name)
-        if size and raw.tell() != size:
+        if raw.tell() != (size := file_size(name)):
             raise TruncatedError(f"ended after {raw.tell():,} of {size:,} bytes")

@@ -40,26 +40,21 @@ def repair(source: FoundSource, job: Job, *, every: bool = True) -> None:
     for (split, part), wanted in broken.items():
         log.info(f"{folder}: missing or changed, made again: {', '.join(wanted)[:200]}")
         rows, place = of_part(manifest, split, part), {"part": part, "row": 0, "token": 0}
+        rows = rows[: 1 + max(number for number, row in enumerate(rows) if row["file"] in wanted)]
         if split == "train" and (begin := manifest.get("train_begins")):  # while it is not complete
             place = begin if begin["part"] == part else place
         elif split == "train" and "validation" not in opened.parts:  # the first documents are validation's
             place["token"] = sum(row["tokens"] for row in of_part(manifest, "validation", part))
         scratch.mkdir()
         written = opened.write(split, place, [], sum(row["tokens"] for row in rows), scratch)
-        made = (shard for shard, _, _ in written if shard)
-        for row in rows:
-            if next(made, None) != row:
-                raise BadInput(
-                    f"{folder / row['file']}: cannot be made again, because its source has changed; put the old one "
-                    f"back, or delete {folder} to read all of it again"
-                )
-            if row["file"] not in wanted:
-                (scratch / row["file"]).unlink()
-                continue
-            (scratch / row["file"]).replace(folder / row["file"])
-            files.fsync(folder)
-            if row["file"] == wanted[-1]:
-                break
+        if [shard for shard, _, _ in written if shard][: len(rows)] != rows:
+            raise BadInput(
+                f"{folder / wanted[-1]}: cannot be made again, because its source has changed; put the old one back, or "
+                f"delete {folder} to read all of it again"
+            )
+        for file in wanted:
+            (scratch / file).replace(folder / file)
+        files.fsync(folder)
         shutil.rmtree(scratch)
     os.utime(folder / name)  # newer than the shards
 

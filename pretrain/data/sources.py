@@ -19,7 +19,7 @@ from glob import glob, has_magic
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote
 
 import httpx
 
@@ -40,8 +40,6 @@ SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "node_module
 # A format is a file of its own, and its name here.
 READERS = (parquet.READER, json_lines.READER, csv.READER, arrow.READER)
 TABLES = {suffix: reader.name for reader in READERS for suffix in reader.suffixes}
-DOWNLOADS = "downloads"  # texts behind URLs, within prepared_data_dir
-DOWNLOAD_BYTES = 2 * 10**9  # an answer without an end fills no disk; more text comes in tables, which are streamed
 # What breaks a line, and what no file of ours can hold: half of a surrogate pair is a byte that is not UTF-8.
 ODD_NAME = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # By how a name ends: the command that unpacks it. What packs a single file leaves it under the name before that.
@@ -54,7 +52,7 @@ UNPACK |= {
     ".xz": "unxz -k",
     ".zst": "unzstd",
 }
-NAME_BYTES, SUFFIX_BYTES = 240, 200  # of a source in its folder's name; of a URL in its copy's: both have 255 in all
+NAME_BYTES = 240  # of a source in its folder's name, which has 255 in all
 NO_DATA = "no data: give --data_files FILE... (text, Parquet, JSON lines) or --data_dir FOLDER (shards)"
 NO_VALIDATION = "validation_fraction = 0: there would be nothing to validate on; give a share such as 0.1"
 FORMAT = 2  # raise when the same source would be read to other documents or cut into other shards
@@ -195,8 +193,8 @@ def _folder_name(name: str) -> str:
 def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list[str]:
     """Return the files behind paths, globs and URLs, sorted within each pattern, each once.
 
-    A name that exists is that file, also where it looks like a glob. A text behind a URL is
-    fetched into ``kept``, a table behind one is left there to be streamed.
+    A name that exists is that file, also where it looks like a glob. A text behind a URL is fetched, with ``kept`` for
+    prepared_data_dir; a table behind one when it is read.
     """
     found: dict[str, str] = {}  # by where it lies: links and other spellings lead to the same file
     for pattern in patterns:
@@ -206,7 +204,7 @@ def find_files(key: str, patterns: list[str], kept: Path = Path("data")) -> list
                     f"{key}, number {patterns.index(pattern) + 1}: is not a URL; write / ? # @ : and spaces in a user, "
                     f"password or query as %2F %3F %23 %40 %3A %20"
                 )
-            name = pattern if reader_of(pattern) else str(download(key, pattern, kept / DOWNLOADS))
+            name = pattern if reader_of(pattern) else str(download(key, pattern, kept))
             found.setdefault(_resolved(name), name)
             continue
         matches = [] if os.path.lexists(pattern) else sorted(glob(pattern, recursive=True))
@@ -237,8 +235,8 @@ def _refuse_packed(key: str, name: str) -> None:
         raise BadInput(f"{key}: {name}: is packed; give what this unpacks: {command}")
 
 
-def download(key: str, url: str, folder: Path) -> Path:
-    """Fetch a text file once, as retry as tables are read; later calls return the kept copy.
+def download(key: str, url: str, prepared_data_dir: Path) -> Path:
+    """Fetch a text file once, tried again as tables are read; later calls return the kept copy.
 
     Raises BadInput when it cannot be had, TrainingStopped when the retries are used up.
     """
@@ -248,30 +246,16 @@ def download(key: str, url: str, folder: Path) -> Path:
             f"{key}: {url}: of hf:// only tables are read; give a text's link, as its page on the Hub has it: "
             f"https://.../resolve/main/NAME"
         )
-    name = (Path(urlparse(url).path).name or "text").encode()[-SUFFIX_BYTES:].decode(errors="ignore")
-    path = folder / f"{hashlib.sha256(redact_url(url).encode()).hexdigest()[:12]}-{name}"
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        remote.retry(f"{key}: {url}", _fetch, key, url, path)
+
+    def fetch() -> None:
+        try:
+            remote.fetch(url, path)
+        except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
+            raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
+
+    path = remote.copy_of(url, prepared_data_dir)
+    remote.retry(f"{key}: {url}", fetch)
     return path
-
-
-def _fetch(key: str, url: str, path: Path) -> None:
-    """Write what is behind a URL into a file. Raises BadInput where it is too long or empty, or its host is not there."""
-    try:
-        source = remote.HttpFile(url)
-    except httpx.ConnectError as error:  # no network, or no such host: the user knows at once
-        raise BadInput(f"{key}: {url}: cannot be fetched ({error}). Give a file: --{key} FILE") from None
-    with files.replacing(path) as temporary, temporary.open("wb") as file, source:
-        while block := source.read(text.BLOCK_BYTES):
-            if file.tell() + len(block) > DOWNLOAD_BYTES:
-                raise BadInput(
-                    f"{key}: {url}: has more than {DOWNLOAD_BYTES / 1e9:g} GB, the limit of a text that is fetched; "
-                    f"fetch it yourself, or give JSON lines or Parquet, which are streamed"
-                )
-            file.write(block)
-        if not file.tell():
-            raise BadInput(f"{key}: {url}: is empty")
 
 
 def stdlib_files(validation_fraction: float) -> dict[str, list[Path]]:

@@ -6,7 +6,7 @@ from typing import Any
 from pretrain.data.records import Column, Reader, arrow_values, refuse_arrow
 
 
-def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator[Any]:
+def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the column's values."""
     import pyarrow as pa
 

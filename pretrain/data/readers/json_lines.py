@@ -18,7 +18,7 @@ from pretrain.data.records import IDS, ROWS, TEXT, Column, Reader, refuse_column
 TYPES = {str: TEXT, int: "numbers", float: "numbers", bool: "booleans", list: "lists", dict: "objects"}
 
 
-def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator[Any]:
+def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the field of each line: None where a line is blank, no object, or has no such field."""
     from pretrain.data import remote
 

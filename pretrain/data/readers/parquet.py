@@ -8,7 +8,7 @@ from pretrain.base.network import TruncatedError
 from pretrain.data.records import ROWS, Column, Reader, arrow_values, refuse_arrow
 
 
-def rows(name: str, column: Column, start: int, options: Any = None) -> Iterator[Any]:
+def rows(name: str, column: Column, start: int) -> Iterator[Any]:
     """Yield the column's values."""
     import pyarrow.parquet as pq
 
