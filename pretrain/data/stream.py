@@ -76,7 +76,8 @@ def _open_dataset(config: Data, column: Column, pinned: str | None) -> tuple[str
             f"dataset_name = {name}: holds no Parquet, JSON lines, Arrow or plain CSV; try the Hub's own conversion: "
             f"--dataset_revision refs/convert/parquet"
         )
-    return commit, {"train": [(file, partial(_read, reader, file, column, "")) for file in found["train"]]}
+    kept = config.prepared_data_dir
+    return commit, {"train": [(file, partial(_read, reader, file, column, kept)) for file in found["train"]]}
 
 
 def expected_text_bytes(names: list[str], config: Data) -> float:
