@@ -219,7 +219,7 @@ def test_a_flag_that_is_wrong_is_a_line_that_names_it_and_the_remedy(tmp_path, m
         ("-b 8", ["-b: a flag of llm.c; here it is: per_device_train_batch_size; a ceiling, or auto", TRANSLATED]),
         (
             "--grad_accum_steps 8",
-            ["--grad_accum_steps: a flag of other scripts; here not needed: derived:", TRANSLATED],
+            ["--grad_accum_steps: a flag of other scripts; here not needed; derived:", TRANSLATED],
         ),
     ):
         monkeypatch.setattr("sys.argv", ["train.py"])
