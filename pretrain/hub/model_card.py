@@ -7,14 +7,13 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from pretrain.base.foreign import clean
 from pretrain.base.layout import step_name
 from pretrain.evaluation.items import records
-from pretrain.evaluation.record import Task
 from pretrain.machine.facts import Facts
 from pretrain.model.architectures import ARCHITECTURES
 from pretrain.recipe import keys
@@ -22,17 +21,11 @@ from pretrain.recipe import keys
 TEMPLATE = Path(__file__).with_name("model_card.jinja")
 SIZES = {(12, 768): "GPT-2 124M", (24, 1024): "GPT-2 355M", (36, 1280): "GPT-2 774M", (48, 1600): "GPT-2 1558M"}
 TASKS = list(records().values())
-# By its name in metrics: the task of a score (None: a loss of the text), and its name in words.
-MEASURES: dict[str, tuple[Task | None, str]] = {
-    "eval/loss": (None, "validation loss, nats per token"),
-    "eval/bits_per_byte": (None, "validation, bits per byte"),
-    "test/loss": (None, "test loss, nats per token"),
-    "test/bits_per_byte": (None, "test, bits per byte"),
-}
-MEASURES |= {
-    task.metric(score): (task, f"{task.label} {score} ({rule}){', %' * (score in task.shares)}")
-    for task in TASKS
-    for score, rule in task.scores.items()
+LOSSES = {
+    "eval/loss": "validation loss, nats per token",
+    "eval/bits_per_byte": "validation, bits per byte",
+    "test/loss": "test loss, nats per token",
+    "test/bits_per_byte": "test, bits per byte",
 }
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -65,10 +58,9 @@ def model_card(
     of = step if best_step is None else best_step
     # The test split is scored once, with the weights that are here.
     scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
-    lines, results = _results(scored, {of, step}, recipe)
     record = ARCHITECTURES.get(facts.model_type)
     card = ModelCard.from_template(
-        metadata(recipe, repo_id, results),
+        metadata(recipe),
         template_path=str(TEMPLATE),
         text=_text,
         fenced=_fenced,
@@ -82,14 +74,14 @@ def model_card(
         data=", ".join(map(_in_words, keys.sources(recipe.data))),
         prompt=json.dumps(next(iter(recipe.evaluation.sample_prompts), "The"), ensure_ascii=False),
         has_curves=not {"train/loss", "eval/loss"}.isdisjoint(_newest(rows)),
-        lines=lines,
+        lines=_lines(scored),
         command=shlex.join(facts.command),
     )
     return f"{card}\n"
 
 
-def metadata(recipe: keys.Recipe, repo_id: str = "", results: Sequence = ()) -> Any:
-    """Return the ModelCardData, the head of a card; ``results``: EvalResults of this model."""
+def metadata(recipe: keys.Recipe) -> Any:
+    """Return the ModelCardData, the head of a card."""
     from huggingface_hub import ModelCardData
 
     source = recipe.model.init_from
@@ -101,8 +93,6 @@ def metadata(recipe: keys.Recipe, repo_id: str = "", results: Sequence = ()) -> 
         pipeline_tag="text-generation",
         library_name="transformers",
         tags=["ursa-minor", *recipe.tracking.tags],
-        model_name=repo_id.rpartition("/")[2] if results else None,
-        eval_results=list(results) or None,
     )
 
 
@@ -111,47 +101,17 @@ def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
     return {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
 
 
-def _results(
-    scored: Mapping[str, tuple[float, int]], steps: Collection[int], recipe: keys.Recipe
-) -> tuple[list[tuple[str, str]], list]:
-    """Return lines of what was measured, and an EvalResult of each figure that is of these weights and of public data.
-
-    Args:
-        scored: the last value of each metric, and its step.
-        steps: at which these weights were measured.
-    """
-    from huggingface_hub import EvalResult
-
-    trained_on, lines, results = _data_sets(recipe), [], []
-    for metric, (task, words) in MEASURES.items():
-        if metric not in scored:
-            continue
-        (value, when), (split, _, score) = scored[metric], metric.partition("/")
-        if task:
-            (data_set, part), count = task.dataset, f"{scored[task.metric('items')][0]:,.0f} items"
-            figure, about = task.shown(score, value), f"{task.label}, {count}"
-            error = scored.get(f"{metric}_stderr")
-            line = f"{figure} ± {task.shown(score, error[0])}, {count}" if error else f"{figure}, {count}"
-        else:
-            data_set, part = trained_on[0] if len(trained_on) == 1 else "text", split.replace("eval", "validation")
-            figure = line = f"{value:.4f}"
-            about = f"{data_set}, kept from training"
-        own = when in steps
-        lines.append((words, line if own else f"{line} (at step {when:,})"))
-        if own and not (task and recipe.evaluation.files_of(task.name)):
-            result = EvalResult(
-                task_type="text-generation",
-                task_name="Text Generation",
-                dataset_type=data_set,
-                dataset_name=about,
-                dataset_config=task and task.config,
-                dataset_split=part,
-                metric_type=score,
-                metric_name=words,
-                metric_value=float(figure),
-            )
-            results.append(result)
-    return lines, results
+def _lines(scored: Mapping[str, tuple[float, int]]) -> list[tuple[str, str, int]]:
+    """Return what was measured in words, the figure, and its step."""
+    lines = [(words, f"{scored[name][0]:.4f}", scored[name][1]) for name, words in LOSSES.items() if name in scored]
+    for task in TASKS:
+        items = f"{scored.get(task.metric('items'), (0, 0))[0]:,.0f} items"
+        for score, rule in task.scores.items():
+            if (name := task.metric(score)) in scored:
+                (value, step), (error, _) = scored[name], scored.get(f"{name}_stderr", (math.nan, 0))
+                words = f"{task.label} {score} ({rule}){', %' if score in task.shares else ''}"
+                lines.append((words, f"{task.shown(score, value)} ± {task.shown(score, error)}, {items}", step))
+    return lines
 
 
 def _data_sets(recipe: keys.Recipe) -> list[str]:
