@@ -68,10 +68,8 @@ def find(flag: str, trainers: Iterable[str]) -> Rule | None:
         for names, row in book()["trainers"][trainer].items():
             if any(fnmatch.fnmatchcase(_name(flag), name) for name in names.split(", ")):
                 row = dict.fromkeys(row.split(), "{value}") if isinstance(row, str) else row
-                puts = {key: put for key, put in row.items() if key not in ("when", "none", "note")}
-                return Rule(
-                    trainer, row.get("when") or ({"*": puts} if puts else {}), row.get("none") or row.get("note", "")
-                )
+                puts = {key: put for key, put in row.items() if key not in ("when", "note")}
+                return Rule(trainer, row.get("when", {"*": puts} if puts else {}), row.get("note", ""))
     return None
 
 
