@@ -111,10 +111,11 @@ def translate(text: str) -> tuple[str, list[str]]:
         notes["first"] = f"{typed.first}: not known here; give its settings as flags"
     numbers = program.get("defaults", {}) | {_name(flag): value for flag, value in typed.flags}
     given = {_name(flag) for flag, _ in typed.flags}
-    values = _values([one for one in numbers.items() if one[0] not in given], trainer, script, notes)
+    defaults = [(name, value) for name, value in numbers.items() if name not in given]
+    values = _values(defaults, trainer, script, notes)
     values |= _values(typed.flags, trainer, script, notes)
-    launch = {key.removeprefix("launch."): values.pop(key) for key in list(values) if key.startswith("launch.")}
-    launch = typed.launch | launch
+    of_launcher = [key for key in values if key.startswith("launch.")]
+    launch = typed.launch | {key.removeprefix("launch."): values.pop(key) for key in of_launcher}
     recipe = _recipe_of(values, program)
     path = next((path for path in (Path(recipe), ROOT / recipe) if path.is_file()), Path(os.devnull))
     here = {name: field.default for name, field in FIELDS.items()}
@@ -145,13 +146,14 @@ def _parse(text: str) -> Command:
     except ValueError as error:
         raise BadInput(f"{shown(text)}: {error}: put the whole command between two quotes of one kind") from None
     place = next((place for place, word in enumerate(words) if _is_program(word)), len(words))
-    found, is_open = Command(program="".join(words[place : place + 1]).removeprefix("./")), False
+    found = Command(program=words[place].removeprefix("./") if place < len(words) else "")
     for word, after in itertools.pairwise(words[: place + 1]):
         flag, equals, value = word.partition("=")
         if word.startswith("-") and (key := book()["launch"].get(_name(flag))):
             found.launch[key] = value if equals else after
         elif equals and not word.startswith("-"):
             found.environment.append(word)
+    is_open = False
     for word in itertools.takewhile(lambda word: not re.match(r"\d?[;&|<>]", word), words[place + 1 :]):
         flag, equals, value = word.partition("=")
         if re.match("-+[A-Za-z]", word) or equals and not is_open:  # as of `make train NGPUS=8`
@@ -227,15 +229,15 @@ def _computed(
         if value.startswith("= "):
             try:
                 result = _evaluate(value.removeprefix("= "), known)
-            except (ValueError, ZeroDivisionError):
+                value = str(round(result)) if TYPES[key] is int else f"{result:.6g}"
+            except (ValueError, ArithmeticError):
                 notes[key] = f"{key} {value}: set it yourself; not all of these numbers are known here"
                 continue
-            value = str(int(result)) if TYPES[key] is int else f"{result:.6g}"
-        is_list = rules.is_list(TYPES.get(key))
-        if key not in here or rules.from_text(value.splitlines() if is_list else value, key) != rules.number_of(
-            here[key]
-        ):
-            found[key] = value
+        if key in FIELDS:
+            words = value.splitlines() if rules.is_list(TYPES[key]) else value
+            if rules.from_text(words, key) == rules.number_of(here[key]):
+                continue
+        found[key] = value
     return found
 
 
@@ -259,7 +261,7 @@ def _launcher(launch: Mapping[str, str], notes: dict[str, str]) -> list[str]:
         notes["card"] = f"{asked}: not a known card; of its kind are known: {', '.join(cards.of_its_kind(asked))}"
     if launch.get("num_machines", "1") != "1":
         notes["machines"] = (
-            f"{launch['num_machines']} machines: this is the command of one; docs/cluster.md has the rest"
+            f"{launch['num_machines']} machines: this command is for one; docs/cluster.md has the others"
         )
     precision = launch.get("mixed_precision")
     if not stem and precision in ("fp16", "no"):
