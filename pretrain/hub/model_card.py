@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from pretrain.base.foreign import clean
 from pretrain.base.layout import step_name
@@ -73,7 +73,7 @@ def model_card(
         kind=record.label if record else facts.model_type,
         data=", ".join(map(_in_words, keys.sources(recipe.data))),
         prompt=json.dumps(next(iter(recipe.evaluation.sample_prompts), "The"), ensure_ascii=False),
-        has_curves=not {"train/loss", "eval/loss"}.isdisjoint(_newest(rows)),
+        has_curves=any("train/loss" in row or "eval/loss" in row for row in rows),
         lines=_lines(scored),
         command=shlex.join(facts.command),
     )
@@ -97,8 +97,13 @@ def metadata(recipe: keys.Recipe) -> Any:
 
 
 def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
-    """Return the last value of each metric, and its step."""
-    return {name: (value, row["step"]) for row in rows for name, value in row.items() if _is_number(value)}
+    """Return the last finite value of each metric, and its step."""
+    return {
+        name: (value, row["step"])
+        for row in rows
+        for name, value in row.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }
 
 
 def _lines(scored: Mapping[str, tuple[float, int]]) -> list[tuple[str, str, int]]:
@@ -128,10 +133,6 @@ def _in_words(source: keys.Data) -> str:
         return "files of its author's" if own else "the source of Python's standard library"
     link = f"[{_text(name)}](https://huggingface.co/datasets/{name})" if HUB_ID.fullmatch(name) else _text(name)
     return f"{link} ({_text(subset)})" if subset and not source.data_dir else link
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _text(value: object) -> str:
