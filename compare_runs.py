@@ -123,6 +123,8 @@ def grouped(paths: Sequence[Path], group: Sequence[str], labels: Sequence[str] |
         found.setdefault(place, (recipe, []))[1].append(path)
     if labels is None:
         labels = [path.resolve().parent.name for _, (path, *_) in found.values()]
+        if len({*labels}) < len(labels):
+            labels = [str(path.parent) for _, (path, *_) in found.values()]
         if group:
             labels = [f"{label} x{len(same)}" for label, (_, same) in zip(labels, found.values(), strict=True)]
     if len(labels) != len(found) or len({*labels}) != len(labels):
