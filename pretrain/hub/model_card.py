@@ -49,12 +49,11 @@ def model_card(
 
     Args:
         repo_id: owner/name on the Hub.
-        rows: of metrics.jsonl; those of later steps are left out.
+        rows: of metrics.jsonl; figures of later steps are left out.
         best_step: where the weights are from, if not from ``step``: that of the lowest validation loss.
     """
     from huggingface_hub import ModelCard
 
-    rows = [row for row in rows if row.get("step", math.inf) <= step]
     of = step if best_step is None else best_step
     # The test split is scored once, with the weights that are here.
     scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
