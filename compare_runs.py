@@ -54,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     paths = [*map(find_metrics, asked.runs)]
     columns = grouped(paths, asked.group, asked.labels)
     reached = [one for column in columns for one in column.reached]
-    if not any(reached):
-        raise BadInput(f"{', '.join(asked.runs)}: no row with a loss or a score yet")
+    if not any(one.keys() & {"train loss", "validation loss"} for one in reached):
+        raise BadInput(f"{', '.join(asked.runs)}: no row with a loss yet")
     named = asked.reference or next(filter(None, (column.recipe.get("reference_curve") for column in columns)), None)
     picture = asked.out or Path(os.path.relpath(paths[0].resolve().parent.with_name("compare.png")))
     alike, even = same_tokens(columns), all(len({one.get("tokens") for one in c.reached}) == 1 for c in columns)
@@ -210,15 +210,13 @@ def same_tokens(columns: Sequence[Column]) -> bool:
 
 
 def draw(columns: Sequence[Column], path: Path, reference: references.Reference | None, loss: str, time: str) -> None:
-    """Draw the losses over tokens and over time, and the scores of the tasks; a group as mean and standard deviation.
+    """Draw the losses over tokens and over time; a group as mean and standard deviation.
 
     Args:
         loss: the metric of a validation; of "eval/loss", in nats per token, the train loss is drawn, too.
         time: hours or minutes.
     """
     panels = [(loss, "tokens"), (loss, time)] + [("train/loss", "tokens")] * (loss == "eval/loss")
-    tasks = {t.metric("acc_norm" if "acc_norm" in t.scores else t.shares[0]): t for t in records().values()}
-    panels += [(name, "tokens") for name in tasks]
     rows = [run for column in columns for run in column.runs]
     panels = [(name, x) for name, x in panels if any(len(curves.series(run, name, x)[0]) for run in rows)]
     heights = [3.2 if name == loss else 2.4 for name, _ in panels]
@@ -231,12 +229,8 @@ def draw(columns: Sequence[Column], path: Path, reference: references.Reference 
             if reference and (name, x) == ("eval/loss", "tokens"):
                 places, values = reference.until(max(float(places[-1]) for places, _ in lines))
                 axes.plot(places, values, ":", color=curves.BLACK, label=reference.words)
-            if name in LOSSES:
-                axes.set(ylabel=LOSSES[name], ylim=curves.view(lines))
-            else:
-                axes.set_ylabel(f"{tasks[name].label} {name.partition('/')[2]}")
-                axes.axhline(tasks[name].chance, color=curves.BLACK, linestyle="--", linewidth=1, label="chance")
-            axes.legend(loc="upper right" if name in LOSSES else "upper left", fontsize=8, ncols=1 + len(columns) // 9)
+            axes.set(ylabel=LOSSES[name], ylim=curves.view(lines))
+            axes.legend(loc="upper right", fontsize=8, ncols=1 + len(columns) // 9)
 
 
 def drawn(axes, column: Column, number: int, name: str, x: str) -> tuple | None:

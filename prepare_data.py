@@ -75,9 +75,7 @@ def main(argv: list[str] | None = None) -> int:
             from pretrain.data import fetching  # imports datasets, which text does not need
 
             if job.count > 1:
-                raise BadInput(
-                    f"--num_jobs {job.count}: data_dir = {asked.data_dir} is fetched, not prepared; leave it out"
-                )
+                raise BadInput(f"--num_jobs: data_dir = {asked.data_dir} is fetched, not prepared; leave it out")
         if "dry_run" in extras:
             print(fetching.describe(source) if source.repository else prepare.dry_run(source))
             continue
@@ -138,10 +136,7 @@ def prefetch(recipe: keys.Recipe) -> bool:
     tasks = [name for name in evaluation.tasks if evaluation.task_steps and not evaluation.files_of(name)]
     if not (recipe.model.init_from or wanted or tasks):
         return False
-    log.info(
-        f"fetching tokenizer, model and items of tasks into {constants.HF_HOME}; without a network "
-        "that ends after about a minute"
-    )
+    log.info(f"fetching tokenizer, model, tasks into {constants.HF_HOME}; without a network it fails after a minute")
     if recipe.model.init_from:
         pretrained.load(recipe.model.init_from)
     if wanted:

@@ -154,11 +154,11 @@ class Pusher:
             except BadInput:  # another process sends them
                 continue
             except Exception as error:  # the folder is gone, for example: training continues
-                fault = "a push", client.describe(error)
+                fault = _waits(self.pending / "a push", client.describe(error))
             # Once the main thread has ended, writing from another one can bring the interpreter down.
-            if fault and fault[1] != logged and threading.main_thread().is_alive():
-                log.warning(_waits(self.pending, *fault))
-            logged = fault and fault[1]
+            if fault and fault != logged and threading.main_thread().is_alive():
+                log.warning(fault)
+            logged = fault
 
 
 def push_pending(pending: Path) -> int:
@@ -170,13 +170,13 @@ def push_pending(pending: Path) -> int:
         log.info(f"hub: nothing waits in {pending}")
         return 0
     if fault := _send_all(pending, sent=logging.INFO):
-        log.warning(_waits(pending, *fault))
+        log.warning(fault)
     return len(_staged(pending))
 
 
-def _waits(pending: Path, name: str, reason: str) -> str:
-    command = f"python train.py --push_pending {pending.parent}"
-    return f"hub: {name} is not on the Hub: {reason}. It waits in {pending}; to send it later: {command}"
+def _waits(folder: Path, reason: str) -> str:
+    command = f"python train.py --push_pending {folder.parent.parent}"
+    return f"hub: {folder.name} is not on the Hub: {reason}. It waits in {folder.parent}; to send it later: {command}"
 
 
 def _stage(folder: Path, push: dict, sources: dict[str, Path | str]) -> None:
@@ -201,8 +201,8 @@ def _staged(pending: Path) -> list[Path]:
     return sorted(path for path in pending.iterdir() if layout.STEP.fullmatch(path.name) and (path / PUSH).is_file())
 
 
-def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | None:
-    """Send what is staged, also what is added meanwhile; return which push could not be sent, and why.
+def _send_all(pending: Path, sent: int = logging.DEBUG) -> str | None:
+    """Send what is staged, also what is added meanwhile; return a line on the push that could not be sent.
 
     ``sent``: the level at which a push that was sent is logged. Raises BadInput when another process is sending them.
     """
@@ -222,9 +222,9 @@ def _send_all(pending: Path, sent: int = logging.DEBUG) -> tuple[str, str] | Non
                 folder.rename(temporary)  # a kill meanwhile must not leave half of it in the queue
                 shutil.rmtree(temporary)
             except BadInput as error:  # it is damaged; the others are not
-                fault = folder.name, str(error)
+                fault = _waits(folder, str(error))
             except Exception as error:  # whatever is wrong with the Hub: the next one would meet it, or overtake this
-                return folder.name, client.describe(error)
+                return _waits(folder, client.describe(error))
     return fault
 
 

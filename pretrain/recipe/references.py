@@ -1,5 +1,6 @@
 """The validation loss of a published run, as a file that a recipe names, for pictures."""
 
+import bisect
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -25,13 +26,9 @@ class Reference(NamedTuple):
         return f"{self.label} (its own validation set, of {self.validation})"
 
     def until(self, most: float) -> tuple[list[float], list[float]]:
-        """Return the curve up to so many tokens, its last point interpolated."""
-        import numpy as np  # here, for a refusal at the start needs no package
-
-        tokens = [each for each in self.tokens if each <= most]
-        if 0 < len(tokens) < len(self.tokens):
-            tokens.append(most)
-        return tokens, np.interp(tokens, self.tokens, self.losses).tolist()
+        """Return the curve up to so many tokens."""
+        end = bisect.bisect_right(self.tokens, most)
+        return self.tokens[:end], self.losses[:end]
 
 
 def load(name: str) -> Reference:

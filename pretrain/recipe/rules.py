@@ -18,7 +18,7 @@ EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 LONG, MANY = 200, 12  # characters of a value, and values of a list, that a message shows
 TYPE_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-TYPE_NAMES |= {list[str]: "a list of texts", list[dict]: "a list of mappings"}
+TYPE_NAMES |= {list[str]: "a list of texts, as [a, b]", list[dict]: "a list of mappings"}
 
 
 def key_fault(name: str, value: Any) -> str | None:
@@ -27,13 +27,10 @@ def key_fault(name: str, value: Any) -> str | None:
     if (value is None and name in keys.OPTIONAL) or (value == "auto" and name in keys.AUTO):
         return None
     if not _fits(value, wanted):
-        hint = "" if isinstance(value, str) else f", is {type_name(type(value))}"
-        if isinstance(value, str) and wanted == list[str]:
-            hint = f"; write [{value}]"
-        elif isinstance(value, str) and not isinstance(number := from_text(value, name), str) and math.isfinite(number):
-            hint = f"; YAML reads this as text, write {value} without quotes"
-        or_auto = ", or auto" if name in keys.AUTO else ""
-        return f"must be {type_name(wanted)}{or_auto}{hint}"
+        must = f"must be {type_name(wanted)}{', or auto' if name in keys.AUTO else ''}"
+        if isinstance(value, str) and not isinstance(number := from_text(value, name), str) and math.isfinite(number):
+            must += f"; YAML reads this as text, write {value} without quotes"
+        return must
     if wanted in (int, float):
         least, most = about["allowed"]
         return None if least <= value <= most else f"must be between {least} and {most} ({about['help']})"  # nor is NaN

@@ -1,32 +1,28 @@
 """The commands of other trainers in our words, by the rules of translations.yaml beside this file."""
 
-import contextlib
 import dataclasses
 import fnmatch
 import functools
 import itertools
-import operator
 import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from pretrain.base import cards
 from pretrain.base.errors import BadInput
 from pretrain.recipe import rules
-from pretrain.recipe.keys import FIELDS
+from pretrain.recipe.keys import FIELDS, TYPES
 from pretrain.recipe.rules import shown
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.name for path in ROOT.glob("*.py")}
 SETTING = re.compile(r"""["']?(\w+)["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^,}\n#]+)""")  # of a pasted dict or file
-OPERATORS = {"*": operator.mul, "/": operator.truediv, "//": operator.floordiv}
 MODES = ("eval_only", "profile")  # flags of train.py that take no value
-Rule = dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -47,37 +43,50 @@ class Command:
     flags: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
+class Rule(NamedTuple):
+    """What stands for a flag of a trainer.
+
+    Attributes:
+        cases: for each of its values ("*" is any other) our keys and their values; none: nothing stands for it.
+        note: what to know beside, or why nothing stands for it.
+    """
+
+    trainer: str
+    cases: dict[str, dict[str, str]]
+    note: str
+
+
 @functools.cache
 def book() -> dict[str, Any]:
     """Return translations.yaml, its values as text."""
     return yaml.load(Path(__file__).with_name("translations.yaml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
 
 
+def find(flag: str, trainers: Iterable[str]) -> Rule | None:
+    """Return the rule of a flag (with or without dashes) of the first of the trainers that has it; None: none has it."""
+    for trainer in trainers:
+        for names, row in book()["trainers"][trainer].items():
+            if any(fnmatch.fnmatchcase(_name(flag), name) for name in names.split(", ")):
+                row = dict.fromkeys(row.split(), "{value}") if isinstance(row, str) else row
+                puts = {key: put for key, put in row.items() if key not in ("when", "note")}
+                return Rule(trainer, row.get("when", {"*": puts} if puts else {}), row.get("note", ""))
+    return None
+
+
 def answer(flag: str) -> str | None:
-    """Return whose ``flag`` (with or without dashes) is and what stands for it here; None: nobody's that is known."""
-    trainer, rule = _find(flag, book()["trainers"])
-    if rule is None:
+    """Return whose flag this is (with or without dashes) and what stands for it here; None: nobody's that is known."""
+    if (rule := find(flag, book()["trainers"])) is None:
         return None
-    if "none" in rule:
-        return f"{flag}: a flag of {trainer}; here not needed: {rule['none']}"
-    puts = [put for case in (*rule.get("when", {}).values(), rule) for put in case.items()]
-    ours = {key: f"{key} {text}" if text[0] == "=" else key for key, text in puts if key not in ("when", "note")}
-    named = ", ".join(ours.values()).replace("launch.", "YAML ")
-    return f"{flag}: a flag of {trainer}; here it is: {'; '.join([named, *_note(rule)])}"
+    puts = itertools.chain.from_iterable(case.items() for case in rule.cases.values())
+    ours = {key: f"{key} {put}" if put.startswith("=") else key for key, put in puts}
+    here = f"it is: {', '.join(ours.values()).replace('launch.', 'YAML ')}" if ours else "not needed"
+    return f"{flag}: a flag of {rule.trainer}; here {here}" + (f"; {rule.note}" if rule.note else "")
 
 
 def command_of(script: str, argv: Sequence[str]) -> str | None:
-    """Return the command that started this process in our words, None where it has none.
-
-    Its launcher is what the parent process was started with, where the system shows that.
-    """
-    words = ["python", script]
-    with contextlib.suppress(OSError):
-        launched = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        if script in (names := [Path(word).name for word in launched]):
-            words = [*launched[: names.index(script)], script]
+    """Return the command ``python script argv`` in our words, None where it has none."""
     try:
-        return translate(shlex.join([*words, *argv]))[0]
+        return translate(shlex.join(["python", script, *argv]))[0]
     except BadInput:
         return None
 
@@ -93,23 +102,25 @@ def translate(text: str) -> tuple[str, list[str]]:
     typed = _parse(text)
     program, ours = _program_of(typed), Path(typed.program).name
     script = ours if ours in SCRIPTS and not program else program.get("script", "train.py")
-    known = {name: sum(_find(flag, [name])[1] is not None for flag, _ in typed.flags) for name in book()["trainers"]}
+    known = {name: sum(find(flag, [name]) is not None for flag, _ in typed.flags) for name in book()["trainers"]}
     trainer = program.get("trainer") or max(known, key=lambda name: known[name])
-    if not program and not (any(known.values()) and (ours.endswith(".py") or not ours)):  # settings have no program
+    if not program and not any(known.values()):
         raise BadInput(f"{shown(text)}: neither this program nor any of its flags is known here")
-    given = {_name(flag) for flag, _ in typed.flags}
-    defaults = [(name, value) for name, value in program.get("defaults", {}).items() if name not in given]
     notes: dict[str, str] = {}
     if typed.first and " " not in program.get("program", ""):
         notes["first"] = f"{typed.first}: not known here; give its settings as flags"
-    values = {f"launch.{key}": value for key, value in typed.launch.items()}
-    for flags in (defaults, typed.flags):
-        values |= _values(flags, trainer, script, notes)
+    numbers = program.get("defaults", {}) | {_name(flag): value for flag, value in typed.flags}
+    given = {_name(flag) for flag, _ in typed.flags}
+    defaults = [(name, value) for name, value in numbers.items() if name not in given]
+    values = _values(defaults, trainer, script, notes)
+    values |= _values(typed.flags, trainer, script, notes)
+    of_launcher = [key for key in values if key.startswith("launch.")]
+    launch = typed.launch | {key.removeprefix("launch."): values.pop(key) for key in of_launcher}
     recipe = _recipe_of(values, program)
     path = next((path for path in (Path(recipe), ROOT / recipe) if path.is_file()), Path(os.devnull))
-    numbers = {_name(flag): value for flag, value in [*defaults, *typed.flags]}
-    values = _computed(values, numbers, notes, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    launch = {key.removeprefix("launch."): values.pop(key) for key in list(values) if key.startswith("launch.")}
+    here = {name: field.default for name, field in FIELDS.items()}
+    here |= yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    values = _computed(values, {"processes": launch.get("processes", "1"), **numbers}, here, notes)
     words = [*typed.environment, *(_launcher(launch, notes) if script == "train.py" else ["python"]), script]
     if script in ("train.py", "prepare_data.py"):
         words += ["--recipe", recipe]
@@ -126,35 +137,26 @@ def translate(text: str) -> tuple[str, list[str]]:
 
 
 def _parse(text: str) -> Command:
-    text = re.sub(r"\\\r?\n", " ", text.strip()).removeprefix("$ ")
-    found, launch, launched, is_open = Command(), book()["launch"], False, False
+    text = re.sub(r"\\\r?\n", " ", text.strip())
     if re.match(r"""[{"']|\w+\s*[:=]\s""", text):
-        return Command(flags=_settings(text))
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>")
-    lexer.whitespace_split = True
+        settings = SETTING.findall(text)
+        return Command(flags=[(f"--{name}", value.strip().strip("\"'")) for name, value in settings])
     try:
-        typed = list(lexer)
+        words = shlex.split(text)
     except ValueError as error:
         raise BadInput(f"{shown(text)}: {error}: put the whole command between two quotes of one kind") from None
-    parts = itertools.groupby(typed, lambda word: word in (";", "&&"))  # as behind `cd folder &&`
-    *_, last = [], *(list(part) for ends, part in parts if not ends)
-    words = itertools.takewhile(lambda word: not re.fullmatch(r"[;&|<>]+", word), last)
-    for word in words:
+    place = next((place for place, word in enumerate(words) if _is_program(word)), len(words))
+    found = Command(program=words[place].removeprefix("./") if place < len(words) else "")
+    for word, after in itertools.pairwise(words[: place + 1]):
         flag, equals, value = word.partition("=")
-        if word.startswith("-"):
-            if launched and _name(flag) not in launch["bare"] and word != "-m":
-                value = value if equals else next(words, "")
-                found.launch |= {launch["flags"][_name(flag)]: value} if _name(flag) in launch["flags"] else {}
-        elif equals:
+        if word.startswith("-") and (key := book()["launch"].get(_name(flag))):
+            found.launch[key] = value if equals else after
+        elif equals and not word.startswith("-"):
             found.environment.append(word)
-        elif Path(word).name in launch["names"]:
-            launched = True
-        elif not re.fullmatch(r"uv|run|launch|nohup|time|python[\d.]*", Path(word).name):
-            found.program = word.removeprefix("./")
-            break
-    for word in words:
+    is_open = False
+    for word in itertools.takewhile(lambda word: not re.match(r"\d?[;&|<>]", word), words[place + 1 :]):
         flag, equals, value = word.partition("=")
-        if re.match("-+[A-Za-z]", word) or equals and found.program == "make":
+        if re.match("-+[A-Za-z]", word) or equals and not is_open:  # as of `make train NGPUS=8`
             found.flags.append((flag, value))
             is_open = not equals
         elif is_open:
@@ -162,70 +164,45 @@ def _parse(text: str) -> Command:
             found.flags.append((flag, f"{before}\n{word}".strip()))
         else:
             found.first = found.first or word
-    for flag, value in found.flags:
-        if _name(flag) == "config_overrides":
-            found.flags.remove((flag, value))
-            found.flags += _settings(value.replace(",", "\n"))
     return found
 
 
-def _settings(text: str) -> list[tuple[str, str]]:
-    return [(f"--{name}", value.strip().strip("\"'")) for name, value in SETTING.findall(text)]
+def _is_program(word: str) -> bool:
+    names = [row["program"].partition(" ")[0] for row in book()["programs"]]
+    return word.endswith(".py") or any(fnmatch.fnmatch(f"/{word}", f"*/{name}") for name in names)
 
 
 def _program_of(typed: Command) -> Mapping[str, Any]:
     """Return the program's row, an empty one where it has none."""
-    names = [f"/{name}" for name in (typed.program, f"{typed.program} {typed.first}")]
+    names = [f"/{typed.program}", f"/{typed.program} {typed.first}"]
     return next((row for row in book()["programs"] if fnmatch.filter(names, f"*/{row['program']}")), {})
-
-
-# Its flags.
 
 
 def _name(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
 
-def _note(rule: Rule) -> list[str]:
-    return [rule["note"]] if "note" in rule else []
-
-
-def _find(flag: str, trainers: Iterable[str]) -> tuple[str, Rule | None]:
-    """Return the first of the trainers that has a flag, and its rule; None where none has it."""
-    for trainer in trainers:
-        for names, rule in book()["trainers"][trainer].items():
-            if any(fnmatch.fnmatchcase(_name(flag), name) for name in names.split(", ")):
-                return trainer, dict.fromkeys(rule.split(), "{value}") if isinstance(rule, str) else rule
-    return "", None
-
-
 def _values(given: Sequence[tuple[str, str]], trainer: str, script: str, notes: dict[str, str]) -> dict[str, str]:
     """Return values by our keys, "= ..." where one is to be computed; flags without a counterpart get a note."""
     formulas, plain = {}, {}
     for flag, value in given:
-        name = _name(flag)
-        owner, rule = _find(flag, (trainer, *book()["trainers"]))
-        if owner != trainer and (name in FIELDS or name in ("recipe", "size", *MODES) or script != "train.py"):
-            rule = {name: "{value}"}
-        for key, put in _puts(rule, value).items():
-            if key == "none":
-                notes[flag] = f"{' '.join([flag, *value.splitlines()])}: {put}"
-            else:
-                (formulas if put.startswith("= ") else plain)[key] = put
+        name, rule = _name(flag), find(flag, (trainer, *book()["trainers"]))
+        is_ours = name in FIELDS or name in ("recipe", "size", *MODES) or script != "train.py"
+        if is_ours and (rule is None or rule.trainer != trainer):
+            plain[name] = value
+            continue
+        cases, note = rule[1:] if rule else ({}, "not known here; left out")
+        value = value or "true"
+        case = cases.get(value.lower(), cases.get("*"))
+        if case is None:
+            must = f"must be {rules.either([*cases])}" if cases else ""
+            notes[flag] = f"{' '.join([flag, *value.splitlines()])}: {'; '.join(filter(None, (must, note)))}"
+            continue
+        folder = os.path.dirname(value)  # noqa: PTH120
+        for key, put in case.items():
+            put = put.replace("{value}", value).replace("{folder}", folder)
+            (formulas if put.startswith("= ") else plain)[key] = put
     return formulas | plain  # a value goes before a formula that gives the same key
-
-
-def _puts(rule: Rule | None, value: str) -> dict[str, str]:
-    """Return our keys and values for one flag; ``none``: the reason why there is nothing."""
-    if rule is None:
-        return {"none": "not known here; left out"}
-    cases, value = rule.get("when", {"*": {}}), value or "true"
-    chosen = cases.get(value.lower(), cases.get("*"))
-    if chosen is None:
-        return {"none": "; ".join([f"must be {rules.either(list(cases))}", *_note(rule)])}
-    found = {key: put for key, put in (rule | chosen).items() if key not in ("when", "note")}
-    folder = os.path.dirname(value)  # noqa: PTH120
-    return {key: put.replace("{value}", value).replace("{folder}", folder) for key, put in found.items()}
 
 
 def _recipe_of(values: dict[str, str], program: Mapping[str, Any]) -> str:
@@ -241,72 +218,58 @@ def _recipe_of(values: dict[str, str], program: Mapping[str, Any]) -> str:
 
 
 def _computed(
-    values: Mapping[str, str], numbers: Mapping[str, str], notes: dict[str, str], base: dict[str, Any]
+    values: Mapping[str, str], numbers: Mapping[str, str], here: Mapping[str, Any], notes: dict[str, str]
 ) -> dict[str, str]:
-    """Return the values as text, formulas computed, without those that the recipe ``base`` has, too.
+    """Return the values without those that are ``here`` too, formulas computed.
 
-    A formula whose numbers are not all given, there, as values or in ``numbers``, becomes a note.
+    A formula whose numbers are not all given, here, as values or in ``numbers``, becomes a note.
     """
-    stated = {key.removeprefix("launch."): value for key, value in values.items() if not value.startswith("= ")}
-    known, found = {**base, "processes": "1", **stated, **numbers}, {}
+    known, found = {**here, **values, **numbers}, {}
     for key, value in values.items():
         if value.startswith("= "):
             try:
-                result = _evaluate(value.split()[1:], known)
-            except KeyError as error:
-                notes[key] = f"{key} {value}: {error.args[0]} is not given; the recipe's value stays"
+                result = _evaluate(value.removeprefix("= "), known)
+                value = str(round(result)) if TYPES[key] is int else f"{result:.6g}"
+            except (ValueError, ArithmeticError):
+                notes[key] = f"{key} {value}: set it yourself; not all of these numbers are known here"
                 continue
-            value = known[key] = f"{result:.6g}" if result % 1 else str(int(result))
+        if key in FIELDS:
+            words = value.splitlines() if rules.is_list(TYPES[key]) else value
+            if rules.from_text(words, key) == rules.number_of(here[key]):
+                continue
         found[key] = value
-    here = {name: field.default for name, field in FIELDS.items()} | base
-    return {key: value for key, value in found.items() if key not in here or _number(value) != _number(here[key])}
+    return found
 
 
-def _number(value: Any) -> Any:
-    """Return the number that a value is, all else as a flag's text."""
-    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-    text = "\n".join(value) if isinstance(value, list) else text
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
-
-
-def _evaluate(words: Sequence[str], names: Mapping[str, Any]) -> float:
-    """Return the value of ``a * b / 100``, from left to right; raises KeyError with a name that is not a number."""
-    result = 1
-    for sign, word in zip(["*", *words[1::2]], words[::2], strict=False):
-        number = _number(word if word[0].isdigit() else names[word])
-        if isinstance(number, str):
-            raise KeyError(word)
-        result = OPERATORS[sign](result, number)
+def _evaluate(formula: str, known: Mapping[str, Any]) -> float:
+    """Return the value of ``a * b / 100``, from left to right; raises ValueError for what is not a number."""
+    result, words = 1.0, ["*", *formula.split()]
+    for sign, name in zip(words[::2], words[1::2], strict=True):
+        number = float(str(known.get(name, name)))
+        result = result * number if sign == "*" else result / number
     return result
-
-
-# Ours.
 
 
 def _launcher(launch: Mapping[str, str], notes: dict[str, str]) -> list[str]:
     """Return the words before train.py."""
-    counts = [launch.get(key, "1") for key in ("processes", "num_machines")]
-    processes, machines = (int(count) if count.isdecimal() else 1 for count in counts)
-    asked, stem = launch.get("card", "auto"), launch.get("yaml")
+    asked, count = launch.get("card", "auto"), launch.get("processes", "1")
+    processes = int(count) if count.isdecimal() else 1
+    stem = launch.get("yaml")
     if stem is None and cards.find(asked):
         stem = cards.preset(asked, processes)
     elif asked != "auto":
         notes["card"] = f"{asked}: not a known card; of its kind are known: {', '.join(cards.of_its_kind(asked))}"
-    chosen = {key: launch[key] for key in ("mixed_precision", "dynamo_backend") if key in launch}
-    if not stem and "config_file" not in launch and {"fp16", "no"} & set(chosen.values()):
+    if launch.get("num_machines", "1") != "1":
+        notes["machines"] = (
+            f"{launch['num_machines']} machines: this command is for one; docs/cluster.md has the others"
+        )
+    precision = launch.get("mixed_precision")
+    if not stem and precision in ("fp16", "no"):
         stem = "conservative"  # plain python train.py chooses all else by itself
-        if "mixed_precision" not in chosen:
-            notes["precision"] = "conservative.yaml has fp16: for a card from Ampere on, add --mixed_precision bf16"
     file = launch.get("config_file") or (f"accelerate_configs/{stem}.yaml" if stem else "")
-    names = {key: key if file else name for key, name in book()["launch"]["torchrun"].items()}
-    where = [word for key, name in names.items() if key in launch for word in (f"--{name}", launch[key])]
     if not file:
-        several = ["torchrun", *(where or ["--standalone"]), "--nproc_per_node", str(processes)]
-        return several if processes * machines > 1 else ["python"]
+        return ["torchrun", "--standalone", "--nproc_per_node", count] if processes > 1 else ["python"]
     words = ["accelerate", "launch", "--config_file", file]
-    if processes * machines > 1:
-        words += [*["--multi_gpu"] * ("_x" not in file), "--num_processes", str(processes * machines)]
-    return [*words, *(word for key, value in chosen.items() for word in (f"--{key}", value)), *where]
+    if processes > 1:
+        words += [*["--multi_gpu"] * ("_x" not in file), "--num_processes", count]
+    return [*words, "--mixed_precision", precision] if precision else words

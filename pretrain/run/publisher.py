@@ -91,9 +91,7 @@ class Publisher:
             files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
             rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
             best = self.weights_step if self.weights_step != step else None
-            files["README.md"] = model_card.model_card(
-                self._repo_id, step, rows, keys.public(recipe), self._facts, best
-            )
+            files["README.md"] = model_card.model_card(self._repo_id, step, rows, recipe, self._facts, best)
             files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
             files |= {name: run_dir / name for name in ("recipe.yaml", "curves.png") if (run_dir / name).is_file()}
             path = recipe.saving.checkpoints / layout.step_name(step)
@@ -123,7 +121,7 @@ def check(recipe: keys.Recipe) -> str | None:
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
         fresh=not begun and not fetch.is_address(recipe.saving.resume_from_checkpoint),
-        card=f"---\n{model_card.metadata(keys.public(recipe))}\n---\n",
+        card=f"---\n{model_card.metadata(recipe)}\n---\n",
     )
     if note:
         log.warning(f"hub      {note}")

@@ -152,7 +152,7 @@ class Report:
     def draw(self, at_least: float = 0.0) -> None:
         """Draw curves.png, unless less than ``at_least`` seconds have passed since it was."""
         if self._is_main and time.monotonic() - self._drawn >= at_least:
-            published, name = model_card.published(keys.public(self._recipe)), self._recipe.saving.name
+            published, name = model_card.published(self._recipe.model), self._recipe.saving.name
             try:
                 curves.draw_curves(self._rows.rows, self._picture, name, published=published, reference=self._reference)
             except (OSError, ImportError) as error:  # a full disk; no matplotlib

@@ -73,7 +73,7 @@ COMMANDS = [
     (
         "torchrun --nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --master_port=1234 train.py "
         "config/train_gpt2.py --compile=False --dtype=float16",
-        f"{A}conservative.yaml --multi_gpu --num_processes 16",
+        f"{A}conservative.yaml --multi_gpu --num_processes 8 --mixed_precision fp16 train.py",
         NANOGPT | {"tokens_per_step": 491520},
         (8, 12, 5),
     ),
@@ -102,7 +102,7 @@ COMMANDS = [
         (1, 8, 1),
     ),
     (
-        f"{SCRATCH} --config_overrides n_embd=1024,n_layer=24,n_head=16,n_positions=512 --optim adamw_bnb_8bit "
+        f"{SCRATCH} --config_name gpt2-medium --block_size 512 --optim adamw_bnb_8bit "
         "--warmup_ratio 0.1 --gradient_accumulation_steps 4 --lr_scheduler_type cosine",
         C,
         {"n_embd": 1024, "n_layer": 24, "n_head": 16, "sequence_length": 512, "optimizer": "adamw_8bit"}
@@ -144,7 +144,7 @@ def test_each_word_without_a_counterpart_has_a_line_with_the_reason():
     ]
     assert all("no DataLoader" in note for note in notes)
     _, notes = translate.translate("python x.py --epochs 3 --lr 1e-3 --mystery 5 --gpu rtx_4070")
-    assert any("max_steps = 3 * train_tokens / tokens_per_step: train_tokens is not given" in note for note in notes)
+    assert any(note.startswith("max_steps = 3 * train_tokens / tokens_per_step: set it yourself") for note in notes)
     assert "--mystery 5: not known here; left out" in notes
     assert translate.translate("./train_gpt2cu -b 4 -h 0")[0].endswith("--task_steps 0")
     assert translate.translate("train.py config/x.py --lr 1")[1] == [
@@ -177,8 +177,8 @@ def test_every_rule_leads_to_keys_of_ours_and_no_other_scripts_flag_is_one():
     ours = {*keys.FIELDS, *of_scripts.split()}
     for trainer, rows in trainers.items():
         for name in ", ".join(rows).split(", "):
-            _, rule = translate._find(f"--{name}", [trainer])
-            targets = [*rule.keys() - {"none", "when", "note"}, *itertools.chain(*rule.get("when", {}).values())]
+            rule = translate.find(f"--{name}", [trainer])
+            targets = itertools.chain.from_iterable(rule.cases.values())
             assert not [name for name in targets if not name.startswith("launch.") and name not in ours], rule
             assert trainer != "other scripts" or name not in keys.FIELDS
     for row in translate.book()["programs"]:

@@ -90,8 +90,7 @@ def test_a_published_curve_is_drawn_as_far_as_the_run_has_come_and_says_that_its
     draw_curves(rows, tmp_path / "curves.png", "a run", reference=llmc)
     (line,) = (line for line in drawn[0].axes[0].get_lines() if line.get_linestyle() == ":")
     assert line.get_label() == "llm.c, GPT-2 124M (its own validation set, of FineWeb)"
-    assert list(line.get_xdata()) == [0, 250 * 2**19, 400 * 2**19]
-    assert list(line.get_ydata()) == pytest.approx([11.0092, 6.1710, 6.1710 + 0.6 * (5.3743 - 6.1710)])
+    assert list(line.get_xdata()) == [0, 250 * 2**19] and list(line.get_ydata()) == [11.0092, 6.1710]
 
 
 def test_a_long_run_is_drawn_from_few_updates_at_even_steps_and_every_evaluation():

@@ -87,7 +87,7 @@ def test_a_pushed_step_is_a_whole_model_with_its_card_and_nothing_else(workplace
     assert model.config.activation_function == "gelu_new" and len(saved) == len(list(model.parameters()))
     assert AutoTokenizer.from_pretrained(tmp_path / "pushed")("the cat")["input_ids"]
     assert last["model.safetensors"] == Path("runs/p/model/model.safetensors").read_bytes()
-    assert b"model-index" in last["README.md"] and b"me/named" in last["README.md"]
+    assert b"validation loss" in last["README.md"] and b"me/named" in last["README.md"]
 
 
 def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_the_best_weights(rises):
@@ -102,7 +102,7 @@ def test_a_finished_run_is_pushed_by_its_command_and_the_card_names_the_step_of_
     found = {row["step"]: row["eval/loss"] for row in losses if "eval/loss" in row}
     best = min(found, key=found.__getitem__)
     assert 0 < best < 12 and "license: mit" in card and "- hi\n" in card
-    assert f"The weights are those of step {best}, whose validation loss is the lowest of 7 evaluations." in card
+    assert f"The weights are those of step {best}, whose validation loss is the lowest." in card
     assert "| validation loss" in card and f"{found[best]:.4f}" in card and f"{found[12]:.4f}" not in card
 
 
