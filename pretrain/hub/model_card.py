@@ -7,9 +7,11 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pretrain.base.foreign import clean
 from pretrain.base.layout import step_name
@@ -28,6 +30,17 @@ LOSSES = {
     "test/bits_per_byte": "test, bits per byte",
 }
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class Figure(NamedTuple):
+    """What was measured: in words, as a card shows it, and as the Hub's metadata have it, with the data it is of."""
+
+    metric: str
+    words: str
+    shown: str
+    value: float
+    step: int
+    data: dict[str, str]
 
 
 def published(model: keys.Model) -> dict[str, dict[str, float]]:
@@ -57,9 +70,9 @@ def model_card(
     of = step if best_step is None else best_step
     # The test split is scored once, with the weights that are here.
     scored = _newest(row for row in rows if row["step"] <= of or "test/loss" in row)
-    record = ARCHITECTURES.get(facts.model_type)
+    figures, record = [*_figures(scored, recipe)], ARCHITECTURES.get(facts.model_type)
     card = ModelCard.from_template(
-        metadata(recipe),
+        metadata(recipe, repo_id, [figure for figure in figures if figure.step in (of, step)]),
         template_path=str(TEMPLATE),
         text=_text,
         fenced=_fenced,
@@ -73,17 +86,22 @@ def model_card(
         data=", ".join(map(_in_words, keys.sources(recipe.data))),
         prompt=json.dumps(next(iter(recipe.evaluation.sample_prompts), "The"), ensure_ascii=False),
         has_curves=any("train/loss" in row or "eval/loss" in row for row in rows),
-        lines=_lines(scored),
+        figures=figures,
+        cost=_cost(rows, facts.num_processes),
         command=shlex.join(facts.command),
     )
     return f"{card}\n"
 
 
-def metadata(recipe: keys.Recipe) -> Any:
+def metadata(recipe: keys.Recipe, repo_id: str = "", figures: Sequence[Figure] = ()) -> Any:
     """Return the ModelCardData, the head of a card."""
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import EvalResult, ModelCardData
 
     source = recipe.model.init_from
+    results = [
+        EvalResult(task_type="text-generation", metric_type=metric, metric_name=words, metric_value=value, **data)
+        for metric, words, _, value, _, data in figures
+    ]
     return ModelCardData(
         language=list(recipe.hub.language) or None,
         license=recipe.hub.license,
@@ -92,6 +110,8 @@ def metadata(recipe: keys.Recipe) -> Any:
         pipeline_tag="text-generation",
         library_name="transformers",
         tags=["ursa-minor", *recipe.tracking.tags],
+        model_name=repo_id.rpartition("/")[2] if results else None,
+        eval_results=results or None,
     )
 
 
@@ -105,17 +125,38 @@ def _newest(rows: Iterable[Mapping]) -> dict[str, tuple[float, int]]:
     }
 
 
-def _lines(scored: Mapping[str, tuple[float, int]]) -> list[tuple[str, str, int]]:
-    """Return what was measured in words, the figure, and its step."""
-    lines = [(words, f"{scored[name][0]:.4f}", scored[name][1]) for name, words in LOSSES.items() if name in scored]
+def _figures(scored: Mapping[str, tuple[float, int]], recipe: keys.Recipe) -> Iterator[Figure]:
+    """Yield what was measured, of the newest value of each metric and its step."""
+    of_text = {"dataset_type": " ".join(_data_sets(recipe)) or "text", "dataset_name": "text kept from training"}
+    for name, words in LOSSES.items():
+        if name in scored:
+            value, step = scored[name]
+            yield Figure(name.partition("/")[2], words, f"{value:.4f}", round(value, 4), step, of_text)
     for task in TASKS:
+        data = {"dataset_type": task.dataset[0], "dataset_name": task.label, "dataset_split": task.dataset[1]}
         items = f"{scored.get(task.metric('items'), (0, 0))[0]:,.0f} items"
         for score, rule in task.scores.items():
             if (name := task.metric(score)) in scored:
                 (value, step), (error, _) = scored[name], scored.get(f"{name}_stderr", (math.nan, 0))
                 words = f"{task.label} {score} ({rule}){', %' if score in task.shares else ''}"
-                lines.append((words, f"{task.shown(score, value)} ± {task.shown(score, error)}, {items}", step))
-    return lines
+                shown = task.shown(score, value)
+                yield Figure(score, words, f"{shown} ± {task.shown(score, error)}, {items}", float(shown), step, data)
+
+
+def _cost(rows: Sequence[Mapping], processes: int) -> dict[str, str]:
+    """Return what the training has taken, as far as the rows state it."""
+    speeds, watts = ([row[name] for row in rows if row.get(name)] for name in ("tokens_per_second", "gpu/watts"))
+    if not speeds:
+        return {}
+    seconds = _newest(rows)["elapsed_seconds"][0]
+    found = {"training time": f"{timedelta(seconds=round(seconds))} (h:mm:ss), evaluating and saving not counted"}
+    found["speed"] = f"{statistics.median(speeds):,.0f} tokens/s, the median of {len(speeds):,} readings"
+    if watts:
+        used = statistics.fmean(watts) * seconds * processes / 3.6e6
+        found["energy"] = (
+            f"{used:.3g} kWh, the cards alone: the mean power of one (NVML) over that time, times {processes}"
+        )
+    return found
 
 
 def _data_sets(recipe: keys.Recipe) -> list[str]:

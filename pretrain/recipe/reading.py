@@ -186,14 +186,16 @@ def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Return the parsed flags; ``--a-b`` is ``--a_b``.
 
-    Raises BadInput for a flag that the parser does not know, naming the nearest one.
+    Raises BadInput for a flag that the parser does not know, naming the nearest one, and for one given twice.
     """
     parser._negative_number_matcher = NEGATIVE
     parser.error = _refuse  # type: ignore[method-assign]  # its own would exit with a usage text
     words = [re.sub("^--[^=]+", lambda flag: "--" + flag[0][2:].replace("-", "_"), word) for word in argv]
+    given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if twice := [flag for flag in dict.fromkeys(given) if given.count(flag) > 1]:
+        raise BadInput(f"{', '.join(twice)}: given twice; keep one of them")
     names = [flag[2:] for flag in parser._option_string_actions if flag.startswith("--")]
     # A misspelt flag is named before argparse misses the right one.
-    given = [word.partition("=")[0] for word in words if word.startswith("--")]
     unknown = [flag for flag in given if flag[2:] not in names and " " not in flag]
     if not unknown:
         known, unknown = parser.parse_known_args(words)

@@ -55,7 +55,7 @@ def test_metadata_loads_without_a_warning_and_says_what_the_hub_reads(caplog):
     expected = {"license": "mit", "language": ["en"], "datasets": ["HuggingFaceFW/fineweb-edu"]}
     expected |= {"pipeline_tag": "text-generation", "library_name": "transformers", "tags": ["ursa-minor", "mine"]}
     assert {name: data.get(name) for name in expected} == expected
-    assert data.base_model is None
+    assert data.base_model is None and data.model_name == "a_run"
 
 
 def test_the_architecture_is_the_model_s_and_a_model_that_was_trained_on_names_its_base(tmp_path):
@@ -79,6 +79,10 @@ def test_the_figures_are_exactly_those_that_were_measured():
     scores |= {"acc_token_norm (build-nanogpt, llm.c: mean per token)": "29.55 ± 0.46"}
     scores = {f"HellaSwag {name}, %": f"{value}, 10,042 items" for name, value in scores.items()}
     assert figures(make()) == LOSSES | scores
+    index = {(one.dataset_type, one.metric_type): one.metric_value for one in ModelCard(make()).data.eval_results}
+    text, task = "HuggingFaceFW/fineweb-edu", TASK.dataset[0]
+    wanted = {(text, "loss"): 3.1235, (text, "bits_per_byte"): 1.0877, (task, "acc"): 28.77, (task, "acc_norm"): 30.01}
+    assert index == wanted | {(task, "acc_token_norm"): 29.55}
     test = {"step": 100, "tokens": 10_000, "test/loss": 3.5}
     assert figures(make([*UPDATES, test])) == {"test loss, nats per token": "3.5000"}
     nan = make([*UPDATES, VALIDATED | {"eval/loss": float("nan")}])
@@ -98,12 +102,13 @@ def test_rows_of_later_steps_are_not_used_and_what_was_measured_earlier_says_whe
     later = VALIDATED | {"step": 110, "eval/loss": 2.0}
     assert make([*UPDATES, VALIDATED, later]) == make([*UPDATES, VALIDATED])
     earlier = {name: f"{figure} (at step 90)" for name, figure in LOSSES.items()}
-    assert figures(make([*UPDATES, VALIDATED | {"step": 90}])) == earlier
+    card = make([*UPDATES, VALIDATED | {"step": 90}])
+    assert figures(card) == earlier and ModelCard(card).data.eval_results is None
 
 
 def test_no_figure_where_there_is_no_row():
     text = make([])
-    for absent in ("curves.png", "## Results"):
+    for absent in ("curves.png", "## Results", "training time", "tokens/s", "kWh", "model-index"):
         assert absent not in text, absent
     assert "| tokens | 100,000 |" in text  # 100 steps of 1,000, by the recipe
     assert "hellaswag" in make().lower() and "hellaswag" not in make([*UPDATES, VALIDATED]).lower()
@@ -112,6 +117,10 @@ def test_no_figure_where_there_is_no_row():
 def test_figures_of_training_are_the_runs():
     text = make()
     assert "| compute | 8.55e+13 FLOP, computed: 855.0 MFLOP a token" in text
+    assert "| training time | 1:00:00 (h:mm:ss), evaluating" in text and "kWh" not in text
+    assert "| speed | 55,000 tokens/s, the median of 10 readings |" in text
+    steady = make([row | {"gpu/watts": 500.0} for row in UPDATES], num_processes=4)
+    assert "| energy | 2 kWh, the cards alone: the mean power of one (NVML) over that time, times 4 |" in steady
     assert "| hardware | NVIDIA A100 |" in text and "| precision | bf16 |" in text
     assert "50,304 rows, of which the tokenizer has 50,257" in text and "padding" not in make(tokenizer_size=50304)
 
