@@ -314,7 +314,7 @@ def read_file(path: Path) -> dict[str, Any]:
         places = (str(path), f"recipes/{path.stem}.yaml")
         near = [rules.nearest_beside(place, lambda file: file.suffix == ".yaml") for place in places]
         raise BadInput(f"{path}: no such recipe{near[0] or near[1]}") from None
-    except (IsADirectoryError, yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date, another encoding
+    except (OSError, yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date, another encoding
         where = str(error)
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
             where = f"line {error.problem_mark.line + 1}: {error.problem}"
