@@ -23,12 +23,12 @@ if __name__ == "__main__":  # before the imports below, which take seconds
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    importing torch and Transformers", file=sys.stderr, flush=True)
-    import numpy  # where not even this can be imported, one process says why  # noqa: F401
+    from pretrain.data import sources
 
-    from pretrain.data import background
-
-    if status := background.start_ahead(sys.argv[1:]):
-        sys.exit(status)
+    recipe = reading.parse_training(sys.argv[1:])[0]
+    for source in keys.sources(recipe.data) if recipe else ():
+        if status := exit_on_bad_input(sources.refuse_absent)(source):
+            sys.exit(status)
 
 import numpy as np
 import torch
