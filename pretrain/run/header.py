@@ -57,7 +57,7 @@ def header(
         cut += f"; {test.left_out} with a longer ending are left out" if test.left_out else ""
         where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
         yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
-    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} in all; expected time follows the first steps"
+    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} in all"
 
 
 def _model(model: keys.Model, facts: Facts) -> str:

@@ -105,6 +105,6 @@ def open_run(
         clock=clock,
         report=Report(recipe, plan, state, clock, is_main=accelerator.is_main_process),
         evaluator=Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested),
-        checkpoints=Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved, first_step=state.step),
+        checkpoints=Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved, state.step),
         publish=publish,
     )

@@ -4,6 +4,8 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -136,35 +138,30 @@ def resume(
     return state, notes
 
 
+@dataclass
 class Checkpoints:
     """Saves a run's checkpoints beside training, one at a time; training stands still only while tensors are copied.
 
     Leaving its block waits for the one that is being written. A save that fails (a full disk) is logged, and leaves the
     older checkpoints untouched and nothing half-made.
 
-    Args:
+    Attributes:
         model: the bare model of Transformers.
-        saved: called with each checkpoint once it is on disk, beside training; must not raise.
-        first_step: where this process begins: if a checkpoint of it is there, it is the one that was resumed from.
+        on_disk: called with each checkpoint once it is there, beside training; must not raise.
+        saved_step: of this process's last checkpoint, at first of the one that it resumed from; later ones in the folder
+            are of a run that went back.
     """
 
-    def __init__(
-        self,
-        recipe: keys.Recipe,
-        corpus: Corpus,
-        model: PreTrainedModel,
-        optimizer: torch.optim.Optimizer,
-        accelerator: Accelerator,
-        saved: Callable[[Path], None],
-        first_step: int,
-    ):
-        self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
-        self._model, self._optimizer, self._on_disk = model, optimizer, saved
-        self._folder, self._first_step = recipe.saving.checkpoints, first_step
-        self._saved = first_step  # this process's last checkpoint; later ones are of a run that went back
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: tuple[int, Future] | None = None
-        self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
+    recipe: keys.Recipe
+    corpus: Corpus
+    model: PreTrainedModel
+    optimizer: torch.optim.Optimizer
+    accelerator: Accelerator
+    on_disk: Callable[[Path], None]
+    saved_step: int
+    _writer: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "checkpoint"))
+    _writing: Future | None = None
+    _copies: dict[str, torch.Tensor] = field(default_factory=dict)  # kept, for new memory costs more than the copying
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -175,64 +172,63 @@ class Checkpoints:
 
     def save_alone(self, state: RunState) -> None:
         """Save on this process only, where it can and something was trained; the others may be in an exchange."""
-        accelerator = self._accelerator
-        sharded = accelerator.is_fsdp2 or self._recipe.optimizer.shard_optimizer
-        if state.step > self._first_step and not (sharded and accelerator.num_processes > 1):
+        sharded = self.accelerator.is_fsdp2 or self.recipe.optimizer.shard_optimizer
+        if state.step > self.saved_step and not (sharded and self.accelerator.num_processes > 1):
             self.save(state, alone=True)
 
     def save(self, state: RunState, *, alone: bool = False) -> None:
         """Copy the state of all processes, which call it, and begin to write it."""
         self.finish()
-        accelerator, recipe = self._accelerator, self._recipe
-        weights, moments = checkpoint.gather(self._model, self._optimizer, alone=alone)
-        again = state.step == self._saved and checkpoint.find_fault(self._folder / step_name(state.step)) is None
+        accelerator, recipe = self.accelerator, self.recipe
+        folder, saving = recipe.saving.checkpoints, recipe.saving
+        weights, moments = checkpoint.gather(self.model, self.optimizer, alone=alone)
+        again = state.step == self.saved_step and checkpoint.find_fault(folder / step_name(state.step)) is None
         if not (accelerator.is_main_process or alone) or again:
             return
-        self._saved = state.step
+        self.saved_step = state.step
         beside = {
             **state.saved(),
             "tokens": state.step * recipe.batch.tokens_per_step,
             "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
             "science": keys.fixed(recipe),
-            "data": self._corpus.contents(),
+            "data": self.corpus.contents(),
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        tensors = self._copy("weights", weights), self._copy("moments", moments)
-        keep_steps = self.keep_step(state), state.best_step if recipe.saving.load_best_model_at_end else None
+        tensors = self._copy(weights), self._copy(moments)
+        keep_steps = self.keep_step(state), state.best_step if saving.load_best_model_at_end else None
 
         def write() -> None:
-            limit = recipe.saving.save_total_limit
-            self._on_disk(checkpoint.write(self._folder, tensors, beside, limit, keep_steps))
+            self.on_disk(checkpoint.write(folder, tensors, beside, saving.save_total_limit, keep_steps))
 
-        self._writing = state.step, self._writer.submit(write)
+        self._writing = self._writer.submit(write)
 
     def finish(self) -> None:
         """Wait until what was begun is on disk."""
-        if self._writing is None:
-            return
-        (step, future), self._writing = self._writing, None
+        writing, self._writing = self._writing, None
         try:
-            future.result()
+            if writing is not None:
+                writing.result()
         except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
-            log.error(f"no checkpoint at step {step} in {self._folder}: {reason}. Free some space; the run continues")
+            reason, folder = getattr(error, "strerror", None) or error, self.recipe.saving.checkpoints
+            log.error(
+                f"no checkpoint at step {self.saved_step} in {folder}: {reason}. Free some space; the run continues"
+            )
 
-    def _copy(self, what: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        room = {
-            name: self._copies.setdefault((what, name), torch.empty(tensor.shape, dtype=tensor.dtype))
-            for name, tensor in tensors.items()
-        }
-        return {name: room[name].copy_(tensor) for name, tensor in tensors.items()}
+    def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            if name not in self._copies:
+                self._copies[name] = torch.empty_like(tensor, device="cpu")
+        return {name: self._copies[name].copy_(tensor) for name, tensor in tensors.items()}
 
     def keep_step(self, state: RunState) -> int | None:
         """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
-        return decay_begins(self._recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
+        return decay_begins(self.recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
 
     def oldest_step(self, state: RunState) -> int:
         """Return the step of the oldest checkpoint that a run resumes from; one that is kept as the best is not."""
-        kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self._folder)]
-        limit = self._recipe.saving.save_total_limit or len(kept)
+        kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.recipe.saving.checkpoints)]
+        limit = self.recipe.saving.save_total_limit or len(kept)
         return min(kept[:limit] + [step for step in kept[limit:] if step != state.best_step], default=0)
 
     def load_best(self, state: RunState) -> int:
@@ -240,14 +236,14 @@ class Checkpoints:
 
         Every process calls it. A checkpoint that does not verify leaves the last weights, with a line that says so.
         """
-        if not self._recipe.saving.load_best_model_at_end or state.best_step in (None, state.step):
+        if not self.recipe.saving.load_best_model_at_end or state.best_step in (None, state.step):
             return state.step
         self.finish()
-        path = self._folder / step_name(state.best_step)
-        fault = [checkpoint.find_fault(path) if self._accelerator.is_main_process else None]
+        path = self.recipe.saving.checkpoints / step_name(state.best_step)
+        fault = [checkpoint.find_fault(path) if self.accelerator.is_main_process else None]
         broadcast_object_list(fault)
         if fault[0]:
             log.error(f"{path}, of the lowest validation loss: {fault[0]}. The last weights are kept")
             return state.step
-        checkpoint.load_weights(path, self._model)
+        checkpoint.load_weights(path, self.model)
         return state.best_step

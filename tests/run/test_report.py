@@ -57,7 +57,8 @@ def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2}\n')
     (tmp_path / "samples.txt").write_text("==== step 0 · prompt 'a' ====\nabc\n\n")
     made = make(tmp_path)
-    assert (tmp_path / "metrics.jsonl").read_text() == (tmp_path / "samples.txt").read_text() == ""
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert (tmp_path / "samples.txt").read_text() == report.NOISE + report.BYTES
     made.log(3, {"train/loss": 1.5})
     made.loss(4, "validation", None)  # that was stopped
     made.scores(4, hellaswag.TASK, None)
@@ -192,19 +193,18 @@ def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lin
     assert lines[0].startswith("step  1/10  loss") and not [line for line in lines if line.startswith("step 9/10 ")]
 
 
-def test_expected_time_is_logged_once_from_the_first_seconds_of_updates_and_a_planned_length_is_counted_to(
-    tmp_path, capsys
-):
+def test_the_time_left_is_counted_from_the_first_update_and_to_a_planned_length(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report, "LINE_SECONDS", 0)
     made = make(tmp_path, max_steps=100)
     update(made, 1, 50.0)  # the first update pays for compiling: not in the estimate
-    update(made, 2, 54.9)  # too short to say
-    update(made, 5, 58.0)
-    update(made, 7, 61.0)
+    update(made, 7, 62.0)
     made.set_length(20)
-    update(made, 20, 80.0)
-    shown = capsys.readouterr().err
-    assert shown.count("expected training time") == shown.count("expected training time 3 min 20 s") == 1
-    assert "step   1/100" in shown and "step 20/20" in shown
+    update(made, 9, 66.0)
+    update(made, 10, 67.0)
+    first, second, third, last = capsys.readouterr().err.splitlines()[-4:]
+    assert "step   1/100" in first and "left" not in first + third
+    assert second.startswith("step   7/100") and second.endswith("left 3 min 06 s")
+    assert last.startswith("step 10/20") and last.endswith("left 10 s")
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
