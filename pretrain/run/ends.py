@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 
 
 def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Accelerator) -> None:
-    """Evaluate the test split, write ``model/``, and log what the run folder holds.
+    """Evaluate the test split, write ``model/``, stage the last push, and log what to do with the model.
 
     Raises OSError where ``model/`` cannot be written; the same command writes it later.
     """
     run_dir, is_main = recipe.saving.run_dir, accelerator.is_main_process
     with run.clock.paused():
-        run.publish.weights_step = step = run.checkpoints.load_best(run.state)
+        step = run.checkpoints.load_best(run.state)
         if corpus.test:
             loss = run.evaluator.loss("test", run.plan.per_device_train_batch_size)
             run.report.loss(run.state.step, "test", loss)
-        with run.whole_model() as whole:
+        with run.evaluator.model() as whole:
             if is_main:
                 export.write(whole, run_dir / folder.MODEL_FOLDER, corpus.tokenizer)
         if is_main and recipe.evaluation.eval_steps:
@@ -47,9 +47,11 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
         best = f"validation loss {run.state.best_loss:.4f}, the lowest of {run.state.evaluations} evaluations"
         log.info(f"model/ has the weights of step {step}: {best}")
     run.report.draw()
+    run.checkpoints.finish()  # the last push may have its checkpoint
+    run.publish.finished(step)
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
-    for line in folder.describe(run_dir):
-        log.info(line)
+    use = f"load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {run_dir}"
+    log.info(f"{run_dir}/{folder.MODEL_FOLDER}/: {use}")
 
 
 def early(state: RunState, report: Report) -> None:
@@ -63,8 +65,6 @@ def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: boo
     """Wait for the other processes and the Hub, and return the exit status; a run that was stopped draws its curves."""
     if stopped:
         run.report.draw()
-    else:
-        run.publish.finished()
     run.report.close()
     accelerator.wait_for_everyone()
     run.publish.wait(push_seconds(stop.signal if stopped else None), lambda: stop.requested and not stopped)

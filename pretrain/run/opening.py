@@ -40,7 +40,6 @@ class Run:
 
     Attributes:
         model: Transformers' own, unwrapped: it is saved, evaluated, sampled and exported.
-        whole_model: the same, whole on each process while it is used.
         module: over the same weights; Accelerate wraps (DDP, FSDP2), compiles and autocasts it, and it returns the loss.
         optimizer: Accelerate's.
         plan: how a step is divided into micro-batches.
@@ -48,7 +47,6 @@ class Run:
     """
 
     model: PreTrainedModel
-    whole_model: WholeModel
     module: nn.Module
     optimizer: torch.optim.Optimizer
     plan: Plan
@@ -97,7 +95,6 @@ def open_run(
     publish = Publisher(recipe, repo_id, state, facts, model, tokenizer)
     return Run(
         model=model,
-        whole_model=whole_model,
         module=module,
         optimizer=optimizer,
         plan=plan,

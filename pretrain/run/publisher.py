@@ -51,7 +51,6 @@ class Publisher:
     ):
         self._recipe, self._repo_id, self._state = recipe, repo_id, state
         self._facts, self._pushes = facts, 0
-        self.weights_step: int | None = None  # of model/, once the run has ended
         self._description = export.describe(model.config, tokenizer) if repo_id else {}
         self._run_dir = recipe.saving.run_dir
         self._pusher = push.Pusher(self._run_dir / PENDING) if repo_id else None
@@ -60,13 +59,13 @@ class Publisher:
         """Stage a checkpoint's push; called beside training."""
         step = checkpoint.step_of(path)
         if self._pusher and self._recipe.hub.hub_strategy != "end" and step < self._state.max_steps:
-            self._stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL})
+            self._stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL}, step)
 
-    def finished(self) -> None:
-        """Stage the run's last push: what ``model/`` holds."""
+    def finished(self, weights_step: int) -> None:
+        """Stage the run's last push: what ``model/`` holds, the weights of that step."""
         if self._pusher:
             files = {path.name: path for path in (self._run_dir / "model").iterdir()}
-            self._stage(self._state.step, files)
+            self._stage(self._state.step, files, weights_step)
 
     def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
         """Wait for the Hub; what is not sent stays where it is."""
@@ -83,16 +82,15 @@ class Publisher:
         elif self._pushes:
             log.info(f"hub      all pushes are in {self._repo_id}")
 
-    def _stage(self, step: int, model_files: Mapping[str, Path | str]) -> None:
+    def _stage(self, step: int, model_files: Mapping[str, Path | str], weights_step: int) -> None:
         """Stage a push: ``model_files``, what describes it and, as hub_strategy says, its checkpoint."""
         recipe, run_dir = self._recipe, self._run_dir
         assert self._pusher and self._repo_id  # only a run that pushes comes here
         try:
             files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
             rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
-            best = self.weights_step if self.weights_step != step else None
             files["README.md"] = model_card.model_card(
-                self._repo_id, step, rows, keys.public(recipe), self._facts, best
+                self._repo_id, step, rows, keys.public(recipe), self._facts, weights_step
             )
             files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
             files |= {name: run_dir / name for name in ("recipe.yaml", "curves.png") if (run_dir / name).is_file()}
