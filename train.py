@@ -54,7 +54,7 @@ from pretrain.optim.schedule import learning_rate, set_lr
 from pretrain.recipe.plan import make_plan
 from pretrain.run import ends, folder, publisher, trackers
 from pretrain.run.opening import open_run
-from pretrain.run.profile import Profile
+from pretrain.run.profile import profiling
 from pretrain.run.report import due
 from pretrain.run.resume import extended
 from pretrain.run.score import refuse_without_weights, score
@@ -133,13 +133,13 @@ def train(
     batches = TrainBatches(corpus, plan, device, rank)
     budget = TimeBudget(recipe.schedule, planned=state.planned)
     to_profile = recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
-    profile = Profile(to_profile, device, clock)
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean; every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
-    with checkpoints:  # waits, on exit, for the checkpoint that is being written
+    # On exit the first waits for the checkpoint that is being written.
+    with checkpoints, profiling(to_profile, device, clock) as profile_update:
         data_failure = None
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
@@ -196,7 +196,7 @@ def train(
             )
             clock.count(recipe.batch.tokens_per_step)
             state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
-            profile.step()
+            profile_update()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
@@ -212,7 +212,6 @@ def train(
             if planned:
                 checkpoints.save(state)  # a resumed run keeps this length
 
-        profile.close()
         if state.step > first_step and (stopping or data_failure):
             checkpoints.save(state)
         if data_failure and not stopping:
