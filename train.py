@@ -151,7 +151,7 @@ def train(
                     report.loss(step, "validation", result)
                     is_best = result is not None and state.record_loss(result["loss"])
                     if 0 < evaluation.early_stopping_patience <= state.since_best and not last:
-                        ends.early(state, report)
+                        ends.early(state)
                         last = True
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
                     for task in evaluator.tests:
@@ -206,7 +206,6 @@ def train(
                 raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
-                report.set_length(state.max_steps)
             if due(state.step, evaluation.logging_steps, state.step == state.max_steps):
                 report.update(state, outcome, lr, device)
             if planned:

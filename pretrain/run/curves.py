@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,11 +39,9 @@ class Thinned:
     A picture then costs the same, however long the run is.
     """
 
-    def __init__(self, rows: Iterable[Mapping] = ()):
+    def __init__(self) -> None:
         self.rows: list[Mapping] = []  # those that are drawn, in order
         self._updates, self._stride = 0, 1
-        for row in rows:
-            self.add(row)
 
     def add(self, row: Mapping) -> None:
         """Take a row that was logged."""

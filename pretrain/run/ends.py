@@ -21,7 +21,7 @@ from pretrain.recipe import keys
 from pretrain.run import folder
 from pretrain.run.opening import Run
 from pretrain.run.publisher import push_seconds
-from pretrain.run.report import Report, duration
+from pretrain.run.report import duration
 from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
@@ -48,17 +48,16 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
         log.info(f"model/ has the weights of step {step}: {best}")
     run.report.draw()
     run.checkpoints.finish()  # the last push may have its checkpoint
-    run.publish.finished(step)
+    run.publish.finished(run.state.step, step)
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
     use = f"load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {run_dir}"
     log.info(f"{run_dir}/{folder.MODEL_FOLDER}/: {use}")
 
 
-def early(state: RunState, report: Report) -> None:
+def early(state: RunState) -> None:
     """End the run at this step as if it had been planned so long: the validation loss has stopped falling."""
     log.info(f"step {state.step}: the run ends here, {state.since_best} evaluations after its best")
     state.set_length(state.step, state.warmup_steps)
-    report.set_length(state.max_steps)
 
 
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:

@@ -22,6 +22,7 @@ from pretrain.machine.facts import Facts, facts_of
 from pretrain.machine.fit import fit_micro_batch
 from pretrain.machine.hardware import versions
 from pretrain.machine.sharding import WholeModel
+from pretrain.model import export
 from pretrain.model.attention import kernel_taken
 from pretrain.model.build import build
 from pretrain.model.loss import loss_module
@@ -32,7 +33,7 @@ from pretrain.recipe.rules import counted
 from pretrain.run.clock import Clock
 from pretrain.run.publisher import Publisher
 from pretrain.run.report import Report
-from pretrain.run.resume import Checkpoints, resume
+from pretrain.run.resume import Checkpoints
 from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,11 @@ def open_run(
     zero1 = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
     optimizer = optimizers.build(model, recipe.optimizer, shard=zero1)
     module, optimizer = prepare(loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator)
-    state, notes = resume(recipe, corpus, model, optimizer, accelerator)
+    facts = facts_of(recipe, model, tokenizer, accelerator)
+    described = export.describe(model.config, tokenizer) if repo_id else {}
+    publish = Publisher(recipe, repo_id, facts, described)
+    checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
+    state, notes = checkpoints.resume()
     tried = state.micro_batch, state.exchange_each
     plan = fit_micro_batch(recipe, module, accelerator, stop, begin=tried, moments_exist=state.step > 0)
     state.micro_batch, state.exchange_each = plan.per_device_train_batch_size, plan.exchange_each
@@ -90,25 +95,14 @@ def open_run(
         tests = encode_items(items, tokenizer, recipe.model.sequence_length)
     state.tasks |= {task.name: test.commit for task, test in tests.items() if test.commit}
 
-    facts = facts_of(recipe, model, tokenizer, accelerator)
     for line in [*header(recipe, plan, corpus, tests, facts, accelerator), *notes]:
         log.info(line)
     peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
+    report = Report(recipe, plan, state, clock, is_main=accelerator.is_main_process)
     whole_model = WholeModel(model, recipe.model, device)
-    publish = Publisher(recipe, repo_id, state, facts, model, tokenizer)
-    return Run(
-        model=model,
-        module=module,
-        optimizer=optimizer,
-        plan=plan,
-        state=state,
-        clock=clock,
-        report=Report(recipe, plan, state, clock, is_main=accelerator.is_main_process),
-        evaluator=Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested),
-        checkpoints=Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved, state.step),
-        publish=publish,
-    )
+    evaluator = Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested)
+    return Run(model, module, optimizer, plan, state, clock, report, evaluator, checkpoints, publish)
 
 
 def header(

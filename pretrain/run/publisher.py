@@ -8,17 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
 from pretrain.base import layout
 from pretrain.base.errors import BadInput
 from pretrain.hub import fetch, model_card, push
 from pretrain.machine.facts import Facts
-from pretrain.model import export
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
 from pretrain.run import checkpoint
-from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
 
@@ -35,37 +31,25 @@ class Publisher:
 
     Args:
         repo_id: where to; None = nowhere.
-        state: of the run; its last push waits for ``finished``.
         facts: for the model card.
-        model, tokenizer: what a push describes beside the weights.
+        described: the files that describe a model beside its weights, by name.
     """
 
-    def __init__(
-        self,
-        recipe: keys.Recipe,
-        repo_id: str | None,
-        state: RunState,
-        facts: Facts,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerFast,
-    ):
-        self._recipe, self._repo_id, self._state = recipe, repo_id, state
-        self._facts, self._pushes = facts, 0
-        self._description = export.describe(model.config, tokenizer) if repo_id else {}
-        self._run_dir = recipe.saving.run_dir
+    def __init__(self, recipe: keys.Recipe, repo_id: str | None, facts: Facts, described: Mapping[str, str]):
+        self._recipe, self._repo_id, self._facts, self._described = recipe, repo_id, facts, described
+        self._run_dir, self._pushes = recipe.saving.run_dir, 0
         self._pusher = push.Pusher(self._run_dir / PENDING) if repo_id else None
 
     def saved(self, path: Path) -> None:
-        """Stage a checkpoint's push; called beside training."""
-        step = checkpoint.step_of(path)
-        if self._pusher and self._recipe.hub.hub_strategy != "end" and step < self._state.max_steps:
-            self._stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL}, step)
+        """Stage the push of a checkpoint before the run's end; called beside training."""
+        if self._pusher and self._recipe.hub.hub_strategy != "end":
+            step = checkpoint.step_of(path)
+            self._stage(step, {**self._described, "model.safetensors": path / checkpoint.MODEL}, step)
 
-    def finished(self, weights_step: int) -> None:
-        """Stage the run's last push: what ``model/`` holds, the weights of that step."""
+    def finished(self, step: int, weights_step: int) -> None:
+        """Stage the run's last push: what ``model/`` holds after ``step``, the weights of ``weights_step``."""
         if self._pusher:
-            files = {path.name: path for path in (self._run_dir / "model").iterdir()}
-            self._stage(self._state.step, files, weights_step)
+            self._stage(step, {path.name: path for path in (self._run_dir / "model").iterdir()}, weights_step)
 
     def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
         """Wait for the Hub; what is not sent stays where it is."""

@@ -136,7 +136,7 @@ class Report:
         row["data_wait_seconds"] = state.data_wait_seconds  # a part of elapsed_seconds
         self.log(state.step, row)
         if self._is_main:
-            self._show(state.step, row)
+            self._show(state, row)
             self._hint(state, gauges)
 
     def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
@@ -163,10 +163,6 @@ class Report:
                 self._undrawn = True
             self._drawn = time.monotonic()
 
-    def set_length(self, max_steps: int) -> None:
-        """Count towards another length of the run."""
-        self._bar.total, self._measured = max_steps, None
-
     def close(self) -> None:
         """Close the bar, the file and the trackers."""
         self._bar.close()
@@ -181,9 +177,9 @@ class Report:
         log.info(f"step {step}: {words}")
         self.draw(at_least=PICTURE_SECONDS)
 
-    def _show(self, step: int, row: dict[str, float]) -> None:
+    def _show(self, state: RunState, row: dict[str, float]) -> None:
         """Move the bar; without one log a line, at most every few seconds, and the last."""
-        elapsed, total = row["elapsed_seconds"], self._bar.total
+        elapsed, step, total = row["elapsed_seconds"], state.step, state.max_steps
         words = [f"loss {row['train/loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
         words += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
         words += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
@@ -193,6 +189,7 @@ class Report:
             per_step = (elapsed - self._measured[1]) / (step - self._measured[0])
             words.append(f"left {duration((total - step) * per_step)}")
         self._bar.set_description_str("  ".join(words), refresh=False)
+        self._bar.total = total  # another one once max_hours has planned it
         self._bar.update(step - self._bar.n)
         if self._bar.disable and (time.monotonic() - self._line_at >= LINE_SECONDS or step >= total):
             self._line_at = time.monotonic()

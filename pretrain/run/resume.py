@@ -104,50 +104,16 @@ def _is_other_length(saved: dict, schedule: keys.Schedule) -> bool:
     return then != schedule and before == rates(schedule, schedule.max_steps, schedule.warmup_steps)
 
 
-def resume(
-    recipe: keys.Recipe,
-    corpus: Corpus,
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    accelerator: Accelerator,
-) -> tuple[RunState, list[str]]:
-    """Load the newest checkpoint that verifies, if any; return how far the run is and what the user should know."""
-    path, damaged = find_checkpoint(recipe, accelerator)
-    notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
-    if path is None:
-        return RunState.begin(recipe.schedule), notes
-    saved = checkpoint.read_state(path)
-    if other_length := _is_other_length(saved, recipe.schedule):
-        saved["science"] |= dataclasses.asdict(recipe.schedule)
-    reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
-    corpus.refuse_other(path, saved["data"])
-    checkpoint.load(path, model, optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
-    if accelerator.scaler is not None and saved["scaler"]:
-        accelerator.scaler.load_state_dict(saved["scaler"])
-    state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
-    if path == begins_at(recipe.saving):
-        state.origin = {"checkpoint": str(path)}
-    best = recipe.saving.checkpoints / step_name(state.best_step or 0)
-    if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
-        state.forget_best()
-    notes.append(f"resumed from {path}")
-    if state.step >= state.max_steps:
-        notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
-    if saved["threads"] != torch.get_num_threads():
-        notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {torch.get_num_threads()}")
-    return state, notes
-
-
 @dataclass
 class Checkpoints:
-    """Saves a run's checkpoints beside training, one at a time; training stands still only while tensors are copied.
+    """Loads a run's newest checkpoint, and saves the next beside training, which stands still while tensors are copied.
 
     Leaving its block waits for the one that is being written. A save that fails (a full disk) is logged, and leaves the
     older checkpoints untouched and nothing half-made.
 
     Attributes:
         model: the bare model of Transformers.
-        on_disk: called with each checkpoint once it is there, beside training; must not raise.
+        on_disk: called with each checkpoint but the run's last once it is there, beside training; must not raise.
         saved_step: of this process's last checkpoint, at first of the one that it resumed from; later ones in the folder
             are of a run that went back.
     """
@@ -158,7 +124,7 @@ class Checkpoints:
     optimizer: torch.optim.Optimizer
     accelerator: Accelerator
     on_disk: Callable[[Path], None]
-    saved_step: int
+    saved_step: int = 0
     _writer: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "checkpoint"))
     _writing: Future | None = None
     _copies: dict[str, torch.Tensor] = field(default_factory=dict)  # kept, for new memory costs more than the copying
@@ -169,6 +135,37 @@ class Checkpoints:
     def __exit__(self, *_) -> None:
         self.finish()
         self._writer.shutdown()
+
+    def resume(self) -> tuple[RunState, list[str]]:
+        """Load the newest checkpoint that verifies, if any; return how far the run is and what the user should know."""
+        recipe, accelerator = self.recipe, self.accelerator
+        path, damaged = find_checkpoint(recipe, accelerator)
+        notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
+        if path is None:
+            return RunState.begin(recipe.schedule), notes
+        saved = checkpoint.read_state(path)
+        if other_length := _is_other_length(saved, recipe.schedule):
+            saved["science"] |= dataclasses.asdict(recipe.schedule)
+        reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
+        self.corpus.refuse_other(path, saved["data"])
+        checkpoint.load(path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
+        if accelerator.scaler is not None and saved["scaler"]:
+            accelerator.scaler.load_state_dict(saved["scaler"])
+        state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
+        if path == begins_at(recipe.saving):
+            state.origin = {"checkpoint": str(path)}
+        best = recipe.saving.checkpoints / step_name(state.best_step or 0)
+        if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
+            state.forget_best()
+        self.saved_step = state.step
+        notes.append(f"resumed from {path}")
+        if state.step >= state.max_steps:
+            notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
+        if saved["threads"] != torch.get_num_threads():
+            notes.append(
+                f"note: it ran with {saved['threads']} threads; bits may differ with {torch.get_num_threads()}"
+            )
+        return state, notes
 
     def save_alone(self, state: RunState) -> None:
         """Save on this process only, where it can and something was trained; the others may be in an exchange."""
@@ -198,8 +195,12 @@ class Checkpoints:
         tensors = self._copy(weights), self._copy(moments)
         keep_steps = self.keep_step(state), state.best_step if saving.load_best_model_at_end else None
 
+        is_last = state.step >= state.max_steps
+
         def write() -> None:
-            self.on_disk(checkpoint.write(folder, tensors, beside, saving.save_total_limit, keep_steps))
+            path = checkpoint.write(folder, tensors, beside, saving.save_total_limit, keep_steps)
+            if not is_last:
+                self.on_disk(path)
 
         self._writing = self._writer.submit(write)
 
