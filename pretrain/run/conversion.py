@@ -129,11 +129,9 @@ def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     recipe = reading.load_recipe(run_dir / "recipe.yaml")
     name = recipe.data.tokenizer
     if name in keys.TRAINED_TOKENIZERS:
-        name = next((str(path / "tokenizer") for path in data_folders(recipe) if (path / "tokenizer").is_dir()), "")
-    if not name:
-        raise BadInput(
-            f"{run_dir}: its tokenizer is stored with its data, which is not here; let the run end, which writes model/"
-        )
+        name = str(data_folders(recipe)[0] / "tokenizer")
+        if not Path(name).is_dir():
+            raise BadInput(f"{name}: the tokenizer of {run_dir} is not here; let the run end, which writes model/")
     tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)

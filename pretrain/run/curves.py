@@ -151,10 +151,7 @@ def _draw_loss(published: Published, reference: Reference | None, axes, rows: Se
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
     """Return the mean of each value and its neighbors; of few values themselves."""
-    width = len(values) // SMOOTHED
-    if width < 2:
-        return values
-    window = np.ones(width)
+    window = np.ones(max(1, len(values) // SMOOTHED))
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
@@ -211,10 +208,8 @@ def view(drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels: Collection[floa
     later = [values[places >= WARM_UP * places.max()] for places, values in drawn]
     # A line from outside to its only later points shows little: it is shown whole.
     later = [part if len(part) > 2 else values for part, (_, values) in zip(later, drawn, strict=True)]
-    if not drawn and not levels:
-        return 0.0, 1.0
-    low = min([*(values.min() for _, values in drawn), *levels])
-    high = max([*(np.quantile(values, 0.995) for values in later), *levels])
+    low = min([*(values.min() for _, values in drawn), *levels], default=0.0)
+    high = max([*(np.quantile(values, 0.995) for values in later), *levels], default=1.0)
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     return float(low - margin), float(high + margin)
 

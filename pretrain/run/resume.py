@@ -178,7 +178,7 @@ class Checkpoints:
         self.finish()
         accelerator, recipe = self.accelerator, self.recipe
         folder, saving = recipe.saving.checkpoints, recipe.saving
-        weights, moments = checkpoint.gather(self.model, self.optimizer, alone=alone)
+        weights, moments = checkpoint.gather(self.model, self.optimizer)
         again = state.step == self.saved_step and checkpoint.find_fault(folder / step_name(state.step)) is None
         if not (accelerator.is_main_process or alone) or again:
             return
@@ -211,10 +211,7 @@ class Checkpoints:
             if writing is not None:
                 writing.result()
         except (OSError, SafetensorError) as error:
-            reason, folder = getattr(error, "strerror", None) or error, self.recipe.saving.checkpoints
-            log.error(
-                f"no checkpoint at step {self.saved_step} in {folder}: {reason}. Free some space; the run continues"
-            )
+            log.error(f"no checkpoint at step {self.saved_step}: {error}. Free some space; the run continues")
 
     def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():
