@@ -60,7 +60,7 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
     model, tokenizer = open_model(asked.model)
     for refuse in refusals:
         refuse(model, tokenizer)
-    text, why_not = find_text(asked, model, tokenizer)
+    text = find_text(asked, model, tokenizer)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     before = measure(model, text)
 
@@ -84,7 +84,7 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
         flags = {name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")}
         measured_on = text.name if text else None
         files.write_json(temporary / RECORD, flags | {"measured_on": measured_on, "before": before, "after": after})
-    measured = f"nothing was measured: {why_not}. Give --text FILE to see the loss before and after"
+    measured = "nothing was measured: give --text FILE to see the loss before and after"
     if text:
         measured = f"measured on {text.name}{', in fp32, for this is a CPU' if model.device.type == 'cpu' else ''}"
     return f"{asked.model} -> {asked.out}\n\n{table(before, after)}\n\n{measured}"
@@ -146,10 +146,8 @@ def data_folders(recipe: keys.Recipe) -> list[Path]:
     return [Path(str(one.data_dir)) if keys.is_here(one) else sources.find_source(one).folder for one in asked]
 
 
-def find_text(
-    asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> tuple[Text | None, str]:
-    """Return the text to measure on, or the reason why there is none: --text, else the run's validation split."""
+def find_text(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Text | None:
+    """Return the text to measure on, if any: --text, else the run's validation split."""
     window, run_dir = min(likelihood.context_length(model.config) or LONGEST, LONGEST), run_of(asked.model)
     if asked.text:
         ids = read_text(asked.text, tokenizer, asked.eval_tokens)
@@ -161,19 +159,18 @@ def find_text(
             folders, weights = data_folders(recipe), list(keys.weights(recipe.data))
             splits = [validation_shards(folder, tokenizer) for folder in folders]
         except BadInput as error:
-            return None, error.lines[0]
+            log.warning(f"not measured on the run's validation split: {error}")
+            return None
         name = ", ".join(f"{folder}, validation" for folder in folders)
     else:
-        return None, f"{asked.model} is not a run folder, whose validation split would serve"
+        return None
     opened = [windows.Windows(window, model.config.vocab_size) for _ in splits]
     for each, shards_of_split in zip(opened, splits, strict=True):
         for shard in shards_of_split:
             each.append(*shard)
     most = max(1, asked.eval_tokens // window) if asked.eval_tokens else 0
     draws = windows.eval_draws([each.num_windows for each in opened], weights, max_windows=most)
-    if not len(draws):
-        return None, f"{name} has no window of {window + 1} tokens"
-    return Text(f"{len(draws) * window:,} tokens of {name}", opened, draws), ""
+    return Text(f"{len(draws) * window:,} tokens of {name}", opened, draws) if len(draws) else None
 
 
 def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -> np.ndarray:

@@ -115,8 +115,14 @@ def header(
 ) -> Iterator[str]:
     """Yield what is trained, on what, in which steps and where."""
     flops, tokens = facts.flops_per_token, recipe.schedule.max_steps * recipe.batch.tokens_per_step
+    model, shared = recipe.model, recipe.model.num_key_value_heads or recipe.model.n_head
     yield f"run      {recipe.saving.name} in {recipe.saving.output_dir}"
-    yield _model(recipe.model, facts)
+    yield (
+        f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: {model.n_layer} "
+        f"layers, {model.n_head} heads{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
+        f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
+        f"{f'; from {model.init_from}' if model.init_from else ''}"
+    )
     yield from corpus.describe(corpus.order(plan))
     yield (
         f"step     {recipe.batch.tokens_per_step:,} tokens = {counted(plan.num_processes, 'process', 'processes')} x "
@@ -143,16 +149,6 @@ def header(
         where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
         yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
     yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} in all"
-
-
-def _model(model: keys.Model, facts: Facts) -> str:
-    shared = model.num_key_value_heads or model.n_head
-    return (
-        f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: {model.n_layer} "
-        f"layers, {model.n_head} heads{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
-        f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
-        f"{f'; from {model.init_from}' if model.init_from else ''}"
-    )
 
 
 def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pretrain.base import layout
 from pretrain.base.errors import BadInput
-from pretrain.hub import fetch, model_card, push
+from pretrain.hub import fetch, push
+from pretrain.hub.model_card import metadata, model_card
 from pretrain.machine.facts import Facts
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
@@ -73,15 +74,12 @@ class Publisher:
         try:
             files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
             rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
-            files["README.md"] = model_card.model_card(
-                self._repo_id, step, rows, keys.public(recipe), self._facts, weights_step
-            )
+            files["README.md"] = model_card(self._repo_id, step, rows, keys.public(recipe), self._facts, weights_step)
             files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
             files |= {name: run_dir / name for name in ("recipe.yaml", "curves.png") if (run_dir / name).is_file()}
             path = recipe.saving.checkpoints / layout.step_name(step)
-            if recipe.hub.pushes_checkpoints and path.is_dir():
-                newest = recipe.hub.hub_strategy == "checkpoint"
-                within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
+            places = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
+            if (within := places.get(recipe.hub.hub_strategy)) and path.is_dir():
                 files |= {f"{within}/{file.name}": file for file in path.iterdir()}
             now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
             losses = {"train/loss": "train loss", "eval/loss": "validation loss"}
@@ -105,7 +103,7 @@ def check(recipe: keys.Recipe) -> str | None:
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
         fresh=not begun and not fetch.is_address(recipe.saving.resume_from_checkpoint),
-        card=f"---\n{model_card.metadata(keys.public(recipe))}\n---\n",
+        card=f"---\n{metadata(keys.public(recipe))}\n---\n",
     )
     if note:
         log.warning(f"hub      {note}")

@@ -158,8 +158,7 @@ class Report:
                 curves.draw_curves(self._rows.rows, self._picture, name, published=published, reference=self._reference)
             except (OSError, ImportError) as error:  # a full disk; no matplotlib
                 if not self._undrawn:
-                    why = getattr(error, "strerror", None) or error
-                    log.warning(f"{self._picture}: not drawn: {why}; it is tried again")
+                    log.warning(f"{self._picture}: not drawn: {error}; it is tried again")
                 self._undrawn = True
             self._drawn = time.monotonic()
 

@@ -84,9 +84,9 @@ def test_a_model_alone_is_measured_on_text_or_not_at_all(uninterrupted):
     assert record()["measured_on"] is None
     (manifest,) = Path("data").glob("*/manifest.json")
     manifest.write_text(manifest.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
-    assert "was made with another tokenizer than the model's" in export(out="other").stdout
+    assert "was made with another tokenizer than the model's" in export(out="other").stderr
     Path("data").rename("elsewhere")
-    assert "nothing was measured: data_dir = data/" in export(out="again").stdout
+    assert "not measured on the run's validation split: data_dir = data/" in export(out="again").stderr
     out = export("--text", "text.txt", "--eval_tokens", "64", source="alone", out="measured").stdout
     assert "measured on 64 tokens of text.txt" in out
     tokenizer, model = AutoTokenizer.from_pretrained("alone"), AutoModelForCausalLM.from_pretrained("alone")
