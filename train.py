@@ -151,7 +151,8 @@ def train(
                     report.loss(step, "validation", result)
                     is_best = result is not None and state.record_loss(result["loss"])
                     if 0 < evaluation.early_stopping_patience <= state.since_best and not last:
-                        ends.early(state)
+                        log.info(f"step {step}: the run ends here, {state.since_best} evaluations after its best")
+                        state.set_length(step, state.warmup_steps)
                         last = True
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
                     for task in evaluator.tests:
@@ -218,6 +219,7 @@ def train(
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(f"stopped by {stop.signal.name} after step {step}; the same command resumes from there")
+            report.draw()
         else:
             ends.complete(run, recipe, corpus, accelerator)
         checkpoints.finish()

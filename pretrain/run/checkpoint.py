@@ -162,8 +162,7 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
     there, skipped = list_checkpoints(folder), []
     mine = [path for path in there if begin is None or is_mine(path)]
     for path in mine:
-        fault = find_fault(path)
-        if fault is None:
+        if not (fault := find_fault(path)):
             return path, skipped
         skipped.append(f"{path}: {fault}")
     if begin is None:

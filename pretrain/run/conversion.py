@@ -82,8 +82,9 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
                 f"--dtype {asked.dtype}: is too narrow: the model's output is not a number any more; use --dtype bf16"
             )
         flags = {name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")}
-        measured_on = text.name if text else None
-        files.write_json(temporary / RECORD, flags | {"measured_on": measured_on, "before": before, "after": after})
+        files.write_json(
+            temporary / RECORD, flags | {"measured_on": text and text.name, "before": before, "after": after}
+        )
     measured = "nothing was measured: give --text FILE to see the loss before and after"
     if text:
         measured = f"measured on {text.name}{', in fp32, for this is a CPU' if model.device.type == 'cpu' else ''}"

@@ -22,7 +22,6 @@ from pretrain.run import folder
 from pretrain.run.opening import Run
 from pretrain.run.publisher import push_seconds
 from pretrain.run.report import duration
-from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +35,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     with run.clock.paused():
         step = run.checkpoints.load_best(run.state)
         if corpus.test:
-            loss = run.evaluator.loss("test", run.plan.per_device_train_batch_size)
-            run.report.loss(run.state.step, "test", loss)
+            run.report.loss(run.state.step, "test", run.evaluator.loss("test", run.plan.per_device_train_batch_size))
         with run.evaluator.model() as whole:
             if is_main:
                 export.write(whole, run_dir / folder.MODEL_FOLDER, corpus.tokenizer)
@@ -54,16 +52,8 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     log.info(f"{run_dir}/{folder.MODEL_FOLDER}/: {use}")
 
 
-def early(state: RunState) -> None:
-    """End the run at this step as if it had been planned so long: the validation loss has stopped falling."""
-    log.info(f"step {state.step}: the run ends here, {state.since_best} evaluations after its best")
-    state.set_length(state.step, state.warmup_steps)
-
-
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:
-    """Wait for the other processes and the Hub, and return the exit status; a run that was stopped draws its curves."""
-    if stopped:
-        run.report.draw()
+    """Wait for the other processes and the Hub, and return the exit status."""
     run.report.close()
     accelerator.wait_for_everyone()
     run.publish.wait(push_seconds(stop.signal if stopped else None), lambda: stop.requested and not stopped)

@@ -132,8 +132,8 @@ class Report:
         gauges = hardware.gauges(device)
         row = {"train/loss": update.loss, "train/grad_norm": update.grad_norm, "train/lr": lr}
         row |= {"skipped_updates": state.skipped_updates, "elapsed_seconds": self._clock.elapsed}
-        row |= self._clock.read() | gauges
-        row["data_wait_seconds"] = state.data_wait_seconds  # a part of elapsed_seconds
+        # The waiting is a part of elapsed_seconds.
+        row |= {**self._clock.read(), **gauges, "data_wait_seconds": state.data_wait_seconds}
         self.log(state.step, row)
         if self._is_main:
             self._show(state, row)

@@ -215,8 +215,7 @@ class Checkpoints:
 
     def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():
-            if name not in self._copies:
-                self._copies[name] = torch.empty_like(tensor, device="cpu")
+            self._copies.setdefault(name, torch.empty_like(tensor, device="cpu"))
         return {name: self._copies[name].copy_(tensor) for name, tensor in tensors.items()}
 
     def keep_step(self, state: RunState) -> int | None:
