@@ -99,8 +99,7 @@ def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
     is_export = (out / RECORD).is_file() and out != Path(asked.model).resolve()
     if not is_free and not (asked.overwrite and is_export):
         raise BadInput(
-            f"--out {asked.out}: exists; give another folder (--overwrite replaces an earlier export, "
-            f"but not the model that is exported)"
+            f"--out {asked.out}: exists; give another folder (--overwrite replaces an earlier export, not its model)"
         )
 
 

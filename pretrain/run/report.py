@@ -5,7 +5,6 @@ On a terminal there is a progress bar; in a file or a pipe there is one line eve
 
 import json
 import logging
-import math
 import os
 import re
 import sys
@@ -59,7 +58,7 @@ class Report:
         self._bar = tqdm(
             total=state.max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True, disable=not drawn
         )
-        self._line_at = -math.inf
+        self._line_at = -float(LINE_SECONDS)  # the first line comes at once
         if not is_main:
             return
         run_dir = recipe.saving.run_dir

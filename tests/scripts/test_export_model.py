@@ -125,7 +125,7 @@ def test_only_an_export_is_replaced_and_only_when_asked_and_never_by_itself(unin
     assert "--overwrite" in export(expect=2).stderr
     export("--overwrite")
     assert record()["dtype"] == "fp32"
-    assert "not the model that is exported" in export("--overwrite", source="out", expect=2).stderr
+    assert "replaces an earlier export, not its model" in export("--overwrite", source="out", expect=2).stderr
     Path("out", "export.json").unlink()
     assert "--overwrite replaces an earlier export" in export("--overwrite", expect=2).stderr
 
