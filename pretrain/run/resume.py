@@ -161,10 +161,8 @@ class Checkpoints:
         notes.append(f"resumed from {path}")
         if state.step >= state.max_steps:
             notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
-        if saved["threads"] != torch.get_num_threads():
-            notes.append(
-                f"note: it ran with {saved['threads']} threads; bits may differ with {torch.get_num_threads()}"
-            )
+        if saved["threads"] != (threads := torch.get_num_threads()):
+            notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {threads}")
         return state, notes
 
     def save_alone(self, state: RunState) -> None:
@@ -176,29 +174,28 @@ class Checkpoints:
     def save(self, state: RunState, *, alone: bool = False) -> None:
         """Copy the state of all processes, which call it, and begin to write it."""
         self.finish()
-        accelerator, recipe = self.accelerator, self.recipe
-        folder, saving = recipe.saving.checkpoints, recipe.saving
+        accelerator, saving = self.accelerator, self.recipe.saving
         weights, moments = checkpoint.gather(self.model, self.optimizer)
-        again = state.step == self.saved_step and checkpoint.find_fault(folder / step_name(state.step)) is None
+        path = saving.checkpoints / step_name(state.step)
+        again = state.step == self.saved_step and checkpoint.find_fault(path) is None
         if not (accelerator.is_main_process or alone) or again:
             return
         self.saved_step = state.step
         beside = {
             **state.saved(),
-            "tokens": state.step * recipe.batch.tokens_per_step,
+            "tokens": state.step * self.recipe.batch.tokens_per_step,
             "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
-            "science": keys.fixed(recipe),
+            "science": keys.fixed(self.recipe),
             "data": self.corpus.contents(),
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
         tensors = self._copy(weights), self._copy(moments)
         keep_steps = self.keep_step(state), state.best_step if saving.load_best_model_at_end else None
-
         is_last = state.step >= state.max_steps
 
         def write() -> None:
-            path = checkpoint.write(folder, tensors, beside, saving.save_total_limit, keep_steps)
+            checkpoint.write(saving.checkpoints, tensors, beside, saving.save_total_limit, keep_steps)
             if not is_last:
                 self.on_disk(path)
 

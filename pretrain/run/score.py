@@ -16,6 +16,7 @@ from pretrain.machine import hardware
 from pretrain.machine.fit import propose_micro_batch
 from pretrain.machine.sharding import WholeModel
 from pretrain.recipe import keys, reading
+from pretrain.recipe.plan import make_plan
 from pretrain.run import checkpoint
 from pretrain.run.resume import begins_at, find_checkpoint
 
@@ -44,10 +45,12 @@ def score(
         begun = {name: then[name] for name in vars(recipe.model) if name in then}
         reading.refuse_changed_science(path, keys.fixed(recipe) | begun, recipe)  # how it was trained changes no score
         checkpoint.load_weights(path, model)
+    auto = recipe.batch.per_device_train_batch_size == "auto"
     free_bytes = hardware.free_memory_bytes(accelerator.device, accelerator.num_processes)
-    micro_batch = propose_micro_batch(recipe, free_bytes, accelerator)  # what trains fits here, too
+    ceiling = propose_micro_batch(recipe, free_bytes, accelerator) if auto else None  # what trains fits here, too
+    plan = make_plan(recipe, accelerator.num_processes, ceiling)
     evaluator = Evaluator(recipe, corpus, tests, WholeModel(model, recipe.model, accelerator.device), accelerator)
-    results = {"eval": evaluator.loss("validation", micro_batch)}
+    results = {"eval": evaluator.loss("validation", plan.per_device_train_batch_size)}
     results |= {task.name: evaluator.score(task) for task in tests}
     # Nothing stops this evaluator, so there is a result.
     line = {f"{what}/{name}": value for what, result in results.items() for name, value in (result or {}).items()}
