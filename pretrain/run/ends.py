@@ -48,8 +48,7 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
     run.checkpoints.finish()  # the last push may have its checkpoint
     run.publish.finished(run.state.step, step)
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
-    use = f"load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {run_dir}"
-    log.info(f"{run_dir}/{folder.MODEL_FOLDER}/: {use}")
+    log.info(f"{run_dir}/model/: for AutoModelForCausalLM.from_pretrained, or: python generate.py --model {run_dir}")
 
 
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:
