@@ -23,12 +23,12 @@ if __name__ == "__main__":  # before the imports below, which take seconds
         sys.exit(status)
     if os.environ.get("RANK", "0") == "0":
         print("start    importing torch and Transformers", file=sys.stderr, flush=True)
-    import numpy  # where not even this can be imported, one process says why  # noqa: F401
+    from pretrain.data import sources
 
-    from pretrain.data import background
-
-    if status := background.start_ahead(sys.argv[1:]):
-        sys.exit(status)
+    recipe = reading.parse_training(sys.argv[1:])[0]
+    for source in keys.sources(recipe.data) if recipe else ():
+        if status := exit_on_bad_input(sources.refuse_absent)(source):
+            sys.exit(status)
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ from pretrain.optim.schedule import learning_rate, set_lr
 from pretrain.recipe.plan import make_plan
 from pretrain.run import ends, folder, publisher, trackers
 from pretrain.run.opening import open_run
-from pretrain.run.profile import Profile
+from pretrain.run.profile import profiling
 from pretrain.run.report import due
 from pretrain.run.resume import extended
 from pretrain.run.score import refuse_without_weights, score
@@ -133,13 +133,13 @@ def train(
     batches = TrainBatches(corpus, plan, device, rank)
     budget = TimeBudget(recipe.schedule, planned=state.planned)
     to_profile = recipe.saving.run_dir / "profile" if profiled and accelerator.is_main_process else None
-    profile = Profile(to_profile, device, clock)
 
     def mean_over_processes(tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean; every process calls it."""
         return accelerator.reduce(tensor.to(device), "mean")
 
-    with checkpoints:  # waits, on exit, for the checkpoint that is being written
+    # On exit the first waits for the checkpoint that is being written.
+    with checkpoints, profiling(to_profile, device, clock) as profile_update:
         data_failure = None
         # `step` = updates attempted. max_steps updates take max_steps + 1 iterations: the last only evaluates and saves.
         while True:
@@ -151,7 +151,8 @@ def train(
                     report.loss(step, "validation", result)
                     is_best = result is not None and state.record_loss(result["loss"])
                     if 0 < evaluation.early_stopping_patience <= state.since_best and not last:
-                        ends.early(state, report)
+                        log.info(f"step {step}: the run ends here, {state.since_best} evaluations after its best")
+                        state.set_length(step, state.warmup_steps)
                         last = True
                 if due(step, evaluation.task_steps, last, evaluation.eval_on_start):
                     for task in evaluator.tests:
@@ -196,7 +197,7 @@ def train(
             )
             clock.count(recipe.batch.tokens_per_step)
             state.record(outcome, clock.elapsed, waited_before + corpus.data_wait.waited_seconds)
-            profile.step()
+            profile_update()
             if not outcome.applied:  # the weights are unchanged
                 log.info(f"step {state.step}: update skipped: {outcome.reason}")
             if state.bad_in_a_row == BAD_UPDATES_IN_A_ROW:  # not counting fp16 overflows
@@ -206,13 +207,11 @@ def train(
                 raise ends.diverged(state.step, outcome.reason, BAD_UPDATES_IN_A_ROW)
             if planned := budget.plan(state.step, clock.elapsed, mean_over_processes):
                 state.set_length(*planned)
-                report.set_length(state.max_steps)
             if due(state.step, evaluation.logging_steps, state.step == state.max_steps):
                 report.update(state, outcome, lr, device)
             if planned:
                 checkpoints.save(state)  # a resumed run keeps this length
 
-        profile.close()
         if state.step > first_step and (stopping or data_failure):
             checkpoints.save(state)
         if data_failure and not stopping:
@@ -220,6 +219,7 @@ def train(
         if stopping:
             assert stop.signal is not None  # agreed() sets it on every process
             log.info(f"stopped by {stop.signal.name} after step {step}; the same command resumes from there")
+            report.draw()
         else:
             ends.complete(run, recipe, corpus, accelerator)
         checkpoints.finish()

@@ -15,10 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from pretrain.base.entry import exit_on_bad_input
 from pretrain.base.errors import BadInput, TrainingStopped
-from pretrain.data import sources
-from pretrain.recipe import keys, reading
 
 log = logging.getLogger(__name__)
 
@@ -28,47 +25,11 @@ RESUMES = "what was trained so far is saved, and the same command resumes"
 POLL_SECONDS, LOG_SECONDS = 0.2, 30.0  # while training waits: between two checks, between two messages
 REFRESH_SECONDS = 1.0  # while it does not: between two checks
 PREPARE = Path(__file__).parents[2] / "prepare_data.py"
-AHEAD: dict[tuple[str, ...], "subprocess.Popen[str]"] = {}  # readers that import, and then wait for their first line
 
 
 def reader_command(argv: Sequence[str], source: int) -> list[str]:
     """Return the command of the process that prepares one source of the recipe that ``argv`` names."""
     return [sys.executable, str(PREPARE), *argv, "--source", str(source), "--follow"]
-
-
-@exit_on_bad_input
-def start_ahead(argv: Sequence[str]) -> None:
-    """Start the readers that train.py's ``argv`` needs in a new folder, so that they import while the trainer does.
-
-    They do nothing else before a Preparation takes them over; where none does, they end with this process.
-
-    Returns the exit status: 0, or 2 where a source is not stated or not there.
-    """
-    recipe, _, reader_argv = reading.parse_training(argv)
-    for source in keys.sources(recipe.data) if recipe else ():
-        sources.refuse_absent(source)
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        return
-    # Whether an older folder has the source already is known only once its text is hashed, which may take longer.
-    if recipe is None or Path(recipe.data.prepared_data_dir).is_dir():
-        return
-    for number, source in enumerate(keys.sources(recipe.data)):
-        if not keys.is_here(source) and not sources.has_urls(source):
-            command = reader_command(reader_argv, number)
-            AHEAD[tuple(command)] = _open(command)
-
-
-def _open(command: Sequence[str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        errors="replace",  # one odd byte must not end the relay
-        # The first process of a launch prints a fault for all; this one is always the first of its kind.
-        env=os.environ | {"RANK": "0"},
-        start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
-    )
 
 
 class Preparation:
@@ -123,7 +84,16 @@ class Preparation:
 
     def _start(self) -> None:
         self._started = time.monotonic()
-        process = AHEAD.pop(tuple(self.command), None) or _open(self.command)
+        process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",  # one odd byte must not end the relay
+            # The first process of a launch prints a fault for all; this one is always the first of its kind.
+            env=os.environ | {"RANK": "0"},
+            start_new_session=True,  # Ctrl-C is for the trainer, which then closes the input
+        )
         assert process.stdin and process.stdout
         self._process, self._input = process, process.stdin
         self._relay = threading.Thread(target=self._log_lines, args=(process.stdout,), daemon=True)

@@ -31,10 +31,12 @@ from pretrain.base.layout import MANIFEST, METRICS, MODEL, OPTIMIZER, STATE, STE
 
 log = logging.getLogger(__name__)
 
+Tensors = dict[str, torch.Tensor]  # by name
+
 
 def write(
     folder: Path,
-    tensors: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
+    tensors: tuple[Tensors, Tensors],
     state: dict,
     keep: int = 0,
     keep_steps: Collection[int | None] = (),
@@ -72,17 +74,14 @@ def write(
     return path
 
 
-def gather(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, alone: bool = False
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def gather(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, Tensors]:
     """Return weights and moments by name: the tensors themselves, or copies of what is sharded, on the main process.
 
     Args:
         model: the bare Transformers model, not a wrapper of it.
-        alone: no other process calls it; possible where no tensor is sharded.
     """
     sharded = _is_sharded(model)
-    options = StateDictOptions(full_state_dict=sharded and not alone, cpu_offload=sharded)
+    options = StateDictOptions(full_state_dict=sharded, cpu_offload=sharded)
     weights = get_model_state_dict(model, options=options)
     if sharded:
         moments = get_optimizer_state_dict(model, optimizer, options=options).get("state", {})
@@ -163,8 +162,7 @@ def find_newest(folder: Path, begin: Path | None = None) -> tuple[Path | None, l
     there, skipped = list_checkpoints(folder), []
     mine = [path for path in there if begin is None or is_mine(path)]
     for path in mine:
-        fault = find_fault(path)
-        if fault is None:
+        if not (fault := find_fault(path)):
             return path, skipped
         skipped.append(f"{path}: {fault}")
     if begin is None:
@@ -211,7 +209,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: 
     }
     counted = files.read_json(path / STATE)
     none_applied = counted.get("skipped_updates", 0) >= counted.get("step", 0)  # there are no moments before an update
-    state: dict[str, dict[str, torch.Tensor]] = {}
+    state: dict[str, Tensors] = {}
     for name, tensor in _read(path / OPTIMIZER, wanted, may_be_empty=none_applied).items():
         parameter, kind = name.split("/")
         state.setdefault(parameter, {})[kind] = tensor
@@ -228,7 +226,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keeps: 
         share.state[parameter] = {kind: _moment(tensor, parameter.device) for kind, tensor in kinds.items()}
 
 
-def _read(file: Path, wanted: dict[str, torch.Tensor], *, may_be_empty: bool = False) -> dict[str, torch.Tensor]:
+def _read(file: Path, wanted: Tensors, *, may_be_empty: bool = False) -> Tensors:
     """Return a file's tensors. Raises BadInput unless they are like those that are wanted, or none where that may be."""
     try:
         found = load_file(file)

@@ -18,8 +18,7 @@ class Clock:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._before = elapsed
         self._since: float | None = time.perf_counter()
-        self._window_tokens, self._window_start = 0, elapsed
-        self._window_updates = 0
+        self._window_tokens, self._window_updates, self._window_start = 0, 0, elapsed
 
     @property
     def elapsed(self) -> float:

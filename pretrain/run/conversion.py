@@ -4,7 +4,6 @@ import argparse
 import logging
 import math
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +27,8 @@ from pretrain.run import checkpoint
 
 log = logging.getLogger(__name__)
 
-PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # int8: what is not a matrix of the blocks stays in fp16, the precision that bitsandbytes multiplies in.
-DTYPES = {name: dtype for dtype, name in PRECISIONS.items()} | {"int8": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float16}
 RECORD = "export.json"  # what was done; it also marks a folder as one that --overwrite may replace
 LONGEST = 2048  # tokens of a window, for models that read more
 BATCH_TOKENS, FEW = 2048, 16  # tokens computed at once; tokens that show whether a precision is too narrow
@@ -62,9 +60,9 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
     model, tokenizer = open_model(asked.model)
     for refuse in refusals:
         refuse(model, tokenizer)
-    text, why_not = find_text(asked, model, tokenizer)
+    text = find_text(asked, model, tokenizer)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    before = describe(model) | measure(model, text)
+    before = measure(model, text)
 
     if adapt:
         adapt(model, tokenizer)
@@ -78,49 +76,30 @@ def convert(asked: argparse.Namespace, refusals: Sequence[Change] = (), adapt: C
         if asked.gguf:
             llama_cpp.write(stock, tokenizer, temporary, out.name, asked.gguf)
         loaded = pretrained.load(str(temporary)).to(model.device)  # as a user will load it
-        after, computed = describe(loaded), computes(loaded)
-        if slow := loaded.device.type == "cpu" and loaded.dtype != torch.float32:
-            compression.widen(loaded)
-        after |= measure(loaded, text)
+        computed, after = computes(loaded), measure(loaded, text)
         if not computed or not math.isfinite(after.get("loss", 0.0)):
             raise BadInput(
                 f"--dtype {asked.dtype}: is too narrow: the model's output is not a number any more; use --dtype bf16"
             )
-        packages = ["torch", "transformers"] + [compression.PACKAGE] * (asked.dtype == "int8")
-        record = {
-            **{name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")},
-            "measured_on": text and text.name,
-            "before": before,
-            "after": after,
-            "versions": {name: version(name) for name in packages},
-            "files": {path.name: files.sha256(path) for path in sorted(temporary.iterdir())},
-        }
-        files.write_json(temporary / RECORD, record)
-    measured = f"nothing was measured: {why_not}. Give --text FILE to see the loss before and after"
+        flags = {name: getattr(asked, name) for name in ("model", "dtype", "trim_vocab", "prune", "chat")}
+        files.write_json(
+            temporary / RECORD, flags | {"measured_on": text and text.name, "before": before, "after": after}
+        )
+    measured = "nothing was measured: give --text FILE to see the loss before and after"
     if text:
-        measured = f"measured on {text.name}{', half precision computed as fp32, for this is a CPU' if slow else ''}"
-    return f"{asked.model} -> {asked.out}\n\n{table(asked, before, after)}\n\n{measured}"
+        measured = f"measured on {text.name}{', in fp32, for this is a CPU' if model.device.type == 'cpu' else ''}"
+    return f"{asked.model} -> {asked.out}\n\n{table(before, after)}\n\n{measured}"
 
 
 def refuse_taken(out: Path, asked: argparse.Namespace) -> None:
-    """Raise BadInput unless ``out`` is free, or holds an export, as it was written, that may be replaced."""
+    """Raise BadInput unless ``out`` is free, or holds an export that may be replaced."""
     if fault := files.unusable(out.parent):
         raise BadInput(f"--out {asked.out}: {fault}; give another folder")
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not asked.overwrite:
-        raise BadInput(f"--out {asked.out}: exists; give another folder, or --overwrite to replace an export of before")
-    if out == Path(asked.model).resolve():
-        raise BadInput(f"--out {asked.out}: is the model that is to be exported; give another folder")
-    try:
-        written = files.read_json(out / RECORD)["files"]
-        there = {path.name: files.sha256(path) for path in sorted(out.iterdir()) if path.name != RECORD}
-        changed = [name for name, digest in there.items() if digest != written.get(name)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # a folder, say, or no record of ours
-        changed = [str(error)]
-    if changed:
+    is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    is_export = (out / RECORD).is_file() and out != Path(asked.model).resolve()
+    if not is_free and not (asked.overwrite and is_export):
         raise BadInput(
-            f"--out {asked.out}: {', '.join(changed)} was changed or added since that export; give another folder"
+            f"--out {asked.out}: exists; give another folder (--overwrite replaces an earlier export, not its model)"
         )
 
 
@@ -145,22 +124,19 @@ def run_of(name: str) -> Path | None:
 def open_checkpoint(run_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return the model of a run's newest checkpoint, and the tokenizer of its data."""
     path, damaged = checkpoint.find_newest(run_dir / "checkpoints")
-    for line in damaged:
-        log.warning(f"skipped a damaged checkpoint: {line}")
     if path is None:
         raise BadInput(f"{run_dir}: has neither model/ nor a checkpoint yet")
     recipe = reading.load_recipe(run_dir / "recipe.yaml")
     name = recipe.data.tokenizer
     if name in keys.TRAINED_TOKENIZERS:
-        name = next((str(path / "tokenizer") for path in data_folders(recipe) if (path / "tokenizer").is_dir()), "")
-    if not name:
-        raise BadInput(
-            f"{run_dir}: its tokenizer is stored with its data, which is not here; let the run end, which writes model/"
-        )
+        name = str(data_folders(recipe)[0] / "tokenizer")
+        if not Path(name).is_dir():
+            raise BadInput(f"{name}: the tokenizer of {run_dir} is not here; let the run end, which writes model/")
     tokenizer = tokenization.load(name)
     model = build(pretrained.complete(recipe).model, eos_token_id=tokenizer.eos_token_id)
     checkpoint.load_weights(path, model)
-    log.info(f"from {path}")
+    for line in (*damaged, f"from {path}"):
+        log.info(line)
     return model.eval(), tokenizer
 
 
@@ -170,10 +146,8 @@ def data_folders(recipe: keys.Recipe) -> list[Path]:
     return [Path(str(one.data_dir)) if keys.is_here(one) else sources.find_source(one).folder for one in asked]
 
 
-def find_text(
-    asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> tuple[Text | None, str]:
-    """Return the text to measure on, or the reason why there is none: --text, else the run's validation split."""
+def find_text(asked: argparse.Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Text | None:
+    """Return the text to measure on, if any: --text, else the run's validation split."""
     window, run_dir = min(likelihood.context_length(model.config) or LONGEST, LONGEST), run_of(asked.model)
     if asked.text:
         ids = read_text(asked.text, tokenizer, asked.eval_tokens)
@@ -185,19 +159,18 @@ def find_text(
             folders, weights = data_folders(recipe), list(keys.weights(recipe.data))
             splits = [validation_shards(folder, tokenizer) for folder in folders]
         except BadInput as error:
-            return None, error.lines[0]
+            log.warning(f"not measured on the run's validation split: {error}")
+            return None
         name = ", ".join(f"{folder}, validation" for folder in folders)
     else:
-        return None, f"{asked.model} is not a run folder, whose validation split would serve"
+        return None
     opened = [windows.Windows(window, model.config.vocab_size) for _ in splits]
     for each, shards_of_split in zip(opened, splits, strict=True):
         for shard in shards_of_split:
             each.append(*shard)
     most = max(1, asked.eval_tokens // window) if asked.eval_tokens else 0
     draws = windows.eval_draws([each.num_windows for each in opened], weights, max_windows=most)
-    if not len(draws):
-        return None, f"{name} has no window of {window + 1} tokens"
-    return Text(f"{len(draws) * window:,} tokens of {name}", opened, draws), ""
+    return Text(f"{len(draws) * window:,} tokens of {name}", opened, draws) if len(draws) else None
 
 
 def read_text(names: list[str], tokenizer: PreTrainedTokenizerFast, most: int) -> np.ndarray:
@@ -238,16 +211,6 @@ class LogitsLoss(nn.Module):
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 
 
-def describe(model: PreTrainedModel) -> dict:
-    """Return a model's row of the table: precision, vocabulary, bytes, share of zeros."""
-    return {
-        "precision": PRECISIONS.get(model.dtype, str(model.dtype)),
-        "vocabulary": model.config.vocab_size,
-        "bytes": compression.weight_bytes(model),
-        "zeros": compression.share_of_zeros(model),
-    }
-
-
 @torch.inference_mode()
 def computes(model: PreTrainedModel) -> bool:
     """Return whether a few ids give finite logits in the model's own precision."""
@@ -256,23 +219,26 @@ def computes(model: PreTrainedModel) -> bool:
 
 
 def measure(model: PreTrainedModel, text: Text | None) -> dict[str, float]:
-    """Return the loss on a text, in nats per token; nothing where there is no text."""
+    """Return the bytes of a model's weights, their share of zeros and, where there is a text, its loss in nats per token.
+
+    On a CPU the model then computes in fp32.
+    """
+    found = {"bytes": compression.weight_bytes(model), "zeros": compression.share_of_zeros(model)}
     if text is None:
-        return {}
+        return found
+    if model.device.type == "cpu":
+        compression.widen(model)
     mapped, size = windows.Mapped(text.opened, model.device), max(1, BATCH_TOKENS // text.opened[0].sequence_length)
     batches = windows.eval_batches(mapped, text.draws, batch_size=size, rank=0, num_processes=1)
-    return validation.validation_loss(LogitsLoss(model), batches, device=model.device)
+    return found | validation.validation_loss(LogitsLoss(model), batches, device=model.device)
 
 
-def table(asked: argparse.Namespace, before: dict, after: dict) -> str:
+def table(before: dict[str, float], after: dict[str, float]) -> str:
     """Return a table of the export beside its source."""
-    both, ratio = (before, after), after["bytes"] / before["bytes"]
-    precision = "int8, rest fp16" if asked.dtype == "int8" else after["precision"]
+    both = before, after
     rows = [
         ("", "before", "after", ""),
-        ("precision", before["precision"], precision, ""),
-        ("vocabulary", *(f"{x['vocabulary']:,}" for x in both), ""),
-        ("weights, MB", *(f"{x['bytes'] / 1e6:,.2f}" for x in both), f"{ratio:.2f} x"),
+        ("weights, MB", *(f"{x['bytes'] / 1e6:,.2f}" for x in both), ""),
         ("zeros in the blocks' matrices", *(f"{x['zeros']:.1%}" for x in both), ""),
     ]
     if "loss" in before:

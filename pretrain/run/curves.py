@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,11 +39,9 @@ class Thinned:
     A picture then costs the same, however long the run is.
     """
 
-    def __init__(self, rows: Iterable[Mapping] = ()):
+    def __init__(self) -> None:
         self.rows: list[Mapping] = []  # those that are drawn, in order
         self._updates, self._stride = 0, 1
-        for row in rows:
-            self.add(row)
 
     def add(self, row: Mapping) -> None:
         """Take a row that was logged."""
@@ -68,12 +66,12 @@ def draw_curves(
     """Draw a run's rows into ``path`` (PNG) over tokens; nothing is written when there is nothing to draw.
 
     Args:
-        published: what others reached, as lines: a metric's name in the rows -> whose -> value.
+        published: others' scores of tasks, as lines: a metric's name in the rows -> whose -> value.
         reference: another's validation loss, drawn as far as this run has come.
     """
     others = published or {}
     # What draws it, its height in inches, what it shows.
-    panels: list[tuple[Callable, float, list[str]]] = [(partial(_draw_loss, others, reference), 3.2, [*LOSSES])]
+    panels: list[tuple[Callable, float, list[str]]] = [(partial(_draw_loss, reference), 3.2, [*LOSSES])]
     for task in records().values():
         panels.append((partial(_draw_scores, others, task), 2.8, [*map(task.metric, task.shares)]))
     panels += [(partial(_draw_side, name, *how), 1.2, [name]) for name, how in SIDES.items()]
@@ -123,9 +121,8 @@ def picture(path: Path, heights: list[float], x: Sequence[str]) -> Iterator[list
             figure.savefig(temporary, format="png", dpi=DPI)
 
 
-def _draw_loss(published: Published, reference: Reference | None, axes, rows: Sequence[Mapping]) -> None:
-    lines = [series(rows, name) for name in LOSSES]
-    levels = {f"{whose}: {value:.2f}": value for whose, value in published.get("eval/loss", {}).items()}
+def _draw_loss(reference: Reference | None, axes, rows: Sequence[Mapping]) -> None:
+    lines, levels = [series(rows, name) for name in LOSSES], {}
     known = [row for row in rows if _is_number(row.get("eval/bits_per_byte")) and row.get("eval/loss")]
     ratio = known[-1]["eval/bits_per_byte"] / known[-1]["eval/loss"] if known else None  # the same text each time
     for row in rows:
@@ -153,10 +150,7 @@ def _draw_loss(published: Published, reference: Reference | None, axes, rows: Se
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
     """Return the mean of each value and its neighbors; of few values themselves."""
-    width = len(values) // SMOOTHED
-    if width < 2:
-        return values
-    window = np.ones(width)
+    window = np.ones(max(1, len(values) // SMOOTHED))
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
@@ -213,10 +207,8 @@ def view(drawn: Sequence[tuple[np.ndarray, np.ndarray]], levels: Collection[floa
     later = [values[places >= WARM_UP * places.max()] for places, values in drawn]
     # A line from outside to its only later points shows little: it is shown whole.
     later = [part if len(part) > 2 else values for part, (_, values) in zip(later, drawn, strict=True)]
-    if not drawn and not levels:
-        return 0.0, 1.0
-    low = min([*(values.min() for _, values in drawn), *levels])
-    high = max([*(np.quantile(values, 0.995) for values in later), *levels])
+    low = min([*(values.min() for _, values in drawn), *levels], default=0.0)
+    high = max([*(np.quantile(values, 0.995) for values in later), *levels], default=1.0)
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     return float(low - margin), float(high + margin)
 

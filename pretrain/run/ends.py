@@ -21,24 +21,22 @@ from pretrain.recipe import keys
 from pretrain.run import folder
 from pretrain.run.opening import Run
 from pretrain.run.publisher import push_seconds
-from pretrain.run.report import Report, duration
-from pretrain.run.state import RunState
+from pretrain.run.report import duration
 
 log = logging.getLogger(__name__)
 
 
 def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Accelerator) -> None:
-    """Evaluate the test split, write ``model/``, and log what the run folder holds.
+    """Evaluate the test split, write ``model/``, stage the last push, and log what to do with the model.
 
     Raises OSError where ``model/`` cannot be written; the same command writes it later.
     """
     run_dir, is_main = recipe.saving.run_dir, accelerator.is_main_process
     with run.clock.paused():
-        run.publish.weights_step = step = run.checkpoints.load_best(run.state)
+        step = run.checkpoints.load_best(run.state)
         if corpus.test:
-            loss = run.evaluator.loss("test", run.plan.per_device_train_batch_size)
-            run.report.loss(run.state.step, "test", loss)
-        with run.whole_model() as whole:
+            run.report.loss(run.state.step, "test", run.evaluator.loss("test", run.plan.per_device_train_batch_size))
+        with run.evaluator.model() as whole:
             if is_main:
                 export.write(whole, run_dir / folder.MODEL_FOLDER, corpus.tokenizer)
         if is_main and recipe.evaluation.eval_steps:
@@ -47,24 +45,15 @@ def complete(run: Run, recipe: keys.Recipe, corpus: Corpus, accelerator: Acceler
         best = f"validation loss {run.state.best_loss:.4f}, the lowest of {run.state.evaluations} evaluations"
         log.info(f"model/ has the weights of step {step}: {best}")
     run.report.draw()
+    run.checkpoints.finish()  # the last push may have its checkpoint
+    run.publish.finished(run.state.step, step)
     log.info(f"trained for {duration(run.clock.elapsed)} (evaluating and saving not counted)")
-    for line in folder.describe(run_dir):
-        log.info(line)
-
-
-def early(state: RunState, report: Report) -> None:
-    """End the run at this step as if it had been planned so long: the validation loss has stopped falling."""
-    log.info(f"step {state.step}: the run ends here, {state.since_best} evaluations after its best")
-    state.set_length(state.step, state.warmup_steps)
-    report.set_length(state.max_steps)
+    log.info(f"{run_dir}/: curves.png, samples.txt, metrics.jsonl, run.log, and checkpoints/ to resume from")
+    log.info(f"{run_dir}/model/: for AutoModelForCausalLM.from_pretrained, or: python generate.py --model {run_dir}")
 
 
 def close(run: Run, accelerator: Accelerator, stop: StopRequest, *, stopped: bool) -> int:
-    """Wait for the other processes and the Hub, and return the exit status; a run that was stopped draws its curves."""
-    if stopped:
-        run.report.draw()
-    else:
-        run.publish.finished()
+    """Wait for the other processes and the Hub, and return the exit status."""
     run.report.close()
     accelerator.wait_for_everyone()
     run.publish.wait(push_seconds(stop.signal if stopped else None), lambda: stop.requested and not stopped)

@@ -1,9 +1,8 @@
-"""The run folder: whose it is, one trainer at a time, and what lies in it at the end."""
+"""The run folder: whose it is, and one trainer at a time."""
 
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from accelerate import Accelerator
 
@@ -17,14 +16,6 @@ from pretrain.run.resume import begins_at
 from pretrain.run.trackers import IDS
 
 LOCK, MODEL_FOLDER = ".lock", "model"
-CONTENTS = {
-    "model": "load it with AutoModelForCausalLM.from_pretrained, or: python generate.py --model {}",
-    "metrics.jsonl": "every number above",
-    "run.log": "these lines",
-    "curves.png": "loss, learning rate, speed",
-    "samples.txt": "samples during training",
-    "checkpoints": "to resume from",
-}
 
 
 def refuse_foreign_run(recipe: keys.Recipe) -> None:
@@ -79,12 +70,3 @@ def held(recipe: keys.Recipe, accelerator: Accelerator) -> Iterator[None]:
         console.keep_in(run_dir / LOG)
         accelerator.wait_for_everyone()
         yield
-
-
-def describe(run_dir: Path) -> Iterator[str]:
-    """Yield what a finished run has left, a line a file."""
-    width = max(32, *(len(f"{run_dir / name}/") for name in CONTENTS))
-    for name, what in CONTENTS.items():
-        path = run_dir / name
-        if path.is_dir() or (path.is_file() and path.stat().st_size):  # there may be no samples
-            yield f"{f'{path}/' if path.is_dir() else path!s:{width}} {what.format(run_dir)}"

@@ -1,7 +1,7 @@
-"""All that a run has before its first step: model and optimizer, where it resumes, what it reports to."""
+"""All that a run has before its first step: model and optimizer, where it resumes, what it reports to, its first lines."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,20 +15,25 @@ from pretrain.data.corpus import Corpus
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.evaluator import Evaluator, encode_items, read_items
 from pretrain.evaluation.record import Task
-from pretrain.machine.accelerator import prepare
-from pretrain.machine.facts import facts_of
+from pretrain.machine import forecast
+from pretrain.machine.accelerator import compiler_of, prepare
+from pretrain.machine.estimate import shape_of
+from pretrain.machine.facts import Facts, facts_of
 from pretrain.machine.fit import fit_micro_batch
+from pretrain.machine.hardware import versions
 from pretrain.machine.sharding import WholeModel
+from pretrain.model import export
+from pretrain.model.attention import kernel_taken
 from pretrain.model.build import build
 from pretrain.model.loss import loss_module
 from pretrain.optim import optimizers
 from pretrain.recipe import keys
 from pretrain.recipe.plan import Plan
+from pretrain.recipe.rules import counted
 from pretrain.run.clock import Clock
-from pretrain.run.header import header
 from pretrain.run.publisher import Publisher
 from pretrain.run.report import Report
-from pretrain.run.resume import Checkpoints, resume
+from pretrain.run.resume import Checkpoints
 from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
@@ -40,7 +45,6 @@ class Run:
 
     Attributes:
         model: Transformers' own, unwrapped: it is saved, evaluated, sampled and exported.
-        whole_model: the same, whole on each process while it is used.
         module: over the same weights; Accelerate wraps (DDP, FSDP2), compiles and autocasts it, and it returns the loss.
         optimizer: Accelerate's.
         plan: how a step is divided into micro-batches.
@@ -48,7 +52,6 @@ class Run:
     """
 
     model: PreTrainedModel
-    whole_model: WholeModel
     module: nn.Module
     optimizer: torch.optim.Optimizer
     plan: Plan
@@ -79,7 +82,11 @@ def open_run(
     zero1 = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
     optimizer = optimizers.build(model, recipe.optimizer, shard=zero1)
     module, optimizer = prepare(loss_module(model, recipe.loss, tokenizer.eos_token_id), optimizer, accelerator)
-    state, notes = resume(recipe, corpus, model, optimizer, accelerator)
+    facts = facts_of(recipe, model, tokenizer, accelerator)
+    described = export.describe(model.config, tokenizer) if repo_id else {}
+    publish = Publisher(recipe, repo_id, facts, described)
+    checkpoints = Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved)
+    state, notes = checkpoints.resume()
     tried = state.micro_batch, state.exchange_each
     plan = fit_micro_batch(recipe, module, accelerator, stop, begin=tried, moments_exist=state.step > 0)
     state.micro_batch, state.exchange_each = plan.per_device_train_batch_size, plan.exchange_each
@@ -88,23 +95,72 @@ def open_run(
         tests = encode_items(items, tokenizer, recipe.model.sequence_length)
     state.tasks |= {task.name: test.commit for task, test in tests.items() if test.commit}
 
-    facts = facts_of(recipe, model, tokenizer, accelerator)
     for line in [*header(recipe, plan, corpus, tests, facts, accelerator), *notes]:
         log.info(line)
     peak = cards.peak_flops(facts.hardware, accelerator.mixed_precision)
     clock = Clock(facts.flops_per_token, peak and peak * plan.num_processes, state.elapsed_seconds)
+    report = Report(recipe, plan, state, clock, is_main=accelerator.is_main_process)
     whole_model = WholeModel(model, recipe.model, device)
-    publish = Publisher(recipe, repo_id, state, facts, model, tokenizer)
-    return Run(
-        model=model,
-        whole_model=whole_model,
-        module=module,
-        optimizer=optimizer,
-        plan=plan,
-        state=state,
-        clock=clock,
-        report=Report(recipe, plan, state, clock, is_main=accelerator.is_main_process),
-        evaluator=Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested),
-        checkpoints=Checkpoints(recipe, corpus, model, optimizer, accelerator, publish.saved, first_step=state.step),
-        publish=publish,
+    evaluator = Evaluator(recipe, corpus, tests, whole_model, accelerator, lambda: stop.requested)
+    return Run(model, module, optimizer, plan, state, clock, report, evaluator, checkpoints, publish)
+
+
+def header(
+    recipe: keys.Recipe,
+    plan: Plan,
+    corpus: Corpus,
+    tests: Mapping[Task, Encoded],
+    facts: Facts,
+    accelerator: Accelerator,
+) -> Iterator[str]:
+    """Yield what is trained, on what, in which steps and where."""
+    flops, tokens = facts.flops_per_token, recipe.schedule.max_steps * recipe.batch.tokens_per_step
+    model, shared = recipe.model, recipe.model.num_key_value_heads or recipe.model.n_head
+    yield f"run      {recipe.saving.name} in {recipe.saving.output_dir}"
+    yield (
+        f"model    {shape_of(model).record.label}, {facts.parameters / 1e6:.1f}M parameters: {model.n_layer} "
+        f"layers, {model.n_head} heads{f' ({shared} of keys)' if shared != model.n_head else ''}, {model.n_embd} wide, "
+        f"context {model.sequence_length}, vocabulary {model.vocab_size} ({facts.tokenizer_size} used)"
+        f"{f'; from {model.init_from}' if model.init_from else ''}"
     )
+    yield from corpus.describe(corpus.order(plan))
+    yield (
+        f"step     {recipe.batch.tokens_per_step:,} tokens = {counted(plan.num_processes, 'process', 'processes')} x "
+        f"{counted(plan.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} x "
+        f"{counted(plan.per_device_train_batch_size, 'sequence', 'sequences')} x {recipe.model.sequence_length} tokens"
+    )
+    yield f"device   {facts.hardware}, {_options(recipe, facts, accelerator)}"
+    if accelerator.device.type == "cuda":
+        kernel = kernel_taken(
+            recipe.model,
+            plan.per_device_train_batch_size,
+            accelerator.device,
+            {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32),
+            document_mask=recipe.loss.document_mask,
+            compiled=compiler_of(accelerator) != "no",
+        )
+        yield f"kernels  attention {kernel}; {versions()}"
+        if card := cards.find(facts.hardware):
+            yield f"card     {forecast.expectation(card)}"
+    for task, test in tests.items():
+        number = test.longer_than(recipe.model.sequence_length)
+        cut = f"; {number} texts lose their beginning to the context" if number else ""
+        cut += f"; {test.left_out} with a longer ending are left out" if test.left_out else ""
+        where = f" of {task.dataset[0]} at {test.commit[:7]}" if test.commit else ""
+        yield f"score    {len(test.items):,} {task.label} items{where} every {recipe.evaluation.task_steps} steps{cut}"
+    yield f"compute  {flops / 1e6:,.1f} MFLOP per token, {flops * tokens:.2e} in all"
+
+
+def _options(recipe: keys.Recipe, facts: Facts, accelerator: Accelerator) -> str:
+    mode, layers = recipe.machine.compile_mode, recipe.model.gradient_checkpointing
+    zero1 = recipe.optimizer.shard_optimizer and accelerator.num_processes > 1 and not accelerator.is_fsdp2
+    options = {
+        f"precision {facts.precision}": True,
+        "TF32": torch.get_float32_matmul_precision() == "high",
+        "deterministic": recipe.machine.deterministic,
+        f"compile {compiler_of(accelerator)}{f' ({mode})' if mode != 'default' else ''}": True,
+        f"{layers} gradient checkpointing": layers != "none",
+        "FSDP2": accelerator.is_fsdp2,
+        "ZeRO-1": zero1,
+    }
+    return ", ".join(option for option, holds in options.items() if holds)

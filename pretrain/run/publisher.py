@@ -8,17 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
 from pretrain.base import layout
 from pretrain.base.errors import BadInput
-from pretrain.hub import fetch, model_card, push
+from pretrain.hub import fetch, push
+from pretrain.hub.model_card import metadata, model_card
 from pretrain.machine.facts import Facts
-from pretrain.model import export
 from pretrain.recipe import keys
 from pretrain.recipe.rules import counted
 from pretrain.run import checkpoint
-from pretrain.run.state import RunState
 
 log = logging.getLogger(__name__)
 
@@ -35,38 +32,25 @@ class Publisher:
 
     Args:
         repo_id: where to; None = nowhere.
-        state: of the run; its last push waits for ``finished``.
         facts: for the model card.
-        model, tokenizer: what a push describes beside the weights.
+        described: the files that describe a model beside its weights, by name.
     """
 
-    def __init__(
-        self,
-        recipe: keys.Recipe,
-        repo_id: str | None,
-        state: RunState,
-        facts: Facts,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerFast,
-    ):
-        self._recipe, self._repo_id, self._state = recipe, repo_id, state
-        self._facts, self._pushes = facts, 0
-        self.weights_step: int | None = None  # of model/, once the run has ended
-        self._description = export.describe(model.config, tokenizer) if repo_id else {}
-        self._run_dir = recipe.saving.run_dir
+    def __init__(self, recipe: keys.Recipe, repo_id: str | None, facts: Facts, described: Mapping[str, str]):
+        self._recipe, self._repo_id, self._facts, self._described = recipe, repo_id, facts, described
+        self._run_dir, self._pushes = recipe.saving.run_dir, 0
         self._pusher = push.Pusher(self._run_dir / PENDING) if repo_id else None
 
     def saved(self, path: Path) -> None:
-        """Stage a checkpoint's push; called beside training."""
-        step = checkpoint.step_of(path)
-        if self._pusher and self._recipe.hub.hub_strategy != "end" and step < self._state.max_steps:
-            self._stage(step, self._description | {"model.safetensors": path / checkpoint.MODEL})
+        """Stage the push of a checkpoint before the run's end; called beside training."""
+        if self._pusher and self._recipe.hub.hub_strategy != "end":
+            step = checkpoint.step_of(path)
+            self._stage(step, {**self._described, "model.safetensors": path / checkpoint.MODEL}, step)
 
-    def finished(self) -> None:
-        """Stage the run's last push: what ``model/`` holds."""
+    def finished(self, step: int, weights_step: int) -> None:
+        """Stage the run's last push: what ``model/`` holds after ``step``, the weights of ``weights_step``."""
         if self._pusher:
-            files = {path.name: path for path in (self._run_dir / "model").iterdir()}
-            self._stage(self._state.step, files)
+            self._stage(step, {path.name: path for path in (self._run_dir / "model").iterdir()}, weights_step)
 
     def wait(self, seconds: float, given_up: Callable[[], bool]) -> None:
         """Wait for the Hub; what is not sent stays where it is."""
@@ -83,21 +67,19 @@ class Publisher:
         elif self._pushes:
             log.info(f"hub      all pushes are in {self._repo_id}")
 
-    def _stage(self, step: int, model_files: Mapping[str, Path | str]) -> None:
+    def _stage(self, step: int, model_files: Mapping[str, Path | str], weights_step: int) -> None:
         """Stage a push: ``model_files``, what describes it and, as hub_strategy says, its checkpoint."""
         recipe, run_dir = self._recipe, self._run_dir
         assert self._pusher and self._repo_id  # only a run that pushes comes here
         try:
             files = {name: file for name, file in model_files.items() if push.ALLOWED.fullmatch(name)}
             rows = [row for row in layout.read_metrics(run_dir / layout.METRICS) if row["step"] <= step]
-            best = self.weights_step if self.weights_step != step else None
-            files["README.md"] = model_card.model_card(self._repo_id, step, rows, recipe, self._facts, best)
+            files["README.md"] = model_card(self._repo_id, step, rows, recipe, self._facts, weights_step)
             files[layout.METRICS] = "".join(json.dumps(row) + "\n" for row in rows)
             files |= {name: run_dir / name for name in ("recipe.yaml", "curves.png") if (run_dir / name).is_file()}
             path = recipe.saving.checkpoints / layout.step_name(step)
-            if recipe.hub.pushes_checkpoints and path.is_dir():
-                newest = recipe.hub.hub_strategy == "checkpoint"
-                within = "last-checkpoint" if newest else f"checkpoints/{path.name}"
+            places = {"checkpoint": "last-checkpoint", "all_checkpoints": f"checkpoints/{path.name}"}
+            if (within := places.get(recipe.hub.hub_strategy)) and path.is_dir():
                 files |= {f"{within}/{file.name}": file for file in path.iterdir()}
             now = {name: value for row in rows if row["step"] == step for name, value in row.items()}
             losses = {"train/loss": "train loss", "eval/loss": "validation loss"}
@@ -121,7 +103,7 @@ def check(recipe: keys.Recipe) -> str | None:
         recipe.hub.hub_model_id or recipe.saving.name,
         private=recipe.hub.hub_private_repo,
         fresh=not begun and not fetch.is_address(recipe.saving.resume_from_checkpoint),
-        card=f"---\n{model_card.metadata(recipe)}\n---\n",
+        card=f"---\n{metadata(recipe)}\n---\n",
     )
     if note:
         log.warning(f"hub      {note}")

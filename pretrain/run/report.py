@@ -38,7 +38,6 @@ BYTES = f"({CUT}: bytes that make no character. A token may be a part of one; la
 HINT_AFTER = 50  # updates, when the gauges have settled
 PICTURE_SECONDS = 10  # curves.png is drawn at an evaluation, but not more often
 BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
-EXPECT_SECONDS = 5  # of updates after the first, before the time that is expected is logged
 LINE_SECONDS = 5  # without a terminal a line at most so often
 
 
@@ -51,39 +50,41 @@ class Report:
 
     def __init__(self, recipe: keys.Recipe, plan: Plan, state: RunState, clock: Clock, *, is_main: bool):
         self._recipe, self._plan, self._clock, self._is_main = recipe, plan, clock, is_main
-        self._first_step, self._max_steps = state.step, state.max_steps
-        self._measured: tuple[int, float] | None = None  # step and seconds that the expected time is counted from
-        self._hinted = self._expected = self._undrawn = False
+        self._first_step, self._validation_loss = state.step, 0.0
+        self._measured: tuple[int, float] | None = None  # step and seconds that the time left is counted from
+        self._hinted = self._undrawn = False
         # tqdm needs a line to draw on
         drawn = is_main and sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines
         self._bar = tqdm(
             total=state.max_steps, initial=state.step, bar_format=BAR, dynamic_ncols=True, disable=not drawn
         )
-        self._line_at, self._loss = -1e9, 0.0  # _loss: of the last validation
+        self._line_at = -float(LINE_SECONDS)  # the first line comes at once
         if not is_main:
             return
         run_dir = recipe.saving.run_dir
-        self.metrics_path, self._samples_path = run_dir / METRICS, run_dir / "samples.txt"
-        self._rows = curves.Thinned()
-        sent = self._drop_future(state.step)
-        kept = _samples_before(self._samples_path, state.step)
-        files.write_text(self._samples_path, kept)
-        self._notes = "" if kept else BYTES if recipe.model.init_from else NOISE + BYTES
-        self._metrics, self._samples = files.Log(self.metrics_path), files.Log(self._samples_path)
-        past = (row for _, row in lines_and_rows(self.metrics_path) if row is not None)
+        metrics, samples, self._picture = run_dir / METRICS, run_dir / "samples.txt", run_dir / "curves.png"
+        self._rows, self._drawn = curves.Thinned(), time.monotonic()
+        sent = self._drop_future(metrics, state.step)
+        notes = BYTES if recipe.model.init_from else NOISE + BYTES
+        kept = _samples_before(samples, state.step)
+        files.write_text(samples, kept or (notes if recipe.evaluation.sample_steps else ""))
+        self._metrics, self._samples = files.Log(metrics), files.Log(samples)
+        past = (row for _, row in lines_and_rows(metrics) if row is not None)
         self._trackers = Trackers(recipe, state.step, ids=state.trackers, rows=past, sent=sent)
         state.trackers = self._trackers.ids
-        self._picture, self._drawn = run_dir / "curves.png", time.monotonic()
         named = recipe.tracking.reference_curve
         self._reference = references.load(named) if named else None
 
-    def _drop_future(self, first_step: int) -> int:
+    def _drop_future(self, metrics: Path, first_step: int) -> int:
         # A row at a time: of a million they would be gigabytes. Returns the place of the last row that there was.
         sent = -1
-        with files.replacing(self.metrics_path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            for line, row in lines_and_rows(self.metrics_path):
-                sent = sent if row is None else place_after(sent, row["step"])
-                if row is not None and _is_past(row, first_step):
+        with files.replacing(metrics) as temporary, temporary.open("w", encoding="utf-8") as file:
+            for line, row in lines_and_rows(metrics):
+                if row is None:
+                    continue
+                sent = place_after(sent, row["step"])
+                # A row of an update belongs to the step that it ended; an evaluation at `first_step` is done again.
+                if row["step"] < first_step + ("train/loss" in row):
                     file.write(line.rstrip("\n") + "\n")
                     self._rows.add(row)
         return sent
@@ -103,7 +104,7 @@ class Report:
     def loss(self, step: int, split: str, result: dict[str, float] | None) -> None:
         """Report the loss of a split; None: a request to stop has ended the evaluation."""
         if result is not None:
-            self._loss = result["loss"] if split == "validation" else self._loss
+            self._validation_loss = result["loss"] if split == "validation" else self._validation_loss
             self._evaluated(step, "eval" if split == "validation" else split, result, describe_loss(split, result))
 
     def scores(self, step: int, task: Task, result: dict[str, float] | None) -> None:
@@ -119,7 +120,7 @@ class Report:
             if "gzip" in found:
                 words += f", {found['bigram_bits_per_byte']:.3f} bits per byte; gzip {found['gzip']:.3f} bits per byte"
             log.info(words)
-            if self._loss > found["bigram"]:
+            if self._validation_loss > found["bigram"]:
                 log.info(
                     "this run has not learned more than a bigram model: try more --max_steps, with another --run_name; "
                     "where its validation loss has risen, more text, or fewer --max_steps"
@@ -130,11 +131,11 @@ class Report:
         gauges = hardware.gauges(device)
         row = {"train/loss": update.loss, "train/grad_norm": update.grad_norm, "train/lr": lr}
         row |= {"skipped_updates": state.skipped_updates, "elapsed_seconds": self._clock.elapsed}
-        row |= self._clock.read() | gauges
-        row["data_wait_seconds"] = state.data_wait_seconds  # a part of elapsed_seconds
+        # The waiting is a part of elapsed_seconds.
+        row |= {**self._clock.read(), **gauges, "data_wait_seconds": state.data_wait_seconds}
         self.log(state.step, row)
         if self._is_main:
-            self._show(state.step, row)
+            self._show(state, row)
             self._hint(state, gauges)
 
     def samples(self, step: int, texts: list[tuple[str, str]], *, show: bool) -> None:
@@ -143,8 +144,7 @@ class Report:
             return
         texts = [(foreign.clean(prompt), foreign.clean(text)) for prompt, text in texts]
         for prompt, text in texts:
-            _append(self._samples, f"{self._notes}==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
-            self._notes = ""
+            _append(self._samples, f"==== step {step} · prompt {prompt!r} ====\n{prompt}{text}\n\n")
             if show:
                 log.info(f"---- sample, prompt {prompt!r}\n{prompt}{text}")
         self._trackers.log(step, {"samples": texts})
@@ -157,15 +157,9 @@ class Report:
                 curves.draw_curves(self._rows.rows, self._picture, name, published=published, reference=self._reference)
             except (OSError, ImportError) as error:  # a full disk; no matplotlib
                 if not self._undrawn:
-                    why = getattr(error, "strerror", None) or error
-                    log.warning(f"{self._picture}: not drawn: {why}; it is tried again")
+                    log.warning(f"{self._picture}: not drawn: {error}; it is tried again")
                 self._undrawn = True
             self._drawn = time.monotonic()
-
-    def set_length(self, max_steps: int) -> None:
-        """Count towards another length of the run."""
-        self._max_steps, self._measured, self._expected = max_steps, None, False
-        self._bar.total = max_steps
 
     def close(self) -> None:
         """Close the bar, the file and the trackers."""
@@ -181,27 +175,23 @@ class Report:
         log.info(f"step {step}: {words}")
         self.draw(at_least=PICTURE_SECONDS)
 
-    def _show(self, step: int, row: dict[str, float]) -> None:
+    def _show(self, state: RunState, row: dict[str, float]) -> None:
         """Move the bar; without one log a line, at most every few seconds, and the last."""
-        elapsed, left = row["elapsed_seconds"], ""
-        if self._measured is None:
+        elapsed, step, total = row["elapsed_seconds"], state.step, state.max_steps
+        words = [f"loss {row['train/loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
+        words += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
+        words += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
+        if self._measured is None:  # the first update pays for compiling
             self._measured = step, elapsed
         elif step > self._measured[0]:
             per_step = (elapsed - self._measured[1]) / (step - self._measured[0])
-            left = f"left {duration((self._max_steps - step) * per_step)}"
-            if not self._expected and elapsed - self._measured[1] >= EXPECT_SECONDS:
-                self._expected = True
-                expected = duration((self._max_steps - self._first_step) * per_step)
-                log.info(f"expected training time {expected}, beside evaluations")
-        shown = [f"loss {row['train/loss']:.3f}", f"{row['tokens_per_second']:,.0f} tok/s"]
-        shown += [f"mfu {row['mfu']:.0%}"] if "mfu" in row else []  # of a known card
-        shown += [f"memory {row['gpu/memory']:.0%}"] if "gpu/memory" in row else []
-        words = "  ".join(filter(None, [*shown, left]))
-        self._bar.set_description_str(words, refresh=False)
+            words.append(f"left {duration((total - step) * per_step)}")
+        self._bar.set_description_str("  ".join(words), refresh=False)
+        self._bar.total = total  # another one once max_hours has planned it
         self._bar.update(step - self._bar.n)
-        if self._bar.disable and (time.monotonic() - self._line_at >= LINE_SECONDS or step >= self._max_steps):
-            self._line_at, width = time.monotonic(), len(str(self._max_steps))
-            log.info(f"step {step:{width}d}/{self._max_steps}  {words}")
+        if self._bar.disable and (time.monotonic() - self._line_at >= LINE_SECONDS or step >= total):
+            self._line_at = time.monotonic()
+            log.info(f"step {step:{len(str(total))}d}/{total}  {'  '.join(words)}")
 
     def _hint(self, state: RunState, gauges: dict[str, float]) -> None:
         """Log what would use the card better, once."""
@@ -236,12 +226,6 @@ def due(step: int, interval: int, last: bool = False, at_start: bool = True) -> 
         at_start: and before the first update.
     """
     return interval > 0 and (last or step % interval == 0 and (step > 0 or at_start))
-
-
-def _is_past(row: dict, first_step: int) -> bool:
-    # A row of an update belongs to the past of the step that it ended; an evaluation at `first_step` is done again.
-    step = row["step"]
-    return step < first_step or (step == first_step and "train/loss" in row)
 
 
 def _samples_before(path: Path, first_step: int) -> str:

@@ -4,6 +4,8 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -102,69 +104,30 @@ def _is_other_length(saved: dict, schedule: keys.Schedule) -> bool:
     return then != schedule and before == rates(schedule, schedule.max_steps, schedule.warmup_steps)
 
 
-def resume(
-    recipe: keys.Recipe,
-    corpus: Corpus,
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    accelerator: Accelerator,
-) -> tuple[RunState, list[str]]:
-    """Load the newest checkpoint that verifies, if any; return how far the run is and what the user should know."""
-    path, damaged = find_checkpoint(recipe, accelerator)
-    notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
-    if path is None:
-        return RunState.begin(recipe.schedule), notes
-    saved = checkpoint.read_state(path)
-    if other_length := _is_other_length(saved, recipe.schedule):
-        saved["science"] |= dataclasses.asdict(recipe.schedule)
-    reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
-    corpus.refuse_other(path, saved["data"])
-    checkpoint.load(path, model, optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
-    if accelerator.scaler is not None and saved["scaler"]:
-        accelerator.scaler.load_state_dict(saved["scaler"])
-    state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
-    if path == begins_at(recipe.saving):
-        state.origin = {"checkpoint": str(path)}
-    best = recipe.saving.checkpoints / step_name(state.best_step or 0)
-    if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
-        state.forget_best()
-    notes.append(f"resumed from {path}")
-    if state.step >= state.max_steps:
-        notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
-    if saved["threads"] != torch.get_num_threads():
-        notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {torch.get_num_threads()}")
-    return state, notes
-
-
+@dataclass
 class Checkpoints:
-    """Saves a run's checkpoints beside training, one at a time; training stands still only while tensors are copied.
+    """Loads a run's newest checkpoint, and saves the next beside training, which stands still while tensors are copied.
 
     Leaving its block waits for the one that is being written. A save that fails (a full disk) is logged, and leaves the
     older checkpoints untouched and nothing half-made.
 
-    Args:
+    Attributes:
         model: the bare model of Transformers.
-        saved: called with each checkpoint once it is on disk, beside training; must not raise.
-        first_step: where this process begins: if a checkpoint of it is there, it is the one that was resumed from.
+        on_disk: called with each checkpoint but the run's last once it is there, beside training; must not raise.
+        saved_step: of this process's last checkpoint, at first of the one that it resumed from; later ones in the folder
+            are of a run that went back.
     """
 
-    def __init__(
-        self,
-        recipe: keys.Recipe,
-        corpus: Corpus,
-        model: PreTrainedModel,
-        optimizer: torch.optim.Optimizer,
-        accelerator: Accelerator,
-        saved: Callable[[Path], None],
-        first_step: int,
-    ):
-        self._recipe, self._corpus, self._accelerator = recipe, corpus, accelerator
-        self._model, self._optimizer, self._on_disk = model, optimizer, saved
-        self._folder, self._first_step = recipe.saving.checkpoints, first_step
-        self._saved = first_step  # this process's last checkpoint; later ones are of a run that went back
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: tuple[int, Future] | None = None
-        self._copies: dict[tuple[str, str], torch.Tensor] = {}  # kept, for new memory costs more than the copying
+    recipe: keys.Recipe
+    corpus: Corpus
+    model: PreTrainedModel
+    optimizer: torch.optim.Optimizer
+    accelerator: Accelerator
+    on_disk: Callable[[Path], None]
+    saved_step: int = 0
+    _writer: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "checkpoint"))
+    _writing: Future | None = None
+    _copies: dict[str, torch.Tensor] = field(default_factory=dict)  # kept, for new memory costs more than the copying
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -173,66 +136,93 @@ class Checkpoints:
         self.finish()
         self._writer.shutdown()
 
+    def resume(self) -> tuple[RunState, list[str]]:
+        """Load the newest checkpoint that verifies, if any; return how far the run is and what the user should know."""
+        recipe, accelerator = self.recipe, self.accelerator
+        path, damaged = find_checkpoint(recipe, accelerator)
+        notes = [f"skipped a damaged checkpoint: {line}" for line in damaged]
+        if path is None:
+            return RunState.begin(recipe.schedule), notes
+        saved = checkpoint.read_state(path)
+        if other_length := _is_other_length(saved, recipe.schedule):
+            saved["science"] |= dataclasses.asdict(recipe.schedule)
+        reading.refuse_changed_science(path, saved["science"], recipe)  # a path may lead to another run
+        self.corpus.refuse_other(path, saved["data"])
+        checkpoint.load(path, self.model, self.optimizer, OPTIMIZERS[recipe.optimizer.optimizer].keeps)
+        if accelerator.scaler is not None and saved["scaler"]:
+            accelerator.scaler.load_state_dict(saved["scaler"])
+        state = RunState.begin(recipe.schedule, saved | {"planned": None} if other_length else saved)
+        if path == begins_at(recipe.saving):
+            state.origin = {"checkpoint": str(path)}
+        best = recipe.saving.checkpoints / step_name(state.best_step or 0)
+        if recipe.saving.load_best_model_at_end and (path.parent != best.parent or not best.is_dir()):
+            state.forget_best()
+        self.saved_step = state.step
+        notes.append(f"resumed from {path}")
+        if state.step >= state.max_steps:
+            notes.append(f"nothing is left to train: max_steps = {state.max_steps} is reached")
+        if saved["threads"] != (threads := torch.get_num_threads()):
+            notes.append(f"note: it ran with {saved['threads']} threads; bits may differ with {threads}")
+        return state, notes
+
     def save_alone(self, state: RunState) -> None:
         """Save on this process only, where it can and something was trained; the others may be in an exchange."""
-        accelerator = self._accelerator
-        sharded = accelerator.is_fsdp2 or self._recipe.optimizer.shard_optimizer
-        if state.step > self._first_step and not (sharded and accelerator.num_processes > 1):
+        sharded = self.accelerator.is_fsdp2 or self.recipe.optimizer.shard_optimizer
+        if state.step > self.saved_step and not (sharded and self.accelerator.num_processes > 1):
             self.save(state, alone=True)
 
     def save(self, state: RunState, *, alone: bool = False) -> None:
         """Copy the state of all processes, which call it, and begin to write it."""
         self.finish()
-        accelerator, recipe = self._accelerator, self._recipe
-        weights, moments = checkpoint.gather(self._model, self._optimizer, alone=alone)
-        again = state.step == self._saved and checkpoint.find_fault(self._folder / step_name(state.step)) is None
+        accelerator, saving = self.accelerator, self.recipe.saving
+        weights, moments = checkpoint.gather(self.model, self.optimizer)
+        path = saving.checkpoints / step_name(state.step)
+        again = state.step == self.saved_step and checkpoint.find_fault(path) is None
         if not (accelerator.is_main_process or alone) or again:
             return
-        self._saved = state.step
+        self.saved_step = state.step
         beside = {
             **state.saved(),
-            "tokens": state.step * recipe.batch.tokens_per_step,
+            "tokens": state.step * self.recipe.batch.tokens_per_step,
             "scaler": accelerator.scaler.state_dict() if accelerator.scaler else None,
-            "science": keys.fixed(recipe),
-            "data": self._corpus.contents(),
+            "science": keys.fixed(self.recipe),
+            "data": self.corpus.contents(),
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         }
-        tensors = self._copy("weights", weights), self._copy("moments", moments)
-        keep_steps = self.keep_step(state), state.best_step if recipe.saving.load_best_model_at_end else None
+        tensors = self._copy(weights), self._copy(moments)
+        keep_steps = self.keep_step(state), state.best_step if saving.load_best_model_at_end else None
+        is_last = state.step >= state.max_steps
 
         def write() -> None:
-            limit = recipe.saving.save_total_limit
-            self._on_disk(checkpoint.write(self._folder, tensors, beside, limit, keep_steps))
+            checkpoint.write(saving.checkpoints, tensors, beside, saving.save_total_limit, keep_steps)
+            if not is_last:
+                self.on_disk(path)
 
-        self._writing = state.step, self._writer.submit(write)
+        self._writing = self._writer.submit(write)
 
     def finish(self) -> None:
         """Wait until what was begun is on disk."""
-        if self._writing is None:
-            return
-        (step, future), self._writing = self._writing, None
+        writing, self._writing = self._writing, None
         try:
-            future.result()
+            if writing is not None:
+                writing.result()
         except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
-            log.error(f"no checkpoint at step {step} in {self._folder}: {reason}. Free some space; the run continues")
+            log.error(f"no checkpoint at step {self.saved_step}: {error}. Free some space; the run continues")
 
-    def _copy(self, what: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        room = {
-            name: self._copies.setdefault((what, name), torch.empty(tensor.shape, dtype=tensor.dtype))
-            for name, tensor in tensors.items()
-        }
-        return {name: room[name].copy_(tensor) for name, tensor in tensors.items()}
+    def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            self._copies.setdefault(name, torch.empty_like(tensor, device="cpu"))
+        return {name: self._copies[name].copy_(tensor) for name, tensor in tensors.items()}
 
     def keep_step(self, state: RunState) -> int | None:
         """Return the step whose checkpoint stays, for --extend_steps begins there; None: the schedule has none."""
-        return decay_begins(self._recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
+        return decay_begins(self.recipe.schedule, max_steps=state.max_steps, warmup_steps=state.warmup_steps)
 
     def oldest_step(self, state: RunState) -> int:
         """Return the step of the oldest checkpoint that a run resumes from; one that is kept as the best is not."""
-        kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self._folder)]
-        limit = self._recipe.saving.save_total_limit or len(kept)
+        kept = [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(self.recipe.saving.checkpoints)]
+        limit = self.recipe.saving.save_total_limit or len(kept)
         return min(kept[:limit] + [step for step in kept[limit:] if step != state.best_step], default=0)
 
     def load_best(self, state: RunState) -> int:
@@ -240,14 +230,14 @@ class Checkpoints:
 
         Every process calls it. A checkpoint that does not verify leaves the last weights, with a line that says so.
         """
-        if not self._recipe.saving.load_best_model_at_end or state.best_step in (None, state.step):
+        if not self.recipe.saving.load_best_model_at_end or state.best_step in (None, state.step):
             return state.step
         self.finish()
-        path = self._folder / step_name(state.best_step)
-        fault = [checkpoint.find_fault(path) if self._accelerator.is_main_process else None]
+        path = self.recipe.saving.checkpoints / step_name(state.best_step)
+        fault = [checkpoint.find_fault(path) if self.accelerator.is_main_process else None]
         broadcast_object_list(fault)
         if fault[0]:
             log.error(f"{path}, of the lowest validation loss: {fault[0]}. The last weights are kept")
             return state.step
-        checkpoint.load_weights(path, self._model)
+        checkpoint.load_weights(path, self.model)
         return state.best_step

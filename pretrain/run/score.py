@@ -21,16 +21,16 @@ from pretrain.run import checkpoint
 from pretrain.run.resume import begins_at, find_checkpoint
 
 
-def refuse_without_weights(recipe: keys.Recipe) -> None:
-    """Raise BadInput, before any data is read, where neither ``init_from`` nor a checkpoint has weights to score."""
+def refuse_without_weights(recipe: keys.Recipe, *, fetched: bool = False) -> None:
+    """Raise BadInput where neither ``init_from`` nor a checkpoint here has weights to score.
+
+    Args:
+        fetched: what is on the Hub is here by now; else a run that resumes from there passes.
+    """
     saving = recipe.saving
     here = recipe.model.init_from or begins_at(saving) or checkpoint.list_checkpoints(saving.checkpoints)
-    if not here and not fetch.is_address(saving.resume_from_checkpoint):
-        raise _no_weights(saving)
-
-
-def _no_weights(saving: keys.Saving) -> BadInput:
-    return BadInput(f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL")
+    if not here and (fetched or not fetch.is_address(saving.resume_from_checkpoint)):
+        raise BadInput(f"eval_only: {saving.run_dir} holds no checkpoint; train first, or give --init_from MODEL")
 
 
 def score(
@@ -39,8 +39,7 @@ def score(
     """Return the losses and scores of the run's newest checkpoint, or of ``init_from``, as a JSON line."""
     begun_from = recipe.model.init_from
     path = None if begun_from else begins_at(recipe.saving) or find_checkpoint(recipe, accelerator)[0]
-    if path is None and not begun_from:
-        raise _no_weights(recipe.saving)
+    refuse_without_weights(recipe, fetched=True)
     if path is not None:
         then = checkpoint.read_state(path)["science"]
         begun = {name: then[name] for name in vars(recipe.model) if name in then}

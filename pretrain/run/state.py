@@ -54,8 +54,7 @@ class RunState:
         """Return the state before the first step, or as ``state.json`` has ``saved`` it."""
         state = cls(schedule.max_steps, schedule.warmup_steps)
         if saved:
-            before_saved: dict[str, Any] = {"dropout_by": "rank", "exchange_each": True}
-            saved = before_saved | saved
+            saved = {"dropout_by": "rank", "exchange_each": True, **saved}  # of runs from before these were saved
             names = {field.name for field in dataclasses.fields(cls)} - {"planned"}
             state = dataclasses.replace(state, **{name: saved[name] for name in names & saved.keys()})
             if planned := saved.get("planned"):

@@ -22,7 +22,6 @@ print("pid", os.getpid(), flush=True)
 for line in sys.stdin:
     print("sent", line.strip(), flush=True)
 """
-PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 DIE = "import os; os.kill(os.getpid(), 9)"
 # Its parent has a Preparation and waits to be killed; standard error, which the reader's process inherits, stays open.
 PARENT = f"""
@@ -252,27 +251,3 @@ def test_training_waits_for_another_process_that_is_behind_and_ends_with_one_tha
     for growing in (True, False):  # it asks with the others as long as one of them has more to come
         assert story.wait(5, any_of=lambda *mine: [*mine[:3], growing]) is None  # noqa: B023
     assert story.wait(5) is None and len(story.asked) == asked + 2
-
-
-def test_a_reader_that_was_started_ahead_is_the_one_that_prepares(workplace, monkeypatch):
-    opened: list = []
-    monkeypatch.setattr(
-        background,
-        "_open",
-        lambda command: opened.append(command) or subprocess.Popen([sys.executable, "-c", ECHO], **PIPES),
-    )
-    monkeypatch.setattr(background, "AHEAD", {})
-    new = ["--recipe", "tiny.yaml", "--prepared_data_dir", "elsewhere"]
-    for argv in (["--recipe", "tiny.yaml"], [*new, "--data_files", "https://localhost/a.txt"], ["--push_pending", "r"]):
-        background.start_ahead(argv)  # in a folder that may have it, to be fetched first, or nothing to read
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    background.start_ahead(new)
-    assert not opened and not background.AHEAD
-    monkeypatch.delenv("LOCAL_RANK")
-    background.start_ahead(new)
-    (ahead,) = background.AHEAD.values()
-    assert opened == [background.reader_command(["--recipe=tiny.yaml", "--prepared_data_dir=elsewhere"], 0)]
-    taken = Preparation(opened[0])
-    assert taken._process is ahead and not background.AHEAD and len(opened) == 1
-    taken.close()
-    assert ahead.returncode == 0

@@ -22,20 +22,20 @@ from pretrain.run.report import HINT_AFTER, Report, due, duration
 from pretrain.run.state import RunState
 
 
-def make(run_dir, first_step=0, is_main=True, max_steps=10, **changes):
+def make(run_dir, first_step=0, is_main=True):
     console.start(is_main)
     recipe = load_recipe(ROOT / "recipes" / "own_text.yaml", {"data_files": ["x"]})
-    recipe = replace(recipe, output_dir=str(run_dir), tokens_per_step=8, max_steps=max_steps, **changes)
+    recipe = replace(recipe, output_dir=str(run_dir), tokens_per_step=8, max_steps=10)
     state = RunState.begin(recipe.schedule)
     state.step = first_step
     return Report(recipe, Plan(1, 8, 8, 1), state, Clock(10, None), is_main=is_main)
 
 
-def update(made, step, elapsed, *, waited=0.0):
+def update(made, step, elapsed, *, waited=0.0, max_steps=10):
     """Report an update of loss 2.0 after these seconds of training."""
     made._clock._before, made._clock._since = elapsed, None
     made._clock.count(1234)
-    state = RunState(10, 1, step=step, data_wait_seconds=waited)
+    state = RunState(max_steps, 1, step=step, data_wait_seconds=waited)
     made.update(state, Update(2.0, 1.0, True, False), 1e-3, torch.device("cpu"))
 
 
@@ -57,7 +57,8 @@ def test_a_run_from_the_start_begins_with_empty_files_and_rows_are_on_disk_when_
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2}\n')
     (tmp_path / "samples.txt").write_text("==== step 0 · prompt 'a' ====\nabc\n\n")
     made = make(tmp_path)
-    assert (tmp_path / "metrics.jsonl").read_text() == (tmp_path / "samples.txt").read_text() == ""
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert (tmp_path / "samples.txt").read_text() == report.NOISE + report.BYTES
     made.log(3, {"train/loss": 1.5})
     made.loss(4, "validation", None)  # that was stopped
     made.scores(4, hellaswag.TASK, None)
@@ -192,19 +193,16 @@ def test_a_terminal_of_80_columns_has_a_bar_with_whole_words_and_one_without_lin
     assert lines[0].startswith("step  1/10  loss") and not [line for line in lines if line.startswith("step 9/10 ")]
 
 
-def test_expected_time_is_logged_once_from_the_first_seconds_of_updates_and_a_planned_length_is_counted_to(
-    tmp_path, capsys
-):
-    made = make(tmp_path, max_steps=100)
-    update(made, 1, 50.0)  # the first update pays for compiling: not in the estimate
-    update(made, 2, 54.9)  # too short to say
-    update(made, 5, 58.0)
-    update(made, 7, 61.0)
-    made.set_length(20)
-    update(made, 20, 80.0)
-    shown = capsys.readouterr().err
-    assert shown.count("expected training time") == shown.count("expected training time 3 min 20 s") == 1
-    assert "step   1/100" in shown and "step 20/20" in shown
+def test_the_time_left_is_counted_from_the_first_update_and_to_a_planned_length(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report, "LINE_SECONDS", 0)
+    made = make(tmp_path)
+    update(made, 1, 50.0, max_steps=100)  # the first update pays for compiling: not in the estimate
+    update(made, 7, 62.0, max_steps=100)
+    update(made, 10, 68.0, max_steps=20)
+    first, second, last = capsys.readouterr().err.splitlines()[-3:]
+    assert first.startswith("step   1/100") and "left" not in first
+    assert second.startswith("step   7/100") and second.endswith("left 3 min 06 s")
+    assert last.startswith("step 10/20") and last.endswith("left 20 s")
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):

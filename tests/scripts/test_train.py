@@ -33,13 +33,13 @@ UNSEEN = ("--eval_steps", "0", "--sample_steps", "0")
 
 def test_data_that_is_not_there_is_refused_before_torch_is_imported(workplace):
     Path("mine.txt").write_text("text")
-    code = "import sys; sys.modules['torch'] = None; from pretrain.data import background as b; "
-    code += "sys.exit(b.start_ahead(sys.argv[1:]))"
+    code = "import runpy, sys; sys.modules['torch'] = None; del sys.argv[0]; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     words = ["--recipe", str(ROOT / "recipes" / "own_text.yaml"), "--data_files", "mine.tx"]
-    command, environment = [sys.executable, "-c", code, *words], {"PYTHONPATH": str(ROOT)}
+    command, environment = [sys.executable, "-c", code, str(ROOT / "train.py"), *words], {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    said = "error: data_files: mine.tx: no such file; did you mean mine.txt?\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    said = "error: data_files: mine.tx: no such file; did you mean mine.txt?"
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [said])
 
 
 def test_a_run_leaves_everything_that_the_readme_names(workplace):
@@ -48,7 +48,7 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     for name in ("recipe.yaml", "metrics.jsonl", "curves.png", "samples.txt", "run.log", "model/config.json"):
         assert (folder / name).stat().st_size > 0, name
     shown, kept = (text.splitlines() for text in (done.stderr, (folder / "run.log").read_text()))
-    assert len(kept) > 20 and kept == [line for line in shown if "\r" not in line and "it/s]" not in line]
+    assert len(kept) > 15 and kept == [line for line in shown if "\r" not in line and "it/s]" not in line]
     steps = [row["step"] for row in rows("r") if "train/loss" in row]
     assert steps == list(range(1, 13))
     assert [row["step"] for row in rows("r") if "eval/loss" in row] == [0, 4, 8, 12]
@@ -58,7 +58,6 @@ def test_a_run_leaves_everything_that_the_readme_names(workplace):
     (baseline,) = (row for row in rows("r") if "baseline/bigram" in row)
     assert baseline["step"] == 12 and 0 < baseline["baseline/bigram"] < 5 and 0 < baseline["baseline/gzip"] < 8
     assert f"a bigram model {baseline['baseline/bigram']:.4f} nats per token, " in done.stderr
-    assert "runs/r/curves.png" in done.stderr
     assert reading.load_recipe(folder / "recipe.yaml").saving.run_name == "r"
     assert [p.name for p in checkpoint.list_checkpoints(folder / "checkpoints")] == ["step-00000012", "step-00000009"]
     drawn = (folder / "samples.txt").read_text()

@@ -19,7 +19,6 @@ from runs import final_state, ledger, weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pretrain.hub import model_card
 from pretrain.run import checkpoint, publisher
 
 STEPS = ("--eval_steps", "6", "--sample_steps", "0", "--save_steps", "3", "--logging_steps", "1")
@@ -121,7 +120,7 @@ def test_a_hub_that_refuses_ends_no_run_and_what_waits_is_sent_later_once(workpl
 
 def test_a_push_that_cannot_be_made_ends_no_run(workplace, monkeypatch):
     """There is no network in this process, and nothing is laid ready: nothing is waited for."""
-    monkeypatch.setattr(model_card, "model_card", lambda *_: 1 / 0)
+    monkeypatch.setattr(publisher, "model_card", lambda *_: 1 / 0)
     done = run("train.py", *PUSHED, "--run_name", "p", HF_TOKEN="not-a-token")
     assert done.stderr.count("no push of step") == 4 and "ZeroDivisionError" in done.stderr
     assert Path("runs/p/model/model.safetensors").is_file() and "all pushes" not in done.stderr
