@@ -81,10 +81,14 @@ def post_train(task, settings) -> None:
     problems.stop_at(model, tokenizer, task.stop)
     positions.derive_positions(model)
 
+    def judge(asked, completions) -> list[float]:
+        """Return what TRL's trainer has a reward, or a reward model, say; the same on all processes."""
+        return trainer._calculate_rewards([{}], asked, completions, [])[: len(asked), 0].tolist()
+
     report = Report(
         folder if os.environ.get("RANK", "0") == "0" else None,
-        f"{reward.__name__}: {task.model}",
-        lambda: problems.score(model, tokenizer, held_out, reward, longest),
+        f"{task.reward.rpartition(':')[2]}: {task.model}",
+        lambda: problems.score(model, tokenizer, held_out, judge, longest),
         task.held_out_steps,
         resumed=begun is not None,
     )
@@ -108,7 +112,7 @@ def post_train(task, settings) -> None:
         export.write(model, folder / "model", tokenizer)
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
-    if reward.faults:
+    if isinstance(reward, rewards.CheckedReward) and reward.faults:
         log.warning(f"{reward.faults:,} of {reward.calls:,} calls of the reward failed, and count 0")
     log.info(f"{folder}/model/: for AutoModelForCausalLM.from_pretrained; python generate.py --model {folder}")
     log.info(f"{folder}/{METRICS}, reward.png: every number above, both rewards over steps")

@@ -61,7 +61,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
-    config = _loaded(f"init_from = {name}", AutoConfig, find(name, "init_from = "))
+    config = loaded(f"init_from = {name}", AutoConfig, find(name, "init_from = "))
     record = ARCHITECTURES.get(config.model_type)
     if record is None:
         raise BadInput(f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}")
@@ -94,7 +94,7 @@ def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]
 
     Raises BadInput where tensors are missing, which Transformers would fill with noise, or hold numbers that are none.
     """
-    model, info = _loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **how)
+    model, info = loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **how)
     if info["missing_keys"]:
         lacks = _few(info["missing_keys"])
         raise BadInput(f"{what}: its weights do not match its config.json: it lacks {lacks}; give the whole model")
@@ -109,7 +109,7 @@ def _few(names: Collection[str]) -> str:
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
-def _loaded(what: str, kind: Any, name: str, **how) -> Any:
+def loaded(what: str, kind: Any, name: str, **how) -> Any:
     """Return what ``kind`` makes of a model's files.
 
     Raises BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds.
