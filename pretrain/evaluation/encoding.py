@@ -4,7 +4,7 @@ Legend: N items, E endings of an item.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -14,6 +14,7 @@ from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation import metrics, record
 from pretrain.evaluation.items import Items
 from pretrain.evaluation.likelihood import Answer, Question
+from pretrain.evaluation.metrics import Metric
 from pretrain.evaluation.record import Task
 
 
@@ -84,14 +85,21 @@ class Encoded:
             if score in self.task.scores
         }
 
-    def result(self, answers: Sequence[Answer]) -> dict[str, float]:
-        """Return each score as metrics have it, its ``_stderr``, and ``items``."""
-        found = {}
-        for score, chosen in self.predictions(answers).items():
-            found |= metrics.accuracy(chosen == self.gold, score)
-        if "perplexity" in self.task.scores:
-            found |= metrics.perplexity(np.concatenate(self.sums(answers)))
-        return found | {"items": len(self.items)}
+    def result(self, answers: Sequence[Answer], compute: Mapping[str, Metric] = metrics.PLAIN) -> dict[str, float]:
+        """Return each score, its ``_stderr``, and ``items``; ``compute``: the metrics by name."""
+        if self.task.scores is record.LAST_WORD:
+            nats, greedy = np.concatenate(self.sums(answers)), np.array([answer.greedy for answer in answers])
+            found = compute["last_word"](predictions=nats, references=greedy)
+        else:
+            how = {"characters": self.characters, "references": self.gold}
+            of_texts = [
+                compute["multiple_choice"](predictions=self.sums(answers, text), tokens=tokens, **how)
+                for text, tokens in enumerate(self.tokens)
+            ]
+            # Only the per-token score is of an item's last text.
+            found = of_texts[0] | {name: of_texts[-1][name] for name in ("acc_token_norm", "acc_token_norm_stderr")}
+        names = [f"{score}{end}" for score in self.task.scores for end in ("", "_stderr")]
+        return {name: found[name] for name in names} | {"items": len(self.items)}
 
     def rows(self, answers: Sequence[Answer]) -> Iterator[dict]:
         """Yield what is known of each item: sums in nats, tokens and characters of its endings, predictions, gold."""
