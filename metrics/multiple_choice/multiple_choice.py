@@ -9,11 +9,10 @@ import math
 
 import datasets
 import evaluate
-import numpy as np
 
 
 class MultipleChoice(evaluate.Metric):
-    """The scores; nothing but numpy is needed to compute them.
+    """The scores; nothing but Python is needed to compute them.
 
     Args:
         predictions: of each question the log-likelihoods of its endings, sums in nats.
@@ -39,15 +38,12 @@ class MultipleChoice(evaluate.Metric):
         return evaluate.MetricInfo(features=datasets.Features(features), **about)
 
     def _compute(self, predictions, characters, tokens, references):
-        found = {}
-        for name, lengths in (("acc", None), ("acc_norm", characters), ("acc_token_norm", tokens)):
+        found, ones = {}, [[1] * len(sums) for sums in predictions]
+        for name, lengths in (("acc", ones), ("acc_norm", characters), ("acc_token_norm", tokens)):
             right = 0
-            for i, sums in enumerate(predictions):
-                values = np.asarray(sums, dtype=np.float64)
-                if lengths is not None:
-                    size = np.asarray(lengths[i])
-                    values = np.where(size > 0, values / np.maximum(size, 1), -np.inf)
-                right += int(values.argmax() == references[i])
+            for sums, sizes, reference in zip(predictions, lengths, references, strict=True):
+                means = [value / size if size else -math.inf for value, size in zip(sums, sizes, strict=True)]
+                right += means.index(max(means)) == reference
             share = found[name] = right / len(references)
             found[f"{name}_stderr"] = math.sqrt(share * (1 - share) / max(1, len(references) - 1))
         return found

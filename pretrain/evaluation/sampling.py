@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
-from transformers.generation.streamers import BaseStreamer
 
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.likelihood import KERNELS, context_length
@@ -36,7 +35,7 @@ def sample(
     prompt_ids: list[int],
     tokenizer: PreTrainedTokenizerBase,
     how: Sampling,
-    streamer: BaseStreamer | None = None,
+    streamer: "Streamer | None" = None,
 ) -> list[int]:
     """Return new ids that continue ``prompt_ids``, up to and without the end of text, or of a chat's answer.
 
@@ -71,7 +70,7 @@ def sample(
                 pad_token_id=tokenizer.eos_token_id,
                 suppress_tokens=sorted(never) or None,
                 use_cache=True,
-                streamer=_NewOnly(streamer) if streamer else None,
+                streamer=streamer,
                 do_sample=is_drawn,
                 **choice,
             )
@@ -83,7 +82,7 @@ def sample(
                 break
     model.train(was_training).generation_config = own
     if streamer:
-        streamer.end()
+        streamer.finish()
     return ids[len(prompt_ids) :]
 
 
@@ -97,24 +96,17 @@ class Streamer(TextStreamer):
     """Hands generated text to ``write``, a word at a time, and a line break at its end; special tokens are left out."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]):
-        super().__init__(tokenizer, skip_special_tokens=True)
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.write = write
+
+    def end(self) -> None:
+        """Go on: ``generate`` calls this at the end of a window, and the next one begins with what is known."""
+        self.next_tokens_are_prompt = True
+
+    def finish(self) -> None:
+        """Pass on the rest of a text, and a line break."""
+        super().end()
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Pass on what no later token changes."""
         self.write(text.rstrip(CUT) + "\n" if stream_end else text)
-
-
-class _NewOnly:
-    """Passes on the ids that generate makes, not the window that it begins each round with, nor each round's end."""
-
-    def __init__(self, streamer: BaseStreamer):
-        self.streamer, self.is_window = streamer, True
-
-    def put(self, value: torch.Tensor) -> None:
-        if not self.is_window:
-            self.streamer.put(value)
-        self.is_window = False
-
-    def end(self) -> None:
-        pass

@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 METRICS = Path(__file__).parents[2] / "metrics"
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
-FEW = 100  # items, below which a score is nearly chance
 
 
 def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
@@ -126,7 +125,6 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
     width = max(map(len, body))
     cut = f", {line['cut']:,} texts cut from the left to fit the context" if line["cut"] else ""
     cut += f", {line['left_out']:,} with a longer ending left out" if line["left_out"] else ""
-    few = ["too few: neither a score nor its standard error means much"] if line["items"] < FEW else []
     return "\n".join(
         [
             "",
@@ -136,7 +134,6 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",
             f"shares in per cent, each score ± its standard error; other models on all {task.size:,} items of its data set",
-            *few,
             *(f"{score}: {rule}" for score, rule in task.scores.items()),
             *task.citations,
         ]

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from transformers.generation.streamers import BaseStreamer
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
@@ -73,7 +72,7 @@ def converse(
     tokenizer: PreTrainedTokenizerFast,
     messages: Iterable[str],
     how: sampling.Sampling,
-    streamer: BaseStreamer | None = None,
+    streamer: sampling.Streamer | None = None,
 ) -> None:
     """Answer each message through ``streamer``, with what was said before; an empty message begins anew.
 
