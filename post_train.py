@@ -65,7 +65,7 @@ def post_train(task, settings) -> None:
 
     client.bound_client()
     disable_progress_bar()
-    folder, longest = Path(settings.output_dir), settings.max_completion_length
+    folder = Path(settings.output_dir)
     if why := files.unusable(folder):
         raise BadInput(f"output_dir = {folder}: {why}; give another --output_dir")
     if (folder / "model").exists():
@@ -77,18 +77,14 @@ def post_train(task, settings) -> None:
     prompts, held_out = problems.read("prompts", task.prompts), problems.read("held_out", task.held_out)
     name = find(task.model, "model = ")
     tokenizer, model = tokenization.load(name, of_model=True), pretrained.load(name).float()
-    problems.check(model, tokenizer, [*prompts, *held_out], longest)
+    problems.check(model, tokenizer, [*prompts, *held_out], settings.max_completion_length)
     problems.stop_at(model, tokenizer, task.stop)
     positions.derive_positions(model)
 
-    def judge(asked, completions) -> list[float]:
-        """Return what TRL's trainer has a reward, or a reward model, say; the same on all processes."""
-        return trainer._calculate_rewards([{}], asked, completions, [])[: len(asked), 0].tolist()
-
     report = Report(
         folder if os.environ.get("RANK", "0") == "0" else None,
-        f"{task.reward.rpartition(':')[2]}: {task.model}",
-        lambda: problems.score(model, tokenizer, held_out, judge, longest),
+        f"{task.reward}: {task.model}",
+        lambda: problems.score(trainer, held_out),
         task.held_out_steps,
         resumed=begun is not None,
     )

@@ -2,7 +2,8 @@
 
 Scores of questions with any number of endings, from the log-likelihoods that a language model gives the endings: acc (the
 likeliest in sum), acc_norm (per character, as lm-evaluation-harness) and acc_token_norm (per token, as build-nanogpt and
-llm.c), each with its standard error, the sample's deviation / sqrt(n).
+llm.c), each with its standard error, the sample's deviation / sqrt(n). See
+https://blog.eleuther.ai/multiple-choice-normalization/.
 """
 
 import math
@@ -34,7 +35,6 @@ class MultipleChoice(evaluate.Metric):
         features |= {"references": datasets.Value("int64")}
         about = {"description": __doc__, "inputs_description": MultipleChoice.__doc__}
         about |= {"citation": "https://github.com/EleutherAI/lm-evaluation-harness"}
-        about |= {"reference_urls": ["https://blog.eleuther.ai/multiple-choice-normalization/"]}
         return evaluate.MetricInfo(features=datasets.Features(features), **about)
 
     def _compute(self, predictions, characters, tokens, references):

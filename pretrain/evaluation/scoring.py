@@ -123,12 +123,11 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
     if task.chance:
         body["chance"] = [f"{100 * task.chance:.2f}"] * len(task.scores)
     width = max(map(len, body))
-    cut = f", {line['cut']:,} texts cut from the left to fit the context" if line["cut"] else ""
-    cut += f", {line['left_out']:,} with a longer ending left out" if line["left_out"] else ""
+    cut = f"{line['cut']:,} texts cut from the left to fit the context, {line['left_out']:,} items left out"
     return "\n".join(
         [
             "",
-            f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}{cut}; {where}, "
+            f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}; {cut}; {where}, "
             f"{line['items'] / max(line['seconds'], 0.01):,.1f} items/s",
             "",
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),

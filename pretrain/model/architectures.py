@@ -7,7 +7,7 @@ within the MLP, V vocabulary, T context.
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrain.recipe import keys
 
@@ -85,8 +85,7 @@ class Shape:
         return 6 * (self.parameters - looked_up) + 12 * self.n_layer * self.n_embd * self.sequence_length
 
 
-@dataclass(frozen=True)
-class Mlp:
+class Mlp(NamedTuple):
     """The names of an MLP's parts.
 
     Attributes:

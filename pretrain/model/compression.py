@@ -24,8 +24,7 @@ def require_int8() -> None:
 def matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the modules of a model's matrices by name, without embeddings and output head."""
     head = model.get_output_embeddings()
-    kinds = (nn.Linear, Conv1D)
-    return {name: m for name, m in model.named_modules() if isinstance(m, kinds) and m is not head}
+    return {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head}
 
 
 def prune(model: PreTrainedModel, share: float) -> None:

@@ -108,9 +108,7 @@ def _stock(
 
 def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     tensor = tensor.detach().cpu()
-    if not tensor.is_floating_point():
-        return tensor
-    cast = tensor.to(dtype)
+    cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
     if not cast.isfinite().all() and tensor.isfinite().all():
         raise BadInput(
             f"{name} has values up to {tensor.abs().max():.6g}, and {str(dtype).removeprefix('torch.')} ends at "

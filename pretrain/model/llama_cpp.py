@@ -35,7 +35,7 @@ PARAMETER stop <|im_end|>
 def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput where llama.cpp would compute or split otherwise, or the gguf package is missing."""
     config, faults = model.config, []
-    if _split_name(json.loads(tokenizer.backend_tokenizer.to_str())) is None:
+    if _split_name(tokenizer) is None:
         faults.append("llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe")
     found = config.to_dict()
     found |= found.get("rope_parameters") or {}
@@ -106,23 +106,23 @@ def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.T
     return tensor
 
 
-def _split_name(tokenizer: dict[str, Any]) -> str | None:
+def _split_name(tokenizer: PreTrainedTokenizerFast) -> str | None:
     """Return llama.cpp's name of how a byte-level BPE splits; None: it has none."""
-    name, whole_words = SPLITS.get(cuts.word_regex(tokenizer["pre_tokenizer"] or {}) or "", (None, False))
-    model, as_is = tokenizer["model"], tokenizer["normalizer"] in (None, {"type": "NFC"})
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    name, whole_words = SPLITS.get(cuts.word_regex(definition["pre_tokenizer"] or {}) or "", (None, False))
+    model, as_is = definition["model"], definition["normalizer"] in (None, {"type": "NFC"})
     return name if as_is and model["type"] == "BPE" and model["ignore_merges"] == whole_words else None
 
 
 def _add_tokenizer(writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     import gguf
 
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    special = {token["id"]: token["special"] for token in definition["added_tokens"]}
+    special = {i: token.special for i, token in tokenizer.added_tokens_decoder.items()}
     texts = {i: text for text, i in tokenizer.get_vocab().items()}
     ids, kinds = range(stock.config.vocab_size), gguf.TokenType
     control = {True: kinds.CONTROL, False: kinds.USER_DEFINED, None: kinds.NORMAL}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_split_name(definition))
+    writer.add_tokenizer_pre(_split_name(tokenizer))
     writer.add_token_list([texts.get(i, f"[unused {i}]") for i in ids])
     writer.add_token_types([control[special.get(i)] if i in texts else kinds.UNUSED for i in ids])
     vocab = gguf.SpecialVocab(folder, load_merges=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -11,22 +12,15 @@ from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
+from pretrain.model.architectures import padded
 
 log = logging.getLogger(__name__)
 
 TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
 # and the token that ends them, so that the model learns to stop.
-TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' -}}"
-    "{%- if message['role'] == 'assistant' -%}"
-    "{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}"
-    "{%- else -%}{{- message['content'] + '<|im_end|>' -}}{%- endif -%}"
-    "{{- '\\n' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
-)
+_LINES = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8").splitlines()
+TEMPLATE = "".join(line.strip() for line in _LINES)
 
 
 def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -35,10 +29,10 @@ def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> N
         raise BadInput("--chat: the model has a chat template, or tokens of a chat, already; leave --chat out")
     first, rows = 1 + max(tokenizer.get_vocab().values()), model.config.vocab_size
     if (free := rows - first) < len(TOKENS):
-        enough = f"--vocab_size {-(-(first + len(TOKENS)) // 64) * 64}"
-        fewer = f"a tokenizer of at most {rows - len(TOKENS)} ids (--tokenizer_vocab_size)"
-        lack = f"needs {len(TOKENS)} rows of padding, and {max(free, 0)} of {rows} are free"
-        raise BadInput(f"--chat: {lack}; train with {enough}, or with {fewer}")
+        remedy = (
+            f"train with --vocab_size {padded(first + len(TOKENS))}, or a tokenizer of at most {rows - len(TOKENS)} ids"
+        )
+        raise BadInput(f"--chat: needs {len(TOKENS)} rows of padding, and {max(free, 0)} of {rows} are free; {remedy}")
     try:
         tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])  # what the template writes beside the messages
     except BadInput as error:

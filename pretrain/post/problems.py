@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,9 @@ def _is_prompt(value: Any) -> bool:
 def encode(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids that TRL makes of prompts, padded on the left, and their mask: (N, T) int64 each."""
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as TRL has it
-    how = {"padding": True, "return_tensors": "pt"}
-    if isinstance(prompts[0], str):
-        made = tokenizer(list(prompts), padding_side="left", **how)
-    else:
-        how |= {"add_generation_prompt": True, "return_dict": True, "tokenizer_kwargs": {"padding_side": "left"}}
-        made = tokenizer.apply_chat_template(list(prompts), **how)
+    is_text, chat = isinstance(prompts[0], str), {"add_generation_prompt": True, "tokenize": False}
+    texts = list(prompts) if is_text else tokenizer.apply_chat_template(list(prompts), **chat)
+    made = tokenizer(texts, add_special_tokens=is_text, padding=True, padding_side="left", return_tensors="pt")
     return made["input_ids"], made["attention_mask"]
 
 
@@ -95,18 +92,13 @@ def stop_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop: st
 
 
 @torch.inference_mode()
-def score(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[Text],
-    reward: Callable[[Sequence[Text], Sequence[Text]], Sequence[float]],
-    longest: int,
-) -> float:
-    """Return the mean reward of greedy completions of at most ``longest`` tokens; of rewards 0 and 1, the share solved.
+def score(trainer: Any, prompts: Sequence[Text]) -> float:
+    """Return the mean reward of greedy completions; of rewards 0 and 1, the share solved. All processes do the same.
 
     Args:
-        reward: of prompts and their completions, each value; completions are texts, or chats of one message.
+        trainer: TRL's GRPOTrainer, whose model, tokenizer, reward and ``max_completion_length`` count.
     """
+    model, tokenizer = trainer.model, trainer.processing_class
     was_training, own = model.training, model.generation_config
     model.eval()
     model.generation_config = GenerationConfig()  # its own may ask for beams, or to sample
@@ -117,14 +109,15 @@ def score(
         out = model.generate(
             ids,
             attention_mask=mask,
-            max_new_tokens=longest,
+            max_new_tokens=trainer.args.max_completion_length,
             do_sample=False,
             eos_token_id=own.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             suppress_tokens=own.suppress_tokens,
         )
         texts = tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
-        is_text = isinstance(asked[0], str)
-        values += reward(asked, texts if is_text else [[{"role": "assistant", "content": text}] for text in texts])
+        chats = [[{"role": "assistant", "content": text}] for text in texts]
+        completions = texts if isinstance(asked[0], str) else chats
+        values += trainer._calculate_rewards([{}], asked, completions, [])[: len(asked), 0].tolist()
     model.train(was_training).generation_config = own
     return statistics.fmean(values)
