@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation import metrics, record
 from pretrain.evaluation.items import Items
-from pretrain.evaluation.likelihood import Answer, Question
+from pretrain.evaluation.likelihood import Answer, Question, tokens_read
 from pretrain.evaluation.metrics import Metric
 from pretrain.evaluation.record import Task
 
@@ -43,7 +43,7 @@ class Encoded:
             if not all(context and ending for text in texts for context, ending in text):
                 raise BadInput(f"{item.where}: this tokenizer makes no token of its context or of one of its endings")
         longest = [max(len(ending) for text in texts for _, ending in text) for texts in asked]
-        fits = [i for i, length in enumerate(longest) if context_length is None or length <= context_length]
+        fits = [i for i, most in enumerate(longest) if context_length is None or most <= context_length]
         if not fits:
             raise BadInput(
                 f"{task.label} cannot be scored: each item has an ending of more tokens than the model's context, "
@@ -63,8 +63,7 @@ class Encoded:
 
     def longer_than(self, context_length: int | None) -> int:
         """Return how many questions a model's context does not hold whole: they lose tokens from the left."""
-        limit = context_length or math.inf
-        return sum(len(context) + max(map(len, ends)) - 1 > limit for context, ends in self.questions)
+        return sum(tokens_read(question) > (context_length or math.inf) for question in self.questions)
 
     def sums(self, answers: Sequence[Answer], text: int = 0) -> list[np.ndarray]:
         """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""

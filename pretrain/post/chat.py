@@ -19,20 +19,19 @@ log = logging.getLogger(__name__)
 TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
 # and the token that ends them, so that the model learns to stop.
-_LINES = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8").splitlines()
-TEMPLATE = "".join(line.strip() for line in _LINES)
+TEMPLATE = "".join(map(str.strip, Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8").splitlines()))
 
 
 def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput for a model with a template, without free rows, or whose tokenizer cannot write the template."""
     if tokenizer.chat_template is not None or {*TOKENS} & {*tokenizer.get_vocab()}:
         raise BadInput("--chat: the model has a chat template, or tokens of a chat, already; leave --chat out")
-    first, rows = 1 + max(tokenizer.get_vocab().values()), model.config.vocab_size
-    if (free := rows - first) < len(TOKENS):
+    first, rows, needed = 1 + max(tokenizer.get_vocab().values()), model.config.vocab_size, len(TOKENS)
+    if (free := rows - first) < needed:
         remedy = (
-            f"train with --vocab_size {padded(first + len(TOKENS))}, or a tokenizer of at most {rows - len(TOKENS)} ids"
+            f"train with --vocab_size {padded(first + needed)}, or a --tokenizer_vocab_size of at most {rows - needed}"
         )
-        raise BadInput(f"--chat: needs {len(TOKENS)} rows of padding, and {max(free, 0)} of {rows} are free; {remedy}")
+        raise BadInput(f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {remedy}")
     try:
         tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])  # what the template writes beside the messages
     except BadInput as error:

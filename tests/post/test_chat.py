@@ -65,7 +65,10 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
 
 def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can():
     for shape, words in (
-        ({"vocab_size": 31}, "3 rows .* 2 of 31 are free; .* --vocab_size 64, or a tokenizer of at most 28"),
+        (
+            {"vocab_size": 31},
+            "3 rows .* 2 of 31 are free; .* --vocab_size 64, or a --tokenizer_vocab_size of at most 28",
+        ),
         ({"characters": "0123456789+=\n"}, r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"),
     ):
         with pytest.raises(BadInput, match=words):
