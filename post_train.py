@@ -104,8 +104,9 @@ def post_train(task, settings) -> None:
         if isinstance(error, BadInput) or errno_of(error) or len(report.rows) > 1:
             raise
         raise refusal(error) from error
-    if trainer.accelerator.is_main_process:
-        export.write(model, folder / "model", tokenizer)
+    if not trainer.accelerator.is_main_process:
+        return
+    export.write(model, folder / "model", tokenizer)
     scores = [row["eval/reward"] for row in report.rows if "eval/reward" in row]
     log.info(f"{len(held_out):,} held-out prompts: {scores[0]:.3f} before, {scores[-1]:.3f} after")
     if isinstance(reward, rewards.CheckedReward) and reward.faults:

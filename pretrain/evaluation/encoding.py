@@ -141,9 +141,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
     """Return the ids of each text, without the tokens that a tokenizer puts around every text."""
     different = list(dict.fromkeys(texts))
     try:
-        encoded = tokenizer(
-            different, add_special_tokens=False, return_attention_mask=False, verbose=False, truncation=False
-        )
+        encoded = tokenizer(different, add_special_tokens=False, verbose=False, truncation=False)
     except Exception as error:  # tokenizers raises bare Exceptions
         remedy = "; its ids are the characters of one text: take tokenizer: bpe" if "UNK" in str(error) else ""
         raise BadInput(f"the tokenizer cannot write the items' text: {first_line(error)}{remedy}") from None

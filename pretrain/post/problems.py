@@ -101,20 +101,17 @@ def score(trainer: Any, prompts: Sequence[Text]) -> float:
     model, tokenizer = trainer.model, trainer.processing_class
     was_training, own = model.training, model.generation_config
     model.eval()
-    model.generation_config = GenerationConfig()  # its own may ask for beams, or to sample
+    model.generation_config = GenerationConfig(  # its own may ask for beams, or to sample
+        max_new_tokens=trainer.args.max_completion_length,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        suppress_tokens=own.suppress_tokens,
+    )
     values: list[float] = []
     for start in range(0, len(prompts), ROWS):
         asked = prompts[start : start + ROWS]
         ids, mask = (tensor.to(model.device) for tensor in encode(tokenizer, asked))
-        out = model.generate(
-            ids,
-            attention_mask=mask,
-            max_new_tokens=trainer.args.max_completion_length,
-            do_sample=False,
-            eos_token_id=own.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            suppress_tokens=own.suppress_tokens,
-        )
+        out = model.generate(ids, attention_mask=mask)
         texts = tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
         chats = [[{"role": "assistant", "content": text}] for text in texts]
         completions = texts if isinstance(asked[0], str) else chats

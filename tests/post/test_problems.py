@@ -24,7 +24,8 @@ def pair():
 
 
 def trainer(model, tokenizer, reward, longest):
-    """What scoring asks of TRL's trainer."""
+    """What scoring asks of TRL's trainer, which has a token for padding."""
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     calculate = lambda _, prompts, completions, ids: torch.tensor(reward(prompts, completions))[:, None]  # noqa: E731
     more = {"args": SimpleNamespace(max_completion_length=longest), "_calculate_rewards": calculate}
     return SimpleNamespace(model=model, processing_class=tokenizer, **more)
