@@ -171,7 +171,7 @@ def test_every_package_that_is_imported_is_declared():
     declared = {name.lower() for text in ("", "-trackers", "-post") for name in packages(f"requirements{text}.txt")}
     for path in PRODUCT:
         names = {name.lstrip(".").split(".")[0] for name in imported(path)} - sys.stdlib_module_names
-        names -= {"pretrain", "bitsandbytes", "gguf", *SCRIPTS}  # these two are asked for by name where they are needed
+        names -= {"pretrain", "bitsandbytes", "gguf", *SCRIPTS}  # the packages: where they are needed
         assert {DISTRIBUTIONS.get(name, name) for name in names} <= declared, path
 
 

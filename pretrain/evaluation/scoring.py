@@ -123,7 +123,7 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
     if task.chance:
         body["chance"] = [f"{100 * task.chance:.2f}"] * len(task.scores)
     width = max(map(len, body))
-    cut = f"{line['cut']:,} texts cut from the left to fit the context, {line['left_out']:,} items left out"
+    cut = f"{line['cut']:,} texts cut from the left to fit the context, {line['left_out']:,} with a longer ending left out"
     return "\n".join(
         [
             "",

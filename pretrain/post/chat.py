@@ -28,9 +28,7 @@ def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> N
         raise BadInput("--chat: the model has a chat template, or tokens of a chat, already; leave --chat out")
     first, rows, needed = 1 + max(tokenizer.get_vocab().values()), model.config.vocab_size, len(TOKENS)
     if (free := rows - first) < needed:
-        remedy = (
-            f"train with --vocab_size {padded(first + needed)}, or a --tokenizer_vocab_size of at most {rows - needed}"
-        )
+        remedy = f"train with --vocab_size {padded(first + needed)}, or --tokenizer_vocab_size {rows - needed} or less"
         raise BadInput(f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {remedy}")
     try:
         tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])  # what the template writes beside the messages

@@ -67,7 +67,7 @@ def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_w
     for shape, words in (
         (
             {"vocab_size": 31},
-            "3 rows .* 2 of 31 are free; .* --vocab_size 64, or a --tokenizer_vocab_size of at most 28",
+            "3 rows .* 2 of 31 are free; .* --vocab_size 64, or --tokenizer_vocab_size 28 or less",
         ),
         ({"characters": "0123456789+=\n"}, r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"),
     ):
