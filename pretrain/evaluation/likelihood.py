@@ -159,7 +159,7 @@ def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tens
     """
     length = max(len(context) + sum(len(ids) - 1 for ids in endings) for context, endings in rows)
     ids_BT, positions_BT, branch_BT = (np.zeros((len(rows), length), dtype=np.int64) for _ in range(3))
-    places, targets, owners = [], [], []
+    places, targets, sizes = [], [], []
     for row, (context, endings) in enumerate(rows):
         end = len(context)
         ids_BT[row, :end], positions_BT[row, :end] = context, range(end)
@@ -170,9 +170,9 @@ def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tens
             branch_BT[row, begin:end] = number
             places += [row * length + place for place in (len(context) - 1, *range(begin, end))]
             targets += ids
-            owners += [owners[-1] + 1 if owners else 0] * len(ids)
+            sizes.append(len(ids))
         branch_BT[row, end:] = len(endings) + 1  # padding: it sees the context and itself, and nothing sees it
     inputs = {"input_ids": torch.from_numpy(ids_BT)}
     if any(len(endings) > 1 for _, endings in rows):
         inputs |= {"position_ids": torch.from_numpy(positions_BT), "branch": torch.from_numpy(branch_BT)}
-    return inputs, torch.tensor(places), torch.tensor(targets), np.array(owners)
+    return inputs, torch.tensor(places), torch.tensor(targets), np.repeat(np.arange(len(sizes)), sizes)

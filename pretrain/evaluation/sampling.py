@@ -53,7 +53,14 @@ def sample(
     ends = end_ids(model, tokenizer)
     # Padding, and marks of a chat that no answer holds: a model that saw none may still draw them.
     never = {*range(len(tokenizer), model.config.vocab_size), *tokenizer.all_special_ids} - set(ends)
-    model.generation_config = GenerationConfig()  # the model's own may ask for beams or stop strings
+    model.generation_config = GenerationConfig(  # the model's own may ask for beams or stop strings
+        eos_token_id=ends,
+        pad_token_id=tokenizer.eos_token_id,
+        suppress_tokens=sorted(never) or None,
+        use_cache=True,
+        do_sample=is_drawn,
+        **choice,
+    )
     model.eval()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -62,18 +69,7 @@ def sample(
             keep = context - 1 if made == 0 else max(1, context // 2)
             window = torch.tensor([ids[-keep:]], device=model.device)
             room = min(how.max_new_tokens - made, context - window.shape[1])
-            out = model.generate(
-                window,
-                attention_mask=torch.ones_like(window),
-                max_new_tokens=room,
-                eos_token_id=ends,
-                pad_token_id=tokenizer.eos_token_id,
-                suppress_tokens=sorted(never) or None,
-                use_cache=True,
-                streamer=streamer,
-                do_sample=is_drawn,
-                **choice,
-            )
+            out = model.generate(window, attention_mask=torch.ones_like(window), max_new_tokens=room, streamer=streamer)
             new = out[0, window.shape[1] :].tolist()
             ids += new
             made += len(new)
