@@ -69,9 +69,8 @@ def update(parameters: list[nn.Parameter], group: dict, state: dict) -> None:
     for parameter in parameters:
         own = state[parameter]
         if "step" not in own:
-            own.update(
-                step=torch.tensor(0.0), exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter)
-            )
+            own.update(step=torch.tensor(0.0))
+            own.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
         own["step"] = own["step"].cpu()  # a checkpoint's lies on the device: one wait, not each
     weights = [_local(p) for p in parameters]
     gradients = [_local(p.grad) for p in parameters]
