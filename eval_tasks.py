@@ -19,34 +19,43 @@ from pretrain.recipe import keys, reading, rules
 
 
 @exit_on_bad_input
-def main(argv: list[str] | None = None) -> int:
-    """Score, print the table and the JSON lines, write what was asked for."""
-    asked = parse(sys.argv[1:] if argv is None else argv)
+def main(argv: list[str] | None = None, task: str | None = None) -> int:
+    """Score, print the tables and the JSON lines, write and push what was asked for; ``task``: the only one."""
+    asked = parse(sys.argv[1:] if argv is None else argv, task)
     console.start()
     find(asked.model)
     console.importing()
     # Here, for they take seconds: a wrong flag is answered at once.
     from pretrain.evaluation import scoring
-    from pretrain.hub import client
+    from pretrain.hub import client, scores
 
     client.bound_client()
-    for task, line in scoring.run(asked, asked.tasks):
-        print(json.dumps({"task": task.name} | line), flush=True)
-    return 0
+    if asked.push_to_hub:
+        scores.refuse_unknown(asked.push_to_hub)
+    pushed = True
+    for record, line in scoring.run(asked):
+        pushed = not asked.push_to_hub or scores.push(asked.push_to_hub, record, line)
+        print(json.dumps(line), flush=True)
+    return 0 if pushed else 1
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the flags; raises BadInput for any that makes no sense."""
-    parser = argparse.ArgumentParser(description="Score a model on tasks.", allow_abbrev=False)
+def parse(argv: list[str], task: str | None = None) -> argparse.Namespace:
+    """Read the flags; raises BadInput for any that makes no sense. ``task``: the only one, whose scores may be pushed."""
+    parser = argparse.ArgumentParser(description=f"Score a model on {task or 'tasks'}.", allow_abbrev=False)
     flags.add(parser)
-    tasks_help = f"tasks: {rules.either(keys.TASKS)}; multiblimp_LANGUAGE"
-    parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
+    if task:
+        parser.add_argument("--push_to_hub", metavar="ID", help="put the scores into the card of this model of the Hub")
+    else:
+        tasks_help = f"tasks: {rules.either(keys.TASKS)}; multiblimp_LANGUAGE"
+        parser.add_argument("--tasks", nargs="+", required=True, metavar="NAME", help=tasks_help)
+    parser.set_defaults(tasks=[task], alone=bool(task), push_to_hub=None)
     asked = reading.parse_flags(parser, argv)
     asked.tasks = list(dict.fromkeys(asked.tasks))
-    known, faults = keys.TASKS, flags.faults_of(asked, asked.tasks)
-    for name in asked.tasks:
-        if name not in known:
-            faults.append(f"--tasks {name}: must be {rules.either(known)}{rules.nearest(name, known)}")
+    known, faults = keys.TASKS, flags.faults_of(asked)
+    if asked.push_to_hub and (asked.limit or asked.task_files):
+        faults.append("--push_to_hub: a card's scores are of the whole validation split: without --limit, --data_files")
+    unknown = [name for name in asked.tasks if name not in known]
+    faults += [f"--tasks {name}: must be {rules.either(known)}{rules.nearest(name, known)}" for name in unknown]
     if faults:
         raise BadInput(faults)
     return asked

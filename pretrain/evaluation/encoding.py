@@ -4,7 +4,7 @@ Legend: N items, E endings of an item.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from pretrain.base.errors import BadInput, first_line
 from pretrain.evaluation import metrics, record
 from pretrain.evaluation.items import Items
-from pretrain.evaluation.likelihood import Answer, Question
+from pretrain.evaluation.likelihood import Answer, Question, tokens_read
+from pretrain.evaluation.metrics import Metric
 from pretrain.evaluation.record import Task
 
 
@@ -42,7 +43,7 @@ class Encoded:
             if not all(context and ending for text in texts for context, ending in text):
                 raise BadInput(f"{item.where}: this tokenizer makes no token of its context or of one of its endings")
         longest = [max(len(ending) for text in texts for _, ending in text) for texts in asked]
-        fits = [i for i, length in enumerate(longest) if context_length is None or length <= context_length]
+        fits = [i for i, most in enumerate(longest) if context_length is None or most <= context_length]
         if not fits:
             raise BadInput(
                 f"{task.label} cannot be scored: each item has an ending of more tokens than the model's context, "
@@ -62,8 +63,7 @@ class Encoded:
 
     def longer_than(self, context_length: int | None) -> int:
         """Return how many questions a model's context does not hold whole: they lose tokens from the left."""
-        limit = context_length or math.inf
-        return sum(len(context) + max(map(len, ends)) - 1 > limit for context, ends in self.questions)
+        return sum(tokens_read(question) > (context_length or math.inf) for question in self.questions)
 
     def sums(self, answers: Sequence[Answer], text: int = 0) -> list[np.ndarray]:
         """Return the log-likelihoods of each item's endings under one of its texts in nats, N times (E,)."""
@@ -84,14 +84,21 @@ class Encoded:
             if score in self.task.scores
         }
 
-    def result(self, answers: Sequence[Answer]) -> dict[str, float]:
-        """Return each score as metrics have it, its ``_stderr``, and ``items``."""
-        found = {}
-        for score, chosen in self.predictions(answers).items():
-            found |= metrics.accuracy(chosen == self.gold, score)
-        if "perplexity" in self.task.scores:
-            found |= metrics.perplexity(np.concatenate(self.sums(answers)))
-        return found | {"items": len(self.items)}
+    def result(self, answers: Sequence[Answer], compute: Mapping[str, Metric] = metrics.PLAIN) -> dict[str, float]:
+        """Return each score, its ``_stderr``, and ``items``; ``compute``: the metrics by name."""
+        if self.task.scores is record.LAST_WORD:
+            nats, greedy = np.concatenate(self.sums(answers)), np.array([answer.greedy for answer in answers])
+            found = compute["last_word"](predictions=nats, references=greedy)
+        else:
+            how = {"characters": self.characters, "references": self.gold}
+            of_texts = [
+                compute["multiple_choice"](predictions=self.sums(answers, text), tokens=tokens, **how)
+                for text, tokens in enumerate(self.tokens)
+            ]
+            # Only the per-token score is of an item's last text.
+            found = of_texts[0] | {name: of_texts[-1][name] for name in ("acc_token_norm", "acc_token_norm_stderr")}
+        names = [f"{score}{end}" for score in self.task.scores for end in ("", "_stderr")]
+        return {name: found[name] for name in names} | {"items": len(self.items)}
 
     def rows(self, answers: Sequence[Answer]) -> Iterator[dict]:
         """Yield what is known of each item: sums in nats, tokens and characters of its endings, predictions, gold."""
@@ -134,9 +141,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]
     """Return the ids of each text, without the tokens that a tokenizer puts around every text."""
     different = list(dict.fromkeys(texts))
     try:
-        encoded = tokenizer(
-            different, add_special_tokens=False, return_attention_mask=False, verbose=False, truncation=False
-        )
+        encoded = tokenizer(different, add_special_tokens=False, verbose=False, truncation=False)
     except Exception as error:  # tokenizers raises bare Exceptions
         remedy = "; its ids are the characters of one text: take tokenizer: bpe" if "UNK" in str(error) else ""
         raise BadInput(f"the tokenizer cannot write the items' text: {first_line(error)}{remedy}") from None

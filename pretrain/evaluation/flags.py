@@ -16,9 +16,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="write a JSON line an item: sums, counts, predictions, label")
 
 
-def faults_of(asked: argparse.Namespace, tasks: list[str]) -> list[str]:
+def faults_of(asked: argparse.Namespace) -> list[str]:
     """Return the faults of these flags; the batch size becomes a number, or None for auto, task_files a list by task."""
-    faults, named = [], {}
+    faults, named, tasks = [], {}, asked.tasks
     for word in asked.task_files:
         name, _, file = word.partition("=")
         if name in tasks and file:

@@ -3,6 +3,7 @@
 Neither ``datasets`` nor a loading script is needed: the files are fetched at a commit and read here.
 """
 
+import contextlib
 import csv
 import itertools
 import pkgutil
@@ -60,9 +61,7 @@ def read(task: Task, data_files: Sequence[str] | None = None, limit: int = 0, re
         paths, items.commit = fetch(task, revision)
     faults: list[str] = []
     parts = map(_rows, paths) if data_files else itertools.zip_longest(*map(_rows, paths))
-    for where, row in filter(None, itertools.chain.from_iterable(parts)):
-        if limit and len(items) + len(faults) == limit:
-            break
+    for where, row in itertools.islice(filter(None, itertools.chain.from_iterable(parts)), limit or None):
         try:
             items.append(Item(where, _questions(task, row)))
         except ValueError as fault:
@@ -101,10 +100,8 @@ def fetch(task: Task, revision: str | None = None) -> tuple[list[Path], str]:
 
 
 def _questions(task: Task, row: Any) -> tuple[Question, ...]:
-    try:
+    with contextlib.suppress(ValueError):
         row = files.parse_json(row) if isinstance(row, bytes) else row
-    except ValueError as error:
-        raise ValueError(f"is not a JSON object ({error})") from None
     if not isinstance(row, dict):
         raise ValueError("is not a JSON object")
     if missing := [name for name in task.fields if row.get(name) is None]:

@@ -86,7 +86,7 @@ def log_likelihoods(
     size = batch_size or (GPU_BATCH_SIZE if model.device.type == "cuda" else CPU_BATCH_SIZE)
     rank, num_processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     # Alike in length, the longest first, which needs the most memory.
-    order = sorted(range(len(questions)), key=lambda i: (-_length(questions[i]), i))
+    order = sorted(range(len(questions)), key=lambda i: (-tokens_read(questions[i]), i))
     todo, stopped = np.array(order[rank::num_processes]), False
     model.eval()
     try:
@@ -113,7 +113,7 @@ def log_likelihoods(
     return [Answer(nats, len(nats) == 1 and not wrong[0]) for nats, wrong in parts]
 
 
-def _length(question: Question) -> int:
+def tokens_read(question: Question) -> int:
     """Return the tokens that a model reads of the longest ending: its last one is only predicted."""
     context, endings = question
     return len(context) + max(map(len, endings)) - 1
@@ -125,7 +125,7 @@ def _score(model: PreTrainedModel, batch: list[Question], limit: int | None, sha
     """
     rows: list[Question] = []
     for context, endings in batch:
-        if shared and _length((context, endings)) <= (limit or math.inf):
+        if shared and tokens_read((context, endings)) <= (limit or math.inf):
             rows.append((context, endings))
         else:  # each ending by itself, with as much context as fits before it
             kept = [context if limit is None else context[-(limit - len(ids) + 1) :] for ids in endings]
@@ -159,7 +159,7 @@ def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tens
     """
     length = max(len(context) + sum(len(ids) - 1 for ids in endings) for context, endings in rows)
     ids_BT, positions_BT, branch_BT = (np.zeros((len(rows), length), dtype=np.int64) for _ in range(3))
-    places, targets, owners = [], [], []
+    places, targets, sizes = [], [], []
     for row, (context, endings) in enumerate(rows):
         end = len(context)
         ids_BT[row, :end], positions_BT[row, :end] = context, range(end)
@@ -170,9 +170,9 @@ def _pack(rows: Sequence[Question]) -> tuple[dict[str, torch.Tensor], torch.Tens
             branch_BT[row, begin:end] = number
             places += [row * length + place for place in (len(context) - 1, *range(begin, end))]
             targets += ids
-            owners += [owners[-1] + 1 if owners else 0] * len(ids)
+            sizes.append(len(ids))
         branch_BT[row, end:] = len(endings) + 1  # padding: it sees the context and itself, and nothing sees it
     inputs = {"input_ids": torch.from_numpy(ids_BT)}
     if any(len(endings) > 1 for _, endings in rows):
         inputs |= {"position_ids": torch.from_numpy(positions_BT), "branch": torch.from_numpy(branch_BT)}
-    return inputs, torch.tensor(places), torch.tensor(targets), np.array(owners)
+    return inputs, torch.tensor(places), torch.tensor(targets), np.repeat(np.arange(len(sizes)), sizes)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
-from transformers.generation.streamers import BaseStreamer
 
 from pretrain.data.tokenization import CUT
 from pretrain.evaluation.likelihood import KERNELS, context_length
@@ -36,7 +35,7 @@ def sample(
     prompt_ids: list[int],
     tokenizer: PreTrainedTokenizerBase,
     how: Sampling,
-    streamer: BaseStreamer | None = None,
+    streamer: "Streamer | None" = None,
 ) -> list[int]:
     """Return new ids that continue ``prompt_ids``, up to and without the end of text, or of a chat's answer.
 
@@ -54,7 +53,14 @@ def sample(
     ends = end_ids(model, tokenizer)
     # Padding, and marks of a chat that no answer holds: a model that saw none may still draw them.
     never = {*range(len(tokenizer), model.config.vocab_size), *tokenizer.all_special_ids} - set(ends)
-    model.generation_config = GenerationConfig()  # the model's own may ask for beams or stop strings
+    model.generation_config = GenerationConfig(  # the model's own may ask for beams or stop strings
+        eos_token_id=ends,
+        pad_token_id=tokenizer.eos_token_id,
+        suppress_tokens=sorted(never) or None,
+        use_cache=True,
+        do_sample=is_drawn,
+        **choice,
+    )
     model.eval()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -63,18 +69,7 @@ def sample(
             keep = context - 1 if made == 0 else max(1, context // 2)
             window = torch.tensor([ids[-keep:]], device=model.device)
             room = min(how.max_new_tokens - made, context - window.shape[1])
-            out = model.generate(
-                window,
-                attention_mask=torch.ones_like(window),
-                max_new_tokens=room,
-                eos_token_id=ends,
-                pad_token_id=tokenizer.eos_token_id,
-                suppress_tokens=sorted(never) or None,
-                use_cache=True,
-                streamer=_NewOnly(streamer) if streamer else None,
-                do_sample=is_drawn,
-                **choice,
-            )
+            out = model.generate(window, attention_mask=torch.ones_like(window), max_new_tokens=room, streamer=streamer)
             new = out[0, window.shape[1] :].tolist()
             ids += new
             made += len(new)
@@ -83,7 +78,7 @@ def sample(
                 break
     model.train(was_training).generation_config = own
     if streamer:
-        streamer.end()
+        streamer.finish()
     return ids[len(prompt_ids) :]
 
 
@@ -97,24 +92,17 @@ class Streamer(TextStreamer):
     """Hands generated text to ``write``, a word at a time, and a line break at its end; special tokens are left out."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]):
-        super().__init__(tokenizer, skip_special_tokens=True)
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.write = write
+
+    def end(self) -> None:
+        """Go on: ``generate`` calls this at the end of a window, and the next one begins with what is known."""
+        self.next_tokens_are_prompt = True
+
+    def finish(self) -> None:
+        """Pass on the rest of a text, and a line break."""
+        super().end()
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Pass on what no later token changes."""
         self.write(text.rstrip(CUT) + "\n" if stream_end else text)
-
-
-class _NewOnly:
-    """Passes on the ids that generate makes, not the window that it begins each round with, nor each round's end."""
-
-    def __init__(self, streamer: BaseStreamer):
-        self.streamer, self.is_window = streamer, True
-
-    def put(self, value: torch.Tensor) -> None:
-        if not self.is_window:
-            self.streamer.put(value)
-        self.is_window = False
-
-    def end(self) -> None:
-        pass

@@ -6,7 +6,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from pretrain.base import files
 from pretrain.base.entry import catch_interrupts
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
-from pretrain.evaluation import items, likelihood, record
+from pretrain.evaluation import items, likelihood, metrics
 from pretrain.evaluation.encoding import Encoded
 from pretrain.evaluation.likelihood import Answer
+from pretrain.evaluation.metrics import Metric
 from pretrain.evaluation.record import Task
 from pretrain.machine import hardware
 from pretrain.machine.accelerator import make_accelerator
@@ -34,10 +35,9 @@ log = logging.getLogger(__name__)
 
 METRICS = Path(__file__).parents[2] / "metrics"
 PRECISIONS = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
-FEW = 100  # items, below which a score is nearly chance
 
 
-def run(asked: argparse.Namespace, tasks: Sequence[str]) -> list[tuple[Task, dict[str, Any]]]:
+def run(asked: argparse.Namespace) -> list[tuple[Task, dict[str, Any]]]:
     """Score tasks as a script was asked to; log a table of each, write ``--output``. Empty but on the main process.
 
     Returns: each task with what is printed of it as JSON. Raises BadInput where a task cannot be scored, before any is,
@@ -46,12 +46,12 @@ def run(asked: argparse.Namespace, tasks: Sequence[str]) -> list[tuple[Task, dic
     disable_progress_bar()  # Transformers' own bars, over loading one file
     name, records = find(asked.model), items.records()
     tokenizer = tokenization.load(name, of_model=True)
-    found = [items.read(records[task], asked.task_files.get(task), asked.limit) for task in tasks]
+    found = [items.read(records[task], asked.task_files.get(task), asked.limit) for task in asked.tasks]
     # Without a YAML the model runs in the precision it was saved in, as in lm-evaluation-harness.
     accelerator = make_accelerator(hardware.this_device(), precision="no")
     model = pretrained.load(name).to(accelerator.device)
     length = likelihood.context_length(model.config)
-    tests = [Encoded(records[task], rows, tokenizer, length) for task, rows in zip(tasks, found, strict=True)]
+    tests = [Encoded(records[task], rows, tokenizer, length) for task, rows in zip(asked.tasks, found, strict=True)]
     precision = accelerator.mixed_precision
     precision = PRECISIONS.get(str(model.dtype), str(model.dtype)) if precision == "no" else precision
     lines, rows = [], []
@@ -59,23 +59,23 @@ def run(asked: argparse.Namespace, tasks: Sequence[str]) -> list[tuple[Task, dic
     try:
         for test in tests:
             start, task = time.perf_counter(), test.task
+            its = {} if asked.alone else {"task": task.name}
             answers = _answers(test, model, asked.batch_size, accelerator)
             seconds = round(time.perf_counter() - start, 2)
             if not accelerator.is_main_process:
                 continue
-            line = {
+            line = its | {
                 "model": asked.model,
                 "dataset": ", ".join(asked.task_files.get(task.name) or [f"{task.dataset[0]}@{str(test.commit)[:7]}"]),
                 "items": len(test.items),
                 "cut": test.longer_than(length),
                 "left_out": test.left_out,
                 "precision": precision,
-                **by_metrics(test, answers),
+                **test.result(answers, by_evaluate()),
                 "seconds": seconds,
             }
             log.info(table(task, line, f"{precision} on {hardware.device_name(accelerator.device)}"))
             lines.append((task, line))
-            its = {"task": task.name} if "tasks" in asked else {}  # of several tasks
             rows += [json.dumps(its | row) + "\n" for row in test.rows(answers)]
     except KeyboardInterrupt:
         raise BadInput("stopped before all items were scored; nothing was written", 130) from None
@@ -102,36 +102,18 @@ def _answers(test: Encoded, model: PreTrainedModel, batch_size: int | None, acce
     return found
 
 
-def by_metrics(test: Encoded, answers: Sequence[Answer]) -> dict[str, float]:
-    """Return a test's scores and their standard errors, as the metrics of the folder metrics/ compute them."""
-    if test.task.scores is record.LAST_WORD:
-        words = {"predictions": [float(sums[0]) for sums in test.sums(answers)]}
-        return _compute("last_word", **words, references=[int(answer.greedy) for answer in answers])
-    of_texts = [
-        _compute(
-            "multiple_choice",
-            predictions=[values.tolist() for values in test.sums(answers, text)],
-            characters=[sizes.tolist() for sizes in test.characters],
-            tokens=[sizes.tolist() for sizes in tokens],
-            references=test.gold.tolist(),
-        )
-        for text, tokens in enumerate(test.tokens)
-    ]
-    names = (f"{score}{end}" for score in test.task.scores for end in ("", "_stderr"))
-    return {name: of_texts[-1 if name.startswith("acc_token_norm") else 0][name] for name in names}
-
-
 @cache
-def _folder() -> tempfile.TemporaryDirectory:
-    """Return where evaluate puts its copies of our metrics, until this process ends: the home may not be writable."""
-    return tempfile.TemporaryDirectory(prefix="metrics-")
+def by_evaluate() -> dict[str, Metric]:
+    """Return the metrics of the folder metrics/, as evaluate loads them.
 
-
-def _compute(name: str, **values: list) -> dict[str, float]:
+    Its copies of them stand in a folder that is then removed: the home may not be writable.
+    """
     import evaluate
 
-    evaluate.config.HF_MODULES_CACHE = folder = _folder().name
-    return evaluate.load(str(METRICS / name), keep_in_memory=True, cache_dir=folder).compute(**values)
+    with tempfile.TemporaryDirectory(prefix="metrics-") as folder:
+        evaluate.config.HF_MODULES_CACHE = folder
+        how = {"keep_in_memory": True, "cache_dir": folder}
+        return {name: evaluate.load(str(METRICS / name), **how).compute for name in metrics.PLAIN}
 
 
 def table(task: Task, line: Mapping[str, Any], where: str) -> str:
@@ -141,19 +123,16 @@ def table(task: Task, line: Mapping[str, Any], where: str) -> str:
     if task.chance:
         body["chance"] = [f"{100 * task.chance:.2f}"] * len(task.scores)
     width = max(map(len, body))
-    cut = f", {line['cut']:,} texts cut from the left to fit the context" if line["cut"] else ""
-    cut += f", {line['left_out']:,} with a longer ending left out" if line["left_out"] else ""
-    few = ["too few: neither a score nor its standard error means much"] if line["items"] < FEW else []
+    cut = f"{line['cut']:,} texts cut from the left to fit the context, {line['left_out']:,} with a longer ending left out"
     return "\n".join(
         [
             "",
-            f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}{cut}; {where}, "
+            f"{task.label}, {counted(line['items'], 'item', 'items')} of {line['dataset']}; {cut}; {where}, "
             f"{line['items'] / max(line['seconds'], 0.01):,.1f} items/s",
             "",
             *(f"{name:{width}}  " + "  ".join(f"{cell:>14}" for cell in cells) for name, cells in body.items()),
             "",
             f"shares in per cent, each score ± its standard error; other models on all {task.size:,} items of its data set",
-            *few,
             *(f"{score}: {rule}" for score, rule in task.scores.items()),
             *task.citations,
         ]

@@ -7,7 +7,7 @@ within the MLP, V vocabulary, T context.
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrain.recipe import keys
 
@@ -85,8 +85,7 @@ class Shape:
         return 6 * (self.parameters - looked_up) + 12 * self.n_layer * self.n_embd * self.sequence_length
 
 
-@dataclass(frozen=True)
-class Mlp:
+class Mlp(NamedTuple):
     """The names of an MLP's parts.
 
     Attributes:
@@ -99,15 +98,6 @@ class Mlp:
     down_proj: str
 
 
-@dataclass(frozen=True)
-class Activation:
-    """One function under two names: the one that computes it in one kernel, and the one that the family is known by."""
-
-    key: str  # of the config
-    training: str
-    stock: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """All that depends on a model's family. Which recipe keys it needs stands in ``keys.ARCHITECTURES``.
@@ -118,9 +108,9 @@ class Architecture:
         config_names: what the config calls the recipe's keys of the shape.
         dropout_names: and those of dropout, which a model that is trained on may have otherwise.
         config_more: what the config of a recipe's model states beside these.
-        required: config keys of a model to train on, and the values under which it trains as that model.
+        required: config keys of a model to train on, and the values under which it trains as that model, stock first.
+        in_training: which of these values training has.
         older_names: what programs of today's ecosystem still call a config key.
-        activation: where the config's name for it is another in training.
         positions: the module of learned position embeddings; None where positions are rotated.
         blocks: what the names of a block's weights have within, and no others.
         fused: endings of names of matrices that hold several maps side by side in their columns, and how many.
@@ -141,8 +131,8 @@ class Architecture:
     dropout_names: Mapping[str, str]
     config_more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     required: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+    in_training: Mapping[str, str] = dataclasses.field(default_factory=dict)
     older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    activation: Activation | None = None
     positions: str | None = None
     blocks: str
     fused: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -165,8 +155,8 @@ class Architecture:
 
     def training_config(self, model: keys.Model) -> dict[str, Any]:
         """Return the config's values during training, also for a model that is trained on."""
-        stated = {name: getattr(model, key) for key, name in self.dropout_names.items()} | {"use_cache": False}
-        return stated | ({self.activation.key: self.activation.training} if self.activation else {})
+        dropout = {name: getattr(model, key) for key, name in self.dropout_names.items()}
+        return {**dropout, **self.in_training, "use_cache": False}
 
     def model_keys(self, config: "PreTrainedConfig") -> dict[str, Any]:
         """Return the recipe's model keys (``keys.MODEL_KEYS``) of a config of this family.
@@ -231,7 +221,7 @@ GPT2 = Architecture(
     },
     older_names={"n_ctx": "n_positions"},  # llama.cpp's converter
     # One fused kernel for the same function as gelu_new, which is eight elementwise ones outside a compiler.
-    activation=Activation("activation_function", training="gelu_pytorch_tanh", stock="gelu_new"),
+    in_training={"activation_function": "gelu_pytorch_tanh"},
     positions="transformer.wpe",
     blocks=".h.",
     fused={"c_attn.weight": 3},  # query, key and value

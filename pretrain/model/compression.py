@@ -13,7 +13,6 @@ from pretrain.base.errors import BadInput
 
 PACKAGE, VERSION = "bitsandbytes", "0.50.2"
 logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns of kernels that are not used, and at each fp32 product
-INT8_THRESHOLD = 6.0  # inputs above it are multiplied in half precision (LLM.int8(), Dettmers 2022)
 
 
 def require_int8() -> None:
@@ -25,8 +24,7 @@ def require_int8() -> None:
 def matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the modules of a model's matrices by name, without embeddings and output head."""
     head = model.get_output_embeddings()
-    kinds = (nn.Linear, Conv1D)
-    return {name: m for name, m in model.named_modules() if isinstance(m, kinds) and m is not head}
+    return {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head}
 
 
 def prune(model: PreTrainedModel, share: float) -> None:
@@ -42,10 +40,9 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
     bitsandbytes, because GPT-2's matrices are Conv1D, which of Transformers' int8 formats only this one takes: torchao,
     quanto and HQQ pass them over. Raises BadInput for an architecture without a matrix that it takes.
     """
-    rules = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=INT8_THRESHOLD)
-    quantized = type(stock).from_pretrained(
-        None, config=stock.config, state_dict=stock.state_dict(), dtype=stock.dtype, quantization_config=rules
-    )
+    weights, rules = stock.state_dict(), BitsAndBytesConfig(load_in_8bit=True)  # by LLM.int8() (Dettmers 2022)
+    how = {"config": stock.config, "dtype": stock.dtype, "quantization_config": rules}
+    quantized = type(stock).from_pretrained(None, state_dict=weights, **how)
     if not any(module.weight.dtype == torch.int8 for module in matrices(quantized).values()):
         raise BadInput(f"--dtype int8: {PACKAGE} finds no matrix in {type(stock).__name__}; use --dtype bf16")
     quantized.generation_config = stock.generation_config
@@ -54,9 +51,7 @@ def quantize(stock: PreTrainedModel) -> PreTrainedModel:
 
 def widen(model: PreTrainedModel) -> None:
     """Let a model compute in fp32 with the weights that it has, in place: most CPUs are ten times slower in half."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.float()
+    nn.Module.float(model)  # Transformers' own refuses int8, whose matrices stay
 
 
 def share_of_zeros(model: PreTrainedModel) -> float:

@@ -80,9 +80,9 @@ def _stock(
     config = type(config).from_dict(config.to_dict())
     config.use_cache, config.dtype = True, dtype
     if record := ARCHITECTURES.get(config.model_type):  # any other model is stock already
-        activation = record.activation
-        if activation and getattr(config, activation.key) == activation.training:
-            setattr(config, activation.key, activation.stock)
+        for key, value in record.in_training.items():
+            if getattr(config, key) == value:
+                setattr(config, key, record.required[key][0])
         for older, name in record.older_names.items():
             setattr(config, older, getattr(config, name))
     ids = 1 + max(tokenizer.get_vocab().values())
@@ -108,9 +108,7 @@ def _stock(
 
 def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     tensor = tensor.detach().cpu()
-    if not tensor.is_floating_point():
-        return tensor
-    cast = tensor.to(dtype)
+    cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
     if not cast.isfinite().all() and tensor.isfinite().all():
         raise BadInput(
             f"{name} has values up to {tensor.abs().max():.6g}, and {str(dtype).removeprefix('torch.')} ends at "

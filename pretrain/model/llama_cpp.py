@@ -1,7 +1,6 @@
 """A model as a GGUF file, as llama.cpp and Ollama read it: weights, tokenizer and chat template in one."""
 
 import json
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pretrain.base import files
 from pretrain.base.errors import BadInput
 from pretrain.data import cuts
+from pretrain.recipe.rules import either
 
 PRECISIONS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
-# What llama.cpp computes with; the three GELUs are one function.
-COMPUTED: dict[str, list[Any]] = {"activation_function": ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"]}
-COMPUTED |= {"hidden_act": ["silu"], "scale_attn_by_inverse_layer_idx": [False]}
-COMPUTED |= {"attention_bias": [False], "mlp_bias": [False]}
+# What llama.cpp computes with, of what is written here; the three GELUs are one function.
+COMPUTED: dict[str, list[Any]] = {"model_type": ["gpt2", "llama"], "hidden_act": ["silu"], "rope_type": ["default"]}
+COMPUTED |= {"activation_function": ["gelu_new", "gelu_pytorch_tanh", "gelu_fast"]}
+COMPUTED |= dict.fromkeys(("scale_attn_by_inverse_layer_idx", "attention_bias", "mlp_bias"), [False])
 Q8_BLOCK = 32  # values that share a scale
 # llama.cpp's name of a split, and whether it looks whole words up before it merges. It has names for others (GPT-4o's),
 # which it splits by another regex than the tokenizer's own: the ids would differ.
@@ -34,27 +34,22 @@ PARAMETER stop <|im_end|>
 
 def refuse(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput where llama.cpp would compute or split otherwise, or the gguf package is missing."""
-    if faults := [f"--gguf: {fault}" for fault in _faults(model.config, tokenizer)]:
-        raise BadInput(faults)
-
-
-def _faults(config: Any, tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    if _split_name(json.loads(tokenizer.backend_tokenizer.to_str())) is None:
-        yield "llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe"
-    if config.model_type not in ("gpt2", "llama"):
-        yield f"{config.model_type}: must be gpt2 or llama"
+    config, faults = model.config, []
+    if _split_name(tokenizer) is None:
+        faults.append("llama.cpp has no name for how this tokenizer splits text; it has GPT-2's, and that of a bpe")
+    found = config.to_dict()
+    found |= found.get("rope_parameters") or {}
     for name, usual in COMPUTED.items():
-        if getattr(config, name, usual[0]) not in usual:
-            yield f"the model's {name} = {getattr(config, name)}: llama.cpp computes with {usual[0]} only"
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") != "default":
-        yield f"the model's rotary positions are scaled ({rope['rope_type']}), which is not written here"
+        if found.get(name, usual[0]) not in usual:
+            faults.append(f"the model's {name} = {found[name]}: must be {either(usual)}, with which llama.cpp computes")
     if find_spec("gguf") is None:
-        yield "needs the gguf package: pip install gguf"
+        faults.append("needs the gguf package: pip install gguf")
+    if faults:
+        raise BadInput(f"--gguf: {fault}" for fault in faults)
 
 
 def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, name: str, precision: str) -> None:
-    """Write ``<name>.gguf`` and Ollama's ``Modelfile`` into a folder.
+    """Write ``<name>.gguf`` and Ollama's ``Modelfile`` into a folder, which holds the tokenizer's files (``export.save``).
 
     Args:
         stock: Transformers' own model, without padding of the vocabulary (``export.as_stock``).
@@ -80,7 +75,7 @@ def write(stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pa
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_dimension_count(config.head_dim)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    _add_tokenizer(writer, stock, tokenizer)
+    _add_tokenizer(writer, stock, tokenizer, folder)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
     for key, tensor in stock.state_dict().items():
         if key in stock.all_tied_weights_keys:
@@ -111,33 +106,28 @@ def _as_llama_cpp_has_it(key: str, tensor: torch.Tensor, config: Any) -> torch.T
     return tensor
 
 
-def _split_name(tokenizer: dict[str, Any]) -> str | None:
+def _split_name(tokenizer: PreTrainedTokenizerFast) -> str | None:
     """Return llama.cpp's name of how a byte-level BPE splits; None: it has none."""
-    name, whole_words = SPLITS.get(cuts.word_regex(tokenizer["pre_tokenizer"] or {}) or "", (None, False))
-    model, as_is = tokenizer["model"], tokenizer["normalizer"] in (None, {"type": "NFC"})
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    name, whole_words = SPLITS.get(cuts.word_regex(definition["pre_tokenizer"] or {}) or "", (None, False))
+    model, as_is = definition["model"], definition["normalizer"] in (None, {"type": "NFC"})
     return name if as_is and model["type"] == "BPE" and model["ignore_merges"] == whole_words else None
 
 
-def _add_tokenizer(writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+def _add_tokenizer(writer: Any, stock: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     import gguf
 
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    special = {token["id"]: token["special"] for token in definition["added_tokens"]}
+    special = {i: token.special for i, token in tokenizer.added_tokens_decoder.items()}
     texts = {i: text for text, i in tokenizer.get_vocab().items()}
     ids, kinds = range(stock.config.vocab_size), gguf.TokenType
     control = {True: kinds.CONTROL, False: kinds.USER_DEFINED, None: kinds.NORMAL}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_split_name(definition))
+    writer.add_tokenizer_pre(_split_name(tokenizer))
     writer.add_token_list([texts.get(i, f"[unused {i}]") for i in ids])
     writer.add_token_types([control[special.get(i)] if i in texts else kinds.UNUSED for i in ids])
-    writer.add_token_merges([" ".join(pair) for pair in definition["model"]["merges"]])
-    writer.add_add_bos_token(tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id)
-    special_ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
-    for kind, token in special_ids.items():
-        if token is not None:
-            getattr(writer, f"add_{kind}_token_id")(token)
+    vocab = gguf.SpecialVocab(folder, load_merges=True)
+    vocab.add_special_token = {"bos": tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id}
     ends = stock.generation_config.eos_token_id
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
-        if others := [i for i in (ends if isinstance(ends, list) else []) if i != tokenizer.eos_token_id]:
-            writer.add_eot_token_id(others[0])
+    if tokenizer.chat_template and isinstance(ends, list):
+        vocab.special_token_ids["eot"] = next((i for i in ends if i != tokenizer.eos_token_id), ends[0])
+    vocab.add_to_gguf(writer, quiet=True)

@@ -1,6 +1,5 @@
 """Models that others have trained: to train on (init_from), and to use."""
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
     made, unused = _load_whole(f"init_from = {name}", find(name), **how)
     # Old GPT-2s keep a buffer beside their weights.
     if beside := [key for key in unused if not key.endswith(".attn.masked_bias")]:
-        raise BadInput(f"init_from = {name}: its weights do not match its config.json: it also has {_few(beside)}")
+        raise BadInput(f"init_from = {name}: its weights do not match its config.json: it also has {beside[0]}")
     embedding, head = made.get_input_embeddings(), made.get_output_embeddings()
     if config.tie_word_embeddings and head.weight is not embedding.weight:
         remedy = 'which differ in its weights; write "tie_word_embeddings": false there'
@@ -61,7 +60,7 @@ def load_to_train(name: str, model: keys.Model) -> PreTrainedModel:
 
 def _config(name: str, model: keys.Model) -> PreTrainedConfig:
     """Return the config of ``init_from`` (``name``); BadInput where training would silently make another model of it."""
-    config = _loaded(f"init_from = {name}", AutoConfig, find(name, "init_from = "))
+    config = loaded(f"init_from = {name}", AutoConfig, find(name, "init_from = "))
     record = ARCHITECTURES.get(config.model_type)
     if record is None:
         raise BadInput(f"init_from = {name}: is a {config.model_type}; give a model of type {either([*ARCHITECTURES])}")
@@ -94,22 +93,16 @@ def _load_whole(what: str, name: str, **how) -> tuple[PreTrainedModel, list[str]
 
     Raises BadInput where tensors are missing, which Transformers would fill with noise, or hold numbers that are none.
     """
-    model, info = _loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **how)
-    if info["missing_keys"]:
-        lacks = _few(info["missing_keys"])
-        raise BadInput(f"{what}: its weights do not match its config.json: it lacks {lacks}; give the whole model")
+    model, info = loaded(what, AutoModelForCausalLM, name, output_loading_info=True, **how)
+    if lacks := sorted(info["missing_keys"]):
+        raise BadInput(f"{what}: its weights do not match its config.json: it lacks {lacks[0]}; give the whole model")
     for key, tensor in model.named_parameters():
         if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.isfinite().all():
             raise BadInput(f"{what}: {key} holds values that are not finite; give a model that has not diverged")
     return model, sorted(info["unexpected_keys"])
 
 
-def _few(names: Collection[str]) -> str:
-    shown = sorted(names)
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
-
-
-def _loaded(what: str, kind: Any, name: str, **how) -> Any:
+def loaded(what: str, kind: Any, name: str, **how) -> Any:
     """Return what ``kind`` makes of a model's files.
 
     Raises BadInput for whatever is raised: the Hub client, the cache and the parsers each have their own kinds.
@@ -126,8 +119,7 @@ def load(name: str) -> PreTrainedModel:
     Its GELU runs as one kernel. Raises BadInput when it cannot be loaded whole.
     """
     model, _ = _load_whole(f"--model {name}", name, dtype="auto")
-    for module in list(model.modules()):
-        for child, part in module.named_children():
-            if isinstance(part, NewGELUActivation):
-                setattr(module, child, nn.GELU(approximate="tanh"))
+    for part, module in list(model.named_modules()):
+        if isinstance(module, NewGELUActivation):
+            model.set_submodule(part, nn.GELU(approximate="tanh"))
     return model.eval()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrain.base.errors import BadInput, first_line
 from pretrain.model.architectures import ARCHITECTURES
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 BITSANDBYTES = "bitsandbytes==0.50.2"  # optional
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """Bytes that an optimizer keeps of a weight.
 
     Attributes:

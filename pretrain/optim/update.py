@@ -45,22 +45,18 @@ def update(
 
     The one place of a step where the host waits for the device.
     """
-    if scaler is not None:
-        scaler.unscale_(optimizer)
+    scaler = scaler or torch.amp.GradScaler(enabled=False)  # which only steps
+    scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
     if isinstance(norm, DTensor):  # under FSDP each process has a part of it
         norm = norm.full_tensor()
     mean_loss, grad_norm = reduce_mean(torch.stack([loss.float(), norm.float()])).tolist()
     applied = math.isfinite(mean_loss) and math.isfinite(grad_norm)
-    overflow = False
-    if applied and scaler is None:
-        optimizer.step()
-    if scaler is not None:
-        before = 0.0 if applied else scaler.get_scale()  # read from the device only where an overflow is possible
-        if applied:
-            scaler.step(optimizer)
-        scaler.update()
-        # At a scale of 1 or less there is nothing left to lower: what still overflows is the model, not the format.
-        overflow = not applied and math.isfinite(mean_loss) and 1.0 < before > scaler.get_scale()
+    before = 0.0 if applied else scaler.get_scale()  # read from the device only where an overflow is possible
+    if applied:
+        scaler.step(optimizer)
+    scaler.update()
+    # At a scale of 1 or less there is nothing left to lower: what still overflows is the model, not the format.
+    overflow = not applied and math.isfinite(mean_loss) and 1.0 < before > scaler.get_scale()
     optimizer.zero_grad(set_to_none=True)
     return Update(mean_loss, grad_norm, applied, overflow)

@@ -3,43 +3,33 @@
 import dataclasses
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from transformers.generation.streamers import BaseStreamer
 
 from pretrain.base.errors import BadInput
 from pretrain.data import tokenization
 from pretrain.evaluation import sampling
 from pretrain.evaluation.likelihood import context_length
+from pretrain.model.architectures import padded
 
 log = logging.getLogger(__name__)
 
 TOKENS = BEGIN, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 # ChatML, as many chat models speak it. `generation` marks what TRL's assistant_only_loss trains on: the assistant's words,
 # and the token that ends them, so that the model learns to stop.
-TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' -}}"
-    "{%- if message['role'] == 'assistant' -%}"
-    "{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}"
-    "{%- else -%}{{- message['content'] + '<|im_end|>' -}}{%- endif -%}"
-    "{{- '\\n' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
-)
+TEMPLATE = "".join(map(str.strip, Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8").splitlines()))
 
 
 def refuse_chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise BadInput for a model with a template, without free rows, or whose tokenizer cannot write the template."""
     if tokenizer.chat_template is not None or {*TOKENS} & {*tokenizer.get_vocab()}:
         raise BadInput("--chat: the model has a chat template, or tokens of a chat, already; leave --chat out")
-    first, rows = 1 + max(tokenizer.get_vocab().values()), model.config.vocab_size
-    if (free := rows - first) < len(TOKENS):
-        enough = f"--vocab_size {-(-(first + len(TOKENS)) // 64) * 64}"
-        fewer = f"a tokenizer of at most {rows - len(TOKENS)} ids (--tokenizer_vocab_size)"
-        lack = f"needs {len(TOKENS)} rows of padding, and {max(free, 0)} of {rows} are free"
-        raise BadInput(f"--chat: {lack}; train with {enough}, or with {fewer}")
+    first, rows, needed = 1 + max(tokenizer.get_vocab().values()), model.config.vocab_size, len(TOKENS)
+    if (free := rows - first) < needed:
+        remedy = f"train with --vocab_size {padded(first + needed)}, or --tokenizer_vocab_size {rows - needed} or less"
+        raise BadInput(f"--chat: needs {needed} rows of padding, and {max(free, 0)} of {rows} are free; {remedy}")
     try:
         tokenization.Encoder(tokenizer)(["user\nassistant\nsystem"])  # what the template writes beside the messages
     except BadInput as error:
@@ -73,7 +63,7 @@ def converse(
     tokenizer: PreTrainedTokenizerFast,
     messages: Iterable[str],
     how: sampling.Sampling,
-    streamer: BaseStreamer | None = None,
+    streamer: sampling.Streamer | None = None,
 ) -> None:
     """Answer each message through ``streamer``, with what was said before; an empty message begins anew.
 

@@ -64,10 +64,10 @@ def read(argv: Sequence[str], config: type) -> tuple[Task, Any]:
             several = typing.get_origin(hints[name]) in (types.UnionType, typing.Union)
             options = typing.get_args(hints[name]) if several else (hints[name],)
             value = values[name] if str in options else rules.number_of(values[name])
+            value = float(value) if type(value) is int and float in options else value
             if rule := _broken_rule(name, value, options):
-                faults.append(f"{name} = {rules.shown(value)}: must be {rule}")
-            else:
-                values[name] = float(value) if type(value) is int and float in options else value
+                faults.append(f"{name} = {rules.shown(values[name])}: must be {rule}")
+            values[name] = value
         elif one.default is one.default_factory is dataclasses.MISSING:
             faults.append(f"{name} is missing: {one.metadata['help']}")
     if faults:
@@ -89,7 +89,7 @@ def _broken_rule(name: str, value: Any, options: tuple) -> str:
     """Return the rule that a value breaks; None where it breaks none."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     try:
-        type_validator(name, 0.0 if number and float in options else value, typing.Union[options])  # noqa: UP007
+        type_validator(name, value, typing.Union[options])  # noqa: UP007
     except TypeError:
         return rules.either([NAMES.get(option, rules.type_name(option)) for option in options])
     if number and not math.isfinite(value):

@@ -1,7 +1,5 @@
 """Samples: never padding, beyond the context, seeded, and without a trace on the run."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
@@ -13,12 +11,15 @@ CONTEXT, USED, ROWS, END, MARK = 8, 12, 32, 11, 10
 
 
 class Tokenizer:
-    """The three things that sampling asks of a tokenizer."""
+    """What sampling asks of a tokenizer."""
 
     eos_token_id, all_special_ids = END, [MARK, END]
 
     def __len__(self):
         return USED
+
+    def decode(self, ids, **_):
+        return "".join(f"{i}\n" for i in ids)
 
 
 @pytest.fixture
@@ -32,14 +33,6 @@ def model():
     return made
 
 
-@pytest.fixture
-def streamer():
-    seen = SimpleNamespace(ids=[], ended=0)
-    seen.put = lambda value: seen.ids.extend(value.flatten().tolist())
-    seen.end = lambda: setattr(seen, "ended", seen.ended + 1)
-    return seen
-
-
 def favor(model, logits):
     """Add a constant to some ids' logits, with nothing else changed (GPT-2's head has no bias of its own)."""
     bias = torch.zeros(ROWS)
@@ -50,7 +43,8 @@ def favor(model, logits):
 
 def go(model, prompt=(1, 2), n=6, **changes):
     known = {"max_new_tokens": n, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 5}
-    streamer = changes.pop("streamer", None)
+    write = changes.pop("write", None)
+    streamer = write and Streamer(Tokenizer(), write)
     return sample(model, list(prompt), Tokenizer(), Sampling(**(known | changes)), streamer)
 
 
@@ -59,9 +53,9 @@ def test_a_character_that_is_cut_at_the_end_of_a_text_is_left_out():
     ids, shown = tokenization.Encoder(made)(["一 a\ufffd 二"])[0].tolist(), []
     assert tokenization.decode(made, ids[:-1]) == "一 a\ufffd " and tokenization.decode(made, ids) == "一 a\ufffd 二"
     streamer = Streamer(made, shown.append)
-    for new in ids[:-1]:
+    for new in [0, *ids[:-1]]:  # the first are a prompt's
         streamer.put(torch.tensor([new]))
-    streamer.end()
+    streamer.finish()
     assert "".join(shown) == "一 a\ufffd \n"
 
 
@@ -73,11 +67,10 @@ def test_neither_padding_nor_a_mark_that_ends_no_text_is_sampled_however_likely(
 
 
 @pytest.mark.parametrize("length", [1, CONTEXT - 1, CONTEXT, 5 * CONTEXT])
-def test_any_prompt_is_continued_far_beyond_the_context_and_a_streamer_gets_the_new_ids_and_one_end(
-    model, length, streamer
-):
-    ids = go(model, prompt=[i % USED for i in range(length)], n=3 * CONTEXT, streamer=streamer)
-    assert len(ids) == 3 * CONTEXT and streamer.ids == ids and streamer.ended == 1
+def test_any_prompt_is_continued_far_beyond_the_context_and_a_streamer_gets_the_new_ids_and_one_end(model, length):
+    shown = []
+    ids = go(model, prompt=[i % USED for i in range(length)], n=3 * CONTEXT, write=shown.append)
+    assert len(ids) == 3 * CONTEXT and shown == [*(f"{i}\n" for i in ids), "\n"]
 
 
 def test_within_the_context_greedy_ids_are_the_models_own(model):
@@ -107,9 +100,10 @@ def test_a_seed_gives_the_sample_again_and_top_k_and_top_p_restrict_the_choice(m
     assert go(model, n=20, top_k=1) == go(model, n=20, top_p=1e-6) == greedy
 
 
-def test_end_of_text_ends_the_sample_and_is_not_in_it(model, streamer):
+def test_end_of_text_ends_the_sample_and_is_not_in_it(model):
     favor(model, {END: 1e5})
-    assert go(model, n=20, streamer=streamer) == [] and streamer.ended == 1
+    shown = []
+    assert go(model, n=20, write=shown.append) == [] and shown == [f"{END}\n", "\n"]
 
 
 def test_a_model_without_a_limit_of_its_context_writes_on():

@@ -10,7 +10,14 @@ import pytest
 import torch
 from small_models import KINDS, built
 from tokenizers import Tokenizer, normalizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+)
 
 from pretrain.base.errors import BadInput
 from pretrain.data import cuts, tokenization
@@ -52,8 +59,8 @@ def made(folder, kind="gpt2", split="qwen35", precision="f32", talks=False):
         chat.add_chat(model, tokenizer)
     llama_cpp.refuse(model, tokenizer)
     stock = export.as_stock(model, tokenizer, trim_vocab=True)
-    llama_cpp.write(stock, tokenizer, folder, "mine", precision)
     export.save(stock, folder, tokenizer)
+    llama_cpp.write(stock, tokenizer, folder, "mine", precision)
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
@@ -97,17 +104,15 @@ def test_what_llama_cpp_would_split_or_compute_otherwise_is_refused():
     for tokenizer in (*others, tokenization.make_characters(TEXTS)):
         with pytest.raises(BadInput, match="no name for how this tokenizer splits"):
             llama_cpp.refuse(model, tokenizer)
-    scaled = {"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}
+    scaled = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
     for config, words in [
-        ({"model_type": "gpt2", "activation_function": "relu"}, "the model's activation_function = relu"),
-        (
-            {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
-            "the model's scale_attn_by_inverse_layer_idx",
-        ),
-        (scaled, "rotary positions are scaled"),
+        (GPT2Config(activation_function="relu"), "activation_function = relu: must be gelu_new, "),
+        (GPT2Config(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx = True: must be False"),
+        (LlamaConfig(rope_parameters=scaled), "rope_type = linear: must be default"),
+        (BloomConfig(), "model_type = bloom: must be gpt2 or llama"),
     ]:
-        with pytest.raises(BadInput, match=words):
-            llama_cpp.refuse(SimpleNamespace(config=SimpleNamespace(**config)), tokenization.train_bpe(TEXTS, 400))
+        with pytest.raises(BadInput, match=f"--gguf: the model's {words}"):
+            llama_cpp.refuse(SimpleNamespace(config=config), tokenization.train_bpe(TEXTS, 400))
 
 
 class LlamaCpp:

@@ -1,7 +1,6 @@
 """Chat tokens in the padding, a template that marks the assistant's words, and a conversation that fits the context."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,7 +65,10 @@ def test_the_template_marks_the_assistants_words_and_the_token_that_ends_them():
 
 def test_a_model_that_has_no_room_or_cannot_write_the_template_is_refused_with_what_can():
     for shape, words in (
-        ({"vocab_size": 31}, "3 rows .* 2 of 31 are free; .* --vocab_size 64, or .* tokenizer of at most 28"),
+        (
+            {"vocab_size": 31},
+            "3 rows .* 2 of 31 are free; .* --vocab_size 64, or --tokenizer_vocab_size 28 or less",
+        ),
         ({"characters": "0123456789+=\n"}, r"--chat: the character tokenizer has no id for 'a' 'e' .*; a chat needs"),
     ):
         with pytest.raises(BadInput, match=words):
@@ -113,6 +115,5 @@ def test_an_answer_ends_at_the_chats_end_token(monkeypatch):
         model.lm_head.weight.zero_()  # tied: every logit is 0 but the end's
         model.transformer.ln_f.bias.fill_(1)
         model.transformer.wte.weight[end] = 1
-    streamer = SimpleNamespace(put=lambda ids: made.extend(ids.flatten().tolist()), end=lambda: made.append("end"))
-    chat.converse(model, tokenizer, ["hi"], GREEDY, streamer)
-    assert made == [end, "end"]
+    chat.converse(model, tokenizer, ["hi"], GREEDY, sampling.Streamer(tokenizer, made.append))
+    assert made == ["", "\n"]

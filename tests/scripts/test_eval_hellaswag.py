@@ -16,6 +16,7 @@ from data_server import DataServer
 from safetensors.torch import load_file
 
 import eval_hellaswag
+from pretrain.base import console
 from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
@@ -189,7 +190,7 @@ def test_scores_are_not_lost_when_the_card_cannot_be_written(tmp_path, monkeypat
 
     line = {"acc": 0.25, "acc_norm": 0.5, "acc_token_norm": 0.75}
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(eval_hellaswag.console, "start", lambda: None)  # it would take this process's messages
+    monkeypatch.setattr(console, "start", lambda: None)  # it would take this process's messages
     monkeypatch.setattr(scoring, "run", lambda *asked: [(TASK, line)])
     monkeypatch.setattr(scores, "refuse_unknown", lambda model_id: None)
     monkeypatch.setattr(evaluate, "push_to_hub", lambda **_: (_ for _ in ()).throw(ConnectionError("gone")))

@@ -22,7 +22,7 @@ from pretrain.base.errors import BadInput
 from pretrain.base.layout import read_metrics
 from pretrain.data import tokenization
 from pretrain.model import export
-from pretrain.post import chat, rewards
+from pretrain.post import chat
 
 POST = ROOT / "recipes" / "post"
 TRL = Path(sys.executable).with_name("trl")
@@ -182,8 +182,13 @@ def test_sft_by_trls_command_line_makes_a_model_that_answers_and_stops(chatty):
     assert "rewards/margins" in done.stdout and Path("runs/dpo/model.safetensors").is_file()
     quick = (*quick[:5], "runs/judge", *quick[6:])
     assert "accuracy" in trl("reward", "--config", str(POST / "reward_model.yaml"), *quick).stdout
-    judge = rewards.checked("runs/judge", None)
-    assert judge([CHATS[0][:1]] * 2, [CHATS[0][1:], CHATS[1][1:]])[0] != 0 and judge.calls == 2
+    Path("asked.jsonl").write_text("".join(json.dumps({"prompt": said[:1]}) + "\n" for said in CHATS))
+    quick = (*QUICK, "--output_dir", "runs/judged", "--max_completion_length", "8")
+    post_train(
+        *quick, "--model", "base", "--reward", "runs/judge", *("--prompts", "asked.jsonl", "--held_out", "asked.jsonl")
+    )
+    rows = read_metrics(Path("runs/judged/metrics.jsonl"))
+    assert rows[0]["eval/reward"] != 0 and rows[1]["train/reward"] != 0
 
 
 @pytest.mark.post
